@@ -1,0 +1,179 @@
+"""How a run is set up: frozen, keyword-only dataclasses, validated when they are made.
+
+Not here: anything that changes while a run is going on. No environment variable overrides a
+field. Every class survives `from_dict(to_dict())`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from elastix.errors import ConfigError
+
+Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
+_PLACEMENTS = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+class _Config:
+    """JSON round trip shared by the dataclasses below."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of to_dict. Unknown fields are a ConfigError."""
+        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        unknown = sorted(set(values) - known)
+        _require(not unknown, f"{cls.__name__} has no field {unknown}; it has {sorted(known)}.")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingConfig(_Config):
+    """How many workers, and what each of them occupies.
+
+    Attributes:
+        num_workers: a fixed number, or (min, max). A run starts with as many as fit, and goes on
+            while at least min are left.
+        cpus_per_worker: logical CPUs of each worker; fractions let workers share one.
+        gpus_per_worker: GPUs of each worker; fractions let workers share one.
+        placement: strategy of the Ray placement group.
+    """
+
+    num_workers: int | tuple[int, int] = 1
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
+    placement: Placement = "SPREAD"
+
+    def __post_init__(self) -> None:
+        sizes: Any = self.num_workers
+        if isinstance(sizes, list):  # JSON knows no tuples
+            sizes = tuple(sizes)
+            object.__setattr__(self, "num_workers", sizes)
+        pair = sizes if isinstance(sizes, tuple) else (sizes, sizes)
+        whole = len(pair) == 2 and all(type(n) is int for n in pair)
+        _require(
+            whole and 1 <= pair[0] <= pair[-1],
+            f"num_workers must be a whole number >= 1 or (min, max) with 1 <= min <= max, "
+            f"not {self.num_workers!r}.",
+        )
+        _require(
+            self.cpus_per_worker > 0 or self.gpus_per_worker > 0,
+            "a worker must occupy some CPU or GPU, or Ray would start any number of them at once; "
+            f"got cpus_per_worker={self.cpus_per_worker}, gpus_per_worker={self.gpus_per_worker}.",
+        )
+        _require(
+            self.cpus_per_worker >= 0 and self.gpus_per_worker >= 0,
+            f"cpus_per_worker={self.cpus_per_worker} and gpus_per_worker={self.gpus_per_worker} "
+            "must not be negative.",
+        )
+        _require(
+            self.placement in _PLACEMENTS,
+            f"placement must be one of {_PLACEMENTS}, not {self.placement!r}.",
+        )
+
+    @property
+    def min_workers(self) -> int:
+        """The smallest group that may go on training."""
+        return self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers
+
+    @property
+    def max_workers(self) -> int:
+        """The largest group."""
+        return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
+
+    @property
+    def resources_per_worker(self) -> dict[str, float]:
+        """What one worker occupies, in Ray's words; zero entries left out."""
+        wanted = {"CPU": float(self.cpus_per_worker), "GPU": float(self.gpus_per_worker)}
+        return {name: amount for name, amount in wanted.items() if amount > 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(_Config):
+    """Which run this is. The same name and the same store mean: continue it.
+
+    Attributes:
+        name: letters, digits, '.', '_' and '-'.
+        store: directory for States and journals. Workers on several nodes need it shared.
+        seed: of initial weights and of the order of samples.
+    """
+
+    name: str = "run"
+    store: str = "runs/store"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store", str(self.store))
+        _require(
+            isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None,
+            f"a run's name is 1 to 100 letters, digits, '.', '_' or '-' and starts with a letter "
+            f"or digit, not {self.name!r}: it names a directory.",
+        )
+        _require(
+            type(self.seed) is int and 0 <= self.seed < 2**63,
+            f"seed must be a whole number from 0 to 2**63 - 1, not {self.seed!r}.",
+        )
+
+    @property
+    def directory(self) -> Path:
+        """Where the run keeps its journal and States: STORE/runs/NAME."""
+        return Path(self.store) / "runs" / self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(_Config):
+    """When States are stored while a run goes on. The final State is always stored.
+
+    Attributes:
+        every_steps: store a State after every so many steps; None for the final one alone.
+        keep_last: how many of them to keep; None keeps all.
+    """
+
+    every_steps: int | None = None
+    keep_last: int | None = 2
+
+    def __post_init__(self) -> None:
+        for name in ("every_steps", "keep_last"):
+            value = getattr(self, name)
+            _require(
+                value is None or (type(value) is int and value >= 1),
+                f"{name} must be a whole number >= 1 or None, not {value!r}.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureConfig(_Config):
+    """What counts as a failure, and how many are too many.
+
+    Attributes:
+        max_worker_losses: give up with TooManyFailures after more than this many; None never does.
+        heartbeat_timeout_s: a worker silent for so long is killed and counts as lost.
+        wait_s: how long to wait for replacements when fewer than the minimum are left, and for
+            room on the cluster when a run starts.
+        replace: start a replacement for each lost worker.
+    """
+
+    max_worker_losses: int | None = None
+    heartbeat_timeout_s: float = 10.0
+    wait_s: float = 120.0
+    replace: bool = True
+
+    def __post_init__(self) -> None:
+        losses = self.max_worker_losses
+        _require(
+            losses is None or (type(losses) is int and losses >= 0),
+            f"max_worker_losses must be a whole number >= 0 or None, not {losses!r}.",
+        )
+        for name in ("heartbeat_timeout_s", "wait_s"):
+            _require(getattr(self, name) > 0, f"{name} must be > 0, not {getattr(self, name)!r}.")

@@ -1,0 +1,71 @@
+"""Every exception that elastix raises on purpose.
+
+    ElastixError
+    ├── ConfigError (ValueError)   the call is wrong; no work has started
+    ├── StateError                 something cannot be part of a State, or does not fit one
+    ├── StoreError                 what is on disk, or should be
+    │   ├── NotFound
+    │   └── Corrupt
+    └── TrainError                 a run that cannot go on
+        ├── WorkerFailed           the train function raised: the user's own error, with its rank
+        ├── QuorumLost             fewer workers than the minimum, and none came in time
+        └── TooManyFailures        more losses than FailureConfig allows
+
+The class says whose fault it is. A message is the fact with its values, what elastix did about
+it, and what to do next.
+"""
+
+
+class ElastixError(Exception):
+    """Root of the tree: `except elastix.ElastixError` catches all of it and nothing else."""
+
+
+class ConfigError(ElastixError, ValueError):
+    """The call itself is wrong. Raised before any work starts."""
+
+
+class StateError(ElastixError):
+    """An object cannot be captured into a State, or a State does not fit the object."""
+
+
+class StoreError(ElastixError):
+    """Something about stored States."""
+
+
+class NotFound(StoreError):
+    """No stored State under that name."""
+
+
+class Corrupt(StoreError):
+    """A stored State is not what was written."""
+
+
+class TrainError(ElastixError):
+    """A training run cannot go on."""
+
+
+class WorkerFailed(TrainError):
+    """The train function raised on one worker; the others were stopped.
+
+    Attributes:
+        rank: rank of the worker when it raised.
+        worker: its id.
+        traceback: the worker's own traceback, as text.
+    """
+
+    def __init__(self, message: str, rank: int = -1, worker: int = -1, traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.worker = worker
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type["WorkerFailed"], tuple[str, int, int, str]]:
+        return type(self), (str(self), self.rank, self.worker, self.traceback)
+
+
+class QuorumLost(TrainError):
+    """Fewer workers than the minimum were left, and no replacement came in time."""
+
+
+class TooManyFailures(TrainError):
+    """More workers were lost than FailureConfig.max_worker_losses allows."""

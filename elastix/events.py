@@ -1,0 +1,260 @@
+"""What happens in a run, as frozen dataclasses, and the bus that carries them.
+
+Everything a person sees (console, journal, audit, report) is a reader of these events. An event
+is plain data: it survives `from_record(to_record(event))`, and so a line of JSON.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from elastix.errors import Corrupt
+
+Span = tuple[int, int]
+"""Half-open range of stream positions; see data.cursor for what a position is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened, at `t` seconds since the Unix epoch."""
+
+    t: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """A run begins, or goes on after a restart."""
+
+    name: str
+    seed: int
+    config: Mapping[str, Any]
+    scaling: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStarted(Event):
+    """A worker process is up and waits to be let into the group."""
+
+    worker: int
+    pid: int
+    node: str
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationFormed(Event):
+    """The controller decided who is in the group; rank is the position in `members`."""
+
+    generation: int
+    members: tuple[int, ...]
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(Event):
+    """Training goes on from a stored State; commits after `step` in the journal are void."""
+
+    step: int
+    ref: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOpened(Event):
+    """A data loader: its samples have positions epoch * length + k in the stream."""
+
+    loader: int
+    length: int
+    batch_size: int
+    shuffle: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShares:
+    """One global batch of one loader as it was committed: who contributed which positions."""
+
+    loader: int
+    shares: Mapping[int, tuple[Span, ...]]
+    owed: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCommitted(Event):
+    """The group agreed on the gradient of `step` (counted from 1) in `generation`.
+
+    `owed` holds positions that were planned for this step and lost with a worker. `batches` has
+    one entry per global batch: one without accumulation.
+    """
+
+    step: int
+    generation: int
+    world_size: int
+    batches: tuple[BatchShares, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLost(Event):
+    """A worker is gone. `rank` is what it had in `generation`, or -1 before it was let in."""
+
+    worker: int
+    rank: int
+    generation: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered(Event):
+    """A survivor is out of a recovery.
+
+    Attributes:
+        outcome: "accepted" (all survivors held every bucket), "passed on" (somebody had left the
+            commit round), "reduced again", or "between steps".
+        rebuild_s: news of the new generation to a working process group.
+        stall_s: news of the new generation to the agreed result of the operation at hand.
+    """
+
+    worker: int
+    generation: int
+    step: int
+    outcome: str
+    rebuild_s: float
+    stall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerJoined(Event):
+    """A worker was given the State by a live peer and takes part from the next step on."""
+
+    worker: int
+    generation: int
+    step: int
+    copy_s: float
+    copy_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported(Event):
+    """Metrics from `ctx.report`, as the lowest rank alive saw them; `seq` counts the calls."""
+
+    seq: int
+    step: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateStored(Event):
+    """A State was written and is durable."""
+
+    ref: str
+    step: int
+    path: str
+    reason: str
+    stored_bytes: int
+    store_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateDropped(Event):
+    """A stored State was removed by the retention rule."""
+
+    ref: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRaised(Event):
+    """The train function raised on this worker."""
+
+    worker: int
+    rank: int
+    step: int
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """The run is over: "finished", "failed" or "interrupted"."""
+
+    outcome: str
+    step: int
+    message: str = ""
+    digest: str = ""
+
+
+_EVENTS: dict[str, type[Event]] = {
+    cls.__name__: cls
+    for cls in (
+        RunStarted,
+        WorkerStarted,
+        GenerationFormed,
+        Resumed,
+        LoaderOpened,
+        StepCommitted,
+        WorkerLost,
+        Recovered,
+        WorkerJoined,
+        Reported,
+        StateStored,
+        StateDropped,
+        WorkerRaised,
+        RunEnded,
+    )
+}
+
+
+def to_record(event: Event) -> dict[str, Any]:
+    """An event as JSON values, its class under "event"."""
+    return {"event": type(event).__name__, **asdict(event)}
+
+
+def from_record(record: Mapping[str, Any]) -> Event:
+    """The inverse of to_record, from what json.loads gives.
+
+    Raises:
+        Corrupt: no such event, or fields that do not fit it.
+    """
+    values = dict(record)
+    cls = _EVENTS.get(str(values.pop("event", None)))
+    if cls is None:
+        raise Corrupt(f"{record.get('event')!r} is no event that this version of elastix knows.")
+    try:
+        if cls is StepCommitted:
+            values["batches"] = tuple(_batch(batch) for batch in values["batches"])
+        if cls is GenerationFormed:
+            values["members"] = tuple(values["members"])
+        return cls(**values)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise Corrupt(f"a record of {cls.__name__} has the wrong fields: {error}.") from error
+
+
+def _batch(values: Mapping[str, Any]) -> BatchShares:
+    return BatchShares(
+        loader=values["loader"],
+        shares={int(worker): _spans(spans) for worker, spans in values["shares"].items()},
+        owed=_spans(values["owed"]),
+    )
+
+
+def _spans(values: Any) -> tuple[Span, ...]:  # noqa: ANN401 - straight from json.loads
+    return tuple((int(start), int(stop)) for start, stop in values)
+
+
+class Events:
+    """A bus: whoever subscribes is called with each event, in the thread that emits it.
+
+    Subscribers must be quick; one that does slow work keeps a queue of its own.
+    """
+
+    def __init__(self) -> None:
+        self._subscribers: list[Callable[[Event], None]] = []
+
+    def subscribe(self, subscriber: Callable[[Event], None]) -> None:
+        """Call `subscriber` with each event from now on."""
+        self._subscribers.append(subscriber)
+
+    def emit(self, event: Event) -> None:
+        """Hand `event` to every subscriber, in the order in which they came."""
+        for subscriber in self._subscribers:
+            subscriber(event)

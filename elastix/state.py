@@ -1,0 +1,418 @@
+"""State: named tensors, small JSON metadata, parents. The one noun that everything moves.
+
+Live training is captured into a State and restored from one; a joiner receives one; a stored
+checkpoint is one. Not here: where States are kept, or how they travel.
+
+Names: a tensor of the model keeps its own name (`encoder.0.weight`); everything else stands
+below `@`: `@optimizer/encoder.0.weight/exp_avg`, `@rng/torch`. Optimizer entries are keyed by
+parameter name, never by index, so they survive a change of the model around them.
+
+Invariant: `restore(capture(objects), objects)` changes no bit of the objects.
+"""
+
+import json
+import math
+import os
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NewType, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from elastix.errors import ConfigError, Corrupt, NotFound, StateError
+
+Ref = NewType("Ref", str)
+"""Digest of a manifest, 64 hexadecimal digits: the name of a State that never changes."""
+
+_FORMAT = 1
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """torch's protocol: whatever has state_dict and load_state_dict can be part of a State."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The object's state as nested dicts and lists of tensors and plain values."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:  # noqa: ANN401 - torch's own
+        """Take over such a state."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a manifest says of one tensor. The digest is BLAKE3-256 of its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A State with digests in place of bytes. Equal States have equal manifests."""
+
+    tensors: Mapping[str, TensorInfo]
+    meta: Mapping[str, Any]
+    parents: tuple[Ref, ...] = ()
+
+    def to_json(self) -> str:
+        """Canonical text: sorted keys, no blanks. `ref` is the digest of its UTF-8 bytes."""
+        tensors = {
+            name: [info.dtype, list(info.shape), info.digest] for name, info in self.tensors.items()
+        }
+        body = {"meta": self.meta, "parents": self.parents, "tensors": tensors}
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=True)
+
+    @property
+    def ref(self) -> Ref:
+        """The State's name."""
+        return Ref(blake3(self.to_json().encode()).hexdigest())
+
+
+@dataclass(frozen=True)
+class State:
+    """Named tensors, JSON metadata, parents. Tensors may be views of live ones: see `clone`."""
+
+    tensors: Mapping[str, torch.Tensor]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    parents: tuple[Ref, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes: each name counts, tied or not."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def clone(self) -> "State":
+        """A copy on the CPU that later training cannot change. Tied tensors stay tied."""
+        copies: dict[tuple[Any, ...], torch.Tensor] = {}
+        tensors = {}
+        for name, tensor in self.tensors.items():
+            key = _identity(tensor)
+            if key not in copies:
+                copies[key] = tensor.detach().to("cpu", copy=True)
+            tensors[name] = copies[key]
+        return State(tensors, json.loads(json.dumps(self.meta)), self.parents)
+
+    def manifest(self) -> Manifest:
+        """Digest every tensor (reads all bytes once, tied ones once)."""
+        digests: dict[tuple[Any, ...], str] = {}
+        infos = {}
+        for name, tensor in self.tensors.items():
+            key = _identity(tensor)
+            if key not in digests:
+                digests[key] = blake3(raw_bytes(tensor).numpy().data).hexdigest()
+            infos[name] = TensorInfo(_dtype_name(tensor), tuple(tensor.shape), digests[key])
+        return Manifest(infos, self.meta, self.parents)
+
+    @property
+    def model(self) -> dict[str, torch.Tensor]:
+        """The model's tensors under their own names, as `load_state_dict` takes them."""
+        return {name: t for name, t in self.tensors.items() if not name.startswith("@")}
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's elements in row-major order as a flat uint8 tensor on the CPU.
+
+    Shares memory with a contiguous CPU tensor; copies otherwise.
+    """
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for two names of one piece of memory seen in the same way."""
+    if tensor.numel() == 0:
+        return ("empty", tensor.dtype, tuple(tensor.shape))
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+# ------------------------------------------------------------------------ live objects <-> State
+
+
+def parameter_names(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
+    """`id(parameter)` to the name its tensor has in a State; a tied one has its first name."""
+    names: dict[int, str] = {}
+    for prefix, module in modules.items():
+        for name, parameter in module.named_parameters():
+            names.setdefault(id(parameter), prefix + name)
+    return names
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+    """Refuse an optimizer that holds parameters which are not in `names`.
+
+    Raises:
+        ConfigError: names the group, the place in it and the shape of the first stranger.
+    """
+    for index, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in names:
+                raise ConfigError(
+                    f"parameter {place} of group {index} of the {type(optimizer).__name__}, shape "
+                    f"{tuple(parameter.shape)}, belongs to no model given to ctx.prepare. Nothing "
+                    "was prepared. Build the optimizer from the parameters of the model that you "
+                    "prepare (a copied or re-created model has other parameters)."
+                )
+
+
+def capture(
+    modules: Mapping[str, torch.nn.Module],
+    others: Mapping[str, Stateful],
+    meta: Mapping[str, Any] | None = None,
+) -> State:
+    """A State of live objects. Its tensors share memory with them; `clone` it to keep it.
+
+    Args:
+        modules: prefix to module; the main model has the empty prefix.
+        others: name to optimizer, scheduler, scaler or any other Stateful; stored below `@name/`.
+        meta: further JSON metadata, stored beside.
+
+    Raises:
+        StateError: a value is neither a tensor nor JSON, with its place.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = dict(meta or {})
+    names = parameter_names(modules)
+    for prefix, module in modules.items():
+        for name, value in module.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                tensors[prefix + name] = value.detach()
+            else:  # a module's get_extra_state
+                values[f"@{prefix}{name}"] = _flatten(value, f"@extra/{prefix}{name}", tensors)
+    for name, other in others.items():
+        state = other.state_dict()
+        if isinstance(other, torch.optim.Optimizer):
+            state = _by_name(other, state, names)
+        values[f"@{name}"] = _flatten(state, f"@{name}", tensors)
+    return State(tensors, values)
+
+
+def restore(
+    state: State, modules: Mapping[str, torch.nn.Module], others: Mapping[str, Stateful]
+) -> None:
+    """Load `state` into live objects of the same make-up.
+
+    Raises:
+        StateError: the State lacks something that the objects need, or a shape differs.
+    """
+    names = parameter_names(modules)
+    for prefix, module in modules.items():
+        own = {}
+        for name in module.state_dict():
+            if prefix + name in state.tensors:
+                own[name] = state.tensors[prefix + name]
+            elif f"@{prefix}{name}" in state.meta:
+                own[name] = _unflatten(state.meta[f"@{prefix}{name}"], state.tensors)
+            else:
+                raise StateError(f"the State holds no tensor {prefix + name!r}.")
+        try:
+            module.load_state_dict(own)
+        except RuntimeError as error:
+            raise StateError(f"the State does not fit the model: {error}") from error
+    for name, other in others.items():
+        if f"@{name}" not in state.meta:
+            raise StateError(f"the State holds nothing for {name!r}.")
+        values = _unflatten(state.meta[f"@{name}"], state.tensors)
+        if isinstance(other, torch.optim.Optimizer):
+            values = _by_index(other, values, names)
+        other.load_state_dict(values)
+
+
+def _by_name(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], names: Mapping[int, str]
+) -> dict[str, Any]:
+    index_to_name = {}
+    groups = []
+    for live, packed in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for parameter, index in zip(live["params"], packed["params"], strict=True):
+            index_to_name[index] = names[id(parameter)]
+        groups.append({**packed, "params": [index_to_name[i] for i in packed["params"]]})
+    slots = {index_to_name[index]: slot for index, slot in state["state"].items()}
+    return {**state, "state": slots, "param_groups": groups}
+
+
+def _by_index(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], names: Mapping[int, str]
+) -> dict[str, Any]:
+    order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    index = {name: place for place, name in enumerate(order)}
+    try:
+        groups = [
+            {**group, "params": [index[name] for name in group["params"]]}
+            for group in state["param_groups"]
+        ]
+        # Copies: an optimizer adopts the very tensors of matching dtype that it is given.
+        slots = {
+            index[name]: {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in s.items()}
+            for name, s in state["state"].items()
+        }
+    except KeyError as error:
+        raise StateError(
+            f"the State's optimizer entry {error} belongs to no parameter here."
+        ) from error
+    return {**state, "state": slots, "param_groups": groups}
+
+
+def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  # noqa: ANN401
+    """JSON skeleton of a nested state; its tensors are moved to `tensors` under their path."""
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach()
+        return {"$tensor": path}
+    if isinstance(value, np.ndarray):
+        tensors[path] = torch.from_numpy(value)
+        return {"$array": path}
+    if isinstance(value, Mapping):
+        if all(isinstance(k, str) and not k.startswith("$") for k in value):
+            return {k: _flatten(v, f"{path}/{k}", tensors) for k, v in value.items()}
+        return {
+            "$items": [
+                [_flatten(k, f"{path}/key{i}", tensors), _flatten(v, f"{path}/{k}", tensors)]
+                for i, (k, v) in enumerate(value.items())
+            ]
+        }
+    if isinstance(value, tuple):
+        return {"$tuple": [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
+    if isinstance(value, list):
+        return [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+    if isinstance(value, np.generic):
+        return _flatten(value.item(), path, tensors)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    raise StateError(
+        f"{path} is a {type(value).__name__}; a State holds tensors, numbers, text, None, lists "
+        "and dicts of these. Nothing was captured. Leave it out of state_dict or turn it into one."
+    )
+
+
+def _unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401
+    if isinstance(value, list):
+        return [_unflatten(v, tensors) for v in value]
+    if not isinstance(value, Mapping):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$array" in value:
+        return tensors[value["$array"]].numpy().copy()
+    if "$items" in value:
+        return {_unflatten(k, tensors): _unflatten(v, tensors) for k, v in value["$items"]}
+    if "$tuple" in value:
+        return tuple(_unflatten(v, tensors) for v in value["$tuple"])
+    if "$float" in value:
+        return float(value["$float"])
+    return {k: _unflatten(v, tensors) for k, v in value.items()}
+
+
+class RandomState:
+    """The generators of Python, NumPy and torch (CPU and every CUDA device) as one Stateful."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every generator's state."""
+        kind, keys, *rest = np.random.get_state()
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {
+            "python": random.getstate(),
+            "numpy": [kind, np.asarray(keys).astype(np.int64), *rest],
+            "torch": torch.get_rng_state(),
+            "cuda": cuda,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set every generator that exists here; devices that the State lacks keep theirs."""
+        random.setstate(state_dict["python"])
+        kind, keys, *rest = state_dict["numpy"]
+        np.random.set_state((kind, keys.astype(np.uint32), *rest))
+        torch.set_rng_state(state_dict["torch"].cpu())
+        if torch.cuda.is_available():
+            for device, rng in enumerate(state_dict["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(rng.cpu(), device)
+
+
+# -------------------------------------------------------------------------------- State <-> file
+
+
+def save(state: State, path: Path) -> Ref:
+    """Write `state` as one safetensors file, durable and visible under `path` all at once.
+
+    Tied tensors are written once. Metadata, parents and digests stand in the file's header.
+
+    Raises:
+        OSError: from the file system; then nothing is visible under `path`.
+    """
+    manifest = state.manifest()
+    first: dict[tuple[Any, ...], str] = {}
+    tied = {}
+    unique = {}
+    for name, tensor in state.tensors.items():
+        original = first.setdefault(_identity(tensor), name)
+        if original == name:
+            unique[name] = tensor.detach().cpu().contiguous().clone()
+        else:
+            tied[name] = original
+    header = {"format": str(_FORMAT), "manifest": manifest.to_json(), "tied": json.dumps(tied)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(unique, draft, metadata=header)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+    return manifest.ref
+
+
+def load(path: Path) -> State:
+    """Read what `save` wrote, and compare every digest.
+
+    Raises:
+        NotFound: there is no such file.
+        Corrupt: it is no such file, is of a newer format, or a digest differs (names the tensor).
+    """
+    if not path.is_file():
+        raise NotFound(f"there is no State at {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise Corrupt(f"{path} cannot be read: {error}.") from error
+    if int(header.get("format", 0)) != _FORMAT:
+        raise Corrupt(
+            f"{path} has format {header.get('format')}; this version reads {_FORMAT}. "
+            "Read it with the version of elastix that wrote it."
+        )
+    tensors.update({name: tensors[other] for name, other in json.loads(header["tied"]).items()})
+    body = json.loads(header["manifest"])
+    tensors = {name: tensors[name] for name in body["tensors"] if name in tensors}
+    state = State(tensors, body["meta"], tuple(Ref(parent) for parent in body["parents"]))
+    written = {name: info[2] for name, info in body["tensors"].items()}
+    found = {name: info.digest for name, info in state.manifest().tensors.items()}
+    for name in _differing(written, found):
+        raise Corrupt(f"tensor {name!r} in {path} is not what was written; its digest differs.")
+    return state
+
+
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[str]:
+    return (name for name in sorted({*a, *b}) if a.get(name) != b.get(name))
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
