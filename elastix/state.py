@@ -95,7 +95,7 @@ class State:
         copies: dict[tuple[Any, ...], torch.Tensor] = {}
         tensors = {}
         for name, tensor in self.tensors.items():
-            key = _identity(tensor)
+            key = identity(tensor)
             if key not in copies:
                 copies[key] = tensor.detach().to("cpu", copy=True)
             tensors[name] = copies[key]
@@ -106,7 +106,7 @@ class State:
         digests: dict[tuple[Any, ...], str] = {}
         infos = {}
         for name, tensor in self.tensors.items():
-            key = _identity(tensor)
+            key = identity(tensor)
             if key not in digests:
                 digests[key] = blake3(raw_bytes(tensor).numpy().data).hexdigest()
             infos[name] = TensorInfo(_dtype_name(tensor), tuple(tensor.shape), digests[key])
@@ -130,7 +130,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for two names of one piece of memory seen in the same way."""
     if tensor.numel() == 0:
         return ("empty", tensor.dtype, tuple(tensor.shape))
@@ -356,7 +356,7 @@ def save(state: State, path: Path) -> Ref:
     tied = {}
     unique = {}
     for name, tensor in state.tensors.items():
-        original = first.setdefault(_identity(tensor), name)
+        original = first.setdefault(identity(tensor), name)
         if original == name:
             unique[name] = tensor.detach().cpu().contiguous().clone()
         else:

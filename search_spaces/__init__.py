@@ -1,0 +1,1 @@
+"""Architectures to train and to search: one file per space, each with `space` and `build`."""

@@ -1,0 +1,1 @@
+"""Which samples, and how often. No Ray, no torch.distributed."""

@@ -1,0 +1,1 @@
+"""Readers of events: the journal on disk, the console."""

@@ -1,0 +1,1 @@
+"""For users' tests too: kill workers at chosen places, replay a run in one process."""

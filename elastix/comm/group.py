@@ -1,0 +1,240 @@
+"""One process group per generation: build it, use it, abandon it.
+
+torch.distributed's process groups are used directly, without its global default group, so that a
+new one can be built while operations of an old one are still stuck. Nothing here retries; what to
+do after a failure is decided in rounds.
+
+Invariant: no call blocks on a peer, except inside the builder's own thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+Backend = Literal["gloo", "nccl"]
+Reduce = Literal["sum", "max"]
+
+_OPERATION_TIMEOUT = timedelta(minutes=30)
+_CONNECT_TIMEOUT = timedelta(seconds=30)
+_REDUCE = {"sum": dist.ReduceOp(dist.ReduceOp.SUM), "max": dist.ReduceOp(dist.ReduceOp.MAX)}
+
+
+class Rendezvous:
+    """The key-value store through which the members of a generation find each other.
+
+    One process hosts it; `address` is what the others connect to.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._store = TCPStore(
+            host, 0, is_master=True, wait_for_workers=False, timeout=_CONNECT_TIMEOUT
+        )
+        self.address = (host, self._store.port)
+
+
+class Pending:
+    """An operation under way. `finished` never blocks; `settle` says how it ended."""
+
+    def __init__(self, work: Any, error: BaseException | None = None) -> None:  # noqa: ANN401
+        self._work = work
+        self._error = error
+        # The future is done before the work says so, and its callbacks run in between.
+        self._future = work.get_future() if error is None else None
+
+    def finished(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._future is None or bool(self._future.done())
+
+    def on_finish(self, callback: Callable[[], None]) -> None:
+        """Call back from another thread when it is over; at once if it is."""
+        if self._future is None:
+            callback()
+        else:
+            self._future.add_done_callback(lambda _future: callback())
+
+    def settle(self) -> BaseException | None:
+        """After `finished`: order the current CUDA stream after it, or say why it failed."""
+        if self._error is None:
+            try:
+                self._work.wait()
+            except RuntimeError as error:
+                self._error = error
+        return self._error
+
+
+class _StreamPending(Pending):
+    """NCCL: the future is done when the operation is enqueued; only the work knows its end."""
+
+    def finished(self) -> bool:
+        return self._future is None or bool(self._work.is_completed())
+
+    def on_finish(self, callback: Callable[[], None]) -> None:
+        if self._future is None:
+            callback()
+            return
+        threading.Thread(target=self._poll, args=(callback,), daemon=True).start()
+
+    def _poll(self, callback: Callable[[], None]) -> None:
+        while not self._work.is_completed():
+            time.sleep(0.0005)  # CUDA events cannot be waited for and cancelled
+        callback()
+
+
+class Group:
+    """Some members of one generation. Operations are asynchronous and never raise."""
+
+    def __init__(self, wiring: "Wiring", process_group: Any) -> None:  # noqa: ANN401
+        self.generation = wiring.generation
+        self.members = wiring.members
+        self.rank = wiring.rank
+        self.size = len(wiring.members)
+        self.backend = wiring.backend
+        self._pg = process_group
+        self._pending: list[Pending] = []
+
+    def all_reduce(self, tensor: torch.Tensor, reduce: Reduce = "sum") -> Pending:
+        """Reduce `tensor` in place over all members."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = _REDUCE[reduce]
+        return self._start(lambda: self._pg.allreduce([tensor], options))
+
+    def all_gather(self, tensor: torch.Tensor, into: list[torch.Tensor]) -> Pending:
+        """Collect everybody's `tensor` in rank order; all have one shape."""
+        return self._start(lambda: self._pg.allgather([into], [tensor]))
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
+        """Overwrite `tensor` with that of rank `root`."""
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        return self._start(lambda: self._pg.broadcast([tensor], options))
+
+    def _start(self, launch: Callable[[], Any]) -> Pending:
+        try:
+            work = launch()
+            pending = _StreamPending(work) if self.backend == "nccl" else Pending(work)
+        except RuntimeError as error:  # a connection that is known to be broken
+            return Pending(None, error)
+        self._pending = [p for p in self._pending if not p.finished()]
+        self._pending.append(pending)
+        return pending
+
+    def abandon(self) -> None:
+        """Leave the group without waiting for anybody.
+
+        gloo cannot interrupt an operation that waits for a dead peer, and destroying the group
+        would wait for it. So a thread of its own keeps the group, with the buffers that its
+        operations may still write, until they end by themselves; closing it then ends the
+        operations of peers that wait for us. NCCL's operations can be aborted.
+        """
+        if self.backend == "nccl":
+            self._pg.abort()
+        leftovers, self._pending = self._pending, []
+        group, self._pg = self._pg, None
+        threading.Thread(
+            target=_bury, args=(group, leftovers), name=f"bury-{self.generation}", daemon=True
+        ).start()
+
+
+def _bury(group: Any, pending: list[Pending]) -> None:  # noqa: ANN401
+    for operation in pending:
+        over = threading.Event()
+        operation.on_finish(over.set)
+        over.wait()
+    del group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """What is needed to build a group: who, where to meet, over what.
+
+    Attributes:
+        address: of the Rendezvous.
+        interface: name or address under which this process is reached by gloo's peers.
+        members: worker ids in rank order.
+        me: this worker's id.
+        scope: distinguishes several groups of one generation.
+    """
+
+    address: tuple[str, int]
+    interface: str
+    backend: Backend
+    me: int
+    generation: int = 0
+    members: tuple[int, ...] = ()
+    scope: str = "all"
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among the members."""
+        return self.members.index(self.me)
+
+
+class Builder:
+    """Builds a Group in a thread of its own; calls `done` when `result` is set.
+
+    The thread ends within a second or so of `abandon`, or of its connection timeout.
+    """
+
+    def __init__(self, wiring: Wiring, done: Callable[[], None]) -> None:
+        self.result: Group | BaseException | None = None
+        self._wiring = wiring
+        self._done = done
+        self._lock = threading.Lock()
+        self._abandoned = False
+        name = f"build-{wiring.generation}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def abandon(self) -> None:
+        """Nobody wants the group any longer; one that is ready or under way is abandoned too."""
+        with self._lock:
+            self._abandoned = True
+            if isinstance(self.result, Group):
+                self.result.abandon()
+
+    def _run(self) -> None:
+        result: Group | BaseException
+        try:
+            result = self._build()
+        except (RuntimeError, ValueError, OSError) as error:
+            result = error
+        with self._lock:
+            self.result = result
+            if self._abandoned and isinstance(result, Group):
+                result.abandon()
+        self._done()
+
+    def _build(self) -> Group:
+        wiring = self._wiring
+        rank, size = wiring.rank, len(wiring.members)
+        store = TCPStore(*wiring.address, is_master=False, timeout=_CONNECT_TIMEOUT)
+        meeting = PrefixStore(f"{wiring.generation}-{wiring.scope}", store)
+        # Members come when they reach their next operation, and that may take long. Connecting
+        # only when all are here keeps its timeout short.
+        meeting.set(f"here-{rank}", "")
+        everybody = [f"here-{other}" for other in range(size)]
+        while not self._abandoned:
+            try:
+                meeting.wait(everybody, timedelta(seconds=1))
+                break
+            except dist.DistStoreError:
+                continue
+        if self._abandoned:
+            raise RuntimeError("abandoned before all members were there")
+        if wiring.backend == "nccl":
+            nccl = dist.ProcessGroupNCCL.Options()
+            nccl._timeout = _OPERATION_TIMEOUT
+            group: Any = dist.ProcessGroupNCCL(meeting, rank, size, nccl)
+        else:
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=wiring.interface)]
+            options._timeout = _CONNECT_TIMEOUT
+            group = dist.ProcessGroupGloo(meeting, rank, size, options)
+            group._set_default_timeout(_OPERATION_TIMEOUT)
+        return Group(wiring, group)

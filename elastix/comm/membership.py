@@ -1,0 +1,140 @@
+"""Who is in the group: the controller's state machine. Pure; no clock, no threads, no messages.
+
+A Membership is a generation and its members in rank order. The Roster issues one after another:
+
+- *urgent* ones, when a member is lost or the group is in doubt: every member drops what it waits
+  for and meets the others in the new generation;
+- *proposals*, when newcomers wait: the members enter one at a step boundary that they agree on in
+  a commit round. At most one proposal is open at a time, so a newcomer may start to enter at once.
+
+Invariants: generations only grow; an urgent membership holds only workers that have the State
+(unless nobody has it yet); a worker that was taken out never comes back under the same id.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One generation of the group. The rank of a worker is its place in `members`."""
+
+    generation: int
+    members: tuple[int, ...]
+    urgent: bool = True
+    cause: str = ""
+
+    @property
+    def size(self) -> int:
+        """World size."""
+        return len(self.members)
+
+    def rank(self, worker: int) -> int:
+        """Rank of a member; ValueError for anybody else."""
+        return self.members.index(worker)
+
+
+class Roster:
+    """Decides on memberships from what happens to workers.
+
+    Each method takes one occurrence and returns the Membership to be pushed to its members (and
+    to whoever was in the one before), or None if nothing changes.
+
+    Attributes:
+        newest: the membership issued last; generation 0 without members before the first.
+        holders: members known to have the State.
+        waiting: workers that are ready and in no membership.
+    """
+
+    def __init__(self, founders: int) -> None:
+        self.newest = Membership(0, ())
+        self.holders: set[int] = set()
+        self.waiting: list[int] = []
+        self._founders = founders
+        self._finished: set[int] = set()
+        self._founded = False
+
+    @property
+    def extinct(self) -> bool:
+        """Somebody had the State once, and nobody has it now."""
+        return self._founded and not self.holders and not self._finished
+
+    @property
+    def over(self) -> bool:
+        """The train function has returned on whoever had the State."""
+        return bool(self._finished) and not self.holders
+
+    @property
+    def joining(self) -> tuple[int, ...]:
+        """Members of the newest membership that have not confirmed to have the State."""
+        return tuple(w for w in self.newest.members if w not in self.holders | self._finished)
+
+    def ready(self, worker: int) -> Membership | None:
+        """A worker is up to `prepare` and wants to be let in."""
+        self.waiting.append(worker)
+        return self._advance()
+
+    def found_with(self, size: int) -> Membership | None:
+        """Do not wait for more than `size` founders any longer."""
+        self._founders = size
+        return self._advance()
+
+    def entered(self, worker: int, generation: int) -> Membership | None:
+        """A member confirms that it has the State and is in the group of `generation`."""
+        if worker not in self.newest.members or generation > self.newest.generation:
+            return None  # it was taken out in the meantime, and will learn of it
+        self.holders.add(worker)
+        self._founded = True
+        return self._advance()
+
+    def lost(self, worker: int) -> Membership | None:
+        """A worker is dead, or is to be treated as dead."""
+        if worker in self.waiting:
+            self.waiting.remove(worker)
+            return None
+        self.holders.discard(worker)
+        if worker not in self.newest.members or worker in self._finished:
+            return None
+        return self._regroup(without=worker, cause="loss")
+
+    def doubt(self, generation: int) -> Membership | None:
+        """Collectives fail in `generation` although nobody is known to be dead."""
+        if generation != self.newest.generation:
+            return None
+        return self._regroup(without=None, cause="doubt")
+
+    def finished(self, worker: int) -> None:
+        """A member is through with the train function; it left because there is nothing to do."""
+        self._finished.add(worker)
+        self.holders.discard(worker)
+
+    def _regroup(self, without: int | None, cause: str) -> Membership | None:
+        rest = [w for w in self.newest.members if w != without and w not in self._finished]
+        if not self._founded:  # nobody has the State: all are equally fit to start the run
+            self.waiting = rest + self.waiting
+            self.newest = Membership(self.newest.generation, ())
+            return self._advance()
+        self.waiting = [w for w in rest if w not in self.holders] + self.waiting
+        members = tuple(w for w in rest if w in self.holders)
+        if not members:
+            return None
+        return self._issue(members, urgent=True, cause=cause)
+
+    def _advance(self) -> Membership | None:
+        if not self.waiting or self._finished:
+            return None
+        if not self._founded:
+            if self.newest.members or len(self.waiting) < self._founders:
+                return None
+            return self._admit((), urgent=True, cause="start")
+        if self.joining or not self.holders:
+            return None
+        return self._admit(self.newest.members, urgent=False, cause="join")
+
+    def _admit(self, members: tuple[int, ...], urgent: bool, cause: str) -> Membership:
+        newcomers = tuple(sorted(self.waiting))
+        self.waiting = []
+        return self._issue(members + newcomers, urgent=urgent, cause=cause)
+
+    def _issue(self, members: tuple[int, ...], urgent: bool, cause: str) -> Membership:
+        self.newest = Membership(self.newest.generation + 1, members, urgent, cause)
+        return self.newest

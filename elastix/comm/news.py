@@ -1,0 +1,70 @@
+"""What the controller tells a worker, and how a blocked training thread hears of it at once.
+
+The control thread publishes; the training thread waits for "what I wait for is done, OR the
+group has changed". One condition serves both, so neither polls.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from elastix.comm.membership import Membership
+
+
+class News:
+    """Thread-safe mailbox of memberships. Any thread may call any method.
+
+    Attributes:
+        members: members of every generation heard of, by generation.
+        heard_at: when it was heard of first, in seconds of time.monotonic.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._urgent = Membership(0, ())
+        self._proposed = Membership(0, ())
+        self._dismissed: Exception | None = None
+        self.members: dict[int, tuple[int, ...]] = {}
+        self.heard_at: dict[int, float] = {}
+
+    @property
+    def urgent(self) -> Membership:
+        """The newest membership that must be entered at once."""
+        return self._urgent
+
+    @property
+    def proposed(self) -> Membership:
+        """The newest proposal; to be entered at an agreed boundary if nothing urgent came after."""
+        return self._proposed
+
+    def publish(self, membership: Membership) -> None:
+        """Announce a membership. Old news, arriving late, changes nothing."""
+        with self._changed:
+            self.members[membership.generation] = membership.members
+            self.heard_at.setdefault(membership.generation, time.monotonic())
+            if membership.urgent and membership.generation > self._urgent.generation:
+                self._urgent = membership
+            if not membership.urgent and membership.generation > self._proposed.generation:
+                self._proposed = membership
+            self._changed.notify_all()
+
+    @property
+    def dismissed(self) -> Exception | None:
+        """Why workers that wait for others need wait no longer; None while they should."""
+        return self._dismissed
+
+    def dismiss(self, reason: Exception) -> None:
+        """Nobody else will come."""
+        with self._changed:
+            self._dismissed = reason
+            self._changed.notify_all()
+
+    def notify(self) -> None:
+        """Make waiting threads look again at what they wait for."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Block until `until()` holds; it is looked at after every notification."""
+        with self._changed:
+            self._changed.wait_for(until)

@@ -1,0 +1,177 @@
+"""Gradient averaging that can be done again: DDP's overlap, then a commit round.
+
+Hooks on the parameters copy each gradient, scaled by this worker's share of the batch, into flat
+buckets, which are reduced while the rest of backward runs. At the end of backward the group
+agrees in a round (rounds.Rounds) that everybody holds every bucket; only then `param.grad` becomes
+the average. Until the next backward the local gradients stay as autograd left them, so after a
+failure all buckets can be filled and reduced again by whoever is left.
+
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+VLDB 2020, algorithm 1 (buckets in reverse order of parameters, overlapped with backward).
+
+Invariant: no `param.grad` and no buffer of a module changes before the step is agreed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from elastix.comm.buckets import BufferBucket, GradientBucket, build_buckets
+from elastix.comm.group import Group, Pending, Reduce
+from elastix.comm.rounds import Left, Rounds
+from elastix.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Weight:
+    """How much this worker's gradient counts: `share` of the `total` samples of the step."""
+
+    share: int
+    total: int
+
+
+class Steps(Protocol):
+    """Whoever keeps count of steps and samples."""
+
+    def weight(self) -> Weight:
+        """Of the step in hand."""
+        ...
+
+    def ballot(self) -> torch.Tensor:
+        """This worker's part of the commit round; reduced by maximum."""
+        ...
+
+    def committed(self, left: Left) -> None:
+        """The step counts; gradients are in place."""
+        ...
+
+
+class Reducer:
+    """The training step as an operation of Rounds.
+
+    Args:
+        modules: their parameters that require a gradient are averaged, their buffers kept equal.
+        rounds: runs the operation.
+        steps: see Steps.
+
+    Raises:
+        ConfigError: nothing requires a gradient.
+    """
+
+    kind = 1
+    reduce: Reduce = "max"
+
+    def __init__(self, modules: Sequence[torch.nn.Module], rounds: Rounds, steps: Steps) -> None:
+        self._rounds = rounds
+        self._steps = steps
+        self._buckets = build_buckets(modules)
+        self._gradients = [b for b in self._buckets if isinstance(b, GradientBucket)]
+        self._buffers = [b for b in self._buckets if isinstance(b, BufferBucket)]
+        if not self._gradients:
+            raise ConfigError(
+                "no parameter of the prepared model requires a gradient. Nothing was prepared. "
+                "Unfreeze some, or leave out ctx.prepare."
+            )
+        self._counter = next(bucket for bucket in self._buckets if bucket.counts)
+        self._weight = Weight(1, 1)
+        self._scale = 1.0
+        self._generation = 0  # of the group in which buckets are being launched
+        self._launched = 0
+        self._deferred = False
+        self._active = False
+        for bucket in self._gradients:
+            for place, parameter in enumerate(bucket.parameters):
+                hook = self._hook(bucket, place)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Within it backward adds to the local gradients, and no step is taken."""
+        before, self._deferred = self._deferred, True
+        try:
+            yield
+        finally:
+            self._deferred = before
+
+    def hold_buffers(self) -> None:
+        """This worker's share is empty: what its forward pass does to buffers will be undone."""
+        for buffers in self._buffers:
+            buffers.hold()
+
+    # --------------------------------------------------------------------- during backward
+
+    def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
+        def gradient_ready(_parameter: torch.Tensor) -> None:
+            bucket.touched[place] = True
+            if self._deferred:
+                return
+            if not self._active:
+                self._begin()
+            bucket.fill(place, self._scale)
+            if not bucket.missing:
+                self._launch_filled()
+
+        return gradient_ready
+
+    def _begin(self) -> None:
+        """The first gradient of a step is there."""
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self._active = True
+        self._weight = self._steps.weight()
+        self._scale = self._weight.share / self._weight.total
+        self._generation = self._rounds.generation
+        self._launched = 0
+        for bucket in self._buckets:
+            bucket.begin()
+            if not isinstance(bucket, GradientBucket):
+                bucket.fill_missing(self._scale)
+        self._launch_filled()
+
+    def _launch_filled(self) -> None:
+        """Launch what is full, in order, since all workers must launch in the same order."""
+        group = self._rounds.group
+        if group is None or group.generation != self._generation or not self._rounds.usable:
+            return  # the group is changing; `launch` sees to everything
+        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
+            self._launch_next(group)
+
+    def _launch_next(self, group: Group) -> None:
+        self._rounds.phase("bucket", self._launched)
+        self._buckets[self._launched].launch(group, self._weight.share)
+        self._launched += 1
+
+    # ------------------------------------------------------------------- the end of backward
+
+    def _end(self) -> None:
+        self._active = False
+        for buffers in self._buffers:
+            buffers.undo()
+        left = self._rounds.run(self)
+        samples = self._counter.samples()
+        if samples:
+            for bucket in self._buckets:
+                bucket.accept(self._weight.total / samples)
+        else:  # all of a tiny batch was lost with its workers: the step leaves no trace
+            for gradients in self._gradients:
+                gradients.drop()
+        self._steps.committed(left)
+
+    def launch(self, group: Group) -> Sequence[Pending]:
+        """Fill and launch what is not yet launched in `group`; everything, if it is a new one."""
+        if group.generation != self._generation:
+            self._generation = group.generation
+            self._launched = 0
+            for bucket in self._buckets:
+                bucket.renew()
+        for bucket in self._buckets[self._launched :]:
+            bucket.fill_missing(self._scale)
+            self._launch_next(group)
+        return [bucket.pending for bucket in self._buckets if bucket.pending is not None]
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """The commit round carries the ballot."""
+        del group
+        return self._steps.ballot()

@@ -1,0 +1,452 @@
+"""Operations that a group does together, and that survive a change of the group.
+
+A worker runs numbered operations (see recovery). While it waits for peers it also listens to the
+news; when a new generation is announced it drops the operation, meets the others there, learns
+where everybody is, and goes on with the same operation in the new group. Nothing that is shared
+changes before an operation is left, so this may happen any number of times.
+
+Not here: what an operation computes (reducer, train.context), and who decides on generations.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from blake3 import blake3
+
+from elastix.comm import transfer
+from elastix.comm.group import Builder, Group, Pending, Reduce, Wiring
+from elastix.comm.membership import Membership
+from elastix.comm.news import News
+from elastix.comm.recovery import Decision, Position, decide
+from elastix.errors import ConfigError, TrainError
+from elastix.state import State
+
+
+class Fenced(BaseException):
+    """This worker was taken out of the group. Not an Exception: user code must not catch it."""
+
+
+class _Superseded(Exception):
+    """Internal: a newer generation was announced while waiting."""
+
+
+class Operation(Protocol):
+    """One kind of operation. All its methods may be called again in a newer group."""
+
+    @property
+    def kind(self) -> int:
+        """A positive number; differs between kinds, equal on all workers."""
+        ...
+
+    @property
+    def reduce(self) -> Reduce:
+        """How the payloads of the round add up."""
+        ...
+
+    def launch(self, group: Group) -> Sequence[Pending]:
+        """Start what is not yet started in `group`; return all that must be over first."""
+        ...
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """What this worker adds to the round; of the same shape on all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Left:
+    """How an operation ended: the same on all workers.
+
+    Attributes:
+        result: the reduced payload.
+        complete: generation whose members contributed to the buckets.
+        generation: the generation in which its round was left.
+    """
+
+    result: torch.Tensor
+    complete: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One worker's way through one or more changes of the group during one operation."""
+
+    generation: int
+    operation: int
+    outcome: str
+    rebuild_s: float
+    stall_s: float
+
+
+class Participant(Protocol):
+    """What the worker around Rounds provides. Called in the training thread."""
+
+    def give_state(self, founding: bool) -> State:
+        """The State as it is, for newcomers. `founding`: the run begins here."""
+        ...
+
+    def adopt_state(self, state: State) -> None:
+        """Become equal to the peer that gave `state`."""
+        ...
+
+    def entered(self, generation: int, joined: tuple[float, int] | None) -> None:
+        """In the group, with the State; `joined` has seconds and bytes of the copy, if any."""
+        ...
+
+    def recovered(self, recovery: Recovery) -> None:
+        """An operation was left after the group changed in it."""
+        ...
+
+    def doubt(self, generation: int, error: BaseException) -> None:
+        """An operation of `generation` failed. Ask the controller for a new one."""
+        ...
+
+    def phase(self, name: str, detail: int) -> None:
+        """Where this worker is: for heartbeats, traces, and tests that kill it there."""
+        ...
+
+
+class Rounds:
+    """One worker's side of all operations. Used by one thread at a time.
+
+    Attributes:
+        group: the process group in use; None before the first.
+        generation: the newest generation that this worker entered or tries to enter.
+        operation: number of the operation in hand, or the next; -1 without the State.
+        plan: the generation over whose members the next batch is split.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        news: News,
+        wiring: Wiring,
+        device: torch.device,
+        min_workers: int = 1,
+    ) -> None:
+        self.group: Group | None = None
+        self.generation = 0
+        self.operation = -1
+        self.plan = 0
+        self.layout: list[str] = []
+        self._participant = participant
+        self._news = news
+        self._wiring = wiring
+        self._device = device if wiring.backend == "nccl" else torch.device("cpu")
+        self._min_workers = min_workers
+        self._complete = 0
+        self._kind = 0
+        self._agreed = 0
+        self._result: torch.Tensor | None = None
+        self._sent: torch.Tensor | None = None
+        self._passed: Left | None = None
+        self._recovering_since = 0.0
+        self._rebuild_s = 0.0
+        self._outcome = ""
+
+    # ------------------------------------------------------------------ what the worker calls
+
+    def members(self, generation: int) -> tuple[int, ...]:
+        """Members of a generation that was announced to this worker."""
+        return self._news.members[generation]
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is worth launching something in the present group."""
+        return self.group is not None and self._news.urgent.generation <= self.generation
+
+    def first_entry(self, layout: list[str]) -> None:
+        """Enter the group as a founder or a joiner; blocks until let in and given the State.
+
+        Args:
+            layout: one line per parameter and buffer; must be equal on all workers.
+
+        Raises:
+            ConfigError: the layouts differ; names the first line that does.
+        """
+        self.layout = layout
+        me = self._wiring.me
+        while self.operation < 0:
+            self._news.wait(lambda: any(m.generation > self.generation for m in self._heard()))
+            newest = max(self._heard(), key=lambda m: m.generation)
+            if me in newest.members:
+                try:
+                    self._enter(newest)
+                except _Superseded:
+                    continue
+            else:
+                self._leave_group()
+                self.generation = newest.generation
+
+    def run(self, operation: Operation) -> Left:
+        """Carry one operation through, whatever happens to the group. Collective.
+
+        Blocks until all members of the group take part; has no timeout of its own.
+
+        Raises:
+            Fenced: this worker was taken out.
+            TrainError: the others run something else.
+        """
+        self._kind = operation.kind
+        left: Left | None = None
+        while left is None:
+            try:
+                self._catch_up()
+                left = self._attempt(operation)
+            except _Superseded:
+                continue
+        self._kind = 0
+        self._complete = 0
+        self._passed = None
+        self._result = left.result
+        self.operation += 1
+        if self._recovering_since:
+            self._tell_recovered(self.operation - 1)
+        return left
+
+    def step_left(self, left: Left, proposal: int) -> None:
+        """A step was left: its successor is split over the members of the newest generation.
+
+        Args:
+            left: how it was left.
+            proposal: generation of the proposal that all members know; 0 for none. It is entered
+                at the next boundary.
+        """
+        self._agreed = max(self._agreed, proposal)
+        self.plan = max(self.plan, left.generation, proposal)
+
+    def boundary(self) -> None:
+        """Between two steps: let agreed joiners in; wait while fewer than the minimum are left."""
+        while True:
+            try:
+                if self._news.urgent.generation > self.generation:
+                    self._catch_up()
+                    self._outcome = "between steps"
+                    self._tell_recovered(self.operation)
+                elif self._agreed > self.generation:
+                    members = self._news.members[self._agreed]
+                    self._enter(Membership(self._agreed, members, urgent=False))
+                elif self.group is not None and self.group.size < self._min_workers:
+                    self._pause()
+                else:
+                    return
+            except _Superseded:
+                continue
+
+    def _pause(self) -> None:
+        """Too few to go on: all are at this boundary, so a proposal needs no agreement."""
+        now = self.generation
+        news = self._news
+        self._participant.phase("pause", now)
+        news.wait(
+            lambda: news.dismissed is not None or any(m.generation > now for m in self._heard())
+        )
+        if news.dismissed is not None:
+            raise news.dismissed
+        if news.urgent.generation <= now:
+            self._agreed = news.proposed.generation
+
+    def phase(self, name: str, detail: int) -> None:
+        """Pass on where this worker is."""
+        self._participant.phase(name, detail)
+
+    def proposal(self) -> int:
+        """Generation of the proposal that this worker knows, 0 for none: goes into the round."""
+        proposed = self._news.proposed.generation
+        return proposed if proposed > max(self.generation, self._news.urgent.generation) else 0
+
+    # ------------------------------------------------------------------ one operation
+
+    def _attempt(self, operation: Operation) -> Left:
+        if self._passed is not None:
+            return self._passed
+        group = self._present_group()
+        if not self._complete:
+            for pending in operation.launch(group):
+                self._finish(pending)
+            self._complete = self.generation
+        self._sent = operation.payload(group)
+        result = self._sent.to(self._device, copy=True)
+        self._participant.phase("round", operation.kind)
+        self._finish(group.all_reduce(result, operation.reduce))
+        self._participant.phase("left", operation.kind)
+        return Left(result.to(self._sent.device), self._complete, self.generation)
+
+    def _finish(self, pending: Pending) -> None:
+        if not pending.finished():
+            pending.on_finish(self._news.notify)
+            self._wait(pending.finished)
+        error = pending.settle()
+        if error is not None:
+            # Only a hint: the controller knows who is dead, or starts a new generation.
+            self._participant.doubt(self.generation, error)
+            self._wait(lambda: False)
+
+    def _wait(self, over: Callable[[], bool]) -> None:
+        """Until `over()`; what is over counts, even if there is news as well."""
+        self._news.wait(lambda: over() or self._news.urgent.generation > self.generation)
+        if not over():
+            raise _Superseded
+
+    # ------------------------------------------------------------------ a change of the group
+
+    def _heard(self) -> tuple[Membership, Membership]:
+        return self._news.urgent, self._news.proposed
+
+    def _catch_up(self) -> None:
+        while self._news.urgent.generation > self.generation:
+            urgent = self._news.urgent
+            if not self._recovering_since:
+                self._recovering_since = self._news.heard_at[urgent.generation]
+            self._enter(urgent)
+
+    def _present_group(self) -> Group:
+        if self.group is None:
+            raise _Superseded
+        return self.group
+
+    def _leave_group(self) -> None:
+        if self.group is not None:
+            self.group.abandon()
+            self.group = None
+
+    def _enter(self, membership: Membership) -> None:
+        """Meet the members of a generation and agree on how to go on. May raise _Superseded."""
+        me = self._wiring.me
+        if me not in membership.members:
+            raise Fenced(f"worker {me} is not in generation {membership.generation}")
+        self._leave_group()
+        self._passed = None
+        self.generation = membership.generation
+        if not membership.urgent:
+            self.plan = membership.generation
+        started = time.monotonic()
+        self._participant.phase("enter", membership.generation)
+        self.group = group = self._build(membership.generation, membership.members)
+        self._rebuild_s = time.monotonic() - started
+        self._participant.phase("meet", membership.generation)
+        decision = decide(self._gather_positions(group))
+        joined = None
+        if decision.donor is not None:
+            self._check_layout(group)
+            joined = self._transfer(group, decision.donor, decision.newcomers)
+        self._go_on(group, decision)
+        self._participant.entered(membership.generation, joined)
+
+    def _build(self, generation: int, members: tuple[int, ...], scope: str = "all") -> Group:
+        wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
+        builder = Builder(wiring, self._news.notify)
+        try:
+            self._wait(lambda: builder.result is not None)
+        except BaseException:
+            builder.abandon()
+            raise
+        if isinstance(builder.result, Group):
+            return builder.result
+        self._participant.doubt(generation, builder.result or RuntimeError("no group"))
+        self._wait(lambda: False)
+        raise _Superseded
+
+    def _gather_positions(self, group: Group) -> list[Position]:
+        mine = torch.tensor(
+            [self.operation, self._complete, self.plan, self._kind],
+            dtype=torch.int64,
+            device=self._device,
+        )
+        everybody = [torch.empty_like(mine) for _ in range(group.size)]
+        self._finish(group.all_gather(mine, everybody))
+        return [Position(*map(int, values.tolist())) for values in everybody]
+
+    def _go_on(self, group: Group, decision: Decision) -> None:
+        if self.operation < 0:
+            self.operation = decision.operation
+        behind = self.operation < decision.operation
+        if decision.source is not None:
+            # Whoever is ahead has the result of the operation before; the others need it.
+            held = self._sent if behind else self._result
+            if held is None:
+                raise TrainError(
+                    f"worker {self._wiring.me} has no result of operation {decision.operation - 1} "
+                    "to pass on or to receive. Nothing can be recovered; this is a bug in elastix."
+                )
+            buffer = held.to(self._device, copy=True)
+            self._finish(group.broadcast(buffer, decision.source))
+            if behind:
+                self._passed = Left(buffer.to(held.device), self._complete, decision.plan)
+        if behind:
+            self._outcome = "passed on"
+        else:
+            self._outcome = "accepted" if decision.complete else "reduced again"
+            self._complete = decision.complete
+            self.plan = max(self.plan, decision.plan) or self.generation
+
+    def _transfer(
+        self, group: Group, donor: int, newcomers: tuple[int, ...]
+    ) -> tuple[float, int] | None:
+        """Give or take the State if that is on this rank; seconds and bytes if it was taken."""
+        ranks = (donor, *newcomers)
+        if group.rank not in ranks:
+            return None
+        started = time.monotonic()
+        circle = group
+        if len(ranks) < group.size:  # nobody else need take part
+            members = tuple(group.members[rank] for rank in ranks)
+            circle = self._build(group.generation, members, scope="transfer")
+        try:
+            if group.rank == donor:
+                self._participant.phase("give", group.generation)
+                state = self._participant.give_state(founding=self.operation < 0)
+                transfer.give(circle, state, self._device, self._finish)
+                return None
+            self._participant.phase("take", group.generation)
+            state = transfer.take(
+                circle, 0 if circle is not group else donor, self._device, self._finish
+            )
+            self._participant.adopt_state(state)
+            return time.monotonic() - started, state.nbytes
+        finally:
+            if circle is not group:
+                circle.abandon()
+
+    def _check_layout(self, group: Group) -> None:
+        """Refuse workers whose parameters differ. Collective over the group."""
+        text = json.dumps(self.layout).encode()
+        digest = torch.frombuffer(bytearray(blake3(text).digest()), dtype=torch.int64)
+        mine = torch.cat([digest, torch.tensor([len(text)])]).to(self._device)
+        everybody = [torch.empty_like(mine) for _ in range(group.size)]
+        self._finish(group.all_gather(mine, everybody))
+        if all(torch.equal(other, everybody[0]) for other in everybody):
+            return
+        longest = max(int(other[-1].item()) for other in everybody)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        texts = [torch.empty_like(padded, device=self._device) for _ in range(group.size)]
+        self._finish(group.all_gather(padded.to(self._device), texts))
+        layouts = [json.loads(bytes(t.cpu().tolist()).rstrip(b"\0")) for t in texts]
+        raise ConfigError(_first_difference(layouts))
+
+    def _tell_recovered(self, operation: int) -> None:
+        stall_s = time.monotonic() - self._recovering_since
+        self._recovering_since = 0.0
+        self._participant.recovered(
+            Recovery(self.generation, operation, self._outcome, self._rebuild_s, stall_s)
+        )
+
+
+def _first_difference(layouts: list[list[str]]) -> str:
+    reference = layouts[0]
+    for rank, layout in enumerate(layouts[1:], start=1):
+        for place in range(max(len(reference), len(layout))):
+            here = reference[place] if place < len(reference) else "nothing"
+            there = layout[place] if place < len(layout) else "nothing"
+            if here != there:
+                return (
+                    f"the workers did not prepare the same model: entry {place} is {here} on rank "
+                    f"0 and {there} on rank {rank}. No step was taken. Build the model from "
+                    "ctx.config alone, not from the rank or from unseeded random choices."
+                )
+    return "the workers did not prepare the same model."

@@ -1,0 +1,138 @@
+"""Which samples come next, and which were used. Pure arithmetic on positions.
+
+The samples of all epochs form one stream: position `epoch * length + k` is the k-th sample of
+that epoch in `order(seed, epoch, length)`, whatever the size of the group. A global batch is
+drawn, split over the workers, and committed with its step; shares that were lost with a worker
+are given back and stand first in the next batch.
+
+Invariant: every position below `position` was drawn, and is either committed, in a batch that is
+not committed yet, or owed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from elastix.events import Span
+
+
+def order(seed: int, epoch: int, length: int) -> npt.NDArray[np.int64]:
+    """The permutation of range(length) for one epoch: a pure function of its arguments.
+
+    RandomState, because NumPy has frozen its streams: a run resumes in the same order after an
+    upgrade.
+    """
+    generator = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
+    return np.random.RandomState(generator).permutation(length).astype(np.int64)
+
+
+def count(spans: Iterable[Span]) -> int:
+    """How many positions the spans hold."""
+    return sum(stop - start for start, stop in spans)
+
+
+def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same positions, sorted, neighbours joined. Overlaps are kept as they are."""
+    merged: list[Span] = []
+    for start, stop in sorted(spans):
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop)
+        elif stop > start:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+def take(spans: Iterable[Span], amount: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    """The first `amount` positions, and the rest."""
+    taken: list[Span] = []
+    rest: list[Span] = []
+    for start, stop in spans:
+        cut = min(stop, start + amount)
+        if cut > start:
+            taken.append((start, cut))
+        if stop > cut:
+            rest.append((cut, stop))
+        amount -= cut - start
+    return tuple(taken), tuple(rest)
+
+
+def split(spans: Sequence[Span], workers: int, batch_size: int) -> tuple[tuple[Span, ...], ...]:
+    """Divide a batch into `workers` consecutive shares, as even as can be.
+
+    The last batch of an epoch may be small. Then no share has a single sample if that can be
+    avoided without a share larger than usual, since batch normalisation refuses one; the last
+    workers may get an empty share.
+    """
+    total = count(spans)
+    usual = -(-batch_size // workers)
+    used = min(workers, max(total // 2, -(-total // usual), 1))
+    sizes = [total // used + (i < total % used) for i in range(used)] + [0] * (workers - used)
+    shares = []
+    rest: tuple[Span, ...] = tuple(spans)
+    for size in sizes:
+        share, rest = take(rest, size)
+        shares.append(share)
+    return tuple(shares)
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far the stream is drawn, and what is owed.
+
+    Attributes:
+        length: samples in an epoch.
+        position: the first position never drawn.
+        owed: positions drawn and given back, in order.
+    """
+
+    length: int
+    position: int = 0
+    owed: tuple[Span, ...] = ()
+
+    def draw(self, batch_size: int, epoch: int) -> tuple[tuple[Span, ...], "Cursor"]:
+        """The next global batch of `epoch`, owed samples first, and the cursor after it.
+
+        The batch is smaller at the end of the epoch, and empty when nothing of it is left. It is
+        one smaller where a single sample would remain, since batch normalisation refuses one.
+        """
+        fresh = max(0, (epoch + 1) * self.length - self.position)
+        available = count(self.owed) + fresh
+        size = min(batch_size, available)
+        if available - size == 1 and size > 2:
+            size -= 1
+        batch, owed = take(self.owed, size)
+        stop = self.position + size - count(batch)
+        if stop > self.position:
+            batch = (*batch, (self.position, stop))
+        return batch, Cursor(self.length, stop, owed)
+
+    def give_back(self, spans: Iterable[Span]) -> "Cursor":
+        """Owe positions that were drawn and not committed."""
+        return Cursor(self.length, self.position, merge((*self.owed, *spans)))
+
+
+def indices(spans: Iterable[Span], seed: int, length: int, shuffle: bool) -> npt.NDArray[np.int64]:
+    """Dataset indices at the given positions, in their order."""
+    parts = [np.empty(0, np.int64)]
+    for start, stop in spans:
+        while start < stop:
+            epoch, offset = divmod(start, length)
+            until = min(stop, (epoch + 1) * length)
+            positions = np.arange(offset, offset + until - start)
+            parts.append(_cached_order(seed, epoch, length)[positions] if shuffle else positions)
+            start = until
+    return np.concatenate(parts)
+
+
+_orders: dict[tuple[int, int, int], npt.NDArray[np.int64]] = {}
+
+
+def _cached_order(seed: int, epoch: int, length: int) -> npt.NDArray[np.int64]:
+    key = (seed, epoch, length)
+    if key not in _orders:
+        while len(_orders) >= 4:  # this epoch, the one before, and a second loader's
+            _orders.pop(next(iter(_orders)))
+        _orders[key] = order(seed, epoch, length)
+    return _orders[key]

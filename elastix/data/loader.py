@@ -1,0 +1,357 @@
+"""Batches of a dataset, split over a group that may change, until every epoch is committed.
+
+The loader decides which samples this worker sees (cursor.py does the arithmetic) and fetches
+them; torch's DataLoader does so in worker processes if asked. Not here: when a step counts. The
+owner calls `commit` with who contributed.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from elastix.data.cursor import Cursor, count, indices, split
+from elastix.errors import ConfigError
+from elastix.events import BatchShares, LoaderOpened, Span
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Pace(Protocol):
+    """What the loader needs to know of the group."""
+
+    @property
+    def me(self) -> int:
+        """This worker's id."""
+        ...
+
+    def boundary(self) -> None:
+        """One step is behind, the next has not begun: members may change now."""
+        ...
+
+    def members(self) -> tuple[int, ...]:
+        """The workers over which the next batch is split, in rank order."""
+        ...
+
+    def drawn(self, share: int) -> None:
+        """A batch begins; this worker has `share` samples of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A global batch that is not committed yet: whose samples are which."""
+
+    members: tuple[int, ...]
+    shares: tuple[tuple[Span, ...], ...]
+
+    def share_of(self, worker: int) -> tuple[Span, ...]:
+        """The spans of one worker; empty if the batch was planned without it."""
+        return self.shares[self.members.index(worker)] if worker in self.members else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A map-style dataset and how to read it.
+
+    Attributes:
+        batch_size: samples of a global batch.
+        seed: of the order, with the epoch.
+        num_workers: processes that load ahead; 0 loads in the training thread.
+        prefetch: batches that each of them loads ahead.
+        device: where tensors of a batch are moved.
+
+    Raises:
+        ConfigError: on construction, for a dataset without a length and impossible sizes.
+    """
+
+    dataset: Dataset[Any]
+    batch_size: int
+    shuffle: bool = True
+    seed: int = 0
+    collate: Collate = default_collate
+    num_workers: int = 0
+    prefetch: int = 2
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__len__"):
+            raise ConfigError(
+                f"{type(self.dataset).__name__} has no length, so elastix cannot promise that each "
+                "sample is used exactly once when workers come and go. No loader was made. Give it "
+                "__len__ and __getitem__ (a map-style dataset)."
+            )
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise ConfigError(f"batch_size must be a whole number >= 1, not {self.batch_size!r}.")
+        if self.length < 1:
+            raise ConfigError(f"the {type(self.dataset).__name__} is empty. No loader was made.")
+        if self.num_workers < 0 or self.prefetch < 1:
+            raise ConfigError(
+                f"num_workers must be >= 0 and prefetch >= 1, not {self.num_workers} and "
+                f"{self.prefetch}."
+            )
+
+    @property
+    def length(self) -> int:
+        """Samples of an epoch."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def indices(self, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
+        """Dataset indices at stream positions; a placeholder of two samples for no positions.
+
+        A worker without a share has to run the same loop as the others, and batch normalisation
+        refuses a single sample. Its result counts for nothing.
+        """
+        if not spans:
+            return np.arange(min(2, self.length))
+        return indices(spans, self.seed, self.length, self.shuffle)
+
+
+class Loader:
+    """What `ctx.loader` returns.
+
+    Attributes:
+        epoch: the epoch in progress, from 0.
+        cursor: what is committed.
+    """
+
+    def __init__(self, number: int, source: Source, pace: Pace) -> None:
+        self.number = number
+        self.epoch = 0
+        self.cursor = Cursor(source.length)
+        self._source = source
+        self._pace = pace
+        self._ahead = self.cursor
+        self._drawn: list[Draw] = []
+        self._window: list[Draw] = []
+        self._fetcher = _Prefetcher(self) if source.num_workers else _Fetcher(source)
+
+    def epochs(self, total: int) -> Iterator["Epoch"]:
+        """The epochs up to the `total`-th, from the one in progress: a joiner enters that one.
+
+        Samples left over by a `break` come first in the next epoch; none is skipped.
+        """
+        while self.epoch < total:
+            yield Epoch(self)
+            self.epoch += 1
+
+    def opened(self) -> LoaderOpened:
+        """What a reader of the journal must know to turn positions into samples."""
+        source = self._source
+        return LoaderOpened(
+            loader=self.number,
+            length=source.length,
+            batch_size=source.batch_size,
+            shuffle=source.shuffle,
+            seed=source.seed,
+        )
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """This worker's samples and all samples since the last commit (or up to it, if none)."""
+        draws = self._drawn or self._window
+        mine = sum(count(draw.share_of(self._pace.me)) for draw in draws)
+        return mine, sum(count(share) for draw in draws for share in draw.shares)
+
+    def commit(self, contributors: Sequence[int]) -> list[BatchShares]:
+        """The batches drawn since the last commit count, as far as `contributors` had them.
+
+        Shares of others are owed: they stand first in the next batch.
+        """
+        committed = []
+        lost: list[Span] = []
+        for draw in self._drawn:
+            owed = [s for m in draw.members if m not in contributors for s in draw.share_of(m)]
+            shares = {m: draw.share_of(m) for m in draw.members if m in contributors}
+            lost += owed
+            committed.append(
+                BatchShares(
+                    loader=self.number,
+                    shares={member: spans for member, spans in shares.items() if spans},
+                    owed=tuple(owed),
+                )
+            )
+        self._ahead = self.cursor = self._ahead.give_back(lost) if lost else self._ahead
+        self._window, self._drawn = self._drawn, []
+        return committed
+
+    def state_dict(self) -> dict[str, Any]:
+        """The committed cursor, and what it counts."""
+        return {
+            "epoch": self.epoch,
+            "position": self.cursor.position,
+            "owed": [list(span) for span in self.cursor.owed],
+            "length": self.cursor.length,
+            "seed": self._source.seed,
+            "shuffle": self._source.shuffle,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a committed cursor.
+
+        Raises:
+            ConfigError: it counts another dataset or another order.
+        """
+        source = self._source
+        for name, here in (
+            ("length", source.length),
+            ("seed", source.seed),
+            ("shuffle", source.shuffle),
+        ):
+            if state_dict[name] != here:
+                raise ConfigError(
+                    f"loader {self.number} was at work with {name}={state_dict[name]} and is now "
+                    f"made with {name}={here}, so its cursor means other samples. Nothing was "
+                    "read. Use the same dataset and arguments, or another run name."
+                )
+        owed = tuple((start, stop) for start, stop in state_dict["owed"])
+        self.epoch = state_dict["epoch"]
+        self._ahead = self.cursor = Cursor(source.length, state_dict["position"], owed)
+        self._drawn = []
+
+    def next_batch(self) -> Any | None:  # noqa: ANN401 - whatever collate makes
+        """This worker's share of the next global batch; None at the end of the epoch."""
+        self._pace.boundary()
+        drawn = self.draw(self._ahead)
+        if drawn is None:
+            return None
+        draw, after = drawn
+        share = draw.share_of(self._pace.me)
+        batch = self._fetcher.fetch(share, self._ahead)
+        self._ahead = after
+        self._drawn.append(draw)
+        self._pace.drawn(count(share))
+        return batch
+
+    def draw(self, cursor: Cursor) -> tuple[Draw, Cursor] | None:
+        """What the group as it is would draw at `cursor`: also used to look ahead."""
+        batch_size = self._source.batch_size
+        batch, after = cursor.draw(batch_size, self.epoch)
+        if not batch:
+            return None
+        members = self._pace.members()
+        return Draw(members, split(batch, len(members), batch_size)), after
+
+    @property
+    def steps_left(self) -> int:
+        """Batches until the epoch in progress is drawn, if nothing is lost."""
+        left = (
+            count(self._ahead.owed) + (self.epoch + 1) * self.cursor.length - self._ahead.position
+        )
+        return -(-left // self._source.batch_size)
+
+    @property
+    def source(self) -> Source:
+        """What is read, and how."""
+        return self._source
+
+    @property
+    def me(self) -> int:
+        """The worker that this loader serves."""
+        return self._pace.me
+
+
+class Epoch:
+    """One pass over the data: yields this worker's share of each global batch.
+
+    `len` is the number of batches left. It may grow, when samples of a lost worker come back.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    @property
+    def number(self) -> int:
+        """Counted from 0."""
+        return self._loader.epoch
+
+    def __len__(self) -> int:
+        return self._loader.steps_left
+
+    def __iter__(self) -> Iterator[Any]:
+        while (batch := self._loader.next_batch()) is not None:
+            yield batch
+
+
+class _Fetcher:
+    """Reads in the training thread."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def fetch(self, share: Sequence[Span], at: Cursor) -> Any:  # noqa: ANN401
+        """The collated batch of one share, on the device."""
+        del at
+        wanted = self._source.indices(share).tolist()
+        dataset = self._source.dataset
+        if hasattr(dataset, "__getitems__"):
+            samples = dataset.__getitems__(wanted)
+        else:
+            samples = [dataset[index] for index in wanted]
+        return to_device(self._source.collate(samples), self._source.device)
+
+
+class _Prefetcher(_Fetcher):
+    """Reads ahead in processes of torch's DataLoader, on the guess that the group stays as it is.
+
+    A wrong guess costs the batches read ahead, never a sample.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader.source)
+        source = loader.source
+        self._loader = loader
+        self._start = loader.cursor
+        self._guesses: deque[tuple[Span, ...]] = deque()
+        self._batches: Iterator[Any] | None = None
+        self._reader: DataLoader[Any] = DataLoader(
+            source.dataset,
+            batch_sampler=_Guesses(self),
+            num_workers=source.num_workers,
+            prefetch_factor=source.prefetch,
+            collate_fn=source.collate,
+            pin_memory=source.device.type == "cuda",
+            persistent_workers=True,
+        )
+
+    def fetch(self, share: Sequence[Span], at: Cursor) -> Any:  # noqa: ANN401
+        """The batch of one share; read ahead if the guess was right."""
+        if self._batches is None or not self._guesses or self._guesses[0] != tuple(share):
+            self._start = at
+            self._guesses.clear()
+            self._batches = iter(self._reader)
+        batch = next(self._batches)
+        self._guesses.popleft()
+        return to_device(batch, self._source.device)
+
+    def guesses(self) -> Iterator[list[int]]:
+        """Index lists from `_start` on."""
+        cursor = self._start
+        while (drawn := self._loader.draw(cursor)) is not None:
+            draw, cursor = drawn
+            share = draw.share_of(self._loader.me)
+            self._guesses.append(share)
+            yield self._source.indices(share).tolist()
+
+
+class _Guesses:
+    """What DataLoader takes for a batch sampler."""
+
+    def __init__(self, prefetcher: _Prefetcher) -> None:
+        self._prefetcher = prefetcher
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._prefetcher.guesses()
+
+
+def to_device(batch: Any, device: torch.device) -> Any:  # noqa: ANN401
+    """Move every tensor in a nested batch; without waiting if it is in pinned memory."""
+    if device.type == "cpu":
+        return batch
+    return tree_map_only(torch.Tensor, lambda t: t.to(device, non_blocking=True), batch)

@@ -1,0 +1,428 @@
+"""The controller: one Ray actor a run. Starts workers, learns of deaths, re-forms the group.
+
+It decides nothing about steps or samples; who is in the group is decided by membership.Roster.
+The train function's progress does not pass through it, except for events on their way to the
+journal. Its methods run in threads of three kinds (`run`, workers' calls, the driver's calls)
+under one lock, and none blocks while it holds the lock.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from elastix.comm.group import Rendezvous
+from elastix.comm.membership import Membership, Roster
+from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
+from elastix.events import (
+    Event,
+    GenerationFormed,
+    Resumed,
+    RunEnded,
+    StepCommitted,
+    WorkerLost,
+    WorkerRaised,
+    WorkerStarted,
+)
+from elastix.observe.journal import Journal
+from elastix.train.checkpoint import Checkpoints
+from elastix.train.member import Settings
+from elastix.train.worker import Job, Outcome, Sign, Worker
+
+_TICK_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the trainer tells the controller: a run, validated, pickled and with room on Ray."""
+
+    train: bytes
+    config: dict[str, Any]
+    scaling: ScalingConfig
+    run: RunConfig
+    checkpoint: CheckpointConfig
+    failure: FailureConfig
+    opening: Event
+    placement: PlacementGroup
+    size: int
+    directory: Path
+
+
+@dataclass
+class _Hand:
+    """A worker as the controller sees it."""
+
+    worker: int
+    actor: Any  # a handle of Worker
+    bundle: int
+    run: ray.ObjectRef[Any]
+    pid: int = 0
+    node: str = ""
+    heard: float = field(default_factory=time.monotonic)
+    sign: Sign | None = None
+
+
+class Controller:
+    """See the module. `run` returns when the run is over, and leaves no worker behind."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
+        self._roster = Roster(founders=plan.size)
+        self._hands: dict[int, _Hand] = {}
+        self._next_worker = 0
+        self._history: list[Event] = []
+        self._serial = -1
+        self._step = 0
+        self._losses = 0
+        self._losses_since_step = 0
+        self._short_since: float | None = None
+        self._error: ElastixError | None = None
+        self._dismissed = False
+        self._interrupted = ""
+        self._finished = 0
+        path = plan.directory / "journal.jsonl"
+        self._continues = path.exists() and path.stat().st_size > 0
+        self._journal = Journal(path)
+        self._job = self._make_job()
+
+    def __repr__(self) -> str:
+        newest = self._roster.newest
+        return f"controller {self._plan.run.name} gen={newest.generation} workers={newest.size}"
+
+    # ------------------------------------------------------------------ from the driver
+
+    def run(self) -> tuple[ElastixError | None, int]:
+        """Carry the run through: what ended it early, or None; and the number of losses."""
+        with self._lock:
+            self._emit(self._plan.opening)
+            if self._continues:
+                newest = self._stored()
+                step, ref = _parse(newest) if newest else (0, "")
+                self._step = step
+                self._emit(Resumed(step=step, ref=ref))
+            for bundle in range(self._plan.size):
+                self._spawn(bundle)
+        try:
+            while not (self._error or self._interrupted or self._roster.over):
+                self._watch()
+        finally:
+            self._end()
+        return self._error, self._losses
+
+    @ray.method(concurrency_group="driver")
+    def stop(self, reason: str) -> None:
+        """End the run as soon as can be; States and journal stay as they are."""
+        with self._lock:
+            self._interrupted = reason
+
+    @ray.method(concurrency_group="driver")
+    def follow(self, start: int, wait_s: float) -> list[Event]:
+        """Events from number `start` on; waits up to `wait_s` for one."""
+        with self._news:
+            self._news.wait_for(lambda: len(self._history) > start, wait_s)
+            return self._history[start:]
+
+    # ------------------------------------------------------------------ from workers
+
+    @ray.method(concurrency_group="workers")
+    def ready(self, worker: int, pid: int, node: str, device: str) -> None:
+        """A worker is up to `prepare`."""
+        with self._lock:
+            hand = self._hands.get(worker)
+            if hand is None:
+                return
+            hand.pid, hand.node, hand.heard = pid, node, time.monotonic()
+            self._emit(WorkerStarted(worker=worker, pid=pid, node=node, device=device))
+            self._push(self._roster.ready(worker))
+
+    @ray.method(concurrency_group="workers")
+    def entered(self, worker: int, generation: int) -> None:
+        """A worker has the State and is in the group."""
+        with self._lock:
+            if worker in self._hands:
+                self._push(self._roster.entered(worker, generation))
+
+    @ray.method(concurrency_group="workers")
+    def doubt(self, worker: int, generation: int, error: str) -> None:
+        """An operation failed at a worker: somebody is dead, or the network hiccuped."""
+        del error
+        with self._lock:
+            hand = self._hands.get(worker)
+            if hand is None or generation != self._roster.newest.generation:
+                return
+        # A death is known within milliseconds; only if there is none is the group made anew.
+        timer = threading.Timer(1.0, self._still_in_doubt, (generation,))
+        timer.daemon = True
+        timer.start()
+
+    def _still_in_doubt(self, generation: int) -> None:
+        with self._lock:
+            self._push(self._roster.doubt(generation))
+
+    @ray.method(concurrency_group="workers")
+    def heartbeat(self, worker: int, sign: Sign) -> None:
+        """A sign of life."""
+        hand = self._hands.get(worker)
+        if hand is not None:
+            hand.heard, hand.sign = time.monotonic(), sign
+
+    @ray.method(concurrency_group="workers")
+    def record(self, entries: Sequence[tuple[int | None, Event]]) -> None:
+        """Write events to the journal; one with a serial only the first time it comes."""
+        with self._lock:
+            for serial, event in entries:
+                if serial is not None:
+                    if serial <= self._serial:
+                        continue
+                    self._serial = serial
+                if isinstance(event, StepCommitted):
+                    self._step = event.step
+                    self._losses_since_step = 0
+                self._emit(event)
+
+    # ------------------------------------------------------------------ watching workers
+
+    def _watch(self) -> None:
+        runs = {hand.run: hand for hand in list(self._hands.values())}
+        over, _ = ray.wait(list(runs), timeout=_TICK_S, num_returns=1)
+        for run in over:
+            self._over(runs[run])
+        with self._lock:
+            self._check_silence()
+            self._check_quorum()
+
+    def _over(self, hand: _Hand) -> None:
+        """A worker's run has ended, in one way or another."""
+        try:
+            outcome: Outcome = ray.get(hand.run)
+        except ray.exceptions.RayActorError:
+            self._lose(hand, "died")
+            return
+        except ray.exceptions.RayTaskError as error:
+            outcome = Outcome(kind="raised", summary=str(error.cause), traceback=str(error))
+        with self._lock:
+            if outcome.kind == "finished":
+                self._finished += 1
+                self._roster.finished(hand.worker)
+                self._hands.pop(hand.worker, None)
+            elif outcome.kind == "raised":
+                self._raised(hand, outcome)
+            elif outcome.kind == "dismissed":
+                self._error = outcome.error
+            else:
+                self._lose(hand, outcome.kind)
+
+    def _raised(self, hand: _Hand, outcome: Outcome) -> None:
+        self._emit(
+            WorkerRaised(
+                worker=hand.worker,
+                rank=outcome.rank,
+                step=outcome.step,
+                traceback=outcome.traceback,
+            )
+        )
+        where = f"worker {hand.worker}, rank {outcome.rank}, after step {outcome.step}"
+        if outcome.error is not None:
+            outcome.error.add_note(f"Raised on {where}; the other workers were stopped.")
+            self._error = outcome.error
+            return
+        self._error = WorkerFailed(
+            f"the train function raised {outcome.summary} on {where}. The other workers were "
+            f"stopped and nothing was retried. Its traceback:\n\n{outcome.traceback}",
+            outcome.rank,
+            hand.worker,
+            outcome.traceback,
+        )
+
+    def _lose(self, hand: _Hand, cause: str) -> None:
+        """A worker is dead or taken for dead: tell the survivors first, then mop up."""
+        with self._lock:
+            if self._hands.pop(hand.worker, None) is None:
+                return
+            members = self._roster.newest.members
+            rank = members.index(hand.worker) if hand.worker in members else -1
+            generation = self._roster.newest.generation
+            self._push(self._roster.lost(hand.worker))
+            self._losses += 1
+            self._losses_since_step += 1
+            self._emit(
+                WorkerLost(worker=hand.worker, rank=rank, generation=generation, cause=cause)
+            )
+            _kill(hand)
+            self._judge_losses()
+            if self._error is None and self._plan.failure.replace and not self._finished:
+                self._spawn(hand.bundle)
+
+    def _judge_losses(self) -> None:
+        allowed = self._plan.failure.max_worker_losses
+        if allowed is not None and self._losses > allowed:
+            self._error = TooManyFailures(
+                f"{self._losses} workers were lost, and FailureConfig.max_worker_losses is "
+                f"{allowed}. The run was stopped after step {self._step}. fit() again goes on "
+                "from the last stored State."
+            )
+        elif self._losses_since_step > max(8, 3 * self._plan.size):
+            self._error = TooManyFailures(
+                f"{self._losses_since_step} workers in a row were lost without a step in between: "
+                "they do not die by chance. The run was stopped. Look at the workers' logs; a "
+                "crash in native code or too little memory are the usual causes."
+            )
+        elif self._roster.extinct:
+            self._error = QuorumLost(
+                f"no worker is left that has the State; the last one was lost after step "
+                f"{self._step}. fit() again goes on from the last stored State. More workers, or "
+                "CheckpointConfig(every_steps=...), make this cheaper."
+            )
+
+    def _check_silence(self) -> None:
+        limit = self._plan.failure.heartbeat_timeout_s
+        now = time.monotonic()
+        for hand in list(self._hands.values()):
+            if hand.pid and now - hand.heard > limit:
+                self._lose(hand, "silent")
+
+    def _check_quorum(self) -> None:
+        """End a run whose group was too small for too long."""
+        minimum, wait_s = self._plan.scaling.min_workers, self._plan.failure.wait_s
+        present = len(self._roster.holders)
+        if present >= minimum or self._finished:
+            self._short_since = None
+            return
+        if self._short_since is None:
+            self._short_since = time.monotonic()
+        if time.monotonic() - self._short_since <= wait_s:
+            return
+        if not present:
+            self._error = QuorumLost(
+                f"no group of {minimum} workers came about within wait_s={wait_s:g}. No step was "
+                "taken. Look at the workers' logs, or raise wait_s if they start slowly."
+            )
+        elif not self._dismissed:  # they store their State before they leave
+            self._dismissed = True
+            self._short_since = time.monotonic()
+            reason = (
+                f"{present} workers are left, num_workers has a minimum of {minimum}, and none "
+                f"came within wait_s={wait_s:g}. The State after step {self._step} was stored; "
+                "fit() again goes on from it. Free resources on the cluster, or lower the minimum."
+            )
+            for hand in self._hands.values():
+                hand.actor.dismiss.remote(reason)
+        else:
+            self._error = QuorumLost(
+                f"{present} workers are left of at least {minimum}, and they did not reach the end "
+                f"of a step within another {wait_s:g} s. The run was stopped after step "
+                f"{self._step}; fit() again goes on from the last stored State."
+            )
+
+    # ------------------------------------------------------------------ acting
+
+    def _make_job(self) -> Job:
+        plan = self._plan
+        gpus = plan.scaling.gpus_per_worker
+        resume = self._stored()
+        return Job(
+            train=plan.train,
+            config=plan.config,
+            settings=Settings(
+                directory=plan.directory,
+                seed=plan.run.seed,
+                min_workers=plan.scaling.min_workers,
+                checkpoint=plan.checkpoint,
+                resume=resume,
+            ),
+            address=self._rendezvous.address,
+            backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
+            heartbeat_s=min(1.0, plan.failure.heartbeat_timeout_s / 5),
+            threads=max(1, int(plan.scaling.cpus_per_worker)),
+        )
+
+    def _stored(self) -> Path | None:
+        return next(iter(Checkpoints(self._plan.directory / "states").newest_first()), None)
+
+    def _spawn(self, bundle: int) -> None:
+        worker = self._next_worker
+        self._next_worker += 1
+        scaling = self._plan.scaling
+        actor: Any = (
+            ray.remote(concurrency_groups={"control": 2})(Worker)  # type: ignore[call-overload]
+            .options(
+                num_cpus=scaling.cpus_per_worker,
+                num_gpus=scaling.gpus_per_worker,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._plan.placement, placement_group_bundle_index=bundle
+                ),
+            )
+            .remote(worker, ray.get_runtime_context().current_actor, self._job)
+        )
+        self._hands[worker] = _Hand(worker, actor, bundle, actor.run.remote())
+
+    def _push(self, membership: Membership | None) -> None:
+        if membership is None:
+            return
+        for hand in self._hands.values():
+            hand.actor.tell.remote(membership)
+        self._emit(
+            GenerationFormed(
+                generation=membership.generation,
+                members=membership.members,
+                cause=membership.cause,
+            )
+        )
+
+    def _emit(self, event: Event) -> None:
+        with self._news:
+            self._journal.append(event)
+            self._history.append(event)
+            self._news.notify_all()
+
+    def _end(self) -> None:
+        with self._lock:
+            for hand in self._hands.values():
+                _kill(hand)
+            outcome, message = "finished", ""
+            if self._error is not None:
+                outcome, message = "failed", str(self._error)
+            elif self._interrupted:
+                outcome, message = "interrupted", self._interrupted
+            self._emit(RunEnded(outcome=outcome, step=self._step, message=message))
+            self._journal.close()
+
+
+def _kill(hand: _Hand) -> None:
+    """End a worker's process, even a stopped one, wherever it is."""
+    ray.kill(hand.actor, no_restart=True)
+    if not hand.pid:
+        return
+    if hand.node == ray.get_runtime_context().get_node_id():
+        _kill_process(hand.pid)
+    else:
+        strategy = NodeAffinitySchedulingStrategy(hand.node, soft=False)
+        task = ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=strategy)
+        task.remote(hand.pid)
+
+
+def _kill_process(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _parse(path: Path) -> tuple[int, str]:
+    step, ref = path.stem.split("-", 1)
+    return int(step), ref

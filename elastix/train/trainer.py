@@ -1,0 +1,285 @@
+"""ElasticTrainer: the driver's side of a run."""
+
+import inspect
+import logging
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastix import state as states
+from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.data.audit import Audit, audit
+from elastix.errors import ConfigError, ElastixError, QuorumLost
+from elastix.events import Event, Reported, RunStarted, StateStored
+from elastix.observe import journal
+from elastix.observe.console import Console
+from elastix.state import Ref, State
+from elastix.train.context import Context
+from elastix.train.controller import Controller, Plan
+
+TrainFunction = Callable[[Context], None]
+
+_STOP_S = 10.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves.
+
+    Attributes:
+        ref: of the final State.
+        metrics: the last value of each metric that was reported.
+        audit: the sample account over the whole run, restarts included.
+        worker_losses: workers lost since this `fit` began.
+        directory: of the run: journal and States.
+    """
+
+    ref: Ref
+    metrics: Mapping[str, Any]
+    audit: Audit
+    worker_losses: int
+    directory: Path
+
+    @property
+    def events(self) -> Iterator[Event]:
+        """Everything that happened, from the journal."""
+        return journal.read(self.directory / "journal.jsonl")
+
+    def load(self) -> State:
+        """The final State, from disk."""
+        path = next((self.directory / "states").glob(f"*-{self.ref}.safetensors"))
+        return states.load(path)
+
+
+class ElasticTrainer:
+    """Trains with a group of workers that may lose and gain members in the middle of a step.
+
+    Args:
+        train: runs on every worker, with a Context as its only argument.
+        config: handed to it as `ctx.config`; JSON values.
+        scaling: how many workers, and what each occupies.
+        run: which run this is; the same name and store continue it.
+        checkpoint: when States are stored.
+        failure: what counts as a failure, and how many are too many.
+        quiet: print nothing.
+
+    Raises:
+        ConfigError: something given here cannot work.
+    """
+
+    def __init__(
+        self,
+        train: TrainFunction,
+        *,
+        config: Mapping[str, Any] | None = None,
+        scaling: ScalingConfig | None = None,
+        run: RunConfig | None = None,
+        checkpoint: CheckpointConfig | None = None,
+        failure: FailureConfig | None = None,
+        quiet: bool = False,
+    ) -> None:
+        if not callable(train):
+            raise ConfigError(f"train must be a function of one argument, not {train!r}.")
+        try:
+            inspect.signature(train).bind(None)
+        except TypeError as error:
+            raise ConfigError(
+                f"train must take exactly one argument, the Context: {error}. Give it what else it "
+                "needs through config."
+            ) from error
+        self._train = train
+        self._config = dict(config or {})
+        self._scaling = scaling or ScalingConfig()
+        self._run = run or RunConfig()
+        self._checkpoint = checkpoint or CheckpointConfig()
+        self._failure = failure or FailureConfig()
+        self._quiet = quiet
+
+    def fit(self) -> Result:
+        """Train to the end of the train function, through losses and joins. Blocks.
+
+        Uses the Ray that this process is connected to, else one that it finds, else starts a
+        local one and stops it afterwards.
+
+        Raises:
+            ConfigError: the train function cannot be pickled, or the cluster can never place the
+                workers; nothing was started.
+            WorkerFailed: the train function raised.
+            QuorumLost: too few workers were left, and none came in time.
+            TooManyFailures: more losses than allowed.
+            KeyboardInterrupt: Ctrl-C; fit() again goes on from the last stored State.
+        """
+        train = _pickle(self._train)
+        directory = self._run.directory.resolve()
+        started_ray = not ray.is_initialized()
+        if started_ray:
+            ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        try:
+            _check_capacity(self._scaling)
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "train.pkl").write_bytes(train)
+            group, size = _reserve(self._scaling, self._failure.wait_s)
+            try:
+                return self._carry_out(train, directory, group, size)
+            finally:
+                remove_placement_group(group)
+        finally:
+            if started_ray:
+                ray.shutdown()
+
+    def _carry_out(self, train: bytes, directory: Path, group: PlacementGroup, size: int) -> Result:
+        plan = Plan(
+            train=train,
+            config=self._config,
+            scaling=self._scaling,
+            run=self._run,
+            checkpoint=self._checkpoint,
+            failure=self._failure,
+            opening=RunStarted(
+                name=self._run.name,
+                seed=self._run.seed,
+                config=self._config,
+                scaling=self._scaling.to_dict(),
+                versions=_versions(),
+            ),
+            placement=group,
+            size=size,
+            directory=directory,
+        )
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        controller: Any = (
+            ray.remote(concurrency_groups={"workers": 4, "driver": 2})(Controller)  # type: ignore[call-overload]
+            .options(
+                num_cpus=0,
+                scheduling_strategy=here,
+            )
+            .remote(plan)
+        )
+        console = Console(self._run.name, directory, quiet=self._quiet)
+        try:
+            error, losses = _follow(controller, console)
+        except KeyboardInterrupt:
+            console.interrupted()
+            raise
+        finally:
+            ray.kill(controller)
+        if error is not None:
+            console.failed(error)
+            raise error
+        result = _result(directory, losses)
+        console.finished(result.ref, result.metrics, result.audit)
+        return result
+
+
+def _follow(controller: Any, console: Console) -> tuple[ElastixError | None, int]:  # noqa: ANN401
+    """Show events until the run is over. After Ctrl-C the controller stops its workers first."""
+    over = controller.run.remote()
+    seen = 0
+    done = False
+    try:
+        while True:
+            events = ray.get(controller.follow.remote(seen, 0.0 if done else 1.0))
+            seen += len(events)
+            for event in events:
+                console.show(event)
+            if done and not events:
+                outcome: tuple[ElastixError | None, int] = ray.get(over)
+                return outcome
+            done = bool(ray.wait([over], timeout=0)[0])
+    except KeyboardInterrupt:
+        controller.stop.remote("Ctrl-C")
+        ray.wait([over], timeout=_STOP_S)
+        raise
+
+
+def _pickle(train: TrainFunction) -> bytes:
+    try:
+        return bytes(ray.cloudpickle.dumps(train))
+    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+        culprit = _unpicklable(train)
+        raise ConfigError(
+            f"the train function cannot be sent to workers: {culprit or error}. Nothing was "
+            "started. Create such objects inside the function, or pass plain values in config."
+        ) from error
+
+
+def _unpicklable(train: TrainFunction) -> str | None:
+    """Name the first thing that the function refers to and that cannot be pickled."""
+    used = inspect.getclosurevars(train) if inspect.isfunction(train) else None
+    if used is None:
+        return None
+    for kind, values in (("enclosed", used.nonlocals), ("global", used.globals)):
+        for name, value in values.items():
+            try:
+                ray.cloudpickle.dumps(value)
+            except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+                return f"it uses the {kind} variable {name!r}, a {type(value).__name__}: {error}"
+    return None
+
+
+def _check_capacity(scaling: ScalingConfig) -> None:
+    wanted = scaling.resources_per_worker
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(
+        int(min((node.get(kind, 0.0) + 1e-9) / amount for kind, amount in wanted.items()))
+        for node in nodes
+    )
+    if room >= scaling.min_workers:
+        return
+    has = "; ".join(
+        ", ".join(f"{node.get(kind, 0):g} {kind}" for kind in ("CPU", "GPU")) for node in nodes
+    )
+    raise ConfigError(
+        f"num_workers={scaling.num_workers} with {wanted} each can never be placed: the cluster "
+        f"has room for {room} ({len(nodes)} nodes: {has}). Nothing was started. Ask for fewer "
+        "workers, or for a fraction of a CPU or GPU each (cpus_per_worker=0.5)."
+    )
+
+
+def _reserve(scaling: ScalingConfig, wait_s: float) -> tuple[PlacementGroup, int]:
+    """Room for as many workers as fit now, at least the minimum."""
+    wanted = scaling.resources_per_worker
+    free = ray.available_resources()
+    fit = int(min((free.get(kind, 0.0) + 1e-9) / amount for kind, amount in wanted.items()))
+    for size in range(max(scaling.min_workers, min(scaling.max_workers, fit)), 0, -1):
+        if size < scaling.min_workers:
+            break
+        group = placement_group([dict(wanted)] * size, strategy=scaling.placement)
+        patience = wait_s if size == scaling.min_workers else min(5.0, wait_s)
+        if group.wait(patience):
+            return group, size
+        remove_placement_group(group)
+    raise QuorumLost(
+        f"the cluster had no room for {scaling.min_workers} workers with {wanted} each within "
+        f"wait_s={wait_s:g}; free are {ray.available_resources()}. Nothing was started. Stop what "
+        "else runs there, or raise wait_s."
+    )
+
+
+def _result(directory: Path, losses: int) -> Result:
+    ref = Ref("")
+    metrics: dict[str, Any] = {}
+    for event in journal.read(directory / "journal.jsonl"):
+        if isinstance(event, StateStored):
+            ref = Ref(event.ref)
+        elif isinstance(event, Reported):
+            metrics.update(event.metrics)
+    account = audit(journal.read(directory / "journal.jsonl"))
+    return Result(ref, metrics, account, losses, directory)
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ray": ray.__version__,
+        "cpus": str(os.cpu_count()),
+    }

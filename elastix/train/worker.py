@@ -1,0 +1,214 @@
+"""One worker: a Ray actor that runs `train(ctx)` in one thread and listens in another.
+
+Not here: anything about groups or samples (member), and any decision (controller).
+"""
+
+import os
+import queue
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from ray.actor import ActorHandle
+
+from elastix.comm.group import Backend, Wiring
+from elastix.comm.membership import Membership
+from elastix.comm.news import News
+from elastix.comm.rounds import Fenced
+from elastix.errors import ElastixError, QuorumLost
+from elastix.events import Event
+from elastix.train.context import Context
+from elastix.train.member import Member, Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every worker of a run is given.
+
+    Attributes:
+        train: the train function as ray.cloudpickle wrote it.
+        address: of the Rendezvous.
+        heartbeat_s: seconds between signs of life.
+    """
+
+    train: bytes
+    config: Mapping[str, Any]
+    settings: Settings
+    address: tuple[str, int]
+    backend: Backend
+    heartbeat_s: float
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a worker's run ended: "finished", "raised", "fenced" or "dismissed".
+
+    Attributes:
+        error: what was raised, if it is elastix's own.
+        traceback: of what was raised, as text.
+    """
+
+    kind: str
+    rank: int = -1
+    step: int = 0
+    error: ElastixError | None = None
+    summary: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A sign of life: where a worker was when it was sent."""
+
+    generation: int
+    step: int
+    phase: str
+    detail: int
+
+
+class ControllerLink:
+    """The Link to the controller. Events are sent in batches by a thread of their own."""
+
+    def __init__(self, worker: int, controller: ActorHandle[Any], device: str) -> None:
+        self._worker = worker
+        self._controller = controller
+        self._device = device
+        self._events: queue.SimpleQueue[tuple[int | None, Event] | None] = queue.SimpleQueue()
+        self._journaled = -1
+        self.where = ("start", 0)
+        self._sender = threading.Thread(target=self._send, name="events", daemon=True)
+        self._sender.start()
+
+    def ready(self) -> None:
+        """See Link."""
+        node = ray.get_runtime_context().get_node_id()
+        self._controller.ready.remote(self._worker, os.getpid(), node, self._device)
+
+    def entered(self, generation: int) -> None:
+        """See Link."""
+        self._controller.entered.remote(self._worker, generation)
+
+    def doubt(self, generation: int, error: BaseException) -> None:
+        """See Link."""
+        self._controller.doubt.remote(self._worker, generation, repr(error))
+
+    def emit(self, event: Event, serial: int | None = None) -> None:
+        """See Link."""
+        self._events.put((serial, event))
+
+    def journaled(self) -> int:
+        """See Link."""
+        return self._journaled
+
+    def phase(self, name: str, detail: int) -> None:
+        """See Link."""
+        self.where = (name, detail)
+
+    def close(self) -> None:
+        """Wait until every event is in the journal."""
+        self._events.put(None)
+        self._sender.join()
+
+    def _send(self) -> None:
+        while True:
+            batch = [self._events.get()]
+            while not self._events.empty():
+                batch.append(self._events.get())
+            entries = [entry for entry in batch if entry is not None]
+            if entries:
+                ray.get(self._controller.record.remote(entries))
+                serials = [serial for serial, _ in entries if serial is not None]
+                self._journaled = max([self._journaled, *serials])
+            if len(entries) < len(batch):
+                return
+
+
+class Worker:
+    """The actor. `run` occupies its main thread; the other methods are for the controller."""
+
+    def __init__(self, worker: int, controller: ActorHandle[Any], job: Job) -> None:
+        self._worker = worker
+        self._controller = controller
+        self._job = job
+        self._news = News()
+        self._member: Member | None = None
+
+    def __repr__(self) -> str:
+        member = self._member
+        where = f"rank={member.rank} gen={member.generation}" if member else "starting"
+        return f"worker {self._worker} {where}"
+
+    @ray.method(concurrency_group="control")
+    def tell(self, membership: Membership) -> None:
+        """A new membership. Runs beside `run`, and never blocks."""
+        self._news.publish(membership)
+
+    @ray.method(concurrency_group="control")
+    def dismiss(self, reason: str) -> None:
+        """Nobody will come any more: give up waiting for others."""
+        self._news.dismiss(QuorumLost(reason))
+
+    def run(self) -> Outcome:
+        """Run the train function to its end. Never raises."""
+        torch.set_num_threads(self._job.threads)
+        device = torch.device("cuda" if torch.cuda.is_available() and _has_gpu() else "cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        link = ControllerLink(self._worker, self._controller, str(device))
+        wiring = Wiring(
+            address=self._job.address,
+            interface=ray.util.get_node_ip_address(),
+            backend=self._job.backend,
+            me=self._worker,
+        )
+        member = Member(wiring, device, self._job.settings, self._news, link)
+        self._member = member
+        stop = threading.Event()
+        pulse = threading.Thread(target=self._pulse, args=(member, link, stop), daemon=True)
+        pulse.start()
+        try:
+            outcome = self._train(member)
+        finally:
+            stop.set()
+        link.close()
+        return outcome
+
+    def _train(self, member: Member) -> Outcome:
+        context = Context(member, self._job.config, self._job.settings.seed)
+        try:
+            train = ray.cloudpickle.loads(self._job.train)
+            member.seed()
+            train(context)
+            if member.prepared:
+                member.finish()
+            return Outcome(kind="finished", rank=member.rank, step=member.step)
+        except Fenced as fenced:
+            return Outcome(kind="fenced", rank=-1, step=member.step, summary=str(fenced))
+        except QuorumLost as error:
+            if member.rank == 0:
+                member.store_state("quorum lost")
+            return Outcome(kind="dismissed", rank=member.rank, step=member.step, error=error)
+        except BaseException as error:  # noqa: BLE001 - the border of the process
+            return Outcome(
+                kind="raised",
+                rank=member.rank,
+                step=member.step,
+                error=error if isinstance(error, ElastixError) else None,
+                summary=f"{type(error).__name__}: {error}",
+                traceback=traceback.format_exc(),
+            )
+
+    def _pulse(self, member: Member, link: ControllerLink, stop: threading.Event) -> None:
+        while not stop.wait(self._job.heartbeat_s):
+            name, detail = link.where
+            sign = Sign(member.generation, member.step, name, detail)
+            self._controller.heartbeat.remote(self._worker, sign)
+
+
+def _has_gpu() -> bool:
+    return bool(ray.get_gpu_ids())
