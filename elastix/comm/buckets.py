@@ -10,21 +10,26 @@ import torch
 
 from elastix.comm.group import Group, Pending, Reduce
 
-_FIRST_BYTES = 1 << 20
-_CAP_BYTES = 25 << 20
+FIRST_BUCKET_BYTES = 1 << 20
+"""The first bucket is small, so that reducing starts early."""
+
+BUCKET_BYTES = 25 << 20
+"""A bucket is closed when it holds so many bytes of gradients."""
+
 _EXACT = (torch.float32, torch.float64)  # count samples without rounding
 
 
 class Bucket:
-    """Room for some tensors, a flag for each, and perhaps a count of samples.
+    """Room for some tensors, a flag for each, and a count of samples.
 
-    A flag is set by whoever used (gradient) or changed (buffer) the tensor; the sum of the flags
-    tells whether anybody did. The count adds up the samples of all who took part.
+    Flags are for gradients: set by whoever used the parameter, so that their sum tells whether
+    anybody did. The count adds up the samples of all who took part.
 
     Attributes:
-        missing: places that are not filled yet.
-        counts: whether the last element counts samples.
+        missing: how many places are not filled yet.
+        counts: whether the count is used; a bucket of low precision cannot count.
         pending: the reduction, once launched.
+        views: the places, in the shapes of their tensors.
     """
 
     def __init__(self, like: Sequence[torch.Tensor], reduce: Reduce, dtype: torch.dtype) -> None:
@@ -33,7 +38,6 @@ class Bucket:
         self.counts = False
         self.pending: Pending | None = None
         self._like = [tensor.detach() for tensor in like]
-        self._filled = [False] * len(like)
         self.missing = len(like)
 
     def renew(self) -> None:
@@ -51,35 +55,15 @@ class Bucket:
 
     def begin(self) -> None:
         """A new step: nothing is filled."""
-        self._filled = [False] * len(self._like)
         self.missing = len(self._like)
         self.pending = None
 
-    def fill(self, place: int, scale: float) -> None:
-        """Copy one tensor in, times `scale`; zeros if there is none or it counts for nothing."""
-        source = self._source(place)
-        if source is None or scale == 0:
-            self.views[place].zero_()  # not 0 * source: an overflowed gradient would give NaN
-        elif self.reduce == "sum":
-            torch.mul(source, scale, out=self.views[place])
-        else:
-            self.views[place].copy_(source)
-        self.missing -= not self._filled[place]
-        self._filled[place] = True
-
     def fill_missing(self, scale: float) -> None:
-        """Copy whatever is not copied yet."""
-        for place, filled in enumerate(self._filled):
-            if not filled:
-                self.fill(place, scale)
+        """Copy in whatever is not copied yet, times `scale`."""
 
     def launch(self, group: Group, share: int) -> None:
         """Start the reduction; `share` is this worker's number of samples."""
-        flags = self._marks()
-        if all(flags):
-            self._flags.fill_(1)
-        else:
-            self._flags.copy_(torch.tensor(flags, dtype=self.dtype))
+        self._flag()
         self._count.fill_(share if self.counts else 0)
         self.pending = group.all_reduce(self.flat, self.reduce)
 
@@ -89,22 +73,9 @@ class Bucket:
 
     def accept(self, factor: float) -> None:
         """The step is agreed: hand the values back, times `factor`."""
-        if factor != 1 and self.reduce == "sum":
-            self._values.mul_(factor)
-        marks = self._marks()
-        used = marks if all(marks) else [flag > 0 for flag in self._flags.tolist()]
-        for place, anybody in enumerate(used):
-            if anybody:
-                self._hand_back(place)
 
-    def _source(self, place: int) -> torch.Tensor | None:
-        raise NotImplementedError
-
-    def _marks(self) -> list[bool]:
-        return []
-
-    def _hand_back(self, place: int) -> None:
-        raise NotImplementedError
+    def _flag(self) -> None:
+        self._flags.fill_(1)
 
 
 class GradientBucket(Bucket):
@@ -114,21 +85,47 @@ class GradientBucket(Bucket):
         super().__init__(parameters, "sum", parameters[0].dtype)
         self.parameters = list(parameters)
         self.touched = [False] * len(parameters)
+        self._filled = [False] * len(parameters)
         self._spent: list[torch.Tensor | None] = []
 
     def begin(self) -> None:
         """A new step. Gradients that were not set to None since the last one live in our memory."""
         super().begin()
+        self._filled = [False] * len(self.parameters)
         if any(p.grad is v for p, v in zip(self.parameters, self.views, strict=True)):
             self.renew()
         # Local gradients of the step before are freed here, where backward is about to take as
         # much memory again; freed at its end, the memory goes back to the system and costs faults.
         self._spent = []
 
+    def fill(self, place: int, scale: float) -> None:
+        """Copy one gradient in, times `scale`; zeros if there is none or it counts for nothing."""
+        gradient = self.parameters[place].grad
+        if gradient is None or scale == 0:
+            self.views[place].zero_()  # not 0 * gradient: NaN for one that overflowed
+        else:
+            if gradient.is_sparse:
+                gradient = gradient.to_dense()
+            torch.mul(gradient, scale, out=self.views[place])
+        self.missing -= not self._filled[place]
+        self._filled[place] = True
+
+    def fill_missing(self, scale: float) -> None:
+        """Copy in whatever is not copied yet, times `scale`."""
+        for place, filled in enumerate(self._filled):
+            if not filled:
+                self.fill(place, scale)
+
     def accept(self, factor: float) -> None:
         """`param.grad` becomes the average, or stays None where nobody used the parameter."""
         self._spent = [p.grad for p in self.parameters]
-        super().accept(factor)
+        if factor != 1:
+            self._values.mul_(factor)
+        everywhere = all(self.touched)
+        used = self.touched if everywhere else [flag > 0 for flag in self._flags.tolist()]
+        for parameter, view, anybody in zip(self.parameters, self.views, used, strict=True):
+            if anybody:
+                parameter.grad = view
         self.touched = [False] * len(self.parameters)
 
     def drop(self) -> None:
@@ -137,68 +134,68 @@ class GradientBucket(Bucket):
             parameter.grad = None
         self.touched = [False] * len(self.parameters)
 
-    def _source(self, place: int) -> torch.Tensor | None:
-        gradient = self.parameters[place].grad
-        if gradient is not None and gradient.is_sparse:
-            gradient = gradient.to_dense()
-        return gradient
-
-    def _marks(self) -> list[bool]:
-        return self.touched
-
-    def _hand_back(self, place: int) -> None:
-        self.parameters[place].grad = self.views[place]
+    def _flag(self) -> None:
+        if all(self.touched):
+            self._flags.fill_(1)
+        else:
+            self._flags.copy_(torch.tensor(self.touched, dtype=self.dtype))
 
 
 class BufferBucket(Bucket):
-    """Buffers of modules. Only what changed in a step comes back: constants must not drift."""
+    """Buffers of modules: floating ones take the weighted mean, others the maximum.
+
+    What is averaged is the change since the last step, so that constants stay what they are to
+    the last bit. (Version counters do not tell: batch norm updates its statistics past them.)
+    """
 
     def __init__(self, places: Sequence[tuple[torch.nn.Module, str]], reduce: Reduce) -> None:
         self._places = list(places)
         self._held: list[torch.Tensor] = []
-        self._seen = [(0, 0)] * len(places)
-        tensors = [self._tensor(place) for place in range(len(places))]
+        tensors = self._tensors()
         dtype = tensors[0].dtype if tensors[0].dtype != torch.bool else torch.uint8
         super().__init__(tensors, reduce, dtype)
-        self.mark_seen()
+        self._base = torch.empty(0)
 
-    def mark_seen(self) -> None:
-        """Whatever changes from now on has changed."""
-        self._seen = [self._version(place) for place in range(len(self._places))]
+    def rebase(self) -> None:
+        """All workers hold the same values now: changes count from here."""
+        self._copy_in(self._tensors())
+        self._base = self._values.clone()
 
     def hold(self) -> None:
         """Remember the values before a forward pass that does not count."""
-        self._held = [self._tensor(place).clone() for place in range(len(self._places))]
+        self._held = [tensor.clone() for tensor in self._tensors()]
 
     def undo(self) -> None:
         """Put back what was held. After backward, which may still need what forward left."""
-        with torch.no_grad():
-            for place, tensor in enumerate(self._held):
-                self._tensor(place).copy_(tensor)
+        if self._held:
+            with torch.no_grad():
+                torch._foreach_copy_(self._tensors(), self._held)
         self._held = []
 
+    def fill_missing(self, scale: float) -> None:
+        """Copy all buffers in; those of floating point as their change times `scale`."""
+        if not self.missing:
+            return
+        self._copy_in(self._held or self._tensors())
+        if self.reduce == "sum":
+            same = self._values == self._base  # also where both are infinite, as in a mask
+            self._values.sub_(self._base).mul_(scale).masked_fill_(same, 0)
+        self.missing = 0
+
     def accept(self, factor: float) -> None:
-        """Buffers take the average or maximum in place."""
-        super().accept(factor)
-        self.mark_seen()
-
-    def _tensor(self, place: int) -> torch.Tensor:
-        module, name = self._places[place]
-        return module.get_buffer(name)
-
-    def _version(self, place: int) -> tuple[int, int]:
-        tensor = self._tensor(place)
-        return id(tensor), tensor._version
-
-    def _source(self, place: int) -> torch.Tensor | None:
-        return self._held[place] if self._held else self._tensor(place)
-
-    def _marks(self) -> list[bool]:
-        return [self._version(place) != seen for place, seen in enumerate(self._seen)]
-
-    def _hand_back(self, place: int) -> None:
+        """The step is agreed: buffers change in place."""
+        if self.reduce == "sum":
+            self._values.mul_(factor).add_(self._base)
+            self._base.copy_(self._values)
         with torch.no_grad():
-            self._tensor(place).copy_(self.views[place])
+            torch._foreach_copy_(self._tensors(), self.views)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [module.get_buffer(name) for module, name in self._places]
+
+    def _copy_in(self, tensors: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(self.views, tensors)
 
 
 def build_buckets(modules: Sequence[torch.nn.Module]) -> list[Bucket]:
@@ -216,6 +213,8 @@ def build_buckets(modules: Sequence[torch.nn.Module]) -> list[Bucket]:
     counter.counts = True
     for bucket in buckets:
         bucket.renew()
+        if isinstance(bucket, BufferBucket):
+            bucket.rebase()
     return buckets
 
 
@@ -224,7 +223,7 @@ def _parameter_groups(modules: Sequence[torch.nn.Module]) -> list[list[torch.nn.
     parameters = list({id(p): p for p in wanted}.values())
     groups: list[list[torch.nn.Parameter]] = []
     open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[torch.nn.Parameter], int]] = {}
-    cap = _FIRST_BYTES
+    cap = FIRST_BUCKET_BYTES
     for parameter in reversed(parameters):
         key = (parameter.dtype, parameter.device)
         group, size = open_groups.get(key, ([], 0))
@@ -233,7 +232,7 @@ def _parameter_groups(modules: Sequence[torch.nn.Module]) -> list[list[torch.nn.
         group.append(parameter)
         size += parameter.nbytes
         if size >= cap:
-            cap = _CAP_BYTES
+            cap = BUCKET_BYTES
             open_groups.pop(key, None)
         else:
             open_groups[key] = (group, size)

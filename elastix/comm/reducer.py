@@ -101,6 +101,11 @@ class Reducer:
         for buffers in self._buffers:
             buffers.hold()
 
+    def rebase(self) -> None:
+        """All workers hold the same buffers now. Call it whenever a State was loaded."""
+        for buffers in self._buffers:
+            buffers.rebase()
+
     # --------------------------------------------------------------------- during backward
 
     def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:

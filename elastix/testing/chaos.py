@@ -6,11 +6,11 @@ ranks: a replacement has a new id and is not hit again.
 """
 
 import os
-from signal import SIGKILL, Signals
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL, Signals
 
 from elastix.train.context import Context
 
@@ -36,20 +36,24 @@ class Kill:
     signal: Signals = SIGKILL
 
 
-def with_kills(
-    train: Callable[[Context], None], kills: Sequence[Kill], log: Path | None = None
-) -> Callable[[Context], None]:
-    """The train function, with an end in store for some of its workers.
+@dataclass(frozen=True)
+class with_kills:  # noqa: N801 - used like a function
+    """The train function `train`, with an end in store for some of its workers.
 
-    Args:
+    Attributes:
         train: any train function.
         kills: each happens at most once.
         log: gets one line "MONOTONIC_SECONDS WORKER" per kill, just before it.
     """
 
-    def doomed(ctx: Context) -> None:
-        mine = [kill for kill in kills if kill.worker == ctx.worker]
-        passed = dict.fromkeys(range(len(mine)), 0)
+    train: Callable[[Context], None]
+    kills: Sequence[Kill]
+    log: Path | None = None
+
+    def __call__(self, ctx: Context) -> None:
+        """Run it."""
+        mine = [kill for kill in self.kills if kill.worker == ctx.worker]
+        passed = [0] * len(mine)
 
         def look(phase: str, detail: int) -> None:
             for index, kill in enumerate(mine):
@@ -59,18 +63,14 @@ def with_kills(
                     continue
                 passed[index] += 1
                 if passed[index] == kill.after + 1:
-                    _strike(kill, log)
+                    _strike(kill, self.log)
 
         ctx.on_phase(look)
-        train(ctx)
-
-    return doomed
+        self.train(ctx)
 
 
 def _strike(kill: Kill, log: Path | None) -> None:
     if log is not None:
         with log.open("a") as file:
             file.write(f"{time.monotonic()!r} {kill.worker}\n")
-            file.flush()
-            os.fsync(file.fileno())
     os.kill(os.getpid(), kill.signal)

@@ -26,10 +26,9 @@ class Context:
         config: what ElasticTrainer was given as `config`.
     """
 
-    def __init__(self, member: Member, config: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, member: Member, config: Mapping[str, Any]) -> None:
         self.config = config
         self._member = member
-        self._seed = seed
 
     @property
     def rank(self) -> int:
@@ -124,7 +123,7 @@ class Context:
             dataset=dataset,
             batch_size=batch_size,
             shuffle=shuffle,
-            seed=self._seed if seed is None else seed,
+            seed=self._member.settings.seed if seed is None else seed,
             collate=collate_fn,
             num_workers=num_workers,
             prefetch=prefetch_factor,

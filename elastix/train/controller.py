@@ -40,7 +40,8 @@ from elastix.events import (
 from elastix.observe.journal import Journal
 from elastix.train.checkpoint import Checkpoints
 from elastix.train.member import Settings
-from elastix.train.worker import Job, Outcome, Sign, Worker
+from elastix.train.outcome import Outcome
+from elastix.train.worker import Job, Sign, Worker
 
 _TICK_S = 0.2
 

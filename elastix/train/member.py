@@ -86,7 +86,7 @@ class Member:
         self.me = wiring.me
         self.device = device
         self.step = 0
-        self._settings = settings
+        self.settings = settings
         self._link = link
         self._news = news
         self._rounds = Rounds(self, news, wiring, device, settings.min_workers)
@@ -135,9 +135,9 @@ class Member:
 
     def seed(self) -> None:
         """Equal random numbers on all workers, so that they build equal models."""
-        torch.manual_seed(self._settings.seed)
-        np.random.seed(self._settings.seed % 2**32)
-        random.seed(self._settings.seed)
+        torch.manual_seed(self.settings.seed)
+        np.random.seed(self.settings.seed % 2**32)
+        random.seed(self.settings.seed)
 
     def prepare(self, objects: Sequence[Any]) -> None:
         """Take in model, optimizer and the rest, and enter the group. Collective; blocks."""
@@ -197,8 +197,8 @@ class Member:
 
     def give_state(self, founding: bool) -> State:
         """For newcomers. The first founder restores the stored State, if the run has one."""
-        if founding and self._settings.resume is not None:
-            self._adopt(states.load(self._settings.resume))
+        if founding and self.settings.resume is not None:
+            self._adopt(states.load(self.settings.resume))
         return self.capture()
 
     def adopt_state(self, state: State) -> None:
@@ -208,6 +208,8 @@ class Member:
 
     def _adopt(self, state: State) -> None:
         states.restore(state, self._modules, self._others)
+        if self._reducer is not None:
+            self._reducer.rebase()
         self._adopted = state
         self.step = self._stored_step = state.meta["step"]
         self._serial = state.meta["serial"]
@@ -317,7 +319,7 @@ class Member:
         """Between two steps: joiners enter, checkpoints are taken."""
         self.phase("boundary", self.step)
         self._rounds.boundary()
-        every = self._settings.checkpoint.every_steps
+        every = self.settings.checkpoint.every_steps
         due = every is not None and self.step % every == 0 and self.step > self._stored_step
         if due and self.rank == 0:
             self.store_state("every_steps")

@@ -6,23 +6,20 @@ Not here: anything about groups or samples (member), and any decision (controlle
 import os
 import queue
 import threading
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import torch
-from ray.actor import ActorHandle
 
 from elastix.comm.group import Backend, Wiring
 from elastix.comm.membership import Membership
 from elastix.comm.news import News
-from elastix.comm.rounds import Fenced
-from elastix.errors import ElastixError, QuorumLost
+from elastix.errors import QuorumLost
 from elastix.events import Event
-from elastix.train.context import Context
 from elastix.train.member import Member, Settings
+from elastix.train.outcome import Outcome, run_train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,23 +41,6 @@ class Job:
     threads: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a worker's run ended: "finished", "raised", "fenced" or "dismissed".
-
-    Attributes:
-        error: what was raised, if it is elastix's own.
-        traceback: of what was raised, as text.
-    """
-
-    kind: str
-    rank: int = -1
-    step: int = 0
-    error: ElastixError | None = None
-    summary: str = ""
-    traceback: str = ""
-
-
 @dataclass(frozen=True)
 class Sign:
     """A sign of life: where a worker was when it was sent."""
@@ -74,7 +54,7 @@ class Sign:
 class ControllerLink:
     """The Link to the controller. Events are sent in batches by a thread of their own."""
 
-    def __init__(self, worker: int, controller: ActorHandle[Any], device: str) -> None:
+    def __init__(self, worker: int, controller: Any, device: str) -> None:  # noqa: ANN401
         self._worker = worker
         self._controller = controller
         self._device = device
@@ -131,7 +111,7 @@ class ControllerLink:
 class Worker:
     """The actor. `run` occupies its main thread; the other methods are for the controller."""
 
-    def __init__(self, worker: int, controller: ActorHandle[Any], job: Job) -> None:
+    def __init__(self, worker: int, controller: Any, job: Job) -> None:  # noqa: ANN401
         self._worker = worker
         self._controller = controller
         self._job = job
@@ -172,36 +152,12 @@ class Worker:
         pulse = threading.Thread(target=self._pulse, args=(member, link, stop), daemon=True)
         pulse.start()
         try:
-            outcome = self._train(member)
+            train = ray.cloudpickle.loads(self._job.train)
+            outcome = run_train(train, member, self._job.config)
         finally:
             stop.set()
         link.close()
         return outcome
-
-    def _train(self, member: Member) -> Outcome:
-        context = Context(member, self._job.config, self._job.settings.seed)
-        try:
-            train = ray.cloudpickle.loads(self._job.train)
-            member.seed()
-            train(context)
-            if member.prepared:
-                member.finish()
-            return Outcome(kind="finished", rank=member.rank, step=member.step)
-        except Fenced as fenced:
-            return Outcome(kind="fenced", rank=-1, step=member.step, summary=str(fenced))
-        except QuorumLost as error:
-            if member.rank == 0:
-                member.store_state("quorum lost")
-            return Outcome(kind="dismissed", rank=member.rank, step=member.step, error=error)
-        except BaseException as error:  # noqa: BLE001 - the border of the process
-            return Outcome(
-                kind="raised",
-                rank=member.rank,
-                step=member.step,
-                error=error if isinstance(error, ElastixError) else None,
-                summary=f"{type(error).__name__}: {error}",
-                traceback=traceback.format_exc(),
-            )
 
     def _pulse(self, member: Member, link: ControllerLink, stop: threading.Event) -> None:
         while not stop.wait(self._job.heartbeat_s):

@@ -1,0 +1,55 @@
+"""Run the train function on one member, and say how it ended. No Ray."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastix.comm.rounds import Fenced
+from elastix.errors import ElastixError, QuorumLost
+from elastix.train.context import Context
+from elastix.train.member import Member
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a worker's run ended: "finished", "raised", "fenced" or "dismissed".
+
+    Attributes:
+        error: what was raised, if it is elastix's own.
+        traceback: of what was raised, as text.
+    """
+
+    kind: str
+    rank: int = -1
+    step: int = 0
+    error: ElastixError | None = None
+    summary: str = ""
+    traceback: str = ""
+
+
+def run_train(
+    train: Callable[[Context], None], member: Member, config: Mapping[str, Any]
+) -> Outcome:
+    """Call `train` with a Context. Never raises; blocks until it is through."""
+    member.seed()
+    try:
+        train(Context(member, config))
+        if member.prepared:
+            member.finish()
+        return Outcome(kind="finished", rank=member.rank, step=member.step)
+    except Fenced as fenced:
+        return Outcome(kind="fenced", step=member.step, summary=str(fenced))
+    except QuorumLost as error:
+        if member.rank == 0:
+            member.store_state("quorum lost")
+        return Outcome(kind="dismissed", rank=member.rank, step=member.step, error=error)
+    except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
+        return Outcome(
+            kind="raised",
+            rank=member.rank,
+            step=member.step,
+            error=error if isinstance(error, ElastixError) else None,
+            summary=f"{type(error).__name__}: {error}",
+            traceback=traceback.format_exc(),
+        )

@@ -1,0 +1,160 @@
+"""Laws 1 and 4 on real processes: workers end by SIGKILL at chosen places of a step."""
+
+from signal import SIGSEGV, SIGSTOP
+
+import pytest
+
+from elastix.events import Recovered, WorkerLost
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.local import run_local
+from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
+from tests.trainables import train
+
+CONFIG = {"model": "wide", "samples": 150, "batch_size": 30, "epochs": 2}
+
+
+def run(tmp_path, kills, workers=3, config=None, **options):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    settings = {**CONFIG, **(config or {}), "log": str(logs)}
+    doomed = with_kills(train, kills)
+    result = run_local(doomed, workers, config=settings, directory=tmp_path / "run", **options)
+    assert {kill.worker for kill in kills} == set(result.lost)
+    assert_exactly_once(result.events, settings["epochs"])
+    assert_replicas_identical(logs, set(result.lost))
+    return result
+
+
+PLACES = {
+    "forward": Kill(worker=1, phase="batch", step=3),
+    "first bucket": Kill(worker=1, phase="bucket", detail=0, step=3),
+    "middle bucket": Kill(worker=1, phase="bucket", detail=1, step=3),
+    "last bucket": Kill(worker=1, phase="bucket", detail=2, step=3),
+    "commit round": Kill(worker=1, phase="round", detail=1, step=3),
+    "out of the commit round": Kill(worker=1, phase="left", detail=1, step=3),
+    "between steps": Kill(worker=1, phase="boundary", step=3),
+    "evaluation": Kill(worker=1, phase="evaluate"),
+    "first step": Kill(worker=1, phase="bucket", detail=1, step=0),
+}
+
+
+@pytest.mark.parametrize("workers", [3, 5])
+@pytest.mark.parametrize("place", PLACES)
+def test_one_worker_is_killed(tmp_path, place, workers):
+    result = run(tmp_path, [PLACES[place]], workers)
+    survivors = {e.worker for e in result.events if isinstance(e, Recovered)}
+    assert survivors == set(range(workers)) - {1}
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [Kill(worker=1, phase="bucket", detail=1, step=3), Kill(worker=4, phase="batch", step=3)],
+        [Kill(worker=0, phase="round", detail=1, step=3), Kill(worker=3, phase="left", step=3)],
+        [Kill(worker=0, phase="bucket", step=2), Kill(worker=1, phase="bucket", step=2)],
+    ],
+    ids=["bucket and forward", "rank 0 in and after the commit round", "the two lowest ranks"],
+)
+def test_two_workers_are_killed_in_one_step(tmp_path, kills):
+    run(tmp_path, kills, workers=5)
+
+
+@pytest.mark.parametrize("phase", ["enter", "meet", "bucket", "round", "left"])
+@pytest.mark.parametrize("workers", [3, 5])
+def test_a_second_worker_is_killed_during_recovery(tmp_path, workers, phase):
+    # Phases of generation 2 are the second pass of each place, except those of the group itself.
+    first = Kill(worker=1, phase="bucket", detail=1, step=3)
+    again = 1 if phase == "bucket" else 0
+    second = Kill(
+        worker=2,
+        phase=phase,
+        step=3 if phase != "left" else None,
+        detail=2 if phase in ("enter", "meet") else {"bucket": 1, "round": 1}.get(phase),
+        after=again if phase != "left" else 3,
+    )
+    run(tmp_path, [first, second], workers)
+
+
+def test_four_of_five_are_killed_one_after_the_other(tmp_path):
+    kills = [Kill(worker=w, phase="bucket", detail=1, step=1 + w) for w in range(4)]
+    result = run(tmp_path, kills, workers=5)
+    assert committed(result.events)[-1].world_size == 1
+
+
+def test_a_segmentation_fault_is_a_loss_like_any_other(tmp_path):
+    run(tmp_path, [Kill(worker=1, phase="bucket", detail=1, step=3, signal=SIGSEGV)])
+
+
+def test_a_stopped_worker_is_noticed_by_its_silence(tmp_path):
+    kill = Kill(worker=1, phase="bucket", detail=1, step=3, signal=SIGSTOP)
+    result = run(tmp_path, [kill], heartbeat_timeout_s=1.0)
+    assert [e.cause for e in result.events if isinstance(e, WorkerLost)] == ["silent"]
+
+
+def test_batch_norm_buffers_and_accumulation_survive_kills(tmp_path):
+    kills = [
+        Kill(worker=1, phase="batch", step=2, after=1),  # in the middle of an accumulation window
+        Kill(worker=2, phase="bucket", step=4),
+    ]
+    config = {"model": "convnet", "accumulate": 2, "samples": 180}
+    run(tmp_path, kills, workers=4, config=config)
+
+
+def joining(tmp_path, hold_step):
+    """A run that is still going on when worker 3, a replacement, is up."""
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    return {
+        "samples": 1500,
+        "epochs": 4,
+        "model": "convnet",
+        "meeting": str(meeting),
+        "hold_step": hold_step,
+        "hold_for": 3,
+    }
+
+
+def test_a_replacement_joins_at_a_boundary(tmp_path):
+    kill = Kill(worker=1, phase="bucket", step=3)
+    result = run(tmp_path, [kill], config=joining(tmp_path, 5), replace=True)
+    (join,) = joins(result.events)
+    assert join.worker == 3
+    assert join.step >= 5
+    assert committed(result.events)[-1].world_size == 3
+
+
+def test_a_group_below_its_minimum_finishes_the_step_and_waits(tmp_path):
+    kills = [Kill(worker=1, phase="bucket", step=3), Kill(worker=0, phase="round", step=4)]
+    result = run(tmp_path, kills, replace=True, min_workers=3)
+    sizes = [event.world_size for event in committed(result.events)]
+    assert sizes[3] == 2  # step 4 was in hand, and was finished by those left
+    assert [size for size in sizes[4:] if size < 3] == [2]  # so was step 5
+    assert {event.worker for event in joins(result.events)} == {3, 4}
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        Kill(worker=3, phase="enter"),
+        Kill(worker=3, phase="meet"),
+        Kill(worker=3, phase="take"),
+        Kill(worker=0, phase="give", after=1),
+        Kill(worker=2, phase="enter", detail=3),
+        Kill(worker=2, phase="meet", detail=3),
+    ],
+    ids=["joiner", "joiner meets", "joiner copies", "donor copies", "bystander", "bystander meets"],
+)
+@pytest.mark.parametrize("min_workers", [1, 3], ids=["running", "paused"])
+def test_somebody_is_killed_during_a_join(tmp_path, kill, min_workers):
+    first = Kill(worker=1, phase="bucket", step=3)
+    config = joining(tmp_path, 5 if min_workers == 1 else -1)
+    result = run(tmp_path, [first, kill], config=config, replace=True, min_workers=min_workers)
+    assert min_workers == 1 or committed(result.events)[-1].world_size == 3
+
+
+def test_nobody_waits_for_the_timeout_of_an_operation(tmp_path):
+    """Law 4: all survivors are out of the step long before gloo would give up."""
+    result = run(tmp_path, [Kill(worker=2, phase="bucket", detail=1, step=3)], workers=5)
+    stalls = [event.stall_s for event in result.events if isinstance(event, Recovered)]
+    assert len(stalls) == 4
+    assert max(stalls) < 20  # the operation's timeout is 1800 s, that of connecting 30 s

@@ -1,0 +1,166 @@
+"""Train functions for the tests, and what they write down about themselves."""
+
+import json
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from blake3 import blake3
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastix
+from elastix.comm import buckets
+from elastix.state import State, capture, raw_bytes
+
+
+class Convnet(nn.Module):
+    """Batch norm: buffers of both kinds."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, width, 3, padding=1)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.head = nn.Linear(width * 16, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
+        x = F.relu(self.norm2(self.conv2(x)))
+        return self.head(x.flatten(1))
+
+
+class Tied(nn.Module):
+    """A small transformer whose output layer shares the embedding."""
+
+    def __init__(self, vocabulary=17, width=16):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.block = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(width, vocabulary, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x):
+        tokens = (x.flatten(1) * 16).long()
+        return self.out(self.block(self.embed(tokens)).mean(1))[:, :10]
+
+
+class Unused(nn.Module):
+    """One branch is never used, another only for some samples, so only on some ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(64, 32)
+        self.never = nn.Linear(32, 32)
+        self.sometimes = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x):
+        h = torch.relu(self.body(x.flatten(1)))
+        if bool((x[:, 0, 0, 0] > 1.5).any()):
+            h = h + self.sometimes(h)
+        return self.head(h)
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 10))
+
+
+def wide_mlp(width=256):
+    """Three buckets, if they are closed at 256 KiB and parameters are float64."""
+    layers = [nn.Flatten(), nn.Linear(64, width), nn.ReLU()]
+    layers += [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+MODELS = {"convnet": Convnet, "tied": Tied, "unused": Unused, "mlp": mlp, "wide": wide_mlp}
+
+
+def samples(amount, dtype=torch.float32):
+    """A dataset of 8 x 8 images with 10 classes that depend on them."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.rand(amount, 1, 8, 8, generator=generator, dtype=torch.float64)
+    x[::9, 0, 0, 0] = 2.0
+    y = (x.sum((1, 2, 3)) * 3).long() % 10
+    return TensorDataset(x.to(dtype), y)
+
+
+def make(config):
+    """Model, optimizer and dataset of a configuration."""
+    dtype = getattr(torch, config.get("dtype", "float64"))
+    model = MODELS[config.get("model", "convnet")]().to(dtype)
+    if config.get("optimizer", "adamw") == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, optimizer, samples(config.get("samples", 240), dtype)
+
+
+def accuracy(model, batch):
+    x, y = batch
+    return (model(x).argmax(1) == y).double().mean()
+
+
+def digest(state: State) -> str:
+    """Over every bit of a State but its random numbers, which differ by design."""
+    text = blake3()
+    for name in sorted(state.tensors):
+        if not name.startswith("@rng"):
+            text.update(name.encode())
+            text.update(raw_bytes(state.tensors[name]).numpy().data)
+    return text.hexdigest()
+
+
+def train(ctx: elastix.Context) -> None:
+    """The loop that the chaos tests run; every worker notes its digest after every step."""
+    config = ctx.config
+    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = config.get("bucket_bytes", 256 << 10)
+    model, optimizer, dataset = make(config)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+    meeting = Path(config["meeting"]) if "meeting" in config else None
+    if meeting is not None:
+        (meeting / str(ctx.worker)).touch()
+    model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
+    loader = ctx.loader(dataset, batch_size=config.get("batch_size", 30))
+    every = config.get("accumulate", 1)
+    log = Path(config["log"]) / f"{ctx.worker}.jsonl" if "log" in config else None
+    for epoch in loader.epochs(config.get("epochs", 2)):
+        for number, (x, y) in enumerate(epoch):
+            last = len(epoch) == 0 or (number + 1) % every == 0
+            with nullcontext() if last else ctx.accumulate():
+                (F.cross_entropy(model(x), y) / every).backward()
+            if not last:
+                continue
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            if meeting is not None and ctx.step == config["hold_step"]:
+                await_worker(meeting / str(config["hold_for"]))
+            if log is not None:
+                others = {"optimizer": optimizer, "scheduler": scheduler}
+                note(log, ctx.step, digest(capture({"": model}, others)))
+        ctx.report(**ctx.evaluate(accuracy, dataset, batch_size=64))
+
+
+def await_worker(sign: Path) -> None:
+    """Until a replacement is about to join. There is no event between processes but the file."""
+    while not sign.exists():
+        time.sleep(0.005)
+
+
+def note(log: Path, step: int, text: Any) -> None:
+    with log.open("a") as file:
+        file.write(json.dumps([step, text]) + "\n")
+
+
+def notes(directory: Path) -> dict[int, dict[int, Any]]:
+    """What each worker wrote: worker to step to text."""
+    return {
+        int(path.stem): dict(json.loads(line) for line in path.read_text().splitlines())
+        for path in directory.glob("*.jsonl")
+    }
