@@ -23,6 +23,7 @@ Reduce = Literal["sum", "max"]
 
 _OPERATION_TIMEOUT = timedelta(minutes=30)
 _CONNECT_TIMEOUT = timedelta(seconds=30)
+_MEETING_POLL_S = (0.0005, 0.02)
 _REDUCE = {"sum": dist.ReduceOp(dist.ReduceOp.SUM), "max": dist.ReduceOp(dist.ReduceOp.MAX)}
 
 
@@ -219,12 +220,10 @@ class Builder:
         # only when all are here keeps its timeout short.
         meeting.set(f"here-{rank}", "")
         everybody = [f"here-{other}" for other in range(size)]
-        while not self._abandoned:
-            try:
-                meeting.wait(everybody, timedelta(seconds=1))
-                break
-            except dist.DistStoreError:
-                continue
+        pause_s = _MEETING_POLL_S[0]
+        while not self._abandoned and not meeting.check(everybody):
+            time.sleep(pause_s)  # `wait` cannot be called off, and its timeouts are not silent
+            pause_s = min(2 * pause_s, _MEETING_POLL_S[1])
         if self._abandoned:
             raise RuntimeError("abandoned before all members were there")
         if wiring.backend == "nccl":

@@ -51,6 +51,7 @@ class Decision:
         source: the rank that passes the result of `operation - 1` on; None if nobody lacks it.
         complete: generation whose buckets stand; 0 if all reduce again.
         plan: the generation over whose members the batch of `operation` is split.
+        begun: somebody is already in the operation, so nobody may wait before it.
         donor: the rank that gives its State to `newcomers`; None if there are none.
         newcomers: the ranks without the State, but the donor.
     """
@@ -59,6 +60,7 @@ class Decision:
     source: int | None
     complete: int
     plan: int
+    begun: bool = False
     donor: int | None = None
     newcomers: tuple[int, ...] = ()
 
@@ -99,6 +101,7 @@ def decide(positions: Sequence[Position]) -> Decision:
         source=ahead[0] if behind else None,
         complete=agreed,
         plan=max(positions[rank].plan for rank in ahead),
+        begun=any(positions[rank].kind for rank in ahead),
         donor=ahead[0] if newcomers else None,
         newcomers=tuple(newcomers),
     )

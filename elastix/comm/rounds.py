@@ -141,6 +141,7 @@ class Rounds:
         self._complete = 0
         self._kind = 0
         self._agreed = 0
+        self._begun = False
         self._result: torch.Tensor | None = None
         self._sent: torch.Tensor | None = None
         self._passed: Left | None = None
@@ -200,6 +201,7 @@ class Rounds:
             except _Superseded:
                 continue
         self._kind = 0
+        self._begun = False
         self._complete = 0
         self._passed = None
         self._result = left.result
@@ -230,15 +232,19 @@ class Rounds:
                 elif self._agreed > self.generation:
                     members = self._news.members[self._agreed]
                     self._enter(Membership(self._agreed, members, urgent=False))
-                elif self.group is not None and self.group.size < self._min_workers:
+                elif self._too_few():
                     self._pause()
                 else:
                     return
             except _Superseded:
                 continue
 
+    def _too_few(self) -> bool:
+        """Whether to wait here; not if others are in the next operation and wait for us."""
+        return self.group is not None and self.group.size < self._min_workers and not self._begun
+
     def _pause(self) -> None:
-        """Too few to go on: all are at this boundary, so a proposal needs no agreement."""
+        """Too few to go on: all come to this boundary, so a proposal needs no agreement."""
         now = self.generation
         news = self._news
         self._participant.phase("pause", now)
@@ -382,6 +388,7 @@ class Rounds:
         else:
             self._outcome = "accepted" if decision.complete else "reduced again"
             self._complete = decision.complete
+            self._begun = decision.begun
             self.plan = max(self.plan, decision.plan) or self.generation
 
     def _transfer(

@@ -31,6 +31,7 @@ from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
 
 _HOST = "127.0.0.1"
+_WARM = ["elastix.testing.local", "torch._dynamo"]  # the second is what making an optimizer imports
 
 
 @dataclass
@@ -111,7 +112,7 @@ class _Supervisor:
     ) -> None:
         self.run = LocalRun(settings.directory)
         self._spawner = multiprocessing.get_context("forkserver")
-        self._spawner.set_forkserver_preload(["elastix.testing.local"])
+        self._spawner.set_forkserver_preload(_WARM)
         self._rendezvous = Rendezvous(_HOST)
         self._roster = Roster(workers)
         self._args = (train, config, settings)

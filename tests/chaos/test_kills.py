@@ -105,8 +105,8 @@ def joining(tmp_path, hold_step):
     meeting = tmp_path / "meeting"
     meeting.mkdir()
     return {
-        "samples": 1500,
-        "epochs": 4,
+        "samples": 600,
+        "epochs": 3,
         "model": "convnet",
         "meeting": str(meeting),
         "hold_step": hold_step,
@@ -128,7 +128,7 @@ def test_a_group_below_its_minimum_finishes_the_step_and_waits(tmp_path):
     result = run(tmp_path, kills, replace=True, min_workers=3)
     sizes = [event.world_size for event in committed(result.events)]
     assert sizes[3] == 2  # step 4 was in hand, and was finished by those left
-    assert [size for size in sizes[4:] if size < 3] == [2]  # so was step 5
+    assert set(sizes[4:]) == {3}  # nobody went on until a replacement was in
     assert {event.worker for event in joins(result.events)} == {3, 4}
 
 
