@@ -73,9 +73,16 @@ class LoaderOpened(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShares:
-    """One global batch of one loader as it was committed: who contributed which positions."""
+    """One global batch of one loader as it was committed.
+
+    Attributes:
+        epoch: in which it was drawn.
+        shares: which positions each contributor had, in rank order; empty shares are left out.
+        owed: positions that were planned for this batch and lost with their worker.
+    """
 
     loader: int
+    epoch: int
     shares: Mapping[int, tuple[Span, ...]]
     owed: tuple[Span, ...] = ()
 
@@ -84,8 +91,7 @@ class BatchShares:
 class StepCommitted(Event):
     """The group agreed on the gradient of `step` (counted from 1) in `generation`.
 
-    `owed` holds positions that were planned for this step and lost with a worker. `batches` has
-    one entry per global batch: one without accumulation.
+    `batches` has one entry per global batch: one without accumulation.
     """
 
     step: int
@@ -232,6 +238,7 @@ def from_record(record: Mapping[str, Any]) -> Event:
 def _batch(values: Mapping[str, Any]) -> BatchShares:
     return BatchShares(
         loader=values["loader"],
+        epoch=values["epoch"],
         shares={int(worker): _spans(spans) for worker, spans in values["shares"].items()},
         owed=_spans(values["owed"]),
     )

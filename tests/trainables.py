@@ -18,13 +18,16 @@ from elastix.state import State, capture, raw_bytes
 
 
 class Convnet(nn.Module):
-    """Batch norm: buffers of both kinds."""
+    """Batch norm: buffers of both kinds.
+
+    No bias before it: its gradient is zero but for rounding, and Adam makes steps of that.
+    """
 
     def __init__(self, width=8):
         super().__init__()
-        self.conv1 = nn.Conv2d(1, width, 3, padding=1)
+        self.conv1 = nn.Conv2d(1, width, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
         self.head = nn.Linear(width * 16, 10)
 
@@ -37,7 +40,7 @@ class Convnet(nn.Module):
 class Tied(nn.Module):
     """A small transformer whose output layer shares the embedding."""
 
-    def __init__(self, vocabulary=17, width=16):
+    def __init__(self, vocabulary=40, width=16):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.block = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True)

@@ -48,6 +48,7 @@ class Pace(Protocol):
 class Draw:
     """A global batch that is not committed yet: whose samples are which."""
 
+    epoch: int
     members: tuple[int, ...]
     shares: tuple[tuple[Span, ...], ...]
 
@@ -173,6 +174,7 @@ class Loader:
             committed.append(
                 BatchShares(
                     loader=self.number,
+                    epoch=draw.epoch,
                     shares={member: spans for member, spans in shares.items() if spans},
                     owed=tuple(owed),
                 )
@@ -236,7 +238,7 @@ class Loader:
         if not batch:
             return None
         members = self._pace.members()
-        return Draw(members, split(batch, len(members), batch_size)), after
+        return Draw(self.epoch, members, split(batch, len(members), batch_size)), after
 
     @property
     def steps_left(self) -> int:

@@ -7,6 +7,7 @@ and loader are the very same code.
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import threading
 import time
@@ -24,7 +25,7 @@ from elastix.comm.membership import Membership, Roster
 from elastix.comm.news import News
 from elastix.config import CheckpointConfig
 from elastix.errors import QuorumLost, TrainError
-from elastix.events import Event, GenerationFormed, WorkerLost
+from elastix.events import Event, GenerationFormed, RunStarted, WorkerLost
 from elastix.observe.journal import Journal
 from elastix.train.context import Context
 from elastix.train.member import Member, Settings
@@ -124,6 +125,10 @@ class _Supervisor:
         self._next = 0
         self._serial = -1
         self._journal = Journal(settings.directory / "journal.jsonl")
+        (settings.directory / "train.pkl").write_bytes(pickle.dumps(train))
+        self._emit(
+            RunStarted(name="local", seed=settings.seed, config=config, scaling={}, versions={})
+        )
         for _ in range(workers):
             self._start()
 

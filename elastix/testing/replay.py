@@ -1,0 +1,364 @@
+"""Law 2: one process, fed the committed batches of a journal, ends with the same weights.
+
+    python -m elastix.testing.replay runs/store/runs/NAME
+
+The run's own train function is run again, once per share of a batch, in threads that move in step:
+thread t is given the t-th share of each committed batch, and gradients and buffers are averaged
+by sample count with plain arithmetic. Nothing of elastix.comm takes part, and no loader: who was in
+the group, what failed, and what was owed shows only in the shares. So this checks reducer,
+recovery and cursor at once, on any job.
+
+A train function with dropout or other random numbers gives other weights; that is its nature.
+"""
+
+import argparse
+import pickle
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.utils.data import Dataset
+
+from elastix import state as states
+from elastix.data.cursor import count
+from elastix.data.loader import Source, to_device
+from elastix.errors import ElastixError, TrainError
+from elastix.events import BatchShares, Event, Resumed, RunStarted, StateStored, StepCommitted
+from elastix.observe import journal
+from elastix.state import State, Stateful
+from elastix.train.checkpoint import Checkpoints
+from elastix.train.context import Context
+from elastix.train.member import Member, Metric
+
+_TIMEOUT_S = 600.0
+
+
+class _Over(BaseException):
+    """Every committed step is replayed."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the replay is from the run.
+
+    Attributes:
+        steps: steps replayed.
+        worst: name of the tensor that differs most.
+        relative: its largest difference over its largest value.
+    """
+
+    steps: int
+    worst: str
+    relative: float
+
+
+def replay(directory: Path, device: str = "cpu") -> State:
+    """Train on the committed batches of the run in `directory`; its State at the end.
+
+    Raises:
+        NotFound: there is no journal.
+        TrainError: the train function does not draw the batches that the journal has.
+    """
+    events = list(journal.read(directory / "journal.jsonl"))
+    opening = next(event for event in events if isinstance(event, RunStarted))
+    steps = _standing(events)
+    train = pickle.loads((directory / "train.pkl").read_bytes())
+    width = max((len(b.shares) for step in steps for b in step.batches), default=1)
+    choir = _Choir(max(1, width), steps, opening.seed, torch.device(device))
+    return choir.sing(train, opening.config)
+
+
+def compare(directory: Path, device: str = "cpu") -> Difference:
+    """Replay a run and compare the model's tensors with the State that it stored last."""
+    stored = [e for e in journal.read(directory / "journal.jsonl") if isinstance(e, StateStored)]
+    if not stored:
+        raise TrainError(f"the run in {directory} stored no State to compare with.")
+    ours = replay(directory, device).model
+    newest = Checkpoints(directory / "states").newest_first()[0]
+    theirs = states.load(newest).model
+    worst, relative = "", 0.0
+    for name, tensor in theirs.items():
+        if not tensor.is_floating_point():
+            difference = float(not torch.equal(tensor, ours[name]))
+        else:
+            scale = float(tensor.abs().max()) if tensor.numel() else 1.0
+            gap = float((tensor - ours[name].cpu()).abs().max()) if tensor.numel() else 0.0
+            difference = gap / (scale or 1.0)
+        if not worst or difference > relative:
+            worst, relative = name, difference
+    return Difference(stored[-1].step, worst, relative)
+
+
+def _standing(events: Sequence[Event]) -> list[StepCommitted]:
+    """Committed steps but for those that a restart went back behind."""
+    steps: list[StepCommitted] = []
+    for event in events:
+        if isinstance(event, Resumed):
+            steps = [step for step in steps if step.step <= event.step]
+        elif isinstance(event, StepCommitted):
+            steps.append(event)
+    return steps
+
+
+class _Choir:
+    """Threads that run the same train function, each with a replica and a share of every batch."""
+
+    def __init__(
+        self, width: int, steps: Sequence[StepCommitted], seed: int, device: torch.device
+    ) -> None:
+        self.steps = steps
+        self.seed = seed
+        self.device = device
+        self.barrier = threading.Barrier(width, timeout=_TIMEOUT_S)
+        self.first_prepared = threading.Event()
+        self.voices = [_Voice(self, number) for number in range(width)]
+        self.failure: BaseException | None = None
+
+    def sing(self, train: Callable[[Context], None], config: Mapping[str, Any]) -> State:
+        threads = [
+            threading.Thread(target=self._run, args=(voice, train, config), daemon=True)
+            for voice in self.voices
+        ]
+        # The first builds its model alone: the random numbers are the process's.
+        torch.manual_seed(self.seed)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.failure is not None:
+            raise TrainError(f"the replay failed: {self.failure!r}") from self.failure
+        return self.voices[0].capture()
+
+    def _run(
+        self, voice: "_Voice", train: Callable[[Context], None], config: Mapping[str, Any]
+    ) -> None:
+        try:
+            if voice.me > 0:
+                self.first_prepared.wait(_TIMEOUT_S)
+            train(Context(cast("Member", voice), config))
+        except _Over:
+            return
+        except BaseException as error:  # noqa: BLE001 - a thread's border; sing raises it
+            if not isinstance(error, threading.BrokenBarrierError):
+                self.failure = self.failure or error
+            self.first_prepared.set()
+            self.barrier.abort()
+
+
+class _Voice:
+    """One replica. Has the methods of Member that Context calls."""
+
+    def __init__(self, choir: _Choir, number: int) -> None:
+        self.me = number
+        self.step = 0
+        self.generation = 1
+        self.device = choir.device
+        self.settings = self
+        self.seed = choir.seed
+        self.samples = 0
+        self.modules: dict[str, torch.nn.Module] = {}
+        self._choir = choir
+        self._loaders: list[_ReplayLoader] = []
+        self._deferred = False
+        self._active = False
+        self._base: dict[str, torch.Tensor] = {}
+
+    @property
+    def prepared(self) -> bool:
+        return bool(self.modules)
+
+    @property
+    def rank(self) -> int:
+        return self.me
+
+    @property
+    def world_size(self) -> int:
+        return len(self._choir.voices)
+
+    def prepare(self, objects: Sequence[Any]) -> None:
+        modules = [o for o in objects if isinstance(o, torch.nn.Module)]
+        prefixes = ["", *(f"@module{i}/" for i in range(1, len(modules)))]
+        self.modules = dict(zip(prefixes, (m.to(self.device) for m in modules), strict=True))
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                hook = self._ready
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._choir.first_prepared.set()
+        self._together()
+        if self.me > 0:
+            for mine, first in zip(modules, self._choir.voices[0].modules.values(), strict=True):
+                mine.load_state_dict(first.state_dict())
+        self._together()
+
+    def track(self, objects: Mapping[str, Stateful]) -> None:
+        """They are built afresh here, as on every founder."""
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [p for module in self.modules.values() for p in module.parameters()]
+
+    def buffers(self) -> list[torch.Tensor]:
+        return [b for module in self.modules.values() for b in module.buffers()]
+
+    def open_loader(self, source: Source) -> "_ReplayLoader":
+        number = len(self._loaders)
+        batches = [b for step in self._choir.steps for b in step.batches if b.loader == number]
+        loader = _ReplayLoader(self, source, batches)
+        self._loaders.append(loader)
+        return loader
+
+    def boundary(self) -> None:
+        if self.step >= len(self._choir.steps):
+            raise _Over
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+
+    def evaluate(
+        self,
+        metric: Metric,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Callable[[list[Any]], Any],
+    ) -> dict[str, float]:
+        """Only so that the train function can go on; not what is compared."""
+        del batch_size
+        model = self.modules[""]
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        with torch.no_grad():
+            length = len(dataset)  # type: ignore[arg-type]
+            found = metric(
+                model, to_device(collate([dataset[i] for i in range(length)]), self.device)
+            )
+        for module, mode in modes.items():
+            module.training = mode
+        if not isinstance(found, Mapping):
+            found = {getattr(metric, "__name__", "metric"): found}
+        return {name: float(value) for name, value in found.items()}
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Nobody reads it."""
+
+    def on_phase(self, listener: Callable[[str, int], None]) -> None:
+        """There are none: kills that were in store for the run do not happen here."""
+
+    def capture(self) -> State:
+        return states.capture(self.modules, {}).clone()
+
+    def _ready(self, _parameter: torch.Tensor) -> None:
+        if not self._deferred and not self._active:
+            self._active = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._active = False
+        self._together()
+        if self.me == 0:
+            _average(self._choir.voices)
+        self._together()
+        self.step += 1
+        self.samples = 0
+
+    def _together(self) -> None:
+        self._choir.barrier.wait()
+
+
+def _average(voices: Sequence[_Voice]) -> None:
+    """Gradients and floating buffers become their mean by samples, other buffers the maximum."""
+    total = sum(voice.samples for voice in voices)
+    for replicas in zip(*(voice.parameters() for voice in voices), strict=True):
+        mean = None
+        for voice, parameter in zip(voices, replicas, strict=True):
+            if parameter.grad is not None and voice.samples:
+                part = parameter.grad * (voice.samples / total)
+                mean = part if mean is None else mean + part
+        for parameter in replicas:
+            parameter.grad = None if mean is None else mean.clone()
+    with torch.no_grad():
+        for replicas in zip(*(voice.buffers() for voice in voices), strict=True):
+            counted = [
+                (voice.samples / total, buffer)
+                for voice, buffer in zip(voices, replicas, strict=True)
+                if voice.samples
+            ]
+            if not counted:
+                continue
+            if all(torch.equal(buffer, counted[0][1]) for _, buffer in counted):
+                value = counted[0][1].clone()
+            elif counted[0][1].is_floating_point():
+                value = torch.stack([weight * buffer for weight, buffer in counted]).sum(0)
+            else:
+                value = torch.stack([buffer for _, buffer in counted]).amax(0)
+            for buffer in replicas:
+                buffer.copy_(value)
+
+
+class _ReplayLoader:
+    """Gives a voice its share of each committed batch."""
+
+    def __init__(self, voice: _Voice, source: Source, batches: Sequence[BatchShares]) -> None:
+        self.epoch = 0
+        self._voice = voice
+        self._source = source
+        self._batches = deque(batches)
+
+    def epochs(self, total: int) -> Iterator["_ReplayLoader"]:
+        while self.epoch < total:
+            yield self
+            self.epoch += 1
+
+    @property
+    def number(self) -> int:
+        return self.epoch
+
+    def __len__(self) -> int:
+        return sum(batch.epoch == self.epoch for batch in self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._batches and self._batches[0].epoch == self.epoch:
+            shares = list(self._batches.popleft().shares.values())
+            mine = shares[self._voice.me] if self._voice.me < len(shares) else ()
+            self._voice.samples += count(mine)
+            wanted = self._source.indices(mine).tolist()
+            samples = [self._source.dataset[index] for index in wanted]
+            yield to_device(self._source.collate(samples), self._source.device)
+        if not self._batches:
+            self._voice.boundary()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; 0 if the weights are equal within the tolerance, 1 if not."""
+    parser = argparse.ArgumentParser(
+        prog="python -m elastix.testing.replay",
+        description="Train one process on the committed batches of a run and compare the weights.",
+    )
+    parser.add_argument("run", type=Path, help="directory of the run: STORE/runs/NAME")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="relative, per tensor")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args(arguments)
+    try:
+        found = compare(options.run, options.device)
+    except ElastixError as error:
+        print(f"replay: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    equal = found.relative <= options.tolerance
+    print(  # noqa: T201
+        f"{'equal' if equal else 'DIFFERENT'} after {found.steps} steps: largest relative "
+        f"difference {found.relative:.2e}, in {found.worst} (tolerance {options.tolerance:g})"
+    )
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

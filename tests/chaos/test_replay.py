@@ -1,0 +1,68 @@
+"""Law 2: a single process, fed the committed batches, ends with the same weights."""
+
+import json
+
+import pytest
+
+from elastix.events import StepCommitted
+from elastix.observe import journal
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.local import run_local
+from elastix.testing.replay import compare
+from tests.laws import assert_exactly_once, committed
+from tests.trainables import train
+
+SCHEDULES = {
+    "nobody": [],
+    "mid-backward": [Kill(worker=1, phase="bucket", detail=0, step=7)],
+    "commit round, forward, mid-backward": [
+        Kill(worker=0, phase="round", step=5, detail=1),
+        Kill(worker=2, phase="batch", step=11),
+        Kill(worker=4, phase="bucket", detail=1, step=23),
+    ],
+    "two at once, then one after the commit": [
+        Kill(worker=1, phase="bucket", step=9),
+        Kill(worker=3, phase="batch", step=9),
+        Kill(worker=0, phase="left", step=21),
+    ],
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("model", ["convnet", "tied", "unused"])
+def test_replay_in_float64_with_adamw(tmp_path, schedule, model):
+    config = {"model": model, "samples": 250, "batch_size": 30, "epochs": 6}
+    doomed = with_kills(train, SCHEDULES[schedule])
+    result = run_local(doomed, 5, config=config, directory=tmp_path)
+    assert len(committed(result.events)) >= 50
+    assert_exactly_once(result.events, 6)
+    difference = compare(tmp_path)
+    assert difference.steps == len(committed(result.events))
+    assert difference.relative < 1e-9, difference
+
+
+def test_replay_in_float32_with_sgd(tmp_path):
+    config = {"dtype": "float32", "optimizer": "sgd", "samples": 250, "batch_size": 30, "epochs": 6}
+    doomed = with_kills(train, SCHEDULES["mid-backward"])
+    run_local(doomed, 3, config=config, directory=tmp_path)
+    assert compare(tmp_path).relative < 1e-4
+
+
+def test_replay_with_accumulation_and_a_joiner(tmp_path):
+    config = {"accumulate": 2, "samples": 240, "batch_size": 30, "epochs": 4}
+    doomed = with_kills(train, [Kill(worker=1, phase="bucket", step=3)])
+    run_local(doomed, 3, config=config, directory=tmp_path, replace=True, min_workers=3)
+    assert compare(tmp_path).relative < 1e-9
+
+
+def test_replay_notices_a_batch_that_was_not_used(tmp_path):
+    """The control: a journal that claims another share than was trained on."""
+    config = {"samples": 120, "batch_size": 30, "epochs": 2}
+    run_local(train, 2, config=config, directory=tmp_path)
+    path = tmp_path / "journal.jsonl"
+    assert any(isinstance(event, StepCommitted) for event in journal.read(path))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    batch = next(line for line in lines if line.get("step") == 3)["batches"][0]
+    batch["shares"]["0"], batch["shares"]["1"] = [[0, 15]], [[15, 30]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert compare(tmp_path).relative > 1e-6

@@ -1,0 +1,111 @@
+"""Law 3: without failures the result is that of torch's DistributedDataParallel."""
+
+from contextlib import nullcontext
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed import TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+from elastix.testing.local import run_local
+from tests.trainables import make
+
+RANKS = 3
+
+
+def train_both(ctx):
+    """Trains a replica with elastix and one with DDP on the very same shares."""
+    config = ctx.config
+    ours, optimizer, dataset = make(config)
+    theirs, other, _ = make(config)
+    theirs.load_state_dict(ours.state_dict())
+    scaler, other_scaler = (
+        torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=4, enabled=config["scaler"])
+        for _ in range(2)
+    )
+    ours, optimizer, scaler = ctx.prepare(ours, optimizer, scaler)
+    store = TCPStore("127.0.0.1", config["port"], is_master=False, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", store=store, rank=ctx.rank, world_size=ctx.world_size)
+    ddp = DistributedDataParallel(
+        theirs,
+        broadcast_buffers=False,
+        find_unused_parameters=config["model"] == "unused",
+    )
+    every = config["accumulate"]
+    loader = ctx.loader(dataset, batch_size=30)
+    skipped = 0
+    number = 0
+    for epoch in loader.epochs(config["epochs"]):
+        for x, y in epoch:
+            number += 1
+            last = number % every == 0
+            overflow = float("inf") if config["scaler"] and ctx.step == 7 and ctx.rank == 1 else 1.0
+            with nullcontext() if last else ctx.accumulate():
+                scaler.scale(F.cross_entropy(ours(x), y) * overflow / every).backward()
+            with nullcontext() if last else ddp.no_sync():
+                other_scaler.scale(F.cross_entropy(ddp(x), y) * overflow / every).backward()
+            if not last:
+                continue
+            for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
+                if its.grad is None:
+                    # DDP with find_unused_parameters=True gives None where nobody used it, too.
+                    assert mine.grad is None
+            for chosen, scale in ((optimizer, scaler), (other, other_scaler)):
+                scale.step(chosen)
+                before = scale.get_scale()
+                scale.update()
+                skipped += scale.get_scale() < before
+                chosen.zero_grad()
+    for name, mine in ours.named_parameters():
+        its = dict(theirs.named_parameters())[name]
+        torch.testing.assert_close(mine, its, rtol=config["rtol"], atol=config["rtol"], msg=name)
+    for name, mine in ours.named_buffers():
+        its = dict(theirs.named_buffers())[name].clone()
+        if its.is_floating_point():  # DDP leaves each rank its own; the mean is linear in them
+            dist.all_reduce(its)
+            its /= ctx.world_size
+        torch.testing.assert_close(mine, its, rtol=config["rtol"], atol=config["rtol"], msg=name)
+    assert scaler.get_scale() == other_scaler.get_scale()
+    assert skipped == (2 if config["scaler"] else 0)
+    moved = sum(
+        float((p - q).abs().sum()) for p, q in zip(ours.parameters(), fresh(config), strict=True)
+    )
+    assert moved > 0.1
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fresh(config):
+    torch.manual_seed(0)
+    return make(config)[0].parameters()
+
+
+DOUBLE = {"dtype": "float64", "optimizer": "adamw", "rtol": 1e-9}
+SINGLE = {"dtype": "float32", "optimizer": "sgd", "rtol": 1e-4}
+
+
+@pytest.mark.parametrize("precision", [DOUBLE, SINGLE], ids=["float64", "float32"])
+@pytest.mark.parametrize("model", ["mlp", "convnet", "tied", "unused"])
+def test_equals_ddp(tmp_path, model, precision):
+    check(tmp_path, {"model": model, **precision})
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_equals_ddp_with_accumulation(tmp_path, model):
+    check(tmp_path, {"model": model, "accumulate": 2, **DOUBLE})
+
+
+def test_equals_ddp_with_a_grad_scaler_and_an_overflow_on_one_rank(tmp_path):
+    check(tmp_path, {"model": "convnet", "scaler": True, **SINGLE})
+
+
+def check(tmp_path, config):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    defaults = {"accumulate": 1, "scaler": False, "samples": 240, "epochs": 7}
+    run = run_local(
+        train_both, RANKS, config={**defaults, **config, "port": store.port}, directory=tmp_path
+    )
+    assert {outcome.kind for outcome in run.outcomes.values()} == {"finished"}
