@@ -159,14 +159,15 @@ class FailureConfig(_Config):
     Attributes:
         max_worker_losses: give up with TooManyFailures after more than this many; None never does.
         heartbeat_timeout_s: a worker silent for so long is killed and counts as lost.
-        wait_s: how long to wait for replacements when fewer than the minimum are left, and for
-            room on the cluster when a run starts.
+        wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
+        start_timeout_s: how long a run may take to find room on the cluster and form its group.
         replace: start a replacement for each lost worker.
     """
 
     max_worker_losses: int | None = None
     heartbeat_timeout_s: float = 10.0
     wait_s: float = 120.0
+    start_timeout_s: float = 300.0
     replace: bool = True
 
     def __post_init__(self) -> None:
@@ -175,5 +176,5 @@ class FailureConfig(_Config):
             losses is None or (type(losses) is int and losses >= 0),
             f"max_worker_losses must be a whole number >= 0 or None, not {losses!r}.",
         )
-        for name in ("heartbeat_timeout_s", "wait_s"):
+        for name in ("heartbeat_timeout_s", "wait_s", "start_timeout_s"):
             _require(getattr(self, name) > 0, f"{name} must be > 0, not {getattr(self, name)!r}.")

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NewType, Protocol, runtime_checkable
@@ -227,6 +227,17 @@ def restore(
         if isinstance(other, torch.optim.Optimizer):
             values = _by_index(other, values, names)
         other.load_state_dict(values)
+
+
+def without(state: State, others: Iterable[str]) -> State:
+    """What a State holds beside the model, less the entries of `others`."""
+    names = [key for key in state.meta if key.startswith("@") and key[1:] not in set(others)]
+    tensors = {
+        name: tensor
+        for name, tensor in state.tensors.items()
+        if any(name.startswith(key + "/") for key in names)
+    }
+    return State(tensors, {key: state.meta[key] for key in names})
 
 
 def _by_name(

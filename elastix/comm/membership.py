@@ -43,6 +43,7 @@ class Roster:
         newest: the membership issued last; generation 0 without members before the first.
         holders: members known to have the State.
         waiting: workers that are ready and in no membership.
+        founded: somebody has had the State.
     """
 
     def __init__(self, founders: int) -> None:
@@ -51,12 +52,12 @@ class Roster:
         self.waiting: list[int] = []
         self._founders = founders
         self._finished: set[int] = set()
-        self._founded = False
+        self.founded = False
 
     @property
     def extinct(self) -> bool:
         """Somebody had the State once, and nobody has it now."""
-        return self._founded and not self.holders and not self._finished
+        return self.founded and not self.holders and not self._finished
 
     @property
     def over(self) -> bool:
@@ -83,7 +84,7 @@ class Roster:
         if worker not in self.newest.members or generation > self.newest.generation:
             return None  # it was taken out in the meantime, and will learn of it
         self.holders.add(worker)
-        self._founded = True
+        self.founded = True
         return self._advance()
 
     def lost(self, worker: int) -> Membership | None:
@@ -109,7 +110,7 @@ class Roster:
 
     def _regroup(self, without: int | None, cause: str) -> Membership | None:
         rest = [w for w in self.newest.members if w != without and w not in self._finished]
-        if not self._founded:  # nobody has the State: all are equally fit to start the run
+        if not self.founded:  # nobody has the State: all are equally fit to start the run
             self.waiting = rest + self.waiting
             self.newest = Membership(self.newest.generation, ())
             return self._advance()
@@ -122,7 +123,7 @@ class Roster:
     def _advance(self) -> Membership | None:
         if not self.waiting or self._finished:
             return None
-        if not self._founded:
+        if not self.founded:
             if self.newest.members or len(self.waiting) < self._founders:
                 return None
             return self._admit((), urgent=True, cause="start")

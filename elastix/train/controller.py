@@ -225,7 +225,9 @@ class Controller:
             elif outcome.kind == "raised":
                 self._raised(hand, outcome)
             elif outcome.kind == "dismissed":
-                self._error = outcome.error
+                self._hands.pop(hand.worker, None)
+                if not self._roster.holders & set(self._hands):  # rank 0 may still be storing
+                    self._error = outcome.error
             else:
                 self._lose(hand, outcome.kind)
 
@@ -300,7 +302,8 @@ class Controller:
 
     def _check_quorum(self) -> None:
         """End a run whose group was too small for too long."""
-        minimum, wait_s = self._plan.scaling.min_workers, self._plan.failure.wait_s
+        minimum, failure = self._plan.scaling.min_workers, self._plan.failure
+        wait_s = failure.wait_s if self._roster.founded else failure.start_timeout_s
         present = len(self._roster.holders)
         if present >= minimum or self._finished:
             self._short_since = None
@@ -309,10 +312,10 @@ class Controller:
             self._short_since = time.monotonic()
         if time.monotonic() - self._short_since <= wait_s:
             return
-        if not present:
+        if not self._roster.founded:
             self._error = QuorumLost(
-                f"no group of {minimum} workers came about within wait_s={wait_s:g}. No step was "
-                "taken. Look at the workers' logs, or raise wait_s if they start slowly."
+                f"no group of {minimum} workers came about within start_timeout_s={wait_s:g}. No "
+                "step was taken. Look at the workers' logs, or raise it if they start slowly."
             )
         elif not self._dismissed:  # they store their State before they leave
             self._dismissed = True

@@ -94,7 +94,7 @@ class Member:
         self._modules: dict[str, torch.nn.Module] = {}
         self._others: dict[str, Stateful] = {"rng": RandomState()}
         self._loaders: list[Loader] = []
-        self._adopted: State | None = None
+        self._unclaimed = State({})
         self._checkpoints = Checkpoints(
             settings.directory / "states", settings.checkpoint.keep_last
         )
@@ -180,8 +180,7 @@ class Member:
             if name in self._others or "/" in name:
                 raise ConfigError(f"the name {name!r} is taken or has a '/'; choose another.")
             self._add(name, other)
-            if self._adopted is not None:
-                states.restore(self._adopted, {}, {name: other})
+            self._claim(name, other)
 
     def _add(self, name: str, other: Stateful) -> None:
         taken = sum(key.rstrip("0123456789") == name for key in self._others)
@@ -193,7 +192,10 @@ class Member:
         """The State as it is now: views of live tensors."""
         loaders = {f"loader/{loader.number}": loader for loader in self._loaders}
         counts = {"step": self.step, "serial": self._serial, "reports": self._reports}
-        return states.capture(self._modules, {**self._others, **loaders}, counts)
+        state = states.capture(self._modules, {**self._others, **loaders}, counts)
+        # What was given for objects that do not exist yet is passed on as it came.
+        kept = self._unclaimed
+        return State({**kept.tensors, **state.tensors}, {**kept.meta, **state.meta})
 
     def give_state(self, founding: bool) -> State:
         """For newcomers. The first founder restores the stored State, if the run has one."""
@@ -210,10 +212,18 @@ class Member:
         states.restore(state, self._modules, self._others)
         if self._reducer is not None:
             self._reducer.rebase()
-        self._adopted = state
         self.step = self._stored_step = state.meta["step"]
         self._serial = state.meta["serial"]
         self._reports = state.meta["reports"]
+        self._unclaimed = states.without(state, self._others)
+
+    def _claim(self, name: str, other: Stateful) -> bool:
+        """Give an object that came after `prepare` its part of the State; False if it has none."""
+        if f"@{name}" not in self._unclaimed.meta:
+            return False
+        states.restore(self._unclaimed, {}, {name: other})
+        self._unclaimed = states.without(self._unclaimed, {name: other})
+        return True
 
     def store_state(self, reason: str) -> None:
         """Write the State to disk. Blocks this worker."""
@@ -349,10 +359,7 @@ class Member:
                 "use fewer workers."
             )
         loader = Loader(len(self._loaders), source, self)
-        key = f"@loader/{loader.number}"
-        if self._adopted is not None and key in self._adopted.meta:
-            states.restore(self._adopted, {}, {key.removeprefix("@"): loader})
-        else:
+        if not self._claim(f"loader/{loader.number}", loader):
             self._emit_alike(loader.opened())
         self._loaders.append(loader)
         return loader

@@ -126,7 +126,7 @@ class ElasticTrainer:
             _check_capacity(self._scaling)
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "train.pkl").write_bytes(train)
-            group, size = _reserve(self._scaling, self._failure.wait_s)
+            group, size = _reserve(self._scaling, self._failure.start_timeout_s)
             try:
                 return self._carry_out(train, directory, group, size)
             finally:
@@ -244,7 +244,7 @@ def _check_capacity(scaling: ScalingConfig) -> None:
     )
 
 
-def _reserve(scaling: ScalingConfig, wait_s: float) -> tuple[PlacementGroup, int]:
+def _reserve(scaling: ScalingConfig, timeout_s: float) -> tuple[PlacementGroup, int]:
     """Room for as many workers as fit now, at least the minimum."""
     wanted = scaling.resources_per_worker
     free = ray.available_resources()
@@ -253,14 +253,14 @@ def _reserve(scaling: ScalingConfig, wait_s: float) -> tuple[PlacementGroup, int
         if size < scaling.min_workers:
             break
         group = placement_group([dict(wanted)] * size, strategy=scaling.placement)
-        patience = wait_s if size == scaling.min_workers else min(5.0, wait_s)
+        patience = timeout_s if size == scaling.min_workers else min(5.0, timeout_s)
         if group.wait(patience):
             return group, size
         remove_placement_group(group)
     raise QuorumLost(
         f"the cluster had no room for {scaling.min_workers} workers with {wanted} each within "
-        f"wait_s={wait_s:g}; free are {ray.available_resources()}. Nothing was started. Stop what "
-        "else runs there, or raise wait_s."
+        f"start_timeout_s={timeout_s:g}; free are {ray.available_resources()}. Nothing was "
+        "started. Stop what else runs there, or wait longer."
     )
 
 

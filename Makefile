@@ -1,0 +1,62 @@
+# Every target makes the virtual environment by itself: `make demo`, `make test`, `make check`.
+# PYTHON is the interpreter to start from; VENV where the environment goes.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export OMP_NUM_THREADS ?= 1
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: help demo test check bench bench-short chaos examples pins clean
+
+help:
+	@echo "make demo      train a convnet while a worker is killed in the middle of backward()"
+	@echo "make test      the tests, with coverage (some minutes)"
+	@echo "make check     format, lint, types, import contracts"
+	@echo "make chaos     the long failure tests"
+	@echo "make bench     the benchmarks, beside torch DDP, torchft and Ray Train"
+	@echo "make examples  every example, as CI runs them"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "elastix needs Python 3.11 or newer; try make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/survive_a_kill.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+examples: $(READY)
+	set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+chaos: $(READY)
+	$(BIN)/python -m pytest tests/chaos -m "slow or not slow" --timeout 3600
+
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.overhead --out benchmarks/results/overhead.json
+	$(BIN)/python -m benchmarks.recovery --out benchmarks/results/recovery.json
+
+bench-short: $(READY)
+	$(BIN)/python -m benchmarks.overhead --rounds 4 --steps 3 --out build/overhead.json
+	$(BIN)/python -m benchmarks.recovery --repeats 1 --systems elastix --out build/recovery.json
+
+pins: $(READY)
+	@{ head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable \
+		| sed 's/+cpu$$//' | grep -v '^-e '; } > constraints.new && mv constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

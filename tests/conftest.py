@@ -1,0 +1,21 @@
+"""One Ray cluster for the whole session; logical CPUs beyond the cores of the machine."""
+
+import logging
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A local Ray whose worker processes have imported what tests need before they are asked."""
+    import ray
+
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        _system_config={"preload_python_modules": ["torch._dynamo", "elastix"]},
+    )
+    yield ray
+    ray.shutdown()

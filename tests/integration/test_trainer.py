@@ -1,0 +1,269 @@
+"""ElasticTrainer on a real Ray: what a user calls, sees and can get wrong."""
+
+import threading
+from signal import SIGSTOP
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+import elastix
+from elastix.events import (
+    GenerationFormed,
+    Recovered,
+    Reported,
+    StateStored,
+    StepCommitted,
+    WorkerJoined,
+    WorkerLost,
+    WorkerRaised,
+)
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.replay import compare
+from tests import trainables
+
+CONFIG = {"samples": 240, "epochs": 2, "batch_size": 30}
+
+
+def trainer(tmp_path, train=trainables.train, workers=3, config=None, **options):
+    return elastix.ElasticTrainer(
+        train,
+        config={**CONFIG, **(config or {})},
+        scaling=elastix.ScalingConfig(num_workers=workers, cpus_per_worker=0.5),
+        run=elastix.RunConfig(name="test", store=str(tmp_path)),
+        **options,
+    )
+
+
+def of(kind, result):
+    return [event for event in result.events if isinstance(event, kind)]
+
+
+def test_a_run_without_failures(cluster, tmp_path, capsys):
+    result = trainer(tmp_path).fit()
+    assert result.audit.exact
+    assert result.audit.loaders[0].epochs == 2
+    assert result.worker_losses == 0
+    assert 0 <= result.metrics["accuracy"] <= 1
+    assert [event.step for event in of(StepCommitted, result)] == list(range(1, 17))
+    state = result.load()
+    assert state.manifest().ref == result.ref
+    trainables.Convnet().double().load_state_dict(state.model)
+    assert len(of(Reported, result)) == 2
+    told = capsys.readouterr().out
+    assert "generation 1" in told
+    assert "exact" in told
+    assert str(result.directory) in told
+
+
+def test_a_worker_killed_in_mid_backward_and_its_replacement(cluster, tmp_path):
+    train = with_kills(trainables.train, [Kill(worker=1, phase="bucket", step=5)])
+    scaling = elastix.ScalingConfig(num_workers=3, cpus_per_worker=0.5)
+    result = elastix.ElasticTrainer(
+        train,
+        config={**CONFIG, "epochs": 4},
+        scaling=scaling,
+        run=elastix.RunConfig(name="test", store=str(tmp_path)),
+    ).fit()
+    assert result.audit.exact
+    assert result.audit.loaders[0].epochs == 4
+    assert [(e.worker, e.rank, e.cause) for e in of(WorkerLost, result)] == [(1, 1, "died")]
+    assert {e.worker for e in of(Recovered, result)} == {0, 2}
+    # With num_workers=3 the minimum is 3: the survivors finish the step, then wait.
+    assert [e.worker for e in of(WorkerJoined, result)] == [3]
+    assert of(StepCommitted, result)[-1].world_size == 3
+    assert compare(result.directory).relative < 1e-9
+
+
+def test_a_stopped_worker_is_evicted_for_its_silence(cluster, tmp_path):
+    kill = Kill(worker=0, phase="bucket", step=5, signal=SIGSTOP)
+    result = trainer(
+        tmp_path,
+        with_kills(trainables.train, [kill]),
+        workers=(2, 3),
+        failure=elastix.FailureConfig(heartbeat_timeout_s=2.0, replace=False),
+    ).fit()
+    assert result.audit.exact
+    assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(0, "silent")]
+    assert of(StepCommitted, result)[-1].world_size == 2
+
+
+def test_the_same_name_and_store_continue(cluster, tmp_path):
+    first = trainer(tmp_path, workers=2, config={"epochs": 1}).fit()
+    second = trainer(tmp_path, workers=3, config={"epochs": 3}).fit()
+    assert first.audit.loaders[0].epochs == 1
+    assert second.audit.exact
+    assert second.audit.loaders[0].epochs == 3
+    assert second.ref != first.ref
+
+
+def stop_at_step_10(ctx):
+    def look(phase, detail):
+        if phase == "batch" and ctx.step == 10 and not ctx.config.get("resumed"):
+            raise RuntimeError("stop")
+
+    ctx.on_phase(look)
+    trainables.train(ctx)
+
+
+def test_a_failed_run_continues_from_its_last_checkpoint(cluster, tmp_path):
+    checkpoint = elastix.CheckpointConfig(every_steps=4, keep_last=2)
+    with pytest.raises(elastix.WorkerFailed):
+        trainer(tmp_path, stop_at_step_10, workers=2, checkpoint=checkpoint).fit()
+    result = trainer(
+        tmp_path, stop_at_step_10, workers=3, config={"resumed": True}, checkpoint=checkpoint
+    ).fit()
+    assert result.audit.exact
+    assert [event.step for event in of(StateStored, result)][:2] == [4, 8]
+    steps = [event.step for event in of(StepCommitted, result)]
+    assert steps == [*range(1, 11), *range(9, 17)]
+    assert len(list((result.directory / "states").iterdir())) == 2
+
+
+def raise_on_rank_1(ctx):
+    model, optimizer, _ = trainables.make(ctx.config)
+    ctx.prepare(model, optimizer)
+    if ctx.rank == 1:
+        raise KeyError("a bug of the user's")
+    trainables_loop(ctx, model, optimizer)
+
+
+def trainables_loop(ctx, model, optimizer):
+    loader = ctx.loader(trainables.samples(240, torch.float64), batch_size=30)
+    for epoch in loader.epochs(2):
+        for x, y in epoch:
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_an_exception_on_one_rank_ends_the_run_with_its_traceback(cluster, tmp_path):
+    with pytest.raises(elastix.WorkerFailed) as caught:
+        trainer(tmp_path, raise_on_rank_1).fit()
+    assert caught.value.rank == 1
+    assert "a bug of the user's" in str(caught.value)
+    assert "raise_on_rank_1" in caught.value.traceback
+
+
+def test_a_train_function_that_cannot_be_pickled(cluster, tmp_path):
+    lock = threading.Lock()
+
+    def train(ctx):
+        with lock:
+            pass
+
+    with pytest.raises(elastix.ConfigError, match="'lock', a lock"):
+        trainer(tmp_path, train).fit()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("train", [lambda: None, lambda a, b: None, "train"])
+def test_a_train_function_of_another_shape(tmp_path, train):
+    with pytest.raises(elastix.ConfigError):
+        trainer(tmp_path, train)
+
+
+def test_more_workers_than_the_cluster_can_ever_place(cluster, tmp_path):
+    with pytest.raises(elastix.ConfigError, match=r"room for 16 .*8 CPU"):
+        trainer(tmp_path, workers=17).fit()
+    scaling = elastix.ScalingConfig(num_workers=2, gpus_per_worker=1)
+    if not torch.cuda.is_available():
+        with pytest.raises(elastix.ConfigError, match="room for 0"):
+            elastix.ElasticTrainer(trainables.train, scaling=scaling).fit()
+
+
+def different_models(ctx):
+    model = torch.nn.Linear(4, 3 + ctx.worker % 2)
+    ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_parameters_that_differ_between_ranks(cluster, tmp_path):
+    with pytest.raises(elastix.ConfigError) as caught:
+        trainer(tmp_path, different_models, workers=2).fit()
+    assert "parameter weight float32[3, 4] on rank 0" in str(caught.value)
+    assert "parameter weight float32[4, 4] on rank 1" in str(caught.value)
+
+
+def strange_optimizer(ctx):
+    model = torch.nn.Linear(4, 3)
+    ctx.prepare(model, torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=0.1))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(10)
+
+
+def no_length(ctx):
+    model = torch.nn.Linear(4, 3)
+    ctx.prepare(model)
+    ctx.loader(Stream(), batch_size=8)
+
+
+def small_batch(ctx):
+    model = torch.nn.Linear(4, 3)
+    ctx.prepare(model)
+    ctx.loader(trainables.samples(20), batch_size=1)
+
+
+def loader_first(ctx):
+    ctx.loader(trainables.samples(20), batch_size=4)
+
+
+def frozen(ctx):
+    ctx.prepare(torch.nn.Linear(4, 3).requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("train", "fact"),
+    [
+        (strange_optimizer, r"parameter 0 of group 0 of the SGD, shape \(3, 4\), belongs to no"),
+        (no_length, "Stream has no length"),
+        (small_batch, "a global batch of 1 cannot be split over 2 workers"),
+        (loader_first, "ctx.loader was called before ctx.prepare"),
+        (frozen, "no parameter of the prepared model requires a gradient"),
+    ],
+)
+def test_bad_calls_on_the_context(cluster, tmp_path, train, fact):
+    with pytest.raises(elastix.ConfigError, match=fact) as caught:
+        trainer(tmp_path, train, workers=2).fit()
+    assert "Raised on worker" in caught.value.__notes__[0]
+    journal = elastix.observe.journal.read(tmp_path / "runs" / "test" / "journal.jsonl")
+    assert any(isinstance(event, WorkerRaised) for event in journal)
+
+
+def test_too_many_losses(cluster, tmp_path):
+    kills = [Kill(worker=w, phase="bucket", step=2 + w) for w in (1, 2)]
+    with pytest.raises(elastix.TooManyFailures, match="max_worker_losses is 1"):
+        trainer(
+            tmp_path,
+            with_kills(trainables.train, kills),
+            workers=(1, 3),
+            failure=elastix.FailureConfig(max_worker_losses=1, replace=False),
+        ).fit()
+
+
+def test_a_group_below_its_minimum_stores_its_state_and_gives_up(cluster, tmp_path):
+    train = with_kills(trainables.train, [Kill(worker=1, phase="bucket", step=5)])
+    failure = elastix.FailureConfig(replace=False, wait_s=1.0)
+    with pytest.raises(elastix.QuorumLost, match="State after step 6 was stored"):
+        trainer(tmp_path, train, failure=failure).fit()
+    result = trainer(tmp_path, trainables.train).fit()  # nothing of it is lost
+    assert result.audit.exact
+    assert result.audit.loaders[0].epochs == 2
+    assert [event.step for event in of(StepCommitted, result)] == list(range(1, 18))
+
+
+def test_every_worker_is_lost(cluster, tmp_path):
+    kills = [Kill(worker=w, phase="batch", step=3) for w in range(2)]
+    with pytest.raises(elastix.QuorumLost, match="no worker is left that has the State"):
+        trainer(tmp_path, with_kills(trainables.train, kills), workers=2).fit()
+
+
+def test_generations_are_in_the_journal_in_order(cluster, tmp_path):
+    train = with_kills(trainables.train, [Kill(worker=2, phase="batch", step=4)])
+    result = trainer(tmp_path, train, workers=(2, 3)).fit()
+    formed = of(GenerationFormed, result)
+    assert [event.generation for event in formed] == list(range(1, len(formed) + 1))
+    assert formed[0].members == (0, 1, 2)
+    assert formed[1].members == (0, 1)

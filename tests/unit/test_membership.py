@@ -1,0 +1,301 @@
+"""Roster: tables for each occurrence, then random lives of a group."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from elastix.comm.membership import Membership, Roster
+
+
+def founded(*members: int) -> Roster:
+    """A group of `members`, all of which have the State; generation 1."""
+    roster = Roster(founders=len(members))
+    for worker in members:
+        roster.ready(worker)
+    for worker in members:
+        roster.entered(worker, 1)
+    return roster
+
+
+def brief(membership: Membership | None) -> tuple | None:
+    if membership is None:
+        return None
+    return membership.generation, membership.members, membership.urgent, membership.cause
+
+
+def test_rank_and_size_follow_the_order_of_members():
+    membership = Membership(3, (5, 2, 9))
+    assert membership.size == 3
+    assert [membership.rank(worker) for worker in (5, 2, 9)] == [0, 1, 2]
+    with pytest.raises(ValueError):
+        membership.rank(4)
+
+
+def test_founding_waits_for_all_founders_and_starts_in_the_order_of_ids():
+    roster = Roster(founders=3)
+    assert roster.ready(2) is None
+    assert roster.ready(0) is None
+    assert brief(roster.ready(1)) == (1, (0, 1, 2), True, "start")
+    assert roster.joining == (0, 1, 2)
+    assert roster.waiting == []
+
+
+def test_found_with_fewer_starts_at_once_if_they_are_there():
+    roster = Roster(founders=5)
+    roster.ready(1)
+    roster.ready(0)
+    assert roster.found_with(3) is None
+    assert brief(roster.found_with(2)) == (1, (0, 1), True, "start")
+
+
+def test_found_with_changes_nothing_in_a_founded_group():
+    roster = founded(0, 1)
+    assert roster.found_with(1) is None
+    assert roster.newest.generation == 1
+
+
+def test_a_worker_that_dies_while_it_waits_is_not_admitted():
+    roster = Roster(founders=2)
+    roster.ready(0)
+    assert roster.lost(0) is None
+    assert roster.ready(1) is None
+    assert brief(roster.ready(2)) == (1, (1, 2), True, "start")
+
+
+def test_a_founder_that_dies_before_anybody_has_the_state_starts_the_founding_again():
+    roster = Roster(founders=2)
+    roster.ready(0)
+    roster.ready(1)
+    assert roster.lost(0) is None
+    assert roster.newest.members == ()
+    assert not roster.extinct
+    assert brief(roster.ready(2)) == (2, (1, 2), True, "start")
+
+
+def test_a_founder_that_dies_is_replaced_by_one_that_already_waits():
+    roster = Roster(founders=2)
+    for worker in (0, 1, 2):
+        roster.ready(worker)
+    assert brief(roster.lost(1)) == (2, (0, 2), True, "start")
+
+
+def test_a_confirmation_of_the_founding_that_was_given_up_founds_nothing():
+    roster = Roster(founders=2)
+    roster.ready(0)
+    roster.ready(1)
+    roster.lost(0)
+    assert roster.entered(1, 1) is None
+    assert roster.holders == set()
+    assert not roster.extinct
+
+
+def test_a_newcomer_is_proposed_at_once_and_the_group_is_not_disturbed():
+    roster = founded(0, 1)
+    assert brief(roster.ready(2)) == (2, (0, 1, 2), False, "join")
+    assert roster.joining == (2,)
+
+
+def test_newcomers_come_one_proposal_at_a_time():
+    roster = founded(0, 1)
+    roster.ready(2)
+    assert roster.ready(4) is None
+    assert roster.ready(3) is None
+    assert roster.entered(0, 2) is None
+    assert brief(roster.entered(2, 2)) == (3, (0, 1, 2, 3, 4), False, "join")
+
+
+def test_nobody_is_proposed_before_all_founders_have_the_state():
+    roster = Roster(founders=2)
+    roster.ready(0)
+    roster.ready(1)
+    assert roster.ready(2) is None
+    assert roster.entered(0, 1) is None
+    assert brief(roster.entered(1, 1)) == (2, (0, 1, 2), False, "join")
+
+
+def test_the_loss_of_a_member_regroups_the_others_urgently():
+    roster = founded(0, 1, 2)
+    assert brief(roster.lost(1)) == (2, (0, 2), True, "loss")
+    assert roster.holders == {0, 2}
+
+
+def test_the_loss_of_a_joiner_withdraws_its_proposal():
+    roster = founded(0, 1)
+    roster.ready(2)
+    assert brief(roster.lost(2)) == (3, (0, 1), True, "loss")
+    assert roster.waiting == []
+
+
+def test_a_loss_sends_joiners_back_to_wait_and_they_are_proposed_again():
+    roster = founded(0, 1, 2)
+    roster.ready(3)
+    assert brief(roster.lost(1)) == (3, (0, 2), True, "loss")
+    assert roster.waiting == [3]
+    assert brief(roster.entered(0, 3)) == (4, (0, 2, 3), False, "join")
+
+
+def test_losing_a_worker_twice_changes_nothing():
+    roster = founded(0, 1)
+    roster.lost(1)
+    assert roster.lost(1) is None
+    assert roster.newest.generation == 2
+
+
+def test_losing_a_worker_that_was_never_ready_changes_nothing():
+    roster = founded(0, 1)
+    assert roster.lost(7) is None
+    assert roster.newest.generation == 1
+
+
+def test_doubt_makes_the_group_anew_with_the_same_members():
+    roster = founded(0, 1)
+    assert brief(roster.doubt(1)) == (2, (0, 1), True, "doubt")
+
+
+def test_doubt_about_a_generation_that_was_replaced_changes_nothing():
+    roster = founded(0, 1, 2)
+    roster.lost(2)
+    assert roster.doubt(1) is None
+    assert roster.newest.generation == 2
+
+
+def test_doubt_before_anybody_has_the_state_starts_the_founding_again():
+    roster = Roster(founders=2)
+    roster.ready(0)
+    roster.ready(1)
+    assert brief(roster.doubt(1)) == (2, (0, 1), True, "start")
+
+
+@pytest.mark.parametrize(("worker", "generation"), [(1, 1), (7, 1), (0, 9)])
+def test_a_confirmation_by_an_outsider_or_of_an_unknown_generation_counts_for_nothing(
+    worker, generation
+):
+    roster = founded(0, 1)
+    roster.lost(1)
+    before = set(roster.holders)
+    assert roster.entered(worker, generation) is None
+    assert roster.holders == before
+
+
+def test_a_group_without_holders_of_the_state_is_extinct():
+    roster = founded(0, 1)
+    roster.lost(0)
+    assert not roster.extinct
+    assert roster.lost(1) is None
+    assert roster.extinct
+    assert roster.ready(2) is None
+
+
+def test_joiners_alone_do_not_save_a_group_from_extinction():
+    roster = founded(0)
+    roster.ready(1)
+    roster.lost(0)
+    assert roster.extinct
+
+
+def test_a_run_is_over_when_every_holder_has_finished():
+    roster = founded(0, 1)
+    roster.finished(0)
+    assert not roster.over
+    roster.finished(1)
+    assert roster.over
+    assert not roster.extinct
+
+
+def test_a_run_is_over_if_the_last_holder_dies_after_another_has_finished():
+    roster = founded(0, 1)
+    roster.finished(0)
+    roster.lost(1)
+    assert roster.over
+    assert not roster.extinct
+
+
+def test_a_worker_that_finished_is_no_loss_and_not_in_later_groups():
+    roster = founded(0, 1, 2)
+    roster.finished(0)
+    assert roster.lost(0) is None
+    assert brief(roster.lost(1)) == (2, (2,), True, "loss")
+
+
+def test_nobody_is_let_in_once_somebody_has_finished():
+    roster = founded(0, 1)
+    roster.finished(0)
+    assert roster.ready(2) is None
+    assert roster.newest.generation == 1
+
+
+class Lives(RuleBasedStateMachine):
+    """Any order of occurrences; workers have ids that are never used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster = Roster(founders=2)
+        self.issued = [self.roster.newest]
+        self.next_worker = 0
+        self.alive: list[int] = []
+        self.removed: set[int] = set()
+
+    def take(self, membership: Membership | None) -> None:
+        if membership is None:
+            return
+        assert membership is self.roster.newest
+        assert membership.generation > self.issued[-1].generation
+        assert membership.members
+        assert len(set(membership.members)) == membership.size
+        assert not self.removed & set(membership.members)
+        if membership.urgent and membership.cause != "start":
+            assert set(membership.members) <= self.roster.holders
+        if not membership.urgent:
+            already = self.issued[-1].members
+            assert membership.members[: len(already)] == already
+        self.issued.append(membership)
+
+    @precondition(lambda self: not self.roster.extinct)
+    @rule()
+    def ready(self):
+        self.alive.append(self.next_worker)
+        self.take(self.roster.ready(self.next_worker))
+        self.next_worker += 1
+
+    @precondition(lambda self: self.alive and not self.roster.extinct)
+    @rule(data=st.data())
+    def entered(self, data):
+        worker = data.draw(st.sampled_from(self.alive))
+        generation = data.draw(st.sampled_from(self.issued)).generation
+        self.take(self.roster.entered(worker, generation))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def lost(self, data):
+        worker = data.draw(st.sampled_from(self.alive))
+        self.alive.remove(worker)
+        self.removed.add(worker)
+        self.take(self.roster.lost(worker))
+
+    @precondition(lambda self: self.roster.holders)
+    @rule(data=st.data())
+    def finished(self, data):
+        worker = data.draw(st.sampled_from(sorted(self.roster.holders)))
+        self.alive.remove(worker)
+        self.removed.add(worker)
+        self.roster.finished(worker)
+
+    @rule(data=st.data())
+    def doubt(self, data):
+        generation = data.draw(st.sampled_from(self.issued)).generation
+        self.take(self.roster.doubt(generation))
+
+    @invariant()
+    def everybody_is_somewhere(self):
+        roster = self.roster
+        assert roster.holders <= set(self.alive)
+        if roster.extinct or roster.over:
+            return
+        assert roster.holders <= set(roster.newest.members)
+        assert not set(roster.waiting) & set(roster.newest.members)
+        assert set(self.alive) <= set(roster.waiting) | set(roster.newest.members)
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
