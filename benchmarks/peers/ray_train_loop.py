@@ -77,7 +77,7 @@ def train_loop(config: dict[str, Any]) -> None:
     for inputs, labels, ids in load(dataset, batches_of(list(sampler), first_step)):
         optimizer.zero_grad()
         loss = F.cross_entropy(ddp(inputs), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         log.write(step, ids.tolist(), world=world, counted=True)
         step += 1

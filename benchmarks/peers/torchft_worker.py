@@ -90,7 +90,7 @@ class BucketedAllreduce:
         self._buckets.append(bucket)
         for parameter, view in zip(parameters, views, strict=True):
             fill = partial(self._fill, bucket, view)
-            parameter.register_post_accumulate_grad_hook(fill)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(fill)
 
     def _fill(self, bucket: _Bucket, view: Tensor, parameter: Tensor) -> None:
         if parameter.grad is None:
@@ -193,7 +193,7 @@ def main() -> None:
     orders.wait_for_go()
     for inputs, labels, ids in load(dataset, batches):
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(inputs), labels).backward()
         reducer.finish()
         step, done = manager.current_step(), manager.batches_committed()
         optimizer.step()

@@ -124,7 +124,7 @@ def kill_in_mid_backward(
 
     parameters = list(model.parameters())
     middle = parameters[len(parameters) // 2]
-    handle: RemovableHandle = middle.register_post_accumulate_grad_hook(die)  # type: ignore[no-untyped-call]
+    handle: RemovableHandle = middle.register_post_accumulate_grad_hook(die)
     return handle
 
 

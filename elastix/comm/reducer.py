@@ -85,7 +85,7 @@ class Reducer:
         for bucket in self._gradients:
             for place, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, place)
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(hook)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -188,7 +188,7 @@ class _Voice:
         for parameter in self.parameters():
             if parameter.requires_grad:
                 hook = self._ready
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(hook)
         self._choir.first_prepared.set()
         self._together()
         if self.me > 0:

@@ -10,7 +10,7 @@ A run is a function of `choose(n)`, which picks one of n; see `simulate`.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -48,7 +48,15 @@ NEVER = _Pause()
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What a run is like; the schedule itself comes from `choose`."""
+    """What a run is like; the schedule itself comes from `choose`.
+
+    Attributes:
+        kill_every: one of so many moments is a kill or a hiccup, while there are any left.
+        hiccups: how often the network fails one worker although nobody is dead.
+        all_end: everybody has to get out of the last operation, also if others are gone by then.
+        founding_kills: workers may die before the controller knows that all founders are in.
+        weights: how likely workers go on, news arrives, the controller hears, or notices ends.
+    """
 
     workers: int = 3
     joiners: int = 0
@@ -57,6 +65,8 @@ class Scenario:
     kills: int = 2
     kill_every: int = 60
     hiccups: int = 0
+    all_end: bool = True
+    founding_kills: bool = True
     epochs: int = 1
     length: int = 16
     batch_size: int = 8
@@ -68,29 +78,26 @@ class Bag:
     """A set from which the n-th element can be picked; all operations take constant time."""
 
     def __init__(self) -> None:
-        self._items: list = []
+        self.items: list = []
         self._place: dict = {}
 
     def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int):
-        return self._items[index]
+        return len(self.items)
 
     def __contains__(self, item) -> bool:
         return item in self._place
 
     def add(self, item) -> None:
         if item not in self._place:
-            self._place[item] = len(self._items)
-            self._items.append(item)
+            self._place[item] = len(self.items)
+            self.items.append(item)
 
     def discard(self, item) -> None:
         place = self._place.pop(item, None)
         if place is not None:
-            last = self._items.pop()
+            last = self.items.pop()
             if last is not item:
-                self._items[place] = last
+                self.items[place] = last
                 self._place[last] = place
 
 
@@ -200,6 +207,7 @@ class Worker:
         yield COMPUTING  # forward
         self.launch_generation = self.generation
         self.launched = []
+        self.buckets = ()
         for _ in range(_BUCKETS):
             if self.group is not None and self.urgent.generation <= self.generation:
                 self.launch_bucket()
@@ -454,6 +462,8 @@ class Simulation:
             self.note(f"worker {worker.me} left {worker.operation} {left} {worker.buckets}")
         record: tuple = (kind, worker.weights)
         if kind == STEP:
+            if not worker.buckets:
+                raise Violation(f"worker {worker.me} left {worker.operation} without its buckets")
             first = worker.buckets[0]
             if any(bucket is not first and bucket != first for bucket in worker.buckets):
                 raise Violation(f"buckets of {worker.operation} from different sets of workers")
@@ -619,7 +629,7 @@ class Simulation:
                 self.runnable.discard(worker)
                 if wants.__class__ is Collective:
                     wants.waiting.append(worker)
-        if worker.outbox:
+        if worker.outbox and worker not in self.senders:
             self.senders.add(worker)
 
     def end(self, worker: Worker) -> None:
@@ -648,13 +658,14 @@ class Simulation:
 
     def mishaps(self) -> None:
         alive = [worker for worker in self.workers if worker.alive]
-        if self.kills and alive:
+        worker = alive[self.choose(len(alive))] if alive else None
+        if self.kills:
             self.kills -= 1
-            self.kill(alive[self.choose(len(alive))])
-        elif self.hiccups and alive:
+            if worker is not None:
+                self.kill(worker)
+        else:
             self.hiccups -= 1
-            worker = alive[self.choose(len(alive))]
-            if isinstance(worker.wants, Collective):
+            if worker is not None and isinstance(worker.wants, Collective):
                 self.hiccup(worker)
 
     @property
@@ -662,27 +673,30 @@ class Simulation:
         return self.roster.over or self.roster.extinct
 
     def run(self) -> "Simulation":
-        bags = (self.runnable, self.uninformed, self.senders, self.gone)
-        acts = (self.resume, self.deliver, self.hear, self.notice)
-        shares = self.scenario.weights
+        runnable, uninformed = self.runnable.items, self.uninformed.items
+        senders, gone = self.senders.items, self.gone.items
+        running, informing, hearing, noticing = self.scenario.weights
         choose = self.choose
-        every = self.scenario.kill_every
+        every, risky = self.scenario.kill_every, self.scenario.founding_kills
         while not self.ended:
-            total = sum([len(bag) * share for bag, share in zip(bags, shares, strict=True)])
+            first = len(runnable) * running
+            second = first + len(uninformed) * informing
+            third = second + len(senders) * hearing
+            total = third + len(gone) * noticing
+            risky = risky or len(self.roster.holders) >= self.scenario.workers
             if not total:
                 if not self.ask_after_failed_collectives():
                     break
-                continue
-            if (self.kills or self.hiccups) and not choose(every):
+            elif (self.kills or self.hiccups) and risky and not choose(every):
                 self.mishaps()
-                continue
-            pick = choose(total)
-            for bag, share, act in zip(bags, shares, acts, strict=True):
-                size = len(bag) * share
-                if pick < size:
-                    act(bag[pick // share])
-                    break
-                pick -= size
+            elif (pick := choose(total)) < first:
+                self.resume(runnable[pick // running])
+            elif pick < second:
+                self.deliver(uninformed[(pick - first) // informing])
+            elif pick < third:
+                self.hear(senders[(pick - second) // hearing])
+            else:
+                self.notice(gone[(pick - third) // noticing])
         self.check()
         return self
 
@@ -710,7 +724,9 @@ class Simulation:
         if self.roster.extinct:
             self.seen["extinct"] += 1
             return
-        if not self.roster.over:
+        if not self.roster.over and (
+            self.scenario.all_end or not any(worker.done for worker in self.workers)
+        ):
             stuck = [
                 (w.me, w.generation, w.operation, w.kind, getattr(w.wants, "tag", w.wants))
                 for w in self.workers
@@ -764,14 +780,12 @@ def chooser(seed: int) -> Choose:
     return lambda n: math.floor(draw() * n)
 
 
-def from_bytes(entropy: Iterable[int]) -> Choose:
-    """Choices from bytes; the first possibility where they have run out."""
+def from_bytes(entropy: bytes) -> Choose:
+    """Choices from bytes; the last possibility, which is no kill, where they have run out."""
     rest = iter(entropy)
 
     def choose(n: int) -> int:
-        value = next(rest, 0)
-        if n > 256:
-            value = value * 256 + next(rest, 0)
-        return value % n
+        value = next(rest, None)
+        return n - 1 if value is None else value % n
 
     return choose

@@ -1,0 +1,130 @@
+"""fit() as a script: with and without a Ray cluster, Ctrl-C, and what is left afterwards."""
+
+import os
+import signal
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from elastix.events import RunEnded
+from elastix.observe import journal
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+    import sys, ray, elastix
+    from tests import trainables
+    {before}
+    elastix.ElasticTrainer(
+        trainables.train,
+        config={{"samples": 240, "batch_size": 30, "epochs": {epochs}}},
+        scaling=elastix.ScalingConfig(num_workers=2, cpus_per_worker=0.5),
+        run=elastix.RunConfig(name="script", store={store!r}),
+    ).fit()
+    {after}
+"""
+
+
+@pytest.fixture
+def folder():
+    """For Ray's sockets and the store: their paths must be short."""
+    path = Path(tempfile.mkdtemp(prefix="ex-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def start(folder, epochs=1, before="", after=""):
+    code = textwrap.dedent(SCRIPT).format(
+        epochs=epochs, before=before, after=after, store=str(folder)
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", code],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def left_over(folder):
+    """Processes of the Ray that lived in `folder`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in command + environment and command:
+                found.append(command.replace(b"\0", b" ").decode()[:120])
+    return found
+
+
+def wait_until_gone(folder):
+    """Ray's own processes end by themselves a moment after the driver; wait on their pids."""
+    deadline = time.monotonic() + 30
+    while (found := left_over(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def test_a_script_starts_a_local_ray_and_leaves_nothing_behind(folder):
+    process = start(folder, after="assert not ray.is_initialized(); print('through')")
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
+    assert "through" in output
+    assert "exact" in output
+    assert wait_until_gone(folder) == []
+
+
+def test_a_script_uses_the_cluster_it_is_connected_to_and_leaves_it_running(cluster, folder):
+    address = cluster.get_runtime_context().gcs_address
+    process = start(
+        folder,
+        before=f"ray.init(address={address!r}, log_to_driver=False)",
+        after="assert ray.is_initialized(); print('through')",
+    )
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
+    assert "through" in output
+    assert cluster.available_resources()["CPU"] == 8
+
+
+def test_ctrl_c_ends_the_run_at_once_and_leaves_it_resumable(folder):
+    process = start(folder, epochs=100_000)
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:  # the first report: training is going on
+        lines.append(line)
+        if "accuracy" in line:
+            break
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in output
+    assert "interrupted" in "".join(lines) + output
+    ended = [
+        event
+        for event in journal.read(folder / "runs" / "script" / "journal.jsonl")
+        if isinstance(event, RunEnded)
+    ]
+    assert [event.outcome for event in ended] == ["interrupted"]
+    assert wait_until_gone(folder) == []
+
+
+@pytest.mark.timeout(300)
+def test_the_wheel_holds_both_packages(tmp_path):
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, timeout=280)
+    (wheel,) = tmp_path.glob("*.whl")
+    environment = {**os.environ, "PYTHONPATH": str(wheel), "PYTHONSAFEPATH": "1"}
+    code = "import search_spaces.convnet, elastix, sys; sys.exit('.whl' not in elastix.__file__)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path)

@@ -1,0 +1,82 @@
+"""What the layout promises and import-linter cannot see."""
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import elastix
+import search_spaces
+
+ROOT = Path(elastix.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+
+
+def module_names():
+    for package in (elastix, search_spaces):
+        yield package.__name__
+        for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            yield found.name
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+def test_all_is_what_is_exported():
+    public = {name for name in vars(elastix) if not name.startswith("_")}
+    modules = {name for name in public if hasattr(getattr(elastix, name), "__path__")}
+    submodules = {m.name for m in pkgutil.iter_modules(elastix.__path__)}
+    assert public - modules - submodules == set(elastix.__all__)
+    assert list(elastix.__all__) == sorted(elastix.__all__)
+
+
+def test_public_names_are_documented():
+    for name in elastix.__all__:
+        if name != "Ref":
+            assert getattr(elastix, name).__doc__, name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_torch_distributed_lives_only_in_comm(path):
+    names = set(imported(ast.parse(path.read_text())))
+    uses = any(name.startswith("torch.distributed") for name in names)
+    assert not uses or path.parent.name == "comm"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_ray_lives_only_in_the_shell(path):
+    names = set(imported(ast.parse(path.read_text())))
+    if any(name == "ray" or name.startswith("ray.") for name in names):
+        allowed = {"train/trainer.py", "train/controller.py", "train/worker.py", "store/server.py"}
+        assert path.relative_to(ROOT).as_posix() in allowed
+
+
+@pytest.mark.parametrize("name", sorted(module_names()))
+def test_every_module_imports_and_says_what_it_is(name):
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert len(module.__doc__.strip()) > 20
+
+
+@pytest.mark.parametrize("space", ["convnet", "mlp"])
+def test_every_space_builds_what_it_samples(space):
+    import torch
+
+    module = importlib.import_module(f"search_spaces.{space}")
+    module.space.seed(3)
+    for configuration in module.space.sample_configuration(8):
+        model = module.build(dict(configuration))
+        logits = model(torch.rand(4, 1, 8, 8))
+        assert logits.shape == (4, 10)
+        logits.sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())

@@ -1,0 +1,185 @@
+"""Law 6: no two survivors ever disagree on whether an operation counts, nor on its outcome.
+
+Each schedule also shows that collectives of different kinds never meet, that a step never adds up
+gradients of different plans, that every sample is committed exactly once, and that nobody waits
+for ever. See group_simulation for what is real and what is modelled.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastix.comm.membership import Membership, Roster
+from elastix.comm.recovery import Decision, decide
+from tests.unit.group_simulation import (
+    Scenario,
+    Violation,
+    chooser,
+    from_bytes,
+    scenario_of,
+    simulate,
+)
+
+SCHEDULES = 10_000
+KILLS_ALONE = {
+    "joiners": 0,
+    "replace": False,
+    "min_workers": 1,
+    "founding_kills": False,
+    "all_end": False,
+}
+
+
+def without(*names: str, **fixed) -> dict:
+    """Scenarios in which less is ruled out."""
+    return {**{k: v for k, v in KILLS_ALONE.items() if k not in names}, **fixed}
+
+
+def run_schedules(seeds: range, fixed: dict, **broken) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        choose = chooser(seed)
+        scenario = scenario_of(choose, **fixed)
+        try:
+            seen += simulate(scenario, choose, **broken).seen
+        except Violation as violation:
+            raise Violation(f"schedule {seed}, {scenario}: {violation}") from violation
+    return seen
+
+
+def open_bug(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(raises=Violation, strict=True, reason=reason)
+
+
+STALE = "Roster.entered takes a confirmation from before the worker was taken out and let in again"
+WAITS = "a worker that is passed a result forgets that others have begun the next operation"
+FOUND = "a founding given up half-way leaves workers in operation 0, and newcomers meet them there"
+ENDED = "Roster.finished does not take the worker out of a generation issued after it left"
+DOUBT = "Roster.doubt ignores a failed operation while a proposal is open"
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        pytest.param(KILLS_ALONE, id="kills alone"),
+        pytest.param(
+            without("joiners", "replace", kills=4, kill_every=25),
+            id="kills and joiners",
+            marks=open_bug(STALE),
+        ),
+        pytest.param(
+            without("joiners", "replace", "min_workers"),
+            id="a group below its minimum",
+            marks=open_bug(WAITS),
+        ),
+        pytest.param(
+            without("founding_kills", replace=True, kill_every=20),
+            id="kills during the founding",
+            marks=open_bug(FOUND),
+        ),
+        pytest.param(without("all_end"), id="kills at the very end", marks=open_bug(ENDED)),
+        pytest.param(without("joiners", hiccups=2, kills=0), id="hiccups", marks=open_bug(DOUBT)),
+        pytest.param({"hiccups": 1}, id="everything", marks=open_bug("all of the above")),
+    ],
+)
+def test_no_two_survivors_disagree(fixed):
+    run_schedules(range(SCHEDULES), fixed)
+
+
+def test_the_schedules_reach_every_way_through_a_recovery():
+    seen = run_schedules(range(1000), KILLS_ALONE)
+    for what in ("accepted", "passed on", "reduced again", "between steps", "killed"):
+        assert seen[what] >= 10, (what, seen)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    workers=st.integers(2, 5),
+    kills=st.integers(0, 4),
+    length=st.integers(1, 12),
+    evaluate=st.booleans(),
+    entropy=st.binary(min_size=20, max_size=400),
+)
+def test_no_two_survivors_disagree_in_schedules_that_can_be_shrunk(
+    workers, kills, length, evaluate, entropy
+):
+    scenario = Scenario(
+        workers=workers,
+        kills=kills,
+        kill_every=8,
+        length=length,
+        batch_size=workers + 3,
+        evaluate=evaluate,
+        replace=False,
+        founding_kills=False,
+        all_end=False,
+    )
+    simulate(scenario, from_bytes(entropy))
+
+
+@pytest.mark.parametrize(("workers", "kills", "seed"), [(2000, 30, 1), (3000, 12, 2), (5000, 6, 3)])
+def test_no_two_survivors_disagree_among_thousands_of_workers(workers, kills, seed):
+    scenario = Scenario(
+        workers=workers,
+        kills=kills,
+        kill_every=workers * 12 // kills,
+        length=3 * workers,
+        batch_size=2 * workers,
+        replace=False,
+        founding_kills=False,
+        all_end=False,
+        weights=(1, 1, 4, 1),
+    )
+    simulation = simulate(scenario, chooser(seed))
+    assert simulation.seen["killed"] == kills
+    assert simulation.seen["reduced again"] + simulation.seen["accepted"] > workers
+    assert simulation.roster.over
+
+
+# ------------------------------------------------------------- the simulation sees what is broken
+
+
+def accepts_what_some_hold(positions) -> Decision:
+    decision = decide(positions)
+    front = [p for p in positions if p.operation == decision.operation]
+    return replace(decision, complete=max((p.complete for p in front), default=0))
+
+
+def goes_back_to_the_last(positions) -> Decision:
+    decision = decide(positions)
+    holders = [p.operation for p in positions if p.operation >= 0]
+    return replace(decision, operation=min(holders, default=0), source=None)
+
+
+def passes_nothing_on(positions) -> Decision:
+    return replace(decide(positions), source=None)
+
+
+def plans_for_the_own_generation(positions) -> Decision:
+    decision = decide(positions)
+    return replace(decision, plan=decision.plan + bool(decision.plan))
+
+
+class KeepsTheDead(Roster):
+    def lost(self, worker: int) -> Membership | None:
+        super().lost(worker)
+        return None
+
+
+BROKEN = {
+    "accepts a step when some hold every bucket": {"decide": accepts_what_some_hold},
+    "goes back to the last operation": {"decide": goes_back_to_the_last},
+    "passes no result on": {"decide": passes_nothing_on},
+    "splits a batch in hand anew": {"decide": plans_for_the_own_generation},
+    "keeps old buckets when all reduce again": {"keep_complete": True},
+    "never takes the dead out": {"roster": KeepsTheDead},
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_a_broken_rule_is_caught(broken):
+    with pytest.raises(Violation):
+        run_schedules(range(SCHEDULES), KILLS_ALONE, **broken)
