@@ -86,6 +86,11 @@ class BatchShares:
     shares: Mapping[int, tuple[Span, ...]]
     owed: tuple[Span, ...] = ()
 
+    @property
+    def samples(self) -> int:
+        """How many samples were used."""
+        return sum(stop - start for spans in self.shares.values() for start, stop in spans)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepCommitted(Event):

@@ -200,6 +200,8 @@ class Rounds:
                 left = self._attempt(operation)
             except _Superseded:
                 continue
+        if self._passed is not None:  # the peer who passed it on may know of a newer plan
+            self.plan = max(self.plan, left.generation)
         self._kind = 0
         self._begun = False
         self._complete = 0

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console as Terminal
 from rich.markup import escape
 
-from elastix.data.cursor import count
 from elastix.errors import ElastixError
 from elastix.events import (
     Event,
@@ -54,8 +53,7 @@ class Console:
         """Print what the event means, if it means anything to a person."""
         if isinstance(event, StepCommitted):
             self._steps = event.step
-            spans = (s for batch in event.batches for share in batch.shares.values() for s in share)
-            self._samples += count(spans)
+            self._samples += sum(batch.samples for batch in event.batches)
             self._progress(event)
         elif isinstance(event, Recovered):
             self._recovered(event)

@@ -27,14 +27,15 @@ from torch.utils.data import Dataset
 
 from elastix import state as states
 from elastix.data.cursor import count
-from elastix.data.loader import Source, to_device
+from elastix.data.loader import Collate, Source, to_device
 from elastix.errors import ElastixError, TrainError
 from elastix.events import BatchShares, Event, Resumed, RunStarted, StateStored, StepCommitted
 from elastix.observe import journal
 from elastix.state import State, Stateful
 from elastix.train.checkpoint import Checkpoints
 from elastix.train.context import Context
-from elastix.train.member import Member, Metric
+from elastix.train.evaluation import Metric, evaluating, measure
+from elastix.train.member import Member
 
 _TIMEOUT_S = 600.0
 
@@ -229,23 +230,13 @@ class _Voice:
         metric: Metric,
         dataset: Dataset[Any],
         batch_size: int,
-        collate: Callable[[list[Any]], Any],
+        collate: Collate,
     ) -> dict[str, float]:
         """Only so that the train function can go on; not what is compared."""
         del batch_size
-        model = self.modules[""]
-        modes = {module: module.training for module in model.modules()}
-        model.eval()
-        with torch.no_grad():
-            length = len(dataset)  # type: ignore[arg-type]
-            found = metric(
-                model, to_device(collate([dataset[i] for i in range(length)]), self.device)
-            )
-        for module, mode in modes.items():
-            module.training = mode
-        if not isinstance(found, Mapping):
-            found = {getattr(metric, "__name__", "metric"): found}
-        return {name: float(value) for name, value in found.items()}
+        everything = collate([dataset[i] for i in range(len(dataset))])  # type: ignore[arg-type]
+        with evaluating(self.modules[""]):
+            return measure(metric, self.modules[""], to_device(everything, self.device))
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Nobody reads it."""

@@ -10,7 +10,8 @@ from torch.utils.data import Dataset, default_collate
 from elastix.data.loader import Collate, Loader, Source
 from elastix.errors import ConfigError
 from elastix.state import Stateful
-from elastix.train.member import Member, Metric
+from elastix.train.evaluation import Metric
+from elastix.train.member import Member
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -137,7 +138,7 @@ class Context:
         dataset: Dataset[Any],
         *,
         batch_size: int,
-        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        collate_fn: Collate = default_collate,
     ) -> dict[str, float]:
         """Mean of a metric over a dataset, shared out over the group, equal on all workers.
 

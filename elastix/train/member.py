@@ -23,15 +23,12 @@ from elastix.comm.news import News
 from elastix.comm.reducer import Reducer, Weight
 from elastix.comm.rounds import Left, Recovery, Rounds
 from elastix.config import CheckpointConfig
-from elastix.data.loader import Loader, Source, to_device
+from elastix.data.loader import Collate, Loader, Source
 from elastix.errors import ConfigError
 from elastix.events import Event, Recovered, Reported, StepCommitted, WorkerJoined
 from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import Checkpoints
-
-Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
-
-_EVALUATE, _FINISH = 2, 3  # kinds of operations, beside Reducer.kind
+from elastix.train.evaluation import Evaluation, Metric
 
 
 class Link(Protocol):
@@ -377,11 +374,10 @@ class Member:
         metric: Metric,
         dataset: Dataset[Any],
         batch_size: int,
-        collate: Callable[[list[Any]], Any],
+        collate: Collate,
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
-        model = self._modules[""]
-        work = _Evaluation(self.me, model, metric, dataset, batch_size, collate, self.device)
+        work = Evaluation(self._modules[""], metric, dataset, batch_size, collate, self.device)
         self.phase("evaluate", self.step)
         sums = self._rounds.run(work).result.tolist()
         return {name: total / sums[0] for name, total in zip(work.names, sums[1:], strict=True)}
@@ -397,67 +393,10 @@ class Member:
         self._rounds.run(_Finish(self))
 
 
-class _Evaluation:
-    """An operation: each member evaluates its part of the dataset; sums are added up."""
-
-    kind = _EVALUATE
-    reduce: Reduce = "sum"
-
-    def __init__(
-        self,
-        me: int,
-        model: torch.nn.Module,
-        metric: Metric,
-        dataset: Dataset[Any],
-        batch_size: int,
-        collate: Callable[[list[Any]], Any],
-        device: torch.device,
-    ) -> None:
-        self.names: list[str] = []
-        self._me = me
-        self._model = model
-        self._metric = metric
-        self._dataset = dataset
-        self._batch_size = batch_size
-        self._collate = collate
-        self._device = device
-
-    def launch(self, group: Group) -> Sequence[Pending]:
-        """Nothing but the round."""
-        del group
-        return ()
-
-    def payload(self, group: Group) -> torch.Tensor:
-        """Sample count, then the sum of each metric over this member's part, in float64."""
-        length = len(self._dataset)  # type: ignore[arg-type]
-        start, stop = (length * (group.rank + i) // group.size for i in (0, 1))
-        modes = {module: module.training for module in self._model.modules()}
-        self._model.eval()
-        try:
-            with torch.no_grad():
-                if start == stop:  # the names of the metrics are needed even so
-                    return self._batch(range(min(1, length))) * 0
-                starts = range(start, stop, self._batch_size)
-                parts = [self._batch(range(s, min(s + self._batch_size, stop))) for s in starts]
-                return torch.stack(parts).sum(0)
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
-
-    def _batch(self, where: range) -> torch.Tensor:
-        batch = to_device(self._collate([self._dataset[i] for i in where]), self._device)
-        found = self._metric(self._model, batch)
-        if not isinstance(found, Mapping):
-            found = {getattr(self._metric, "__name__", "metric"): found}
-        self.names = sorted(found)
-        values = [float(found[name]) for name in self.names]
-        return torch.tensor([1.0, *values], dtype=torch.float64) * len(where)
-
-
 class _Finish:
     """The last operation: whoever is rank 0 stores the final State before anybody leaves."""
 
-    kind = _FINISH
+    kind = 3
     reduce: Reduce = "max"
 
     def __init__(self, member: Member) -> None:

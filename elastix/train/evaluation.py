@@ -1,0 +1,85 @@
+"""Metrics over a dataset that the group shares out: an operation without buckets. No Ray."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from elastix.comm.group import Group, Pending, Reduce
+from elastix.data.loader import Collate, to_device
+
+Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
+"""`metric(model, batch)`: the mean over the batch, or several by name."""
+
+
+class Evaluation:
+    """Each member evaluates its part of the dataset; the sums are added up.
+
+    If the group changes, everybody evaluates its part of the new division: no result of a part
+    outlives the group that it was divided for.
+    """
+
+    kind = 2
+    reduce: Reduce = "sum"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        metric: Metric,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Collate,
+        device: torch.device,
+    ) -> None:
+        self.names: list[str] = []
+        self._model = model
+        self._metric = metric
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._collate = collate
+        self._device = device
+
+    def launch(self, group: Group) -> Sequence[Pending]:
+        """Nothing but the round."""
+        del group
+        return ()
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """Sample count, then the sum of each metric over this member's part, in float64."""
+        length = len(self._dataset)  # type: ignore[arg-type]
+        start, stop = (length * (group.rank + i) // group.size for i in (0, 1))
+        with evaluating(self._model):
+            if start == stop:  # the names of the metrics are needed even so
+                return self._batch(range(min(1, length))) * 0
+            starts = range(start, stop, self._batch_size)
+            parts = [self._batch(range(s, min(s + self._batch_size, stop))) for s in starts]
+            return torch.stack(parts).sum(0)
+
+    def _batch(self, where: range) -> torch.Tensor:
+        batch = to_device(self._collate([self._dataset[i] for i in where]), self._device)
+        found = measure(self._metric, self._model, batch)
+        self.names = list(found)
+        return torch.tensor([1.0, *found.values()], dtype=torch.float64) * len(where)
+
+
+def measure(metric: Metric, model: torch.nn.Module, batch: Any) -> dict[str, float]:  # noqa: ANN401
+    """The metric's values by name, sorted; a single number has the name of the function."""
+    found = metric(model, batch)
+    if not isinstance(found, Mapping):
+        found = {getattr(metric, "__name__", "metric"): found}
+    return {name: float(found[name]) for name in sorted(found)}
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within: eval mode and no gradients; afterwards each module has its own mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
