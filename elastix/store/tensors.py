@@ -1,0 +1,171 @@
+"""Tensors into bytes and back, without a copy where torch allows it.
+
+Invariants: bytes, dtype, shape and ties come back as they were; two tensors that were not tied
+never share memory that is written to; nothing is handed out whose digest was not compared.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from elastix.errors import Corrupt, NotFound, StateError, StoreError
+from elastix.state import Ref, State, TensorInfo, raw_bytes
+from elastix.store.packs import Packs, View
+from elastix.store.records import ALIGNMENT, DTYPES, Kind, Place, parse_header
+
+
+def plain(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """`meta` as JSON gives it back; the same, or it is refused."""
+    try:
+        text = json.dumps(meta, sort_keys=True)
+        plain = json.loads(text)
+        if json.dumps(plain, sort_keys=True) != text or not isinstance(plain, dict):
+            raise StateError("metadata must have text as keys. Nothing was stored.")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateError(f"metadata must be JSON: {error}. Nothing was stored.") from error
+    return plain
+
+
+def flatten(
+    state: State,
+) -> tuple[dict[str, memoryview], dict[str, TensorInfo], dict[str, str]]:
+    """Bytes, manifest entry and tie of each tensor; tied ones are read once."""
+    payloads: dict[str, memoryview] = {}
+    infos: dict[str, TensorInfo] = {}
+    tied: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in state.tensors.items():
+        _check_tensor(name, tensor)
+        where = (tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg())
+        key = (*where, tensor.dtype, tuple(tensor.shape), tensor.stride())
+        original = first.setdefault(key, name) if tensor.numel() else name
+        if original == name:
+            resolved = tensor.detach().resolve_conj().resolve_neg()
+            payloads[name] = raw_bytes(resolved).numpy().data
+            digest = blake3(payloads[name]).hexdigest()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            infos[name] = TensorInfo(dtype, tuple(tensor.shape), digest)
+        else:
+            tied[name] = original
+            payloads[name], infos[name] = payloads[original], infos[original]
+    return payloads, infos, tied
+
+
+def _check_tensor(name: Any, tensor: Any) -> None:  # noqa: ANN401 - whatever a caller put there
+    if not isinstance(name, str):
+        raise StateError(f"tensor name {name!r} is a {type(name).__name__}, not text.")
+    what = None
+    if not isinstance(tensor, torch.Tensor):
+        what = f"a {type(tensor).__name__} of {getattr(tensor, 'dtype', 'no')} dtype"
+    elif tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        what = f"a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
+    elif str(tensor.dtype).removeprefix("torch.") not in DTYPES:
+        what = f"a tensor of {tensor.dtype}"
+    if what is not None:
+        raise StateError(
+            f"{name!r} is {what}; the store keeps dense tensors with values. Nothing was stored. "
+            "Convert it or leave it out."
+        )
+
+
+class Moved(StoreError):
+    """A pack was removed between the index's answer and its opening: ask again."""
+
+
+class Tensors(Mapping[str, torch.Tensor]):
+    """Tensors of one model, built when they are asked for. Holds a view of each pack."""
+
+    def __init__(
+        self,
+        ref: Ref,
+        infos: Mapping[str, TensorInfo],
+        tied: Mapping[str, str],
+        places: Mapping[bytes, Place],
+        packs: Packs,
+        checked: set[bytes],
+    ) -> None:
+        """Open every pack that is needed.
+
+        Args:
+            ref: the model, for messages.
+            infos: the tensors wanted.
+            tied: name to the name it shares memory with.
+            places: of their digests.
+            packs: where they are.
+            checked: digests that need not be compared again; grows.
+
+        Raises:
+            Moved: a place or a pack is gone.
+        """
+        self._ref = ref
+        self._infos = infos
+        self._tied = tied
+        self._checked = checked
+        self._places = places
+        self._views: dict[str, View] = {}
+        self._made: dict[str, torch.Tensor] = {}
+        self._given: set[Place] = set()
+        for name, info in infos.items():
+            place = self._places.get(bytes.fromhex(info.digest))
+            if place is None:
+                raise Moved(self._says(name, "no pack holds its bytes"))
+            if place.pack not in self._views:
+                try:
+                    self._views[place.pack] = packs.view(place.pack)
+                except NotFound as error:
+                    raise Moved(self._says(name, str(error))) from error
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._infos)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        first = self._tied.get(name, name)
+        made = self._made.get(first)
+        if made is None or self._infos[name] != self._infos.get(first, self._infos[name]):
+            made = self._made[first] = self._make(name)
+        return made
+
+    def _make(self, name: str) -> torch.Tensor:
+        info = self._infos[name]
+        digest = bytes.fromhex(info.digest)
+        place = self._places[digest]
+        try:
+            memory = self._memory(place, digest)
+        except Corrupt as error:
+            raise Corrupt(self._says(name, str(error))) from error
+        dtype = getattr(torch, info.dtype)
+        if math.prod(info.shape) * dtype.itemsize != place.length:
+            raise Corrupt(self._says(name, f"{place.length} bytes are no {info.dtype}{info.shape}"))
+        if place.length == 0:
+            return torch.empty(info.shape, dtype=dtype)
+        tensor = torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(info.shape)
+        if place in self._given:  # equal but not tied: writing to one must not change the other
+            return tensor.clone()
+        self._given.add(place)
+        return tensor
+
+    def _memory(self, place: Place, digest: bytes) -> memoryview:
+        view = self._views[place.pack]
+        memory = view.bytes_at(place.offset, place.length)
+        if digest not in self._checked:
+            at = place.offset - ALIGNMENT
+            header = parse_header(bytes(view.bytes_at(at, ALIGNMENT)), place.pack, at)
+            if (header.kind, header.length, header.digest) != (Kind.TENSOR, place.length, digest):
+                raise Corrupt(f"the record at byte {place.offset} of {place.pack} is another one.")
+            if blake3(memory).digest() != digest:
+                raise Corrupt(f"the payload at byte {place.offset} of {place.pack} is damaged.")
+            self._checked.add(digest)
+        return memory
+
+    def _says(self, name: str, what: str) -> str:
+        return (
+            f"tensor {name!r} of model {self._ref[:12]} cannot be read: {what.rstrip('.')}. "
+            "Nothing was changed; other tensors and models are readable."
+        )
