@@ -19,15 +19,27 @@ from elastix.store.records import ALIGNMENT, DTYPES, Kind, Place, parse_header
 
 
 def plain(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """`meta` as JSON gives it back; the same, or it is refused."""
+    """`meta` as JSON gives it back.
+
+    Raises:
+        StateError: it is not JSON, or a key is not text (its order, and so the ref, would change).
+    """
     try:
-        text = json.dumps(meta, sort_keys=True)
-        plain = json.loads(text)
-        if json.dumps(plain, sort_keys=True) != text or not isinstance(plain, dict):
-            raise StateError("metadata must have text as keys. Nothing was stored.")
+        _check_keys(meta)
+        return dict(json.loads(json.dumps(meta)))
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"metadata must be JSON: {error}. Nothing was stored.") from error
-    return plain
+
+
+def _check_keys(value: Any) -> None:  # noqa: ANN401 - any JSON
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is a {type(key).__name__}, not text")
+            _check_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner)
 
 
 def flatten(
