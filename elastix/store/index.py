@@ -200,6 +200,7 @@ class Index:
             None, or what is missing: no digest at all if the record is older than a retirement.
         """
         ref = bytes.fromhex(model.manifest.ref)
+        signature = Signature.from_json(model.signature) if model.signature else None
         old = self.sql.execute("SELECT id, status, seq FROM models WHERE ref = ?", (ref,))
         row = old.fetchone()
         if row and row[1] == Status.ALIVE:
@@ -215,7 +216,9 @@ class Index:
             self.sql.execute("DELETE FROM models WHERE id = ?", (row[0],))
             self.sql.execute("DELETE FROM parents WHERE child = ?", (row[0],))
         status = Status.BROKEN if missing else Status.ALIVE
-        number = self._insert_model(row and row[0], model, ref, seq, place, rev, status)
+        number = self._insert_model(
+            row and row[0], model, signature, ref, seq, place, rev, status
+        )
         if not missing:
             ids = list(blobs.values())
             self.sql.executemany("INSERT INTO uses VALUES(?, ?)", ((number, blob) for blob in ids))
@@ -228,6 +231,7 @@ class Index:
         self,
         number: int | None,
         model: Model,
+        signature: Signature | None,
         ref: bytes,
         seq: int,
         place: Place,
@@ -236,7 +240,6 @@ class Index:
     ) -> int:
         manifest = model.manifest
         plain = {k: v for k, v in manifest.meta.items() if isinstance(v, str | int | float)}
-        signature = Signature.from_json(model.signature) if model.signature else None
         cursor = self.sql.execute(
             "INSERT INTO models(id, ref, seq, rev, status, pack, offset, length, score, time_s, "
             "tensors, nbytes, meta, paths, ids) "
@@ -250,8 +253,8 @@ class Index:
                 self.pack_id(place.pack),
                 place.offset,
                 place.length,
-                model.score,
-                model.time_s,
+                None if model.score is None else float(model.score),
+                float(model.time_s),
                 len(manifest.tensors),
                 self._logical_bytes(model),
                 json.dumps(plain),
@@ -317,6 +320,10 @@ class Index:
         )
 
     # ------------------------------------------------------------------------------ questions
+
+    def knows_nothing(self) -> bool:
+        """Whether no pack was ever entered."""
+        return self.sql.execute("SELECT 1 FROM packs LIMIT 1").fetchone() is None
 
     def records(self, pack: str) -> tuple[int, list[tuple[str, Kind, Place]]]:
         """The pack's row, and every record in it that is needed, with the table that says so."""

@@ -41,6 +41,7 @@ from elastix.store.verify import Damage, Stats
 logger = logging.getLogger(__name__)
 ANY = "*"
 _RESERVE_BYTES = 1 << 20
+_UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "")  # "": another schema
 
 
 @dataclass(frozen=True)
@@ -152,12 +153,16 @@ class Ledger:
             try:
                 self.index = Index(self._path, self._read_only)
             except sqlite3.DatabaseError as error:
-                if getattr(error, "sqlite_errorname", "") in ("SQLITE_CANTOPEN", "SQLITE_IOERR"):
-                    raise
+                if getattr(error, "sqlite_errorname", "") not in _UNREADABLE:
+                    raise  # no fault of the file
                 logger.warning("index unreadable path=%s error=%s: rebuilding", self._path, error)
                 self._path = self._set_aside()
                 self.index = Index(self._path, False)
                 fresh = True
+            if self._read_only and not fresh and self.index.knows_nothing() and self.packs.sizes():
+                fresh = True  # made and never filled: the process that did it was killed
+                self.index.sql.close()
+                self.index = Index(None)
             if fresh:
                 if not self._read_only:
                     replay.check_alone(self.packs)

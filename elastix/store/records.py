@@ -104,6 +104,8 @@ def parse_header(raw: bytes, pack: str, at: int) -> Header:
             f"{pack} has a record of version {version}, kind {kind} at byte {at}; this elastix "
             f"reads up to version {VERSION}. Nothing was changed. Read it with a later elastix."
         )
+    if max(length, seq) >= 2**63:
+        raise Corrupt(f"the record's header at byte {at} of {pack} says {length} bytes.")
     dtype = DTYPES[code - 1] if 0 < code <= len(DTYPES) else ""
     return Header(Kind(kind), length, digest, seq, dtype)
 
@@ -194,7 +196,8 @@ class Model:
             manifest = Manifest(tensors, body["meta"], tuple(map(Ref, body["parents"])))
             _check_manifest(manifest)
             model = cls(manifest, **{key: rest[key] for key in _REST})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            _check_rest(model)
+        except _MALFORMED as error:
             raise Corrupt(
                 f"a model's record in {pack or 'a pack'} is malformed: {error!r}."
             ) from error
@@ -203,6 +206,14 @@ class Model:
         return model
 
 
+_MALFORMED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)
 _REST = ("owners", "score", "signature", "tied", "time_s")
 
 
@@ -216,6 +227,21 @@ def _check_manifest(manifest: Manifest) -> None:
     for parent in manifest.parents:
         if len(bytes.fromhex(parent)) != 32:
             raise ValueError(f"parent {parent!r}")
+
+
+def _check_rest(model: Model) -> None:
+    tensors = model.manifest.tensors
+    for name, owner in model.owners.items():
+        if name not in tensors or len(bytes.fromhex(owner)) != 32:
+            raise ValueError(f"owner {owner!r} of {name!r}")
+    for name, first in model.tied.items():
+        if tensors[name] != tensors[first]:
+            raise ValueError(f"{name!r} is tied to {first!r}")
+    if not isinstance(model.time_s, int | float) or not isinstance(
+        model.score, int | float | None
+    ):
+        raise ValueError(f"score {model.score!r} at {model.time_s!r}")
+    float(model.time_s), float(model.score or 0.0)
 
 
 def tag_bytes(name: str, ref: Ref | None) -> bytes:
@@ -239,8 +265,8 @@ def parse_small(payload: bytes, pack: str) -> dict[str, Any]:
         for ref in (body["ref"], *body.get("parents", ())):
             if ref is not None and len(bytes.fromhex(ref)) != 32:
                 raise ValueError(f"ref {ref!r}")
-        if not isinstance(body.get("tag", ""), str):
+        if not isinstance(body.get("tag", ""), str) or not body.get("tag", "").isprintable():
             raise ValueError(f"tag {body['tag']!r}")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _MALFORMED as error:
         raise Corrupt(f"a record in {pack} is malformed: {error!r}.") from error
     return dict(body)

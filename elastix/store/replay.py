@@ -33,15 +33,12 @@ def everything(packs: Packs) -> list[Span]:
 
 def tails(index: Index, packs: Packs) -> list[Span]:
     """What writers that are gone left behind the last byte that the index knows."""
-    sizes = sorted(packs.sizes().items())
-    dead = [(pack, size) for pack, size in sizes if not packs.alive(pack)]
-    rows = index.sql.execute(
-        "SELECT name, CASE gone WHEN 1 THEN ? ELSE end END FROM packs", (1 << 62,)
-    )
+    rows = index.sql.execute("SELECT name, iif(gone, ?, end) FROM packs", (1 << 62,))
     known = dict(rows.fetchall())
-    return [
-        Span(pack, known.get(pack, 0), size) for pack, size in dead if size > known.get(pack, 0)
-    ]
+    longer = [pack for pack, size in packs.sizes().items() if size > known.get(pack, 0)]
+    dead = [pack for pack in longer if not packs.alive(pack)]
+    sizes = packs.sizes() if dead else {}  # again: what it wrote before it went
+    return [Span(pack, known.get(pack, 0), sizes[pack]) for pack in sorted(dead) if pack in sizes]
 
 
 def check_alone(packs: Packs) -> None:
