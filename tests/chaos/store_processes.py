@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from elastix.errors import NotFound
 from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.store.packs import LocalWriter
@@ -128,3 +129,37 @@ def kill_within(process: BaseProcess, seconds: float, choose: random.Random) -> 
     assert not ended, "a writer ended by itself"
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
+
+
+def churn(path: str, seed: int, rounds: int, out: Connection) -> None:
+    """Put a chain and retire it from behind, as checkpoints do; leave the last three."""
+    with Store(path) as store:
+        out.send("ready")
+        refs: list[Ref] = []
+        for n in range(rounds):
+            refs.append(store.put(model(seed * 1000 + n, refs[-1] if refs else None)))
+            if len(refs) > 3:
+                store.retire(refs.pop(0))
+        out.send(refs)
+
+
+def read_for_ever(path: str, out: Connection) -> None:
+    """Hold views of whatever is there, compare them again and again, until told to stop."""
+    held: list[tuple[State, Any]] = []
+    reads = 0
+    with Store(path) as store:
+        out.send("ready")
+        while not out.poll():
+            for entry in store.log(limit=4):
+                try:
+                    state = store.get(entry.ref)
+                except NotFound:  # retired since
+                    continue
+                if len(held) < 20:
+                    held.append((state, state.manifest()))
+                reads += 1
+            for state, before in held:
+                if state.manifest() != before:
+                    out.send("a held view changed")
+                    return
+    out.send(("unchanged", reads, len(held)))
