@@ -2,6 +2,7 @@
 
 from elastix.store.gc import Collected
 from elastix.store.lineage import Diff, Layer, Signature, shared
+from elastix.store.signatures import signature
 from elastix.store.store import Entry, Match, Store
 from elastix.store.verify import Damage, Stats
 
@@ -16,4 +17,5 @@ __all__ = [
     "Stats",
     "Store",
     "shared",
+    "signature",
 ]
