@@ -216,9 +216,7 @@ class Index:
             self.sql.execute("DELETE FROM models WHERE id = ?", (row[0],))
             self.sql.execute("DELETE FROM parents WHERE child = ?", (row[0],))
         status = Status.BROKEN if missing else Status.ALIVE
-        number = self._insert_model(
-            row and row[0], model, signature, ref, seq, place, rev, status
-        )
+        number = self._insert_model(row and row[0], model, signature, ref, seq, place, rev, status)
         if not missing:
             ids = list(blobs.values())
             self.sql.executemany("INSERT INTO uses VALUES(?, ?)", ((number, blob) for blob in ids))
@@ -433,20 +431,25 @@ class Index:
         )
         return [Ref(child.hex()) for (child,) in found]
 
-    def matching(self, where: dict[str, Any], tagged: str | None) -> set[int]:
+    def matching(self, where: dict[str, Any], tagged: str | None, but: str | None) -> set[int]:
         """Rows of the models alive whose metadata has these values and that have such a tag.
 
         Args:
             where: top-level key to text, number or bool.
             tagged: glob pattern of a tag's name; None takes all.
+            but: a ref to leave out.
         """
-        clauses, values = ["m.status = 0"], []
+        clauses = ["m.status = 0"]
+        values: list[Any] = []
         for key, value in where.items():
             clauses.append("m.meta -> ? = json(?)")
             values += [f'$."{key}"', json.dumps(value)]
         if tagged is not None:
             clauses.append("m.ref IN (SELECT ref FROM tags WHERE name GLOB ?)")
             values.append(tagged)
+        if but is not None:
+            clauses.append("m.ref != ?")
+            values.append(bytes.fromhex(but))
         query = f"SELECT m.id FROM models m WHERE {' AND '.join(clauses)}"
         return {number for (number,) in self.sql.execute(query, values)}
 

@@ -457,12 +457,13 @@ class Ledger:
         mode: lineage.Mode,
         where: dict[str, Any] | None = None,
         tagged: str | None = None,
+        but: str | None = None,
     ) -> tuple[Row, int] | None:
         """The model that shares most with these ids, and how many layers."""
         with self.asking() as index:
             allowed = None
-            if where or tagged is not None:
-                allowed = index.matching(where or {}, tagged)
+            if where or tagged is not None or but is not None:
+                allowed = index.matching(where or {}, tagged, but)
             for _ in range(2):
                 neighbours = self._refreshed()
                 best = (neighbours.lp if mode == "lp" else neighbours.lcs)(ids, allowed)

@@ -237,9 +237,7 @@ def _check_rest(model: Model) -> None:
     for name, first in model.tied.items():
         if tensors[name] != tensors[first]:
             raise ValueError(f"{name!r} is tied to {first!r}")
-    if not isinstance(model.time_s, int | float) or not isinstance(
-        model.score, int | float | None
-    ):
+    if not isinstance(model.time_s, int | float) or not isinstance(model.score, int | float | None):
         raise ValueError(f"score {model.score!r} at {model.time_s!r}")
     float(model.time_s), float(model.score or 0.0)
 

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from elastix.errors import StateError
 from elastix.store.lineage import Layer, Signature, digest64
 
+_Tensors = tuple[tuple[str, tuple[int, ...]], ...]
 _SYMMETRIC = frozenset({"add", "iadd", "mul", "imul", "maximum", "minimum", "logical_or"})
 
 
@@ -87,7 +88,9 @@ def _is_leaf(module: nn.Module) -> bool:
     return (own or not any(True for _ in module.children())) and not isinstance(module, containers)
 
 
-def _describe(part: nn.Module | torch.Tensor) -> tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]:
+def _describe(
+    part: nn.Module | torch.Tensor,
+) -> tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]:
     if isinstance(part, torch.Tensor):
         return "Tensor", (("", tuple(part.shape)),)
     tensors = tuple(

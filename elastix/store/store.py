@@ -45,6 +45,7 @@ from elastix.store.verify import Damage, Stats
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@-]{0,199}")
 _ATTEMPTS = 16
+_MODELS_KEPT = 256
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Store:
         self._pid = os.getpid()
         self._owner = -1
         self._checked: set[bytes] = set()
+        self._models: dict[Ref, Model] = {}  # lately read; a model never changes
         if read_only and ledger is None and remote is None and not Path(root).is_dir():
             raise NotFound(f"there is no store at {root}.")
         self._writer = None if read_only else self._packs.writer()
@@ -351,6 +353,8 @@ class Store:
     def _model(self, ref: str) -> tuple[Row, Model]:
         for attempt in range(_ATTEMPTS):
             row = self._ledger.find(ref)
+            if row.ref in self._models:
+                return row, self._models[row.ref]
             try:
                 _, payload = read_record(self._packs, row.place, Kind.MODEL)
                 model = Model.from_bytes(payload, row.place.pack)
@@ -368,6 +372,9 @@ class Store:
                 ) from error
             if model.manifest.ref != row.ref:
                 raise Corrupt(f"the record of model {row.ref[:12]} is that of another one.")
+            if len(self._models) >= _MODELS_KEPT:
+                self._models.clear()
+            self._models[row.ref] = model
             return row, model
         raise NotFound(f"model {ref!r} could not be read.")  # pragma: no cover
 
@@ -439,6 +446,7 @@ class Store:
         *,
         where: Mapping[str, str | int | float | bool] | None = None,
         tagged: str | None = None,
+        but: str | None = None,
     ) -> Match | None:
         """The stored model that shares most layers; ties go to the score, then to the first.
 
@@ -447,6 +455,7 @@ class Store:
             mode: "lp", longest common prefix; "lcs", longest common subsequence.
             where: only models whose top-level metadata have these values.
             tagged: only models with a tag that matches this glob pattern.
+            but: a ref that must not be the answer.
 
         Returns:
             None if no model shares a layer.
@@ -454,7 +463,7 @@ class Store:
         if mode not in ("lp", "lcs"):
             raise ConfigError(f"mode must be 'lp' or 'lcs', not {mode!r}.")
         ids = signature.paths if mode == "lp" else signature.ids
-        found = self._ledger.nearest(ids, mode, dict(where) if where else None, tagged)
+        found = self._ledger.nearest(ids, mode, dict(where or {}), tagged, but)
         return Match(found[0].ref, found[1], found[0].score) if found else None
 
     def _known(self, name: str) -> Ref:
@@ -472,7 +481,9 @@ class Store:
         Raises:
             Conflict: another gc is at work. ReadOnly: the store is.
         """
-        self._check_writable()
+        writer = self._check_writable()
+        with writer.lock:
+            writer.seal()
         return self._ledger.gc()
 
     def stats(self) -> Stats:
@@ -485,7 +496,9 @@ class Store:
         Raises:
             Conflict: a writer is at work in another process.
         """
-        self._check_writable()
+        writer = self._check_writable()
+        with writer.lock:
+            writer.close()
         self._ledger.rebuild()
 
     # --------------------------------------------------------------------------------- exchange

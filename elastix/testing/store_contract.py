@@ -46,7 +46,9 @@ def every_dtype(seed: int = 0) -> State:
     tensors = {}
     for name in DTYPES:
         dtype = getattr(torch, name)
-        bits = torch.randint(0, 256, (6, dtype.itemsize * 4), dtype=torch.uint8, generator=generator)
+        bits = torch.randint(
+            0, 256, (6, dtype.itemsize * 4), dtype=torch.uint8, generator=generator
+        )
         tensors[name] = (bits % 2).bool() if dtype == torch.bool else bits.view(dtype)
     return State(tensors)
 
@@ -296,22 +298,28 @@ class StoreContract:
         wanted = chain("a b c y d")
         assert store.signature(r1) == one
         found = store.nearest(wanted)
-        assert found is not None and (found.ref, found.length) == (r1, 3)
+        assert found is not None
+        assert (found.ref, found.length) == (r1, 3)
         tie = store.nearest(chain("a b z"))
-        assert tie is not None and (tie.ref, tie.length, tie.score) == (r2, 2, 0.9)
+        assert tie is not None
+        assert (tie.ref, tie.length, tie.score) == (r2, 2, 0.9)
         lcs = store.nearest(wanted, "lcs")
-        assert lcs is not None and (lcs.ref, lcs.length) == (r1, 4)
+        assert lcs is not None
+        assert (lcs.ref, lcs.length) == (r1, 4)
         by_meta = store.nearest(wanted, where={"seed": 2})
-        assert by_meta is not None and by_meta.ref == r2
+        assert by_meta is not None
+        assert by_meta.ref == r2
         store.tag("keep/one", r1)
         by_tag = store.nearest(chain("a b z"), tagged="keep/*")
-        assert by_tag is not None and by_tag.ref == r1
+        assert by_tag is not None
+        assert by_tag.ref == r1
         assert store.nearest(wanted, tagged="other*") is None
         assert store.nearest(chain("q r")) is None
         assert store.nearest(Signature(()), "lcs") is None
         store.retire(r2)
         left = store.nearest(chain("a b x d"))
-        assert left is not None and (left.ref, left.length) == (r1, 2)
+        assert left is not None
+        assert (left.ref, left.length) == (r1, 2)
 
     # --------------------------------------------------------------------------------- exchange
 

@@ -1,4 +1,4 @@
-"""Writers as processes of their own, for the chaos tests of the store. They are killed, for real."""
+"""Writers as processes of their own, for the chaos tests of the store; killed for real."""
 
 import multiprocessing as mp
 import os
@@ -28,9 +28,7 @@ def model(seed: int, ref: Ref | None = None, kilobytes: int = 8) -> State:
     common = torch.Generator().manual_seed(0)
     own = torch.Generator().manual_seed(seed + 1)
     size = kilobytes * 1024 // 4
-    tensors = {
-        f"layer{i}": torch.rand(size, generator=own if i % 2 else common) for i in range(8)
-    }
+    tensors = {f"layer{i}": torch.rand(size, generator=own if i % 2 else common) for i in range(8)}
     return State(tensors, {"seed": seed}, (ref,) if ref else ())
 
 

@@ -39,7 +39,9 @@ def test_sixteen_writers_with_half_in_common(tmp_path: Path) -> None:
     for process, _ in running:
         process.join()
     with Store(path) as store:
-        expected = {f"{seed * 1000 + n}": model(seed * 1000 + n) for seed in range(16) for n in range(5)}
+        expected = {
+            f"{seed * 1000 + n}": model(seed * 1000 + n) for seed in range(16) for n in range(5)
+        }
         manifests = [state.manifest() for state in expected.values()]
         assert {r for result in results for r in result} == {m.ref for m in manifests}
         counts: Counter[bytes] = Counter()

@@ -1,4 +1,4 @@
-"""Law 1: whatever writer is killed when, no acknowledged model is lost, no visible one is broken."""
+"""Law 1: whatever writer is killed when, nothing acknowledged is lost, nothing visible broken."""
 
 import random
 from multiprocessing.connection import wait

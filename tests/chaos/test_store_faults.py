@@ -1,4 +1,4 @@
-"""Law 2: every write, sync, rename and open may fail; the error is typed and the store stays whole."""
+"""Law 2: every write, sync, rename and open may fail: typed errors, and the store stays whole."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 
 HERE = Path(__file__).parent
 

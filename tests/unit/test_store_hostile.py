@@ -1,4 +1,4 @@
-"""Law 6: any flipped bit is found and named; hostile files are refused and leave the rest readable."""
+"""Law 6: any flipped bit is found and named; hostile files are refused, the rest is readable."""
 
 import json
 import random
@@ -66,7 +66,7 @@ def check_flip(root: Path, states: dict[Ref, State], at: int, bit: int) -> None:
                     assert ref[:12] in str(error)  # noqa: PT017 - both outcomes are judged
                     assert ref in hurt
                     named = {d.tensor for d in damage if d.model == ref}
-                    assert any(name is None or f"'{name}'" in str(error) for name in named)
+                    assert any(name is None or f"'{name}'" in str(error) for name in named)  # noqa: PT017
     finally:
         pack.write_bytes(clean)
 
@@ -96,7 +96,9 @@ def test_every_bit_of_a_pack(built: tuple[Path, dict[Ref, State]]) -> None:
     print(f"{size * 8} bits flipped, every one found")
 
 
-def test_a_read_names_model_and_tensor(built: tuple[Path, dict[Ref, State]], tmp_path: Path) -> None:
+def test_a_read_names_model_and_tensor(
+    built: tuple[Path, dict[Ref, State]], tmp_path: Path
+) -> None:
     root, states = built
     copy = tmp_path / "store"
     shutil.copytree(root, copy)

@@ -89,7 +89,7 @@ def test_equal_to_a_scan_over_many_with_long_postings() -> None:
 @pytest.mark.parametrize("length", [7, 8, 9, 16, 31, 33, 63, 64, 65, 130, 200])
 def test_lcs_of_long_models_carries_from_word_to_word(length: int) -> None:
     choose = random.Random(length)
-    words = "a b c".split()
+    words = ["a", "b", "c"]
     models: Models = {
         k: (chain(" ".join(choose.choices(words, k=choose.randint(1, 2 * length)))), None)
         for k in range(5)

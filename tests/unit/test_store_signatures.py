@@ -1,5 +1,7 @@
 """Signatures taken from modules: traced, watched on a sample, or in module order."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from elastix.store import Signature, shared, signature
 
 def mlp(widths: list[int], act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), act()]
     return nn.Sequential(*layers[:-1])
 
@@ -148,7 +150,9 @@ def test_shared_and_unused_layers_come_once() -> None:
 def test_any_module_has_one_that_names_every_tensor(module: nn.Module) -> None:
     found = signature(module)
     names = {
-        ".".join(part for part in (la.name, own) if part) for la in found.layers for own, _ in la.tensors
+        ".".join(part for part in (la.name, own) if part)
+        for la in found.layers
+        for own, _ in la.tensors
     }
     assert names == set(module.state_dict())
     assert Signature.from_json(found.to_json()) == found
