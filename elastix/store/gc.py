@@ -152,9 +152,7 @@ def _prune(ledger: "Ledger") -> bool:
     there = _recorded(ledger.packs)
     useless = [number for number, ref in retired.items() if ref not in there]
     with ledger.transaction() as index:
-        for number in useless:
-            index.sql.execute("DELETE FROM models WHERE id = ? AND status = 1", (number,))
-            index.sql.execute("DELETE FROM parents WHERE child = ?", (number,))
+        index.prune(useless)
     return bool(useless)
 
 

@@ -9,7 +9,7 @@ alive has a row of `uses` for each of its digests.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -22,6 +22,8 @@ from elastix.store.nearest import Entry, pack_ids
 from elastix.store.records import Kind, Model, Place
 
 SCHEMA = 1
+_DIGITS = frozenset("0123456789abcdef")
+_DIGESTS = 500  # SQLite takes at least 999 parameters
 _TABLES = """
 CREATE TABLE packs(id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL,
     end INTEGER NOT NULL DEFAULT 0, torn INTEGER,
@@ -44,8 +46,8 @@ CREATE INDEX models_by_place ON models(pack, offset);
 CREATE TABLE tags(name TEXT PRIMARY KEY, ref BLOB, seq INTEGER NOT NULL, pack INTEGER NOT NULL,
     offset INTEGER NOT NULL, length INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE clock(one INTEGER PRIMARY KEY CHECK(one = 1), seq INTEGER NOT NULL,
-    rev INTEGER NOT NULL);
-INSERT INTO clock VALUES(1, 0, 0);
+    rev INTEGER NOT NULL, pruned INTEGER NOT NULL);
+INSERT INTO clock VALUES(1, 0, 0, 0);
 """
 
 
@@ -208,7 +210,7 @@ class Index:
         if row and row[1] == Status.RETIRED and row[2] >= seq:
             return Missing(())
         digests = {bytes.fromhex(info.digest): info for info in model.manifest.tensors.values()}
-        blobs = self.blob_ids(digests)
+        blobs = self.blobs(digests)
         missing = tuple(digest for digest in digests if digest not in blobs)
         if missing and not keep_broken:
             return Missing(missing)
@@ -216,9 +218,11 @@ class Index:
             self.sql.execute("DELETE FROM models WHERE id = ?", (row[0],))
             self.sql.execute("DELETE FROM parents WHERE child = ?", (row[0],))
         status = Status.BROKEN if missing else Status.ALIVE
-        number = self._insert_model(row and row[0], model, signature, ref, seq, place, rev, status)
+        number = self._insert_model(
+            row and row[0], model, signature, (ref, seq, rev, status), place, blobs
+        )
         if not missing:
-            ids = list(blobs.values())
+            ids = [number for number, _ in blobs.values()]
             self.sql.executemany("INSERT INTO uses VALUES(?, ?)", ((number, blob) for blob in ids))
             self.sql.executemany(
                 "UPDATE blobs SET refs = refs + 1 WHERE id = ?", ((blob,) for blob in ids)
@@ -230,13 +234,12 @@ class Index:
         number: int | None,
         model: Model,
         signature: Signature | None,
-        ref: bytes,
-        seq: int,
+        head: tuple[bytes, int, int, Status],
         place: Place,
-        rev: int,
-        status: Status,
+        blobs: Mapping[bytes, tuple[int, int]],
     ) -> int:
         manifest = model.manifest
+        lengths = {digest.hex(): length for digest, (_, length) in blobs.items()}
         plain = {k: v for k, v in manifest.meta.items() if isinstance(v, str | int | float)}
         cursor = self.sql.execute(
             "INSERT INTO models(id, ref, seq, rev, status, pack, offset, length, score, time_s, "
@@ -244,17 +247,14 @@ class Index:
             "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 number,
-                ref,
-                seq,
-                rev,
-                status,
+                *head,
                 self.pack_id(place.pack),
                 place.offset,
                 place.length,
                 None if model.score is None else float(model.score),
                 float(model.time_s),
                 len(manifest.tensors),
-                self._logical_bytes(model),
+                sum(lengths.get(info.digest, 0) for info in manifest.tensors.values()),
                 json.dumps(plain),
                 pack_ids(signature.paths) if signature else None,
                 pack_ids(signature.ids) if signature else None,
@@ -266,11 +266,6 @@ class Index:
             ((number, i, bytes.fromhex(p)) for i, p in enumerate(manifest.parents)),
         )
         return number
-
-    def _logical_bytes(self, model: Model) -> int:
-        digests = [bytes.fromhex(info.digest) for info in model.manifest.tensors.values()]
-        lengths = {digest: place.length for digest, place in self.places(set(digests)).items()}
-        return sum(lengths.get(digest, 0) for digest in digests)
 
     def retire(self, ref: Ref, parents: Sequence[Ref], seq: int, place: Place, rev: int) -> None:
         """Drop a model's hold on its tensors; its edges stay, for the sake of its children."""
@@ -341,27 +336,25 @@ class Index:
         )
         return number, [(table, Kind(kind), Place(pack, o, n)) for table, kind, o, n in found]
 
-    def blob_ids(self, digests: Iterable[bytes]) -> dict[bytes, int]:
-        """Row of each digest that some pack holds."""
-        found = {}
-        for digest in digests:
-            row = self.sql.execute("SELECT id FROM blobs WHERE digest = ?", (digest,)).fetchone()
-            if row:
-                found[digest] = int(row[0])
-        return found
+    def blobs(self, digests: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
+        """Row and length of each digest that some pack holds."""
+        found = self._by_digest("SELECT digest, id, length FROM blobs WHERE digest IN ", digests)
+        return {digest: (number, length) for digest, number, length in found}
 
     def places(self, digests: Iterable[bytes]) -> dict[bytes, Place]:
         """Where each digest stands that some pack holds."""
-        found = {}
-        for digest in digests:
-            row = self.sql.execute(
-                "SELECT p.name, b.offset, b.length FROM blobs b JOIN packs p ON p.id = b.pack "
-                "WHERE b.digest = ?",
-                (digest,),
-            ).fetchone()
-            if row:
-                found[digest] = Place(*row)
-        return found
+        found = self._by_digest(
+            "SELECT b.digest, p.name, b.offset, b.length FROM blobs b "
+            "JOIN packs p ON p.id = b.pack WHERE b.digest IN ",
+            digests,
+        )
+        return {digest: Place(*place) for digest, *place in found}
+
+    def _by_digest(self, query: str, digests: Iterable[bytes]) -> Iterator[Any]:
+        wanted = list(digests)
+        for start in range(0, len(wanted), _DIGESTS):
+            some = wanted[start : start + _DIGESTS]
+            yield from self.sql.execute(f"{query}({','.join('?' * len(some))})", some)
 
     def row(self, ref: Ref) -> Row | None:
         """The model of that name, whatever its status."""
@@ -392,10 +385,12 @@ class Index:
             NotFound: it means nothing here.
             Conflict: it is the beginning of several.
         """
+        if len(name) == 64 and set(name) <= _DIGITS:
+            return Ref(name)  # whoever looks it up finds out whether it is there
         row = self.sql.execute("SELECT ref FROM tags WHERE name = ?", (name,)).fetchone()
         if row and row[0]:
             return Ref(row[0].hex())
-        if 4 <= len(name) <= 64 and set(name) <= set("0123456789abcdef"):
+        if 4 <= len(name) <= 64 and set(name) <= _DIGITS:
             low, high = bytes.fromhex(name.ljust(64, "0")), bytes.fromhex(name.ljust(64, "f"))
             refs = self.sql.execute(
                 "SELECT ref FROM models WHERE ref BETWEEN ? AND ? LIMIT 2", (low, high)
@@ -456,11 +451,22 @@ class Index:
     def entries_since(self, rev: int) -> list[tuple[int, Entry | int]]:
         """(rev, what to add or the key to remove) of models changed after `rev`."""
         found = self.sql.execute(
-            "SELECT rev, id, status, score, paths, ids FROM models WHERE rev > ? "
+            "SELECT rev, id, status, score, paths, ids, ref FROM models WHERE rev > ? "
             "AND (paths NOT NULL OR status = 1)",
             (rev,),
         )
         return [
-            (rev, Entry(number, score, paths, ids) if status == Status.ALIVE else number)
-            for rev, number, status, score, paths, ids in found
+            (rev, Entry(number, *rest) if status == Status.ALIVE else number)
+            for rev, number, status, *rest in found
         ]
+
+    def prunings(self) -> int:
+        """How often rows of models were removed, which `entries_since` cannot tell."""
+        return int(self.sql.execute("SELECT pruned FROM clock").fetchone()[0])
+
+    def prune(self, numbers: Iterable[int]) -> None:
+        """Remove rows of retired models."""
+        for number in numbers:
+            self.sql.execute("DELETE FROM models WHERE id = ? AND status = 1", (number,))
+            self.sql.execute("DELETE FROM parents WHERE child = ?", (number,))
+        self.sql.execute("UPDATE clock SET pruned = pruned + 1")

@@ -26,7 +26,7 @@ from elastix.state import Ref
 from elastix.store import gc, lineage, replay, verify
 from elastix.store.gc import Collected
 from elastix.store.index import Index, Missing, Row, Status
-from elastix.store.nearest import Entry, Neighbours
+from elastix.store.nearest import Best, Entry, Neighbours
 from elastix.store.packs import Packs, Writer, storage_errors
 from elastix.store.records import (
     Header,
@@ -130,6 +130,7 @@ class Ledger:
         self._lock = -1
         self._neighbours: Neighbours | None = None
         self._seen: tuple[int, int] = (-1, 0)
+        self._rev = self._pruned = 0
         if path is not None and not read_only:
             with storage_errors(f"opening {path.parent}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -403,7 +404,7 @@ class Ledger:
         """What putting a model of these digests would have to write."""
         with self.asking() as index:
             row = index.row(ref)
-            known = index.blob_ids(digests)
+            known = index.blobs(digests)
             clock = index.sql.execute("SELECT seq FROM clock").fetchone()[0]
             return Outlook(
                 stored=row is not None and row.status == Status.ALIVE,
@@ -458,40 +459,33 @@ class Ledger:
         where: dict[str, Any] | None = None,
         tagged: str | None = None,
         but: str | None = None,
-    ) -> tuple[Row, int] | None:
-        """The model that shares most with these ids, and how many layers."""
+    ) -> Best | None:
+        """The model that shares most with these ids."""
         with self.asking() as index:
             allowed = None
             if where or tagged is not None or but is not None:
                 allowed = index.matching(where or {}, tagged, but)
-            for _ in range(2):
-                neighbours = self._refreshed()
-                best = (neighbours.lp if mode == "lp" else neighbours.lcs)(ids, allowed)
-                if best is None:
-                    return None
-                row = index.row_by_id(best.key)
-                if row is not None and row.status == Status.ALIVE:
-                    return row, best.length
-                self._neighbours = None  # a row was pruned before this process saw it retired
-            return None
+            neighbours = self._refreshed()
+            return (neighbours.lp if mode == "lp" else neighbours.lcs)(ids, allowed)
 
     def _refreshed(self) -> Neighbours:
         sql = self.index.sql
         version = (sql.execute("PRAGMA data_version").fetchone()[0], sql.total_changes)
-        if self._neighbours is None:
-            self._rev = 0
+        if self._neighbours is not None and version == self._seen:
+            return self._neighbours
+        pruned = self.index.prunings()
+        if self._neighbours is None or pruned != self._pruned:
             found = self.index.entries_since(0)
+            self._rev = 0
             self._neighbours = Neighbours(e for _, e in found if isinstance(e, Entry))
-        elif version != self._seen:
+        else:
             found = self.index.entries_since(self._rev)
             for _, entry in found:
                 if isinstance(entry, Entry):
                     self._neighbours.add(entry)
                 else:
                     self._neighbours.remove(entry)
-        else:
-            return self._neighbours
-        self._seen = version
+        self._seen, self._pruned = version, pruned
         self._rev = max((rev for rev, _ in found), default=self._rev)
         return self._neighbours
 

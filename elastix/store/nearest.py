@@ -17,19 +17,22 @@ _SMALL = 64
 
 
 class Entry(NamedTuple):
-    """One model: its key, score and 64-bit ids (little-endian bytes, 8 each)."""
+    """One model: its key, score, 64-bit ids (little-endian bytes, 8 each), and its ref."""
 
     key: int
     score: float | None
     paths: bytes
     ids: bytes
+    ref: bytes = b""
 
 
 class Best(NamedTuple):
-    """Key of the best model and how many layers it shares."""
+    """The best model and how many layers it shares."""
 
     key: int
     length: int
+    score: float | None = None
+    ref: bytes = b""
 
 
 def pack_ids(ids: Ids) -> bytes:
@@ -205,7 +208,7 @@ class Neighbours:
         if not entries:
             return None
         length, entry = max(entries, key=lambda e: (e[0], _number(e[1].score), -e[1].key))
-        return Best(entry.key, length)
+        return Best(entry.key, length, entry.score, entry.ref)
 
 
 def _number(score: float | None) -> float:

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -325,13 +326,9 @@ class Store:
 
     def _get(self, ref: str, names: str | Sequence[str], lazy: bool) -> State:
         row, model = self._model(ref)
-        patterns = [names] if isinstance(names, str) else list(names)
+        matches = _pattern((names,) if isinstance(names, str) else tuple(names)).match
         manifest = model.manifest
-        wanted = {
-            name: info
-            for name, info in manifest.tensors.items()
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        }
+        wanted = {name: info for name, info in manifest.tensors.items() if matches(name)}
         digests = {bytes.fromhex(info.digest) for info in wanted.values()}
         places = self._ledger.places(tuple(digests))
         tensors = Tensors(row.ref, wanted, model.tied, places, self._packs, self._checked)
@@ -464,7 +461,7 @@ class Store:
             raise ConfigError(f"mode must be 'lp' or 'lcs', not {mode!r}.")
         ids = signature.paths if mode == "lp" else signature.ids
         found = self._ledger.nearest(ids, mode, dict(where or {}), tagged, but)
-        return Match(found[0].ref, found[1], found[0].score) if found else None
+        return Match(Ref(found.ref.hex()), found.length, found.score) if found else None
 
     def _known(self, name: str) -> Ref:
         return Ref(name) if _is_ref(name) else self._ledger.find(name).ref
@@ -526,6 +523,11 @@ class Store:
     def catalogue(self, path: str | os.PathLike[str]) -> None:
         """Write `log` as a Parquet table, metadata as JSON text."""
         exchange.catalogue(self.log(), Path(path))
+
+
+@lru_cache
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, names)) or "(?!)")
 
 
 def _is_ref(name: str) -> bool:

@@ -144,7 +144,7 @@ def _broken(index: Index, packs: Packs) -> list[Damage]:
         except (Corrupt, NotFound):
             continue
         digests = {name: bytes.fromhex(i.digest) for name, i in model.manifest.tensors.items()}
-        there = index.blob_ids(digests.values())
+        there = index.blobs(digests.values())
         found += [
             Damage(
                 row.ref,

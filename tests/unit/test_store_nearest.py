@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastix.store.lineage import Mode, Signature, ancestors, common_ancestor, shared
-from elastix.store.nearest import Best, Entry, Neighbours, pack_ids
+from elastix.store.nearest import Entry, Neighbours, pack_ids
 from elastix.testing.models import chain, graph
 
 Models = dict[int, tuple[Signature, float | None]]
@@ -31,7 +31,9 @@ def entry(key: int, signature: Signature, score: float | None) -> Entry:
     return Entry(key, score, pack_ids(signature.paths), pack_ids(signature.ids))
 
 
-def scan(models: Models, wanted: Signature, mode: Mode, allowed: set[int] | None) -> Best | None:
+def scan(
+    models: Models, wanted: Signature, mode: Mode, allowed: set[int] | None
+) -> tuple[int, int] | None:
     """EvoStore's broadcast scan, one model after the other."""
     found = [
         (len(shared(wanted, signature, mode)), float("-inf") if score is None else score, -key)
@@ -39,13 +41,16 @@ def scan(models: Models, wanted: Signature, mode: Mode, allowed: set[int] | None
         if allowed is None or key in allowed
     ]
     length, _, key = max(found, default=(0, 0.0, 0))
-    return Best(-key, length) if length else None
+    return (-key, length) if length else None
 
 
 def ask(neighbours: Neighbours, wanted: Signature, mode: Mode, allowed: set[int] | None):
-    if mode == "lp":
-        return neighbours.lp(wanted.paths, allowed)
-    return neighbours.lcs(wanted.ids, allowed)
+    best = (
+        neighbours.lp(wanted.paths, allowed)
+        if mode == "lp"
+        else neighbours.lcs(wanted.ids, allowed)
+    )
+    return (best.key, best.length) if best else None
 
 
 @settings(max_examples=150, deadline=None)
@@ -97,7 +102,7 @@ def test_lcs_of_long_models_carries_from_word_to_word(length: int) -> None:
     neighbours = Neighbours(entry(k, *model) for k, model in models.items())
     for _ in range(5):
         wanted = chain(" ".join(choose.choices(words, k=length)))
-        assert neighbours.lcs(wanted.ids) == scan(models, wanted, "lcs", None)
+        assert ask(neighbours, wanted, "lcs", None) == scan(models, wanted, "lcs", None)
 
 
 def test_shared_gives_the_layers_to_copy() -> None:
