@@ -79,34 +79,48 @@ class _Server:
     """The actor. Its methods are those of a Ledger, by name."""
 
     def __init__(self, path: str, filesystem: FileSystem | None, index: str | None) -> None:
-        root, remote, folder = locate(path, filesystem, index)
-        self._path = path
-        self._owner = own(folder, alone=True)
-        packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
-        self._writer = packs.writer()
-        self._ledger = Ledger(folder / "index.sqlite", packs, self._writer)
-        self._group = _GroupCommit(self._ledger)
+        self._place = path, filesystem, index
+        self._opening = threading.Lock()
+        self._group: _GroupCommit | None = None
 
     def __repr__(self) -> str:
-        return f"store {self._path}"
+        return f"store {self._place[0]}"
+
+    def _opened(self) -> _GroupCommit:
+        """Opens when first asked: an error then reaches the caller, and the next call may retry."""
+        with self._opening:
+            if self._group is None:
+                root, remote, folder = locate(*self._place)
+                self._owner = own(folder, alone=True)
+                packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
+                self._writer = packs.writer()
+                try:
+                    ledger = Ledger(folder / "index.sqlite", packs, self._writer)
+                except BaseException:
+                    os.close(self._owner)
+                    raise
+                self._group = _GroupCommit(ledger)
+            return self._group
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
         """A public method of the Ledger."""
+        group = self._opened()
         if method == "submit":
-            return self._group.submit(*args)
+            return group.submit(*args)
         if method.startswith("_"):
             raise StoreError(f"{method!r} is no question to a store.")
-        return getattr(self._ledger, method)(*args, **options)
+        return getattr(group.ledger, method)(*args, **options)
 
     def about(self) -> dict[str, int]:
-        """Process id, commits and requests of the group commit since it started."""
-        return {"pid": os.getpid(), "commits": self._group.commits}
+        """Process id, and commits since it started."""
+        return {"pid": os.getpid(), "commits": self._opened().commits}
 
     def close(self) -> None:
         """Seal the journal and close the index."""
+        group = self._opened()
         with self._writer.lock:
             self._writer.close()
-        self._ledger.close()
+        group.ledger.close()
         os.close(self._owner)
 
 
@@ -189,14 +203,14 @@ class StoreServer:
             num_cpus=0,
         )
         handle = actor.remote(place, filesystem, os.fspath(index) if index else None)
+        server = cls(handle, place, filesystem)
         try:
-            ray.get(cast(Any, handle).about.remote())
-        except RayActorError as error:
-            cause = getattr(error, "cause", None) or error.__cause__
-            if isinstance(cause, RayTaskError):
-                cause = cause.cause
-            raise (cause if isinstance(cause, StoreError) else StoreError(str(error))) from None
-        return cls(handle, place, filesystem)
+            server.about()
+        except StoreError:
+            if name is None:
+                ray.kill(cast(Any, handle), no_restart=True)
+            raise
+        return server
 
     def open(self) -> Store:
         """The Store as this process sees it; it writes packs of its own."""
