@@ -9,7 +9,7 @@ import torch
 from elastix.store.lineage import Layer, Signature, digest64
 
 LAYERS = 12
-WIDTH = 288  # a layer is WIDTH x WIDTH float32 and a bias: 0.33 MB
+WIDTH = 512  # a layer is WIDTH x WIDTH float32 and a bias: 1 MB
 
 
 @dataclass(frozen=True)

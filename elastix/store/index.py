@@ -187,11 +187,12 @@ class Index:
         )
 
     def add_model(
-        self, model: Model, seq: int, place: Place, rev: int, keep_broken: bool = False
+        self, name: Ref, model: Model, seq: int, place: Place, rev: int, keep_broken: bool = False
     ) -> Missing | None:
         """Enter a model, unless it is there already or was retired after `seq`.
 
         Args:
+            name: its ref.
             model: what the record says.
             seq: the record's.
             place: the record's.
@@ -201,7 +202,7 @@ class Index:
         Returns:
             None, or what is missing: no digest at all if the record is older than a retirement.
         """
-        ref = bytes.fromhex(model.manifest.ref)
+        ref = bytes.fromhex(name)
         signature = Signature.from_json(model.signature) if model.signature else None
         old = self.sql.execute("SELECT id, status, seq FROM models WHERE ref = ?", (ref,))
         row = old.fetchone()

@@ -48,7 +48,8 @@ _UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "")  # "": another schema
 class Put:
     """Enter a model whose records are durable already. Doing it twice does nothing twice."""
 
-    payload: bytes
+    ref: Ref
+    model: Model
     place: Place
     seq: int
     blobs: tuple[tuple[bytes, Place], ...]
@@ -339,9 +340,8 @@ class Ledger:
         if any(map(index.is_gone, {put.place.pack, *(place.pack for _, place in put.blobs)})):
             return Missing(())
         index.add_blobs(put.blobs)
-        model = Model.from_bytes(put.payload, put.place.pack)
         index.tick(put.seq)
-        reply = index.add_model(model, put.seq, put.place, rev)
+        reply = index.add_model(put.ref, put.model, put.seq, put.place, rev)
         index.extend_pack(put.place.pack, put.place.end)
         return reply
 

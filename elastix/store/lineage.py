@@ -61,17 +61,20 @@ def _distances(ref: Ref, parents: Parents) -> dict[Ref, int]:
 
 
 def inherited(
-    manifest: Manifest, parents: Sequence[tuple[Manifest, Mapping[str, Ref]]]
+    manifest: Manifest, parents: Mapping[Ref, tuple[Manifest, Mapping[str, Ref]] | None]
 ) -> dict[str, Ref]:
     """Owner of every tensor of `manifest` that a parent has under the same name, bit for bit.
 
     Args:
         manifest: the child.
-        parents: each parent's manifest with its own owners; the first that has a tensor counts.
+        parents: each parent's manifest with its own owners, None for one that is not here; the
+            first that has a tensor counts.
     """
     owners: dict[str, Ref] = {}
-    for parent, known in parents:
-        ref = parent.ref
+    for ref, found in parents.items():
+        if found is None:
+            continue
+        parent, known = found
         for name, info in manifest.tensors.items():
             if name not in owners and parent.tensors.get(name) == info:
                 owners[name] = known.get(name, ref)

@@ -28,6 +28,8 @@ SEAL_AT_BYTES = 256 << 20
 Buffer: TypeAlias = bytes | bytearray | memoryview
 _NAME = re.compile(r"([0-9a-f]{16})-[0-9]{6}\.pack")
 _PAD = bytes(ALIGNMENT)
+_QUEUE_BYTES = 64 << 20
+_QUEUE_PARTS = 900  # a system call takes 1024
 
 
 class View(Protocol):
@@ -260,26 +262,38 @@ class LocalWriter:
         self._number = 0
         self._handle = -1
         self._pack = ""
-        self._synced = 0
+        self._queue: list[Buffer] = []
+        self._synced = 0  # bytes that are durable, then written, then promised
+        self._written = 0
         self._end = 0
 
     @property
     def size(self) -> int:  # noqa: D102
         return self._end
 
-    def append(self, header: Header, payload: Buffer) -> Place:  # noqa: D102
-        with storage_errors(f"writing to {self._folder}"):
-            if self._handle < 0:
+    def append(self, header: Header, payload: Buffer) -> Place:
+        """As Writer.append. The payload must stay as it is until `sync`, which may write it."""
+        if self._handle < 0:
+            with storage_errors(f"writing to {self._folder}"):
                 self._begin()
-            start = self._end
-            rest = padded(header.length) - header.length
-            self._end += ALIGNMENT + padded(header.length)
-            _write_all(self._handle, [header.pack(self._pack, start), payload, _PAD[:rest]], start)
+        start = self._end
+        rest = padded(header.length) - header.length
+        self._end += ALIGNMENT + padded(header.length)
+        self._queue += (header.pack(self._pack, start), payload, _PAD[:rest])
+        if len(self._queue) > _QUEUE_PARTS or self._end - self._written > _QUEUE_BYTES:
+            self._flush()
         return Place(self._pack, start + ALIGNMENT, header.length)
+
+    def _flush(self) -> None:
+        with storage_errors(f"writing to {self._pack}"):
+            _write_all(self._handle, self._queue, self._written)
+        self._written = self._end
+        self._queue.clear()
 
     def sync(self) -> None:  # noqa: D102
         if self._handle < 0 or self._synced == self._end:
             return
+        self._flush()
         with storage_errors(f"syncing {self._pack}"):
             try:
                 os.fdatasync(self._handle)
@@ -290,18 +304,21 @@ class LocalWriter:
         self._synced = self._end
 
     def cut(self) -> None:  # noqa: D102
+        self._queue.clear()
         if self._handle < 0:
             return
         try:
             os.ftruncate(self._handle, self._synced)
-            self._end = self._synced
+            self._end = self._written = self._synced
         except OSError:
             self.abandon()
 
     def abandon(self) -> None:
         """Leave the current pack as it is; gc takes its useless tail."""
         if self._handle >= 0:
-            handle, self._handle, self._end, self._synced = self._handle, -1, 0, 0
+            handle, self._handle = self._handle, -1
+            self._end = self._written = self._synced = 0
+            self._queue.clear()
             with suppress(OSError):
                 os.close(handle)
 
@@ -314,6 +331,7 @@ class LocalWriter:
             self.sync()
             if self._handle >= 0:
                 self.append(header, b"")
+                self._flush()
         self.abandon()
 
     def close(self) -> None:  # noqa: D102
@@ -332,7 +350,7 @@ class LocalWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / self._pack
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        self._synced = self._end = 0
+        self._synced = self._written = self._end = 0
         try:
             sync_directory(self._folder)
         except OSError:

@@ -105,7 +105,7 @@ def _replay_small(
 ) -> None:
     if kind == Kind.MODEL:
         model = Model.from_bytes(payload, place.pack)
-        index.add_model(model, seq, place, rev, keep_broken=True)
+        index.add_model(model.manifest.ref, model, seq, place, rev, keep_broken=True)
         return
     body = parse_small(payload, place.pack)
     if kind == Kind.TAG:

@@ -35,11 +35,7 @@ from elastix.store.index import Missing, Row
 from elastix.store.ledger import ANY, Ledger, Put, Request, Retire, Tag
 from elastix.store.lineage import Diff, Mode, Signature
 from elastix.store.packs import SEAL_AT_BYTES, LocalPacks, Packs, own, read_record
-from elastix.store.records import (
-    Header,
-    Kind,
-    Model,
-)
+from elastix.store.records import Header, Kind, Model, Place
 from elastix.store.remote import RemotePacks, locate
 from elastix.store.tensors import Moved, Tensors, flatten, plain
 from elastix.store.verify import Damage, Stats
@@ -104,8 +100,9 @@ class Store:
         self._read_only = read_only
         self._pid = os.getpid()
         self._owner = -1
-        self._checked: set[bytes] = set()
+        self._checked: set[str] = set()
         self._models: dict[Ref, Model] = {}  # lately read; a model never changes
+        self._places: dict[Ref, dict[str, Place]] = {}
         if read_only and ledger is None and remote is None and not Path(root).is_dir():
             raise NotFound(f"there is no store at {root}.")
         self._writer = None if read_only else self._packs.writer()
@@ -176,10 +173,11 @@ class Store:
         chosen = state.parents if parents is None else [self._parent(name) for name in parents]
         payloads, infos, tied = flatten(state)
         manifest = Manifest(infos, plain(state.meta), tuple(chosen))
-        above = [self._above(parent) for parent in manifest.parents]
+        ref = manifest.ref
+        above = {parent: self._above(parent) for parent in manifest.parents}
         model = Model(
             manifest,
-            lineage.inherited(manifest, [p for p in above if p is not None]),
+            lineage.inherited(manifest, above),
             tied,
             signature.to_json() if signature else None,
             None if score is None else float(score),
@@ -188,25 +186,27 @@ class Store:
         digests = {bytes.fromhex(info.digest): name for name, info in infos.items()}
         for _ in range(_ATTEMPTS):
             with writer.lock:
-                outlook = self._ledger.outlook(manifest.ref, tuple(digests))
+                outlook = self._ledger.outlook(ref, tuple(digests))
                 if outlook.stored:
-                    return manifest.ref
+                    return ref
                 needed = {d: (infos[digests[d]], payloads[digests[d]]) for d in outlook.missing}
-                request = self._write(model, needed, outlook.seq)
+                request = self._write(ref, model, needed, outlook.seq)
                 (reply,) = self._ledger.submit([request])
                 if writer.size >= SEAL_AT_BYTES or isinstance(reply, Missing):
                     writer.seal()
             if isinstance(reply, StoreError):
                 raise reply
             if reply is None:
-                return manifest.ref
+                self._keep(ref, model)
+                return ref
         raise StoreError(
-            f"model {manifest.ref[:12]} was not stored: {_ATTEMPTS} times gc or a retirement came "
+            f"model {ref[:12]} was not stored: {_ATTEMPTS} times gc or a retirement came "
             "between writing and committing it. Try again when they are over."
         )
 
     def _write(
         self,
+        ref: Ref,
         model: Model,
         needed: Mapping[bytes, tuple[TensorInfo, memoryview]],
         seq: int,
@@ -225,7 +225,7 @@ class Store:
         except BaseException:
             writer.cut()
             raise
-        return Put(body, place, seq, tuple(blobs))
+        return Put(ref, model, place, seq, tuple(blobs))
 
     def _parent(self, name: str) -> Ref:
         return Ref(name) if _is_ref(name) else self._ledger.find(name).ref
@@ -326,12 +326,21 @@ class Store:
 
     def _get(self, ref: str, names: str | Sequence[str], lazy: bool) -> State:
         row, model = self._model(ref)
+        places = self._places.get(row.ref)
+        if places is None:
+            # Kept as long as its packs can be opened: a pack's bytes never change.
+            digests = {name: bytes.fromhex(i.digest) for name, i in model.manifest.tensors.items()}
+            found = self._ledger.places(tuple(set(digests.values())))
+            places = {name: found[digest] for name, digest in digests.items() if digest in found}
         matches = _pattern((names,) if isinstance(names, str) else tuple(names)).match
         manifest = model.manifest
-        wanted = {name: info for name, info in manifest.tensors.items() if matches(name)}
-        digests = {bytes.fromhex(info.digest) for info in wanted.values()}
-        places = self._ledger.places(tuple(digests))
-        tensors = Tensors(row.ref, wanted, model.tied, places, self._packs, self._checked)
+        wanted = filter(matches, manifest.tensors)
+        try:
+            tensors = Tensors(model, wanted, places, self._packs, self._checked)
+        except Moved:
+            self._places.pop(row.ref, None)
+            raise
+        self._places[row.ref] = places
         return State(tensors if lazy else dict(tensors), manifest.meta, manifest.parents)
 
     def manifest(self, ref: str) -> Manifest:
@@ -369,11 +378,15 @@ class Store:
                 ) from error
             if model.manifest.ref != row.ref:
                 raise Corrupt(f"the record of model {row.ref[:12]} is that of another one.")
-            if len(self._models) >= _MODELS_KEPT:
-                self._models.clear()
-            self._models[row.ref] = model
+            self._keep(row.ref, model)
             return row, model
         raise NotFound(f"model {ref!r} could not be read.")  # pragma: no cover
+
+    def _keep(self, ref: Ref, model: Model) -> None:
+        if len(self._models) >= _MODELS_KEPT:
+            self._models.clear()
+            self._places.clear()
+        self._models[ref] = model
 
     # ---------------------------------------------------------------------------------- lineage
 

@@ -6,16 +6,16 @@ never share memory that is written to; nothing is handed out whose digest was no
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from blake3 import blake3
 
 from elastix.errors import Corrupt, NotFound, StateError, StoreError
-from elastix.state import Ref, State, TensorInfo, raw_bytes
+from elastix.state import State, TensorInfo, raw_bytes
 from elastix.store.packs import Packs, View
-from elastix.store.records import ALIGNMENT, DTYPES, Kind, Place, parse_header
+from elastix.store.records import ALIGNMENT, DTYPES, Kind, Model, Place, parse_header
 
 
 def plain(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,6 @@ def flatten(
 ) -> tuple[dict[str, memoryview], dict[str, TensorInfo], dict[str, str]]:
     """Bytes, manifest entry and tie of each tensor; tied ones are read once."""
     payloads: dict[str, memoryview] = {}
-    infos: dict[str, TensorInfo] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in state.tensors.items():
@@ -56,14 +55,19 @@ def flatten(
         key = (*where, tensor.dtype, tuple(tensor.shape), tensor.stride())
         original = first.setdefault(key, name) if tensor.numel() else name
         if original == name:
-            resolved = tensor.detach().resolve_conj().resolve_neg()
-            payloads[name] = raw_bytes(resolved).numpy().data
-            digest = blake3(payloads[name]).hexdigest()
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            infos[name] = TensorInfo(dtype, tuple(tensor.shape), digest)
+            payloads[name] = raw_bytes(tensor.detach().resolve_conj().resolve_neg()).numpy().data
         else:
             tied[name] = original
-            payloads[name], infos[name] = payloads[original], infos[original]
+    digests = {name: blake3(payload).hexdigest() for name, payload in payloads.items()}
+    infos = {
+        name: TensorInfo(
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            digests[tied.get(name, name)],
+        )
+        for name, tensor in state.tensors.items()
+    }
+    payloads.update((name, payloads[original]) for name, original in tied.items())
     return payloads, infos, tied
 
 
@@ -93,36 +97,33 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def __init__(
         self,
-        ref: Ref,
-        infos: Mapping[str, TensorInfo],
-        tied: Mapping[str, str],
-        places: Mapping[bytes, Place],
+        model: Model,
+        names: Iterable[str],
+        places: Mapping[str, Place],
         packs: Packs,
-        checked: set[bytes],
+        checked: set[str],
     ) -> None:
         """Open every pack that is needed.
 
         Args:
-            ref: the model, for messages.
-            infos: the tensors wanted.
-            tied: name to the name it shares memory with.
-            places: of their digests.
+            model: whose they are.
+            names: the tensors wanted.
+            places: of all its tensors.
             packs: where they are.
             checked: digests that need not be compared again; grows.
 
         Raises:
             Moved: a place or a pack is gone.
         """
-        self._ref = ref
-        self._infos = infos
-        self._tied = tied
-        self._checked = checked
+        self._model = model
+        self._infos = {name: model.manifest.tensors[name] for name in names}
         self._places = places
+        self._checked = checked
         self._views: dict[str, View] = {}
         self._made: dict[str, torch.Tensor] = {}
         self._given: set[Place] = set()
-        for name, info in infos.items():
-            place = self._places.get(bytes.fromhex(info.digest))
+        for name in self._infos:
+            place = places.get(name)
             if place is None:
                 raise Moved(self._says(name, "no pack holds its bytes"))
             if place.pack not in self._views:
@@ -138,18 +139,16 @@ class Tensors(Mapping[str, torch.Tensor]):
         return iter(self._infos)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        first = self._tied.get(name, name)
+        first = self._model.tied.get(name, name)
         made = self._made.get(first)
-        if made is None or self._infos[name] != self._infos.get(first, self._infos[name]):
+        if made is None:
             made = self._made[first] = self._make(name)
         return made
 
     def _make(self, name: str) -> torch.Tensor:
-        info = self._infos[name]
-        digest = bytes.fromhex(info.digest)
-        place = self._places[digest]
+        info, place = self._infos[name], self._places[name]
         try:
-            memory = self._memory(place, digest)
+            memory = self._memory(place, info.digest)
         except Corrupt as error:
             raise Corrupt(self._says(name, str(error))) from error
         dtype = getattr(torch, info.dtype)
@@ -157,27 +156,28 @@ class Tensors(Mapping[str, torch.Tensor]):
             raise Corrupt(self._says(name, f"{place.length} bytes are no {info.dtype}{info.shape}"))
         if place.length == 0:
             return torch.empty(info.shape, dtype=dtype)
-        tensor = torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(info.shape)
+        tensor = torch.frombuffer(memory, dtype=dtype).view(info.shape)
         if place in self._given:  # equal but not tied: writing to one must not change the other
             return tensor.clone()
         self._given.add(place)
         return tensor
 
-    def _memory(self, place: Place, digest: bytes) -> memoryview:
+    def _memory(self, place: Place, digest: str) -> memoryview:
         view = self._views[place.pack]
         memory = view.bytes_at(place.offset, place.length)
         if digest not in self._checked:
             at = place.offset - ALIGNMENT
             header = parse_header(bytes(view.bytes_at(at, ALIGNMENT)), place.pack, at)
-            if (header.kind, header.length, header.digest) != (Kind.TENSOR, place.length, digest):
+            expected = (Kind.TENSOR, place.length, bytes.fromhex(digest))
+            if (header.kind, header.length, header.digest) != expected:
                 raise Corrupt(f"the record at byte {place.offset} of {place.pack} is another one.")
-            if blake3(memory).digest() != digest:
+            if blake3(memory).hexdigest() != digest:
                 raise Corrupt(f"the payload at byte {place.offset} of {place.pack} is damaged.")
             self._checked.add(digest)
         return memory
 
     def _says(self, name: str, what: str) -> str:
         return (
-            f"tensor {name!r} of model {self._ref[:12]} cannot be read: {what.rstrip('.')}. "
-            "Nothing was changed; other tensors and models are readable."
+            f"tensor {name!r} of model {self._model.manifest.ref[:12]} cannot be read: "
+            f"{what.rstrip('.')}. Nothing was changed; other tensors and models are readable."
         )
