@@ -116,7 +116,7 @@ def writing(root: Path, models: int) -> dict[str, Any]:
                 saver(tensors, path)
                 synced(path)
 
-            turns = {"store": put, "raw": write_raw}
+            turns: dict[str, Callable[[], None]] = {"store": put, "raw": write_raw}
             turns |= {name: partial(save, name) for name in SAVERS}
             order = list(turns)
             for name in order[number % len(order) :] + order[: number % len(order)]:
@@ -162,7 +162,7 @@ def reading(root: Path, models: int) -> dict[str, Any]:
     picked = range(0, models, max(1, models // 40))
     clocks: dict[str, Clock] = {}
 
-    def timed(name: str, action: Callable[[], None]) -> None:
+    def timed(name: str, action: Callable[[], object]) -> None:
         with clocks.setdefault(name, Clock()):
             action()
 
@@ -185,17 +185,23 @@ def reading(root: Path, models: int) -> dict[str, Any]:
                     for path in (pt, st, h5):
                         path.read_bytes()
                     continue
-                timed("memcpy", lambda n=number: fill(target, memory[n]))
-                timed("store", lambda ref=ref: fill(target, store.get(ref).tensors))
-                timed("torch_load", lambda pt=pt: fill(target, torch.load(pt)))
-                timed("safetensors", lambda st=st: fill(target, load_file(st)))
-                timed("hdf5", lambda h5=h5: fill(target, load_h5(h5)))
-                timed("prefix_memcpy", lambda n=number: fill(part, memory[n]))
-                timed("prefix_store", lambda ref=ref: fill(part, store.get(ref, pattern).tensors))
-                timed("prefix_torch_load", lambda pt=pt: fill(part, torch.load(pt)))
-                timed("prefix_safetensors", lambda st=st: fill(part, slices(st, part)))
-                timed("prefix_map_store", lambda ref=ref: store.get(ref, pattern).tensors)  # type: ignore[arg-type,return-value]
-                timed("prefix_map_safetensors", lambda st=st: slices(st, part))  # type: ignore[arg-type,return-value]
+                own = memory[number]
+                actions: dict[str, Callable[[], object]] = {
+                    "memcpy": partial(fill, target, own),
+                    "store": partial(read_store, store, ref, "*", target),
+                    "torch_load": partial(read_file, torch.load, pt, target),
+                    "safetensors": partial(read_file, load_file, st, target),
+                    "hdf5": partial(read_file, load_h5, h5, target),
+                    "prefix_memcpy": partial(fill, part, own),
+                    "prefix_store": partial(read_store, store, ref, pattern, part),
+                    "prefix_torch_load": partial(read_file, torch.load, pt, part),
+                    "prefix_safetensors": partial(read_slices, st, part),
+                    "prefix_map_store": partial(store.get, ref, pattern),
+                    "prefix_map_torch_load": partial(torch.load, pt),
+                    "prefix_map_safetensors": partial(slices, st, part),
+                }
+                for name, action in actions.items():
+                    timed(name, action)
     found = {
         "read_cpu_ratio_memcpy": clocks["store"].cpu / clocks["memcpy"].cpu,
         "read_cpu_ratio_memcpy_torch_load": clocks["torch_load"].cpu / clocks["memcpy"].cpu,
@@ -204,12 +210,26 @@ def reading(root: Path, models: int) -> dict[str, Any]:
         "prefix_cpu_gain_torch_load": clocks["prefix_torch_load"].cpu / clocks["prefix_store"].cpu,
         "prefix_cpu_gain_safetensors": clocks["prefix_safetensors"].cpu
         / clocks["prefix_store"].cpu,
+        "prefix_map_cpu_gain_torch_load": clocks["prefix_map_torch_load"].cpu
+        / clocks["prefix_map_store"].cpu,
         "prefix_map_cpu_gain_safetensors": clocks["prefix_map_safetensors"].cpu
         / clocks["prefix_map_store"].cpu,
     }
     for name, clock in clocks.items():
         found[f"read_{name}_wall_s"], found[f"read_{name}_cpu_s"] = clock.wall, clock.cpu
     return found
+
+
+def read_store(store: Store, ref: Ref, names: str | list[str], target: Tensors) -> None:
+    fill(target, store.get(ref, names).tensors)
+
+
+def read_file(load: Callable[[Path], Any], path: Path, target: Tensors) -> None:
+    fill(target, load(path))
+
+
+def read_slices(path: Path, target: Tensors) -> None:
+    fill(target, slices(path, target))
 
 
 def slices(path: Path, names: Tensors) -> Tensors:

@@ -52,14 +52,14 @@ class Late(LocalWriter):
 
     def __init__(self, folder: Path, writers: Path) -> None:
         super().__init__(folder, writers)
-        self._queue: list[tuple[Header, bytes]] = []
+        self._late: list[tuple[Header, bytes]] = []
         self._promised = 0
 
     def append(self, header: Header, payload: Any) -> Place:
         if self._handle < 0:
             self._begin()
             self._promised = 0
-        self._queue.append((header, bytes(payload)))
+        self._late.append((header, bytes(payload)))
         place = Place(self._pack, self._promised + 64, header.length)
         self._promised += 64 + padded(header.length)
         return place
@@ -68,10 +68,10 @@ class Late(LocalWriter):
         pass
 
     def flush(self) -> None:
-        for header, payload in self._queue:
+        for header, payload in self._late:
             super().append(header, payload)
         super().sync()
-        self._queue.clear()
+        self._late.clear()
 
 
 def put_for_ever(path: str, seed: int, swapped: bool, kilobytes: int, out: Connection) -> None:
