@@ -15,13 +15,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
-from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError
+from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly
 from elastix.state import Ref
 from elastix.store import gc, lineage, replay, verify
 from elastix.store.gc import Collected
@@ -31,79 +30,16 @@ from elastix.store.packs import Packs, Writer, storage_errors
 from elastix.store.records import (
     Header,
     Kind,
-    Model,
     Place,
     retired_bytes,
     tag_bytes,
 )
+from elastix.store.requests import ANY, Outlook, Put, Reply, Request, Retire, Tag, index_errors
 from elastix.store.verify import Damage, Stats
 
 logger = logging.getLogger(__name__)
-ANY = "*"
 _RESERVE_BYTES = 1 << 20
 _UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "")  # "": another schema
-
-
-@dataclass(frozen=True)
-class Put:
-    """Enter a model whose records are durable already. Doing it twice does nothing twice."""
-
-    ref: Ref
-    model: Model
-    place: Place
-    seq: int
-    blobs: tuple[tuple[bytes, Place], ...]
-
-
-@dataclass(frozen=True)
-class Tag:
-    """Let a tag mean `ref` (None: nothing) if it now means `expected` (ANY: whatever)."""
-
-    name: str
-    ref: Ref | None
-    expected: str | None
-
-
-@dataclass(frozen=True)
-class Retire:
-    """Drop a model."""
-
-    ref: Ref
-
-
-Request = Put | Tag | Retire
-Reply = Missing | StoreError | None
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What a put must write. `seq` belongs into the model's record."""
-
-    stored: bool
-    seq: int
-    missing: tuple[bytes, ...]
-
-
-@contextmanager
-def index_errors() -> Iterator[None]:
-    """Turn SQLite's errors into StoreErrors."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", type(error).__name__)
-        text = f"the store's index failed: {error} ({name})."
-        if name == "SQLITE_FULL":
-            raise Full(
-                f"{text} The operation had no effect. Make room, or retire models and run gc."
-            ) from error
-        if name.startswith("SQLITE_READONLY"):
-            raise ReadOnly(f"{text} Nothing was changed. Open with read_only=True.") from error
-        if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
-            raise Corrupt(
-                f"{text} The packs are not touched. Close the store and open it again: it is "
-                "rebuilt from them."
-            ) from error
-        raise StoreError(f"{text} The operation had no effect; try again.") from error
 
 
 class Ledger:

@@ -21,9 +21,10 @@ from pyarrow.fs import FileSystem
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from elastix.errors import StoreError
-from elastix.store.ledger import Ledger, Reply, Request
+from elastix.store.ledger import Ledger
 from elastix.store.packs import LocalPacks, Packs, own
 from elastix.store.remote import RemotePacks, locate
+from elastix.store.requests import Reply, Request
 from elastix.store.store import Store
 
 _CALLS = 64

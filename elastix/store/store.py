@@ -32,11 +32,12 @@ from elastix.state import Manifest, Ref, State, TensorInfo
 from elastix.store import exchange, lineage
 from elastix.store.gc import Collected
 from elastix.store.index import Missing, Row
-from elastix.store.ledger import ANY, Ledger, Put, Request, Retire, Tag
+from elastix.store.ledger import Ledger
 from elastix.store.lineage import Diff, Mode, Signature
 from elastix.store.packs import SEAL_AT_BYTES, LocalPacks, Packs, own, read_record
 from elastix.store.records import Header, Kind, Model, Place
 from elastix.store.remote import RemotePacks, locate
+from elastix.store.requests import ANY, Put, Request, Retire, Tag
 from elastix.store.tensors import Moved, Tensors, flatten, plain
 from elastix.store.verify import Damage, Stats
 
