@@ -153,7 +153,7 @@ class Store:
         signature: Signature | None = None,
         score: float | None = None,
     ) -> Ref:
-        """Store a State, durably. Putting an equal one again changes nothing.
+        """Store a State, durably. Putting an equal one again changes nothing, not its score.
 
         The tensors must not change meanwhile: `clone` a State that is being trained.
 
