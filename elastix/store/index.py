@@ -91,6 +91,29 @@ def _row(values: Sequence[Any]) -> Row:
     return Row(number, Ref(ref.hex()), seq, Status(status), Place(pack, offset, length), *rest)
 
 
+def _connect(where: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        where,
+        uri=where.startswith("file:"),
+        timeout=60.0,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def _connect_read_only(path: Path) -> sqlite3.Connection:
+    where = f"{path.absolute().as_uri()}?mode=ro"
+    sql = _connect(where)
+    try:
+        sql.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.OperationalError:
+        # Even to read, SQLite needs a file beside the index; a read-only disk has no place for
+        # it, and no writer either.
+        sql.close()
+        sql = _connect(f"{where}&immutable=1")
+    return sql
+
+
 class Index:
     """The rows, and what changes them. Not thread safe."""
 
@@ -105,15 +128,11 @@ class Index:
             sqlite3.DatabaseError: it is no index, or one of another schema.
         """
         if path is None:
-            where, uri = ":memory:", False
+            self.sql = _connect(":memory:")
         elif read_only:
-            quiet = not path.with_name(path.name + "-wal").exists()
-            where, uri = f"{path.absolute().as_uri()}?mode=ro" + "&immutable=1" * quiet, True
+            self.sql = _connect_read_only(path)
         else:
-            where, uri = str(path), False
-        self.sql = sqlite3.connect(
-            where, uri=uri, timeout=60.0, isolation_level=None, check_same_thread=False
-        )
+            self.sql = _connect(str(path))
         self._pack_ids: dict[str, int] = {}
         try:
             self._prepare(create=path is None or not read_only)
