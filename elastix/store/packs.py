@@ -401,7 +401,7 @@ def own(folder: Path, *, alone: bool) -> int:
         other = "another process uses" if alone else "a StoreServer owns"
         raise Conflict(
             f"{other} the store in {folder}. It was not opened. Connect to the StoreServer "
-            "(StoreServer.connect), open with read_only=True, or close the other one."
+            "(StoreServer.open), open with read_only=True, or close the other one."
         ) from error
     except BaseException:
         with suppress(OSError):

@@ -89,7 +89,7 @@ class Store:
             index: directory of the index; the store's own, or one in the user's cache for a
                 remote store.
             read_only: change nothing; works beside a StoreServer and on a read-only disk.
-            ledger: who owns the index, if another does (StoreServer.connect gives one).
+            ledger: who owns the index, if another does (StoreServer.open does it).
 
         Raises:
             Conflict: a StoreServer owns the index, and neither `ledger` nor `read_only` is given.
@@ -490,7 +490,7 @@ class Store:
         """Give back the bytes of retired models, of torn tails and of what was written twice.
 
         Raises:
-            Conflict: another gc is at work. ReadOnly: the store is.
+            ReadOnly: the store is. StoreError: see the message; nothing needed is lost.
         """
         writer = self._check_writable()
         with writer.lock:
