@@ -5,7 +5,11 @@
     ├── StateError                 something cannot be part of a State, or does not fit one
     ├── StoreError                 what is on disk, or should be
     │   ├── NotFound
-    │   └── Corrupt
+    │   ├── Corrupt
+    │   ├── TooNew                 written by a later version of elastix
+    │   ├── Conflict               somebody else was first, or still needs it
+    │   ├── Full                   no room on the disk
+    │   └── ReadOnly
     └── TrainError                 a run that cannot go on
         ├── WorkerFailed           the train function raised: the user's own error, with its rank
         ├── QuorumLost             fewer workers than the minimum, and none came in time
@@ -38,6 +42,22 @@ class NotFound(StoreError):
 
 class Corrupt(StoreError):
     """A stored State is not what was written."""
+
+
+class TooNew(StoreError):
+    """The file was written by a later version of elastix than this one."""
+
+
+class Conflict(StoreError):
+    """Somebody else changed it first, owns it, or still refers to it."""
+
+
+class Full(StoreError):
+    """There is no room left where the store is kept."""
+
+
+class ReadOnly(StoreError):
+    """The store may be read, not written."""
 
 
 class TrainError(ElastixError):

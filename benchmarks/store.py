@@ -1,0 +1,440 @@
+"""The lineage store against torch.save, HDF5, safetensors and memcpy, in one run.
+
+    python -m benchmarks.store --out FILE.json [--models 200] [--stored 100000]
+
+Everything is read from and written to the same file system; what must be durable is synced by
+each of them in the same way. `_cpu` is process CPU seconds, `_wall` elapsed seconds. A warm read
+ends with every byte copied into tensors that exist already, as `load_state_dict` does it.
+"""
+
+import argparse
+import gc
+import json
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import torch
+from blake3 import blake3
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from benchmarks import store_trace
+from elastix.state import Manifest, Ref, State
+from elastix.store import Signature, Store, shared
+from elastix.store.nearest import Entry, Neighbours, pack_ids
+from elastix.store.packs import SEAL_AT_BYTES, LocalPacks
+from elastix.store.records import Header, Kind, Model
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Clock:
+    """Adds up elapsed and CPU seconds."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    _began: tuple[float, float] = field(default=(0.0, 0.0))
+
+    def __enter__(self) -> "Clock":
+        self._began = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall += time.perf_counter() - self._began[0]
+        self.cpu += time.process_time() - self._began[1]
+
+
+def synced(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    os.fdatasync(handle)
+    os.close(handle)
+
+
+def bytes_below(path: Path) -> int:
+    return sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+def save_h5(tensors: Tensors, path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        for name, tensor in tensors.items():
+            file.create_dataset(name, data=tensor.numpy())
+
+
+SAVERS: dict[str, tuple[str, Callable[[Tensors, Path], None]]] = {
+    "torch_save": (".pt", lambda tensors, path: torch.save(tensors, path)),
+    "safetensors": (".safetensors", lambda tensors, path: save_file(tensors, path)),
+    "hdf5": (".h5", save_h5),
+}
+
+
+def writing(root: Path, models: int) -> dict[str, Any]:
+    """The trace into the store, into files, and its new bytes into one raw file; taking turns."""
+    clocks = {name: Clock() for name in ("store", "raw", *SAVERS)}
+    seen: set[int] = set()
+    refs: list[Ref] = []
+    unique = logical = 0
+    for name in SAVERS:
+        (root / name).mkdir(parents=True)
+    raw = os.open(root / "raw", os.O_WRONLY | os.O_CREAT)
+    with Store(root / "store") as store:
+        store.put(State({"warm": torch.ones(1)}))
+        for number, step in enumerate(store_trace.trace(models)):
+            new = [t for t in step.tensors.values() if t.data_ptr() not in seen]
+            keep_alive.extend(new)
+            seen.update(t.data_ptr() for t in new)
+            unique += sum(t.nbytes for t in new)
+            logical += sum(t.nbytes for t in step.tensors.values())
+            parents = () if step.parent is None else (refs[step.parent],)
+            state = State(step.tensors, {"number": number}, parents)
+
+            def put(state: State = state) -> None:
+                refs.append(store.put(state))
+
+            def write_raw(new: list[torch.Tensor] = new) -> None:
+                for tensor in new:
+                    os.write(raw, tensor.numpy().data)
+                os.fdatasync(raw)
+
+            def save(name: str, tensors: Tensors = step.tensors, number: int = number) -> None:
+                suffix, saver = SAVERS[name]
+                path = root / name / f"{number}{suffix}"
+                saver(tensors, path)
+                synced(path)
+
+            turns: dict[str, Callable[[], None]] = {"store": put, "raw": write_raw}
+            turns |= {name: partial(save, name) for name in SAVERS}
+            order = list(turns)
+            for name in order[number % len(order) :] + order[: number % len(order)]:
+                with clocks[name]:  # whoever is first finds cold caches: they take turns at that
+                    turns[name]()
+    os.close(raw)
+    found: dict[str, Any] = {
+        "trace_models": models,
+        "trace_unique_bytes": unique,
+        "trace_logical_over_unique": logical / unique,
+        "bytes_ratio": bytes_below(root / "store") / unique,
+        "put_wall_ratio_raw": clocks["store"].wall / clocks["raw"].wall,
+        "put_cpu_ratio_torch_save": clocks["store"].cpu / clocks["torch_save"].cpu,
+        "put_ms": 1e3 * clocks["store"].wall / models,
+    }
+    for name, clock in clocks.items():
+        found[f"write_{name}_wall_s"], found[f"write_{name}_cpu_s"] = clock.wall, clock.cpu
+    for name in SAVERS:
+        found[f"bytes_ratio_{name}"] = bytes_below(root / name) / unique
+    return found
+
+
+keep_alive: list[torch.Tensor] = []  # so that no address is used twice
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def load_h5(path: Path) -> Tensors:
+    with h5py.File(path) as file:
+        return {
+            f"{a}": torch.from_numpy(file[a][()]) for a in file if isinstance(file[a], h5py.Dataset)
+        }
+
+
+def fill(target: Tensors, source: Tensors | Any) -> None:  # noqa: ANN401 - any mapping
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
+
+
+def reading(root: Path, models: int) -> dict[str, Any]:
+    """Warm full reads and reads of the first three layers, every byte copied out."""
+    picked = range(0, models, max(1, models // 40))
+    clocks: dict[str, Clock] = {}
+
+    def timed(name: str, action: Callable[[], object]) -> None:
+        with clocks.setdefault(name, Clock()):
+            action()
+
+    with Store(root / "store", read_only=True) as store:
+        refs = {entry.meta.get("number"): entry.ref for entry in store.log()}
+        target = {n: torch.empty_like(t) for n, t in store.get(refs[0]).tensors.items()}
+        part = {n: t for n, t in target.items() if int(n.split(".")[1]) < 3}
+        pattern = [f"layers.{layer}.*" for layer in range(3)]
+        memory = {n: {k: t.clone() for k, t in store.get(refs[n]).tensors.items()} for n in picked}
+        for round_ in range(4):
+            for number in picked:
+                ref = refs[number]
+                pt, st = (
+                    root / f"torch_save/{number}.pt",
+                    root / f"safetensors/{number}.safetensors",
+                )
+                h5 = root / f"hdf5/{number}.h5"
+                if round_ == 0:  # warm: the page cache, the digests, the allocator
+                    fill(target, store.get(ref).tensors)
+                    for path in (pt, st, h5):
+                        path.read_bytes()
+                    continue
+                own = memory[number]
+                actions: dict[str, Callable[[], object]] = {
+                    "memcpy": partial(fill, target, own),
+                    "store": partial(read_store, store, ref, "*", target),
+                    "torch_load": partial(read_file, torch.load, pt, target),
+                    "safetensors": partial(read_file, load_file, st, target),
+                    "hdf5": partial(read_file, load_h5, h5, target),
+                    "prefix_memcpy": partial(fill, part, own),
+                    "prefix_store": partial(read_store, store, ref, pattern, part),
+                    "prefix_torch_load": partial(read_file, torch.load, pt, part),
+                    "prefix_safetensors": partial(read_slices, st, part),
+                    "prefix_map_store": partial(store.get, ref, pattern),
+                    "prefix_map_torch_load": partial(torch.load, pt),
+                    "prefix_map_safetensors": partial(slices, st, part),
+                }
+                for name, action in actions.items():
+                    timed(name, action)
+    found = {
+        "read_cpu_ratio_memcpy": clocks["store"].cpu / clocks["memcpy"].cpu,
+        "read_cpu_ratio_memcpy_torch_load": clocks["torch_load"].cpu / clocks["memcpy"].cpu,
+        "read_cpu_ratio_memcpy_safetensors": clocks["safetensors"].cpu / clocks["memcpy"].cpu,
+        "read_cpu_ratio_memcpy_hdf5": clocks["hdf5"].cpu / clocks["memcpy"].cpu,
+        "prefix_cpu_gain_torch_load": clocks["prefix_torch_load"].cpu / clocks["prefix_store"].cpu,
+        "prefix_cpu_gain_safetensors": clocks["prefix_safetensors"].cpu
+        / clocks["prefix_store"].cpu,
+        "prefix_map_cpu_gain_torch_load": clocks["prefix_map_torch_load"].cpu
+        / clocks["prefix_map_store"].cpu,
+        "prefix_map_cpu_gain_safetensors": clocks["prefix_map_safetensors"].cpu
+        / clocks["prefix_map_store"].cpu,
+    }
+    for name, clock in clocks.items():
+        found[f"read_{name}_wall_s"], found[f"read_{name}_cpu_s"] = clock.wall, clock.cpu
+    return found
+
+
+def read_store(store: Store, ref: Ref, names: str | list[str], target: Tensors) -> None:
+    fill(target, store.get(ref, names).tensors)
+
+
+def read_file(load: Callable[[Path], Any], path: Path, target: Tensors) -> None:
+    fill(target, load(path))
+
+
+def read_slices(path: Path, target: Tensors) -> None:
+    fill(target, slices(path, target))
+
+
+def slices(path: Path, names: Tensors) -> Tensors:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in names}
+
+
+# ------------------------------------------------------------------------------------ questions
+
+
+def fill_packs(root: Path, signatures: Sequence[Signature], choose: random.Random) -> list[float]:
+    """Records of many small models in packs, without an index."""
+    writer = LocalPacks(root).writer()
+    scores = [choose.random() for _ in signatures]
+    parent: tuple[Ref, ...] = ()
+    for number, (signature, score) in enumerate(zip(signatures, scores, strict=True)):
+        tensor = torch.tensor([float(number), 1.0])
+        manifest: Manifest = State({"weight": tensor}, {"number": number}, parent).manifest()
+        body = Model(manifest, signature=signature.to_json(), score=score).to_bytes()
+        payload = tensor.numpy().data.cast("B")
+        digest = bytes.fromhex(manifest.tensors["weight"].digest)
+        writer.append(Header(Kind.TENSOR, 8, digest, dtype="float32"), payload)
+        header = Header(Kind.MODEL, len(body), blake3(body).digest(), seq=number + 1)
+        writer.append(header, body)
+        parent = (manifest.ref,)
+        if writer.size >= SEAL_AT_BYTES:
+            writer.seal()
+    writer.close()
+    return scores
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def latencies(ask: Callable[[Signature], object], queries: Sequence[Signature]) -> list[float]:
+    found = []
+    for query in queries:
+        began = time.perf_counter()
+        ask(query)
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def scan(
+    signatures: Sequence[Signature], scores: Sequence[float], query: Signature, mode: str
+) -> tuple[int, float]:
+    """(length, score) of the best by a plain scan over all models."""
+    if mode == "lp":
+        wanted = set(query.paths)
+        return max(
+            (len(wanted.intersection(s.paths)), x) for s, x in zip(signatures, scores, strict=True)
+        )
+    return max((lcs_length(query.ids, s.ids), x) for s, x in zip(signatures, scores, strict=True))
+
+
+def lcs_length(a: Sequence[int], b: Sequence[int]) -> int:
+    row = [0] * (len(b) + 1)
+    for x in a:
+        diagonal = 0
+        for j, y in enumerate(b, 1):
+            diagonal, row[j] = row[j], diagonal + 1 if x == y else max(row[j], row[j - 1])
+    return row[-1]
+
+
+def asking(root: Path, stored: int) -> dict[str, Any]:
+    """Questions over many models: how quick, and equal to a plain scan."""
+    choose = random.Random(1)
+    kinds = store_trace.chains(choose, stored)
+    signatures = [store_trace.chain(k) for k in kinds]
+    scores = fill_packs(root, signatures, choose)
+    queries = [
+        store_trace.chain(
+            store_trace.mutated(choose, store_trace.mutated(choose, choose.choice(kinds)))
+        )
+        for _ in range(2000)
+    ]
+    found: dict[str, Any] = {"stored_models": stored}
+    with Clock() as clock:
+        Store(root).close()
+    found["rebuild_s_100k"] = clock.wall
+    with Clock() as clock:
+        store = Store(root)
+        store.nearest(queries[0])
+    found["open_s_100k"] = clock.wall
+    with Clock() as clock:
+        store.nearest(queries[0], "lcs")
+    found["first_lcs_s_100k"] = clock.wall
+    with store:
+        lp = latencies(store.nearest, queries)
+        lcs = latencies(lambda query: store.nearest(query, "lcs"), queries[:200])
+        equal = True
+        for mode, number in (("lp", 20), ("lcs", 4)):
+            for query in queries[:number]:
+                match = store.nearest(query, mode)  # type: ignore[arg-type]
+                best = scan(signatures, scores, query, mode)
+                equal &= match is not None and (match.length, match.score) == best
+                equal &= match is None or match.length == len(
+                    shared(query, store.signature(match.ref) or query, mode)  # type: ignore[arg-type]
+                )
+    found |= {
+        "lp_p50_us_100k": 1e6 * statistics.median(lp),
+        "lp_p99_us_100k": 1e6 * percentile(lp, 0.99),
+        "lcs_p50_ms_100k": 1e3 * statistics.median(lcs),
+        "lcs_p99_ms_100k": 1e3 * percentile(lcs, 0.99),
+    }
+    graphs, graph_equal = asking_graphs(choose, kinds)
+    return found | graphs | {"equal_to_oracle": equal and graph_equal}
+
+
+def asking_graphs(choose: random.Random, kinds: list[list[int]]) -> tuple[dict[str, Any], bool]:
+    """The same for graphs with skip connections, in memory."""
+    graphs = [store_trace.skips(choose, k) for k in kinds]
+    signatures = [store_trace.graph(g) for g in graphs]
+    scores = [choose.random() for _ in graphs]
+    neighbours = Neighbours(
+        Entry(key, scores[key], pack_ids(s.paths), pack_ids(s.ids))
+        for key, s in enumerate(signatures)
+    )
+    queries = []
+    for _ in range(1000):
+        nodes = list(choose.choice(graphs))
+        place = choose.randrange(len(nodes))
+        nodes[place] = (choose.randrange(len(store_trace.KINDS)), nodes[place][1])
+        queries.append(store_trace.graph(nodes))
+    times = latencies(lambda query: neighbours.lp(query.paths), queries)
+    equal = True
+    for query in queries[:20]:
+        best = neighbours.lp(query.paths)
+        expected = scan(signatures, scores, query, "lp")
+        equal &= (best.length, scores[best.key]) == expected if best else expected[0] == 0
+    return {
+        "lp_graph_p50_us_100k": 1e6 * statistics.median(times),
+        "lp_graph_p99_us_100k": 1e6 * percentile(times, 0.99),
+    }, equal
+
+
+def asking_an_actor(root: Path, seed: int = 2) -> dict[str, Any]:
+    """Questions through StoreServer."""
+    import ray
+
+    from elastix.store.server import StoreServer
+
+    choose = random.Random(seed)
+    queries = [store_trace.chain(k) for k in store_trace.chains(choose, 700)]
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        server = StoreServer.start(root)
+        with server.open() as store:
+            latencies(store.nearest, queries[:100])
+            times = latencies(store.nearest, queries[100:])
+        server.stop()
+    finally:
+        ray.shutdown()
+    return {
+        "lp_actor_p50_us": 1e6 * statistics.median(times),
+        "lp_actor_p99_us": 1e6 * percentile(times, 0.99),
+    }
+
+
+BARS: dict[str, tuple[str, float]] = {
+    "bytes_ratio": ("<=", 1.01),
+    "put_wall_ratio_raw": ("<=", 1.5),
+    "put_cpu_ratio_torch_save": ("<=", 0.8),
+    "read_cpu_ratio_memcpy": ("<=", 2.5),
+    "prefix_cpu_gain_torch_load": (">=", 10),
+    "prefix_cpu_gain_safetensors": (">=", 3),
+    "lp_p50_us_100k": ("<=", 50),
+    "lp_p99_us_100k": ("<=", 1000),
+    "lp_actor_p50_us": ("<=", 2000),
+    "lcs_p50_ms_100k": ("<=", 10),
+    "open_s_100k": ("<=", 2),
+    "rebuild_s_100k": ("<=", 60),
+}
+
+
+def main() -> int:
+    """Run everything, print it beside the bars, write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--models", type=int, default=200)
+    parser.add_argument("--stored", type=int, default=100_000)
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # the imported modules' objects are traversed at nobody's cost
+    root = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        found = writing(root, options.models)
+        found |= reading(root, options.models)
+        keep_alive.clear()
+        found |= asking(root / "many", options.stored)
+        found |= asking_an_actor(root / "many")
+    finally:
+        shutil.rmtree(root)
+    for name, value in found.items():
+        sign, bar = BARS.get(name, ("", 0.0))
+        held = "" if not sign else "held" if (value <= bar) == (sign == "<=") else "MISSED"
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        print(f"{name:36} {shown!s:>14}  {sign} {bar or ''} {held}".rstrip())
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if found["equal_to_oracle"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

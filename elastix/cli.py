@@ -1,0 +1,281 @@
+"""The command line: verbs over what exists. Tables on a terminal, `--json` for programs.
+
+Exit codes: 0 done; 1 no (damage found, no such model, a conflict); 2 the call is wrong.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from elastix.errors import ConfigError, ElastixError
+from elastix.store import Entry, Store
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
+app.add_typer(store_app, name="store")
+
+Where = Annotated[
+    str,
+    typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory or URI of the store."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Name = Annotated[str, typer.Argument(help="Tag, ref, or the first digits of a ref.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+_STORE = "runs/store"
+P = ParamSpec("P")
+T = TypeVar("T")
+_debug = False
+
+
+@app.callback()
+def main(debug: Debug = False) -> None:
+    """Elastic PyTorch training and architecture search on Ray."""
+    global _debug
+    _debug = debug
+
+
+def _says(command: Callable[P, T]) -> Callable[P, T]:
+    """Turn an ElastixError into a message and an exit code."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except ElastixError as error:
+            if _debug:
+                raise
+            typer.echo(f"elastix: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+
+    return run
+
+
+def _print(
+    as_json: bool,
+    value: Any,  # noqa: ANN401 - any JSON
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+) -> None:
+    if as_json:
+        typer.echo(json.dumps(value, indent=1))
+        return
+    if not sys.stdout.isatty():
+        for row in rows:
+            typer.echo("\t".join(str(cell) for cell in row))
+        return
+    table = Table(*columns, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    Console().print(table)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _line(entry: Entry) -> tuple[str, ...]:
+    return (
+        entry.ref[:12],
+        " ".join(parent[:12] for parent in entry.parents) or "-",
+        "-" if entry.score is None else f"{entry.score:.4g}",
+        f"{datetime.fromtimestamp(entry.time_s):%Y-%m-%d %H:%M:%S}",
+        str(entry.tensors),
+        _size(entry.nbytes),
+        " ".join(entry.tags) or "-",
+    )
+
+
+@store_app.command()
+@_says
+def log(
+    ref: Annotated[str | None, typer.Argument(help="Only this model and its ancestors.")] = None,
+    store: Where = _STORE,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List models, the latest first."""
+    with Store(store, read_only=True) as opened:
+        entries = opened.log(ref, limit)
+    columns = ("ref", "parents", "score", "stored", "tensors", "size", "tags")
+    _print(as_json, [asdict(e) for e in entries], columns, map(_line, entries))
+
+
+@store_app.command()
+@_says
+def show(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+    """Show one model: its tensors, who first wrote each, its metadata."""
+    with Store(store, read_only=True) as opened:
+        manifest = opened.manifest(ref)
+        rows = [
+            (name, info.dtype, list(info.shape), opened.owner(ref, name)[:12])
+            for name, info in manifest.tensors.items()
+        ]
+    value = {
+        "ref": manifest.ref,
+        "parents": manifest.parents,
+        "meta": manifest.meta,
+        "tensors": {name: {"dtype": d, "shape": s, "owner": o} for name, d, s, o in rows},
+    }
+    if not as_json:
+        typer.echo(f"ref      {manifest.ref}")
+        typer.echo(f"parents  {' '.join(manifest.parents) or '-'}")
+        typer.echo(f"meta     {json.dumps(manifest.meta)[:400]}")
+    _print(as_json, value, ("tensor", "dtype", "shape", "owner"), rows)
+
+
+@store_app.command()
+@_says
+def diff(a: Name, b: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+    """Compare two models: tensors and metadata."""
+    with Store(store, read_only=True) as opened:
+        found = opened.diff(a, b)
+    rows: list[tuple[str, str, str]] = [("=", f"{len(found.same)} tensors", "")]
+    for sign, names in (("+", found.added), ("-", found.removed), ("~", found.changed)):
+        rows += [(sign, name, "") for name in names]
+    rows += [("meta", key, f"{old} -> {new}") for key, (old, new) in found.meta.items()]
+    _print(as_json, asdict(found), ("", "name", "change"), rows)
+
+
+@store_app.command()
+@_says
+def nearest(
+    ref: Name,
+    store: Where = _STORE,
+    mode: Annotated[str, typer.Option(help="lp (prefix) or lcs (subsequence).")] = "lcs",
+    tagged: Annotated[str | None, typer.Option(help="Only models with such a tag (glob).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the stored model that shares most layers with this one (itself left out)."""
+    if mode not in ("lp", "lcs"):
+        raise ConfigError(f"--mode must be lp or lcs, not {mode!r}.")
+    with Store(store, read_only=True) as opened:
+        signature = opened.signature(ref)
+        if signature is None:
+            raise ConfigError(f"{ref!r} was stored without a signature; nothing to compare.")
+        found = opened.nearest(
+            signature,
+            "lp" if mode == "lp" else "lcs",
+            tagged=tagged,
+            but=opened.manifest(ref).ref,
+        )
+    rows = [(found.ref[:12], found.length, found.score)] if found else []
+    _print(as_json, asdict(found) if found else None, ("ref", "layers", "score"), rows)
+    if found is None:
+        raise typer.Exit(1)
+
+
+@store_app.command()
+@_says
+def export(
+    ref: Name,
+    path: Annotated[Path, typer.Argument(help="X.safetensors: the model; X.parquet: the list.")],
+    store: Where = _STORE,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model as safetensors; `export all X.parquet` writes the catalogue."""
+    with Store(store, read_only=True) as opened:
+        if path.suffix == ".parquet":
+            opened.catalogue(path)
+        else:
+            opened.export(ref, path)
+    size = path.stat().st_size
+    _print(as_json, {"path": str(path), "bytes": size}, ("path", "size"), [(path, _size(size))])
+
+
+@store_app.command("import")
+@_says
+def import_(
+    path: Annotated[Path, typer.Argument(help="A safetensors file.")],
+    store: Where = _STORE,
+    tag: Annotated[str | None, typer.Option(help="Tag the model with this name.")] = None,
+    parent: Annotated[list[str] | None, typer.Option(help="Tag or ref it derives from.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Store a safetensors file."""
+    with Store(store) as opened:
+        ref = opened.import_(path, parents=parent or None)
+        if tag is not None:
+            opened.tag(tag, ref)
+    _print(as_json, {"ref": ref}, ("ref",), [(ref,)])
+
+
+@store_app.command()
+@_says
+def verify(store: Where = _STORE, as_json: AsJson = False) -> None:
+    """Read every byte and compare digests. Exit code 1 if anything is damaged."""
+    with Store(store, read_only=True) as opened:
+        damage = opened.verify()
+        models = opened.stats().models
+    rows = [((d.model or "-")[:12], d.tensor or "-", d.what) for d in damage]
+    _print(as_json, [asdict(d) for d in damage], ("model", "tensor", "what"), rows)
+    if damage:
+        typer.echo(f"elastix: {len(damage)} records are damaged; all else is readable.", err=True)
+        raise typer.Exit(1)
+    if not as_json:
+        typer.echo(f"{models} models, nothing damaged")
+
+
+@store_app.command()
+@_says
+def gc(store: Where = _STORE, as_json: AsJson = False) -> None:
+    """Give back the bytes of retired models. Works on a full disk."""
+    with Store(store) as opened:
+        found = opened.gc()
+    rows = [("freed", _size(found.freed_bytes)), ("packs removed", len(found.removed))]
+    rows += [(pack, why) for pack, why in found.kept.items()]
+    _print(as_json, asdict(found), ("what", "how much"), rows)
+
+
+@store_app.command()
+@_says
+def stats(store: Where = _STORE, as_json: AsJson = False) -> None:
+    """Count models and bytes."""
+    with Store(store, read_only=True) as opened:
+        found = opened.stats()
+    value = {**asdict(found), "dedup_ratio": found.dedup_ratio}
+    rows = [(k, _size(v) if k.endswith("_bytes") else round(v, 3)) for k, v in value.items()]
+    _print(as_json, value, ("what", "how much"), rows)
+
+
+@store_app.command()
+@_says
+def retire(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+    """Drop a model; gc gives its bytes back."""
+    with Store(store) as opened:
+        full = opened.manifest(ref).ref
+        opened.retire(full)
+    _print(as_json, {"retired": full}, ("retired",), [(full,)])
+
+
+@store_app.command()
+@_says
+def tag(
+    name: Annotated[str, typer.Argument(help="The tag.")],
+    ref: Annotated[str | None, typer.Argument(help="What it shall mean; none lists it.")] = None,
+    store: Where = _STORE,
+    delete: Annotated[bool, typer.Option("--delete", "-d", help="Remove the tag.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Name a model, or remove a name."""
+    if (ref is None) != delete:
+        raise ConfigError("give a model to tag, or --delete, not both or neither.")
+    with Store(store) as opened:
+        if ref is None:
+            opened.untag(name)
+        else:
+            opened.tag(name, ref)
+        found = opened.tags()
+    _print(as_json, found, ("tag", "ref"), found.items())

@@ -1,0 +1,36 @@
+"""Git for tensors: models by content, with their lineage. See docs/store-format.md."""
+
+from typing import TYPE_CHECKING, Any
+
+from elastix.store.gc import Collected
+from elastix.store.lineage import Diff, Layer, Signature, shared
+from elastix.store.signatures import signature
+from elastix.store.store import Entry, Match, Store
+from elastix.store.verify import Damage, Stats
+
+if TYPE_CHECKING:
+    from elastix.store.server import StoreServer
+
+__all__ = [
+    "Collected",
+    "Damage",
+    "Diff",
+    "Entry",
+    "Layer",
+    "Match",
+    "Signature",
+    "Stats",
+    "Store",
+    "StoreServer",
+    "shared",
+    "signature",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name is
+    """StoreServer is imported when it is first asked for: a Store alone needs no Ray."""
+    if name == "StoreServer":
+        from elastix.store.server import StoreServer
+
+        return StoreServer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,492 @@
+"""The index: one SQLite file that says what the packs hold. A cache; packs alone rebuild it.
+
+Not here: locks, packs and when to commit (ledger.py). Every method runs inside the caller's
+transaction.
+
+Invariant: `blobs.refs` is the number of rows of `uses` for that blob, and every model that is
+alive has a row of `uses` for each of its digests.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elastix.errors import Conflict, NotFound
+from elastix.state import Ref
+from elastix.store.lineage import Signature
+from elastix.store.nearest import Entry, pack_ids
+from elastix.store.records import Kind, Model, Place
+
+SCHEMA = 1
+_DIGITS = frozenset("0123456789abcdef")
+_DIGESTS = 500  # SQLite takes at least 999 parameters
+_TABLES = """
+CREATE TABLE packs(id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL,
+    end INTEGER NOT NULL DEFAULT 0, torn INTEGER,
+    gone INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE blobs(id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL, pack INTEGER NOT NULL,
+    offset INTEGER NOT NULL, length INTEGER NOT NULL,
+    refs INTEGER NOT NULL DEFAULT 0 CHECK(refs >= 0));
+CREATE INDEX blobs_by_place ON blobs(pack, offset);
+CREATE TABLE models(id INTEGER PRIMARY KEY, ref BLOB UNIQUE NOT NULL, seq INTEGER NOT NULL,
+    rev INTEGER NOT NULL, status INTEGER NOT NULL, pack INTEGER NOT NULL,
+    offset INTEGER NOT NULL, length INTEGER NOT NULL, score REAL, time_s REAL, tensors INTEGER,
+    nbytes INTEGER, meta TEXT, paths BLOB, ids BLOB);
+CREATE INDEX models_by_rev ON models(rev);
+CREATE TABLE uses(model INTEGER NOT NULL, blob INTEGER NOT NULL,
+    PRIMARY KEY(model, blob)) WITHOUT ROWID;
+CREATE TABLE parents(child INTEGER NOT NULL, place INTEGER NOT NULL, parent BLOB NOT NULL,
+    PRIMARY KEY(child, place)) WITHOUT ROWID;
+CREATE INDEX children ON parents(parent);
+CREATE INDEX models_by_place ON models(pack, offset);
+CREATE TABLE tags(name TEXT PRIMARY KEY, ref BLOB, seq INTEGER NOT NULL, pack INTEGER NOT NULL,
+    offset INTEGER NOT NULL, length INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE clock(one INTEGER PRIMARY KEY CHECK(one = 1), seq INTEGER NOT NULL,
+    rev INTEGER NOT NULL, pruned INTEGER NOT NULL);
+INSERT INTO clock VALUES(1, 0, 0, 0);
+"""
+
+
+class Status(IntEnum):
+    """What became of a model."""
+
+    ALIVE = 0
+    RETIRED = 1
+    BROKEN = 2  # its record names tensors that no pack holds
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the index knows of one model."""
+
+    id: int
+    ref: Ref
+    seq: int
+    status: Status
+    place: Place
+    score: float | None
+    time_s: float
+    tensors: int
+    nbytes: int
+
+
+class Missing(NamedTuple):
+    """A model cannot be entered: no pack holds these digests (any more)."""
+
+    digests: tuple[bytes, ...]
+
+
+_ROW = (
+    "SELECT m.id, m.ref, m.seq, m.status, p.name, m.offset, m.length, m.score, m.time_s, "
+    "m.tensors, m.nbytes FROM models m JOIN packs p ON p.id = m.pack "
+)
+
+
+def _row(values: Sequence[Any]) -> Row:
+    number, ref, seq, status, pack, offset, length, *rest = values
+    return Row(number, Ref(ref.hex()), seq, Status(status), Place(pack, offset, length), *rest)
+
+
+def _connect(where: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        where,
+        uri=where.startswith("file:"),
+        timeout=60.0,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def _connect_read_only(path: Path) -> sqlite3.Connection:
+    where = f"{path.absolute().as_uri()}?mode=ro"
+    sql = _connect(where)
+    try:
+        sql.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.OperationalError:
+        # Even to read, SQLite needs a file beside the index; a read-only disk has no place for
+        # it, and no writer either.
+        sql.close()
+        sql = _connect(f"{where}&immutable=1")
+    return sql
+
+
+class Index:
+    """The rows, and what changes them. Not thread safe."""
+
+    def __init__(self, path: Path | None, read_only: bool = False) -> None:
+        """Open or create.
+
+        Args:
+            path: the file; None keeps it in memory.
+            read_only: never write to it.
+
+        Raises:
+            sqlite3.DatabaseError: it is no index, or one of another schema.
+        """
+        if path is None:
+            self.sql = _connect(":memory:")
+        elif read_only:
+            self.sql = _connect_read_only(path)
+        else:
+            self.sql = _connect(str(path))
+        self._pack_ids: dict[str, int] = {}
+        try:
+            self._prepare(create=path is None or not read_only)
+        except BaseException:
+            self.sql.close()
+            raise
+
+    def _prepare(self, create: bool) -> None:
+        if create:
+            self.sql.execute("PRAGMA journal_mode=WAL")
+            # A commit lost with the power is found again in the packs, which are synced first.
+            self.sql.execute("PRAGMA synchronous=NORMAL")
+        version = self.sql.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and create:
+            self.sql.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={SCHEMA};COMMIT;")
+        elif version != SCHEMA:
+            raise sqlite3.DatabaseError(f"schema {version}, not {SCHEMA}")
+
+    def forget_cached(self) -> None:
+        """After a rollback: ids handed out in it are void."""
+        self._pack_ids.clear()
+
+    # ------------------------------------------------------------------------------ changes
+
+    def tick(self, at_least: int = 0) -> int:
+        """Advance the clock: a number larger than any before."""
+        self.sql.execute("UPDATE clock SET seq = max(seq + 1, ?)", (at_least,))
+        return int(self.sql.execute("SELECT seq FROM clock").fetchone()[0])
+
+    def next_rev(self) -> int:
+        """A number for the models changed by this transaction."""
+        self.sql.execute("UPDATE clock SET rev = rev + 1")
+        return int(self.sql.execute("SELECT rev FROM clock").fetchone()[0])
+
+    def pack_id(self, pack: str) -> int:
+        """The row of a pack; made if there is none."""
+        found = self._pack_ids.get(pack)
+        if found is None:
+            self.sql.execute("INSERT OR IGNORE INTO packs(name) VALUES(?)", (pack,))
+            row = self.sql.execute("SELECT id FROM packs WHERE name = ?", (pack,)).fetchone()
+            found = self._pack_ids[pack] = int(row[0])
+        return found
+
+    def extend_pack(self, pack: str, end: int, torn: int | None = None) -> None:
+        """All records of `pack` up to byte `end` are known; from `torn` on there are none."""
+        self.sql.execute(
+            "UPDATE packs SET end = max(end, ?), torn = ifnull(?, torn) WHERE id = ?",
+            (end, torn, self.pack_id(pack)),
+        )
+
+    def is_gone(self, pack: str) -> bool:
+        """Whether gc has given this pack up: nothing may be entered as standing there."""
+        sql = "SELECT gone FROM packs WHERE id = ?"
+        return bool(self.sql.execute(sql, (self.pack_id(pack),)).fetchone()[0])
+
+    def give_up(self, pack: str) -> bool:
+        """Bar a pack that nothing refers to; False if something does."""
+        number = self.pack_id(pack)
+        for table in ("blobs", "models", "tags"):
+            query = f"SELECT 1 FROM {table} WHERE pack = ? LIMIT 1"
+            if self.sql.execute(query, (number,)).fetchone():
+                return False
+        self.sql.execute("UPDATE packs SET gone = 1 WHERE id = ?", (number,))
+        return True
+
+    def add_blobs(self, blobs: Iterable[tuple[bytes, Place]]) -> None:
+        """Tensor payloads by digest; one that is there already stays where it is."""
+        self.sql.executemany(
+            "INSERT OR IGNORE INTO blobs(digest, pack, offset, length) VALUES(?, ?, ?, ?)",
+            ((digest, self.pack_id(p.pack), p.offset, p.length) for digest, p in blobs),
+        )
+
+    def add_model(
+        self, name: Ref, model: Model, seq: int, place: Place, rev: int, keep_broken: bool = False
+    ) -> Missing | None:
+        """Enter a model, unless it is there already or was retired after `seq`.
+
+        Args:
+            name: its ref.
+            model: what the record says.
+            seq: the record's.
+            place: the record's.
+            rev: of this transaction.
+            keep_broken: enter it as BROKEN if tensors are missing.
+
+        Returns:
+            None, or what is missing: no digest at all if the record is older than a retirement.
+        """
+        ref = bytes.fromhex(name)
+        signature = Signature.from_json(model.signature) if model.signature else None
+        old = self.sql.execute("SELECT id, status, seq FROM models WHERE ref = ?", (ref,))
+        row = old.fetchone()
+        if row and row[1] == Status.ALIVE:
+            return None
+        if row and row[1] == Status.RETIRED and row[2] >= seq:
+            return Missing(())
+        digests = {bytes.fromhex(info.digest): info for info in model.manifest.tensors.values()}
+        blobs = self.blobs(digests)
+        missing = tuple(digest for digest in digests if digest not in blobs)
+        if missing and not keep_broken:
+            return Missing(missing)
+        if row:
+            self.sql.execute("DELETE FROM models WHERE id = ?", (row[0],))
+            self.sql.execute("DELETE FROM parents WHERE child = ?", (row[0],))
+        status = Status.BROKEN if missing else Status.ALIVE
+        number = self._insert_model(
+            row and row[0], model, signature, (ref, seq, rev, status), place, blobs
+        )
+        if not missing:
+            ids = [number for number, _ in blobs.values()]
+            self.sql.executemany("INSERT INTO uses VALUES(?, ?)", ((number, blob) for blob in ids))
+            self.sql.executemany(
+                "UPDATE blobs SET refs = refs + 1 WHERE id = ?", ((blob,) for blob in ids)
+            )
+        return None
+
+    def _insert_model(
+        self,
+        number: int | None,
+        model: Model,
+        signature: Signature | None,
+        head: tuple[bytes, int, int, Status],
+        place: Place,
+        blobs: Mapping[bytes, tuple[int, int]],
+    ) -> int:
+        manifest = model.manifest
+        lengths = {digest.hex(): length for digest, (_, length) in blobs.items()}
+        plain = {k: v for k, v in manifest.meta.items() if isinstance(v, str | int | float)}
+        cursor = self.sql.execute(
+            "INSERT INTO models(id, ref, seq, rev, status, pack, offset, length, score, time_s, "
+            "tensors, nbytes, meta, paths, ids) "
+            "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                number,
+                *head,
+                self.pack_id(place.pack),
+                place.offset,
+                place.length,
+                None if model.score is None else float(model.score),
+                float(model.time_s),
+                len(manifest.tensors),
+                sum(lengths.get(info.digest, 0) for info in manifest.tensors.values()),
+                json.dumps(plain),
+                pack_ids(signature.paths) if signature else None,
+                pack_ids(signature.ids) if signature else None,
+            ),
+        )
+        number = int(cursor.lastrowid or 0)
+        self.sql.executemany(
+            "INSERT INTO parents VALUES(?, ?, ?)",
+            ((number, i, bytes.fromhex(p)) for i, p in enumerate(manifest.parents)),
+        )
+        return number
+
+    def retire(self, ref: Ref, parents: Sequence[Ref], seq: int, place: Place, rev: int) -> None:
+        """Drop a model's hold on its tensors; its edges stay, for the sake of its children."""
+        key = bytes.fromhex(ref)
+        row = self.sql.execute("SELECT id, seq FROM models WHERE ref = ?", (key,)).fetchone()
+        where = (self.pack_id(place.pack), place.offset, place.length)
+        if row is None:
+            cursor = self.sql.execute(
+                "INSERT INTO models(ref, seq, rev, status, pack, offset, length) "
+                "VALUES(?, ?, ?, ?, ?, ?, ?)",
+                (key, seq, rev, Status.RETIRED, *where),
+            )
+            self.sql.executemany(
+                "INSERT INTO parents VALUES(?, ?, ?)",
+                ((cursor.lastrowid, i, bytes.fromhex(p)) for i, p in enumerate(parents)),
+            )
+            return
+        if row[1] > seq:
+            return
+        self.sql.execute(
+            "UPDATE blobs SET refs = refs - 1 WHERE id IN (SELECT blob FROM uses WHERE model = ?)",
+            (row[0],),
+        )
+        self.sql.execute("DELETE FROM uses WHERE model = ?", (row[0],))
+        self.sql.execute(
+            "UPDATE models SET status = ?, seq = ?, rev = ?, pack = ?, offset = ?, length = ?, "
+            "score = NULL, meta = NULL, paths = NULL, ids = NULL WHERE id = ?",
+            (Status.RETIRED, seq, rev, *where, row[0]),
+        )
+
+    def set_tag(self, name: str, ref: Ref | None, seq: int, place: Place) -> None:
+        """Let `name` mean `ref`, unless a later record said otherwise."""
+        self.sql.execute(
+            "INSERT INTO tags VALUES(?, ?, ?, ?, ?, ?) ON CONFLICT(name) DO UPDATE SET "
+            "ref = excluded.ref, seq = excluded.seq, pack = excluded.pack, "
+            "offset = excluded.offset, length = excluded.length WHERE excluded.seq > tags.seq",
+            (
+                name,
+                bytes.fromhex(ref) if ref else None,
+                seq,
+                self.pack_id(place.pack),
+                place.offset,
+                place.length,
+            ),
+        )
+
+    # ------------------------------------------------------------------------------ questions
+
+    def knows_nothing(self) -> bool:
+        """Whether no pack was ever entered."""
+        return self.sql.execute("SELECT 1 FROM packs LIMIT 1").fetchone() is None
+
+    def records(self, pack: str) -> tuple[int, list[tuple[str, Kind, Place]]]:
+        """The pack's row, and every record in it that is needed, with the table that says so."""
+        number = self.pack_id(pack)
+        found = self.sql.execute(
+            "SELECT 'blobs', :tensor, offset, length FROM blobs WHERE pack = :p UNION ALL SELECT "
+            "'models', iif(status = 1, :retired, :model), offset, length FROM models "
+            "WHERE pack = :p UNION ALL SELECT 'tags', :tag, offset, length FROM tags "
+            "WHERE pack = :p",
+            {
+                "p": number,
+                "tensor": Kind.TENSOR,
+                "model": Kind.MODEL,
+                "retired": Kind.RETIRED,
+                "tag": Kind.TAG,
+            },
+        )
+        return number, [(table, Kind(kind), Place(pack, o, n)) for table, kind, o, n in found]
+
+    def blobs(self, digests: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
+        """Row and length of each digest that some pack holds."""
+        found = self._by_digest("SELECT digest, id, length FROM blobs WHERE digest IN ", digests)
+        return {digest: (number, length) for digest, number, length in found}
+
+    def places(self, digests: Iterable[bytes]) -> dict[bytes, Place]:
+        """Where each digest stands that some pack holds."""
+        found = self._by_digest(
+            "SELECT b.digest, p.name, b.offset, b.length FROM blobs b "
+            "JOIN packs p ON p.id = b.pack WHERE b.digest IN ",
+            digests,
+        )
+        return {digest: Place(*place) for digest, *place in found}
+
+    def _by_digest(self, query: str, digests: Iterable[bytes]) -> Iterator[Any]:
+        wanted = list(digests)
+        for start in range(0, len(wanted), _DIGESTS):
+            some = wanted[start : start + _DIGESTS]
+            yield from self.sql.execute(f"{query}({','.join('?' * len(some))})", some)
+
+    def row(self, ref: Ref) -> Row | None:
+        """The model of that name, whatever its status."""
+        found = self.sql.execute(_ROW + "WHERE m.ref = ?", (bytes.fromhex(ref),)).fetchone()
+        return _row(found) if found else None
+
+    def row_by_id(self, number: int) -> Row | None:
+        """The model in that row."""
+        found = self.sql.execute(_ROW + "WHERE m.id = ?", (number,)).fetchone()
+        return _row(found) if found else None
+
+    def meta(self, row: Row) -> dict[str, Any]:
+        """The top-level metadata of a model that are text, numbers or bools."""
+        found = self.sql.execute("SELECT meta FROM models WHERE id = ?", (row.id,)).fetchone()
+        return dict(json.loads(found[0])) if found and found[0] else {}
+
+    def rows(self, status: Status = Status.ALIVE, limit: int = -1) -> Iterator[Row]:
+        """Models, the latest first."""
+        found = self.sql.execute(
+            _ROW + "WHERE m.status = ? ORDER BY m.seq DESC LIMIT ?", (status, limit)
+        )
+        return map(_row, found)
+
+    def resolve(self, name: str) -> Ref:
+        """A tag, a ref, or the unique beginning of one (at least 4 digits), as a ref.
+
+        Raises:
+            NotFound: it means nothing here.
+            Conflict: it is the beginning of several.
+        """
+        if len(name) == 64 and set(name) <= _DIGITS:
+            return Ref(name)  # whoever looks it up finds out whether it is there
+        row = self.sql.execute("SELECT ref FROM tags WHERE name = ?", (name,)).fetchone()
+        if row and row[0]:
+            return Ref(row[0].hex())
+        if 4 <= len(name) <= 64 and set(name) <= _DIGITS:
+            low, high = bytes.fromhex(name.ljust(64, "0")), bytes.fromhex(name.ljust(64, "f"))
+            refs = self.sql.execute(
+                "SELECT ref FROM models WHERE ref BETWEEN ? AND ? LIMIT 2", (low, high)
+            ).fetchall()
+            if len(refs) == 1:
+                return Ref(refs[0][0].hex())
+            if refs:
+                raise Conflict(f"several models begin with {name!r}. Give more of its digits.")
+        raise NotFound(
+            f"there is no tag or model {name!r} in this store. `elastix store log` lists them."
+        )
+
+    def tags(self) -> dict[str, Ref]:
+        """Every tag and what it means."""
+        found = self.sql.execute("SELECT name, ref FROM tags WHERE ref NOT NULL ORDER BY name")
+        return {name: Ref(ref.hex()) for name, ref in found}
+
+    def parents(self, ref: Ref) -> list[Ref]:
+        """Direct parents, in order; known for retired models too."""
+        found = self.sql.execute(
+            "SELECT parent FROM parents WHERE child = (SELECT id FROM models WHERE ref = ?) "
+            "ORDER BY place",
+            (bytes.fromhex(ref),),
+        )
+        return [Ref(parent.hex()) for (parent,) in found]
+
+    def children(self, ref: Ref) -> list[Ref]:
+        """Direct children, the first stored first; retired ones too."""
+        found = self.sql.execute(
+            "SELECT DISTINCT m.ref FROM parents p JOIN models m ON m.id = p.child "
+            "WHERE p.parent = ? ORDER BY m.id",
+            (bytes.fromhex(ref),),
+        )
+        return [Ref(child.hex()) for (child,) in found]
+
+    def matching(self, where: dict[str, Any], tagged: str | None, but: str | None) -> set[int]:
+        """Rows of the models alive whose metadata has these values and that have such a tag.
+
+        Args:
+            where: top-level key to text, number or bool.
+            tagged: glob pattern of a tag's name; None takes all.
+            but: a ref to leave out.
+        """
+        clauses = ["m.status = 0"]
+        values: list[Any] = []
+        for key, value in where.items():
+            clauses.append("m.meta -> ? = json(?)")
+            values += [f'$."{key}"', json.dumps(value)]
+        if tagged is not None:
+            clauses.append("m.ref IN (SELECT ref FROM tags WHERE name GLOB ?)")
+            values.append(tagged)
+        if but is not None:
+            clauses.append("m.ref != ?")
+            values.append(bytes.fromhex(but))
+        query = f"SELECT m.id FROM models m WHERE {' AND '.join(clauses)}"
+        return {number for (number,) in self.sql.execute(query, values)}
+
+    def entries_since(self, rev: int) -> list[tuple[int, Entry | int]]:
+        """(rev, what to add or the key to remove) of models changed after `rev`."""
+        found = self.sql.execute(
+            "SELECT rev, id, status, score, paths, ids, ref FROM models WHERE rev > ? "
+            "AND (paths NOT NULL OR status = 1)",
+            (rev,),
+        )
+        return [
+            (rev, Entry(number, *rest) if status == Status.ALIVE else number)
+            for rev, number, status, *rest in found
+        ]
+
+    def prunings(self) -> int:
+        """How often rows of models were removed, which `entries_since` cannot tell."""
+        return int(self.sql.execute("SELECT pruned FROM clock").fetchone()[0])
+
+    def prune(self, numbers: Iterable[int]) -> None:
+        """Remove rows of retired models."""
+        for number in numbers:
+            self.sql.execute("DELETE FROM models WHERE id = ? AND status = 1", (number,))
+            self.sql.execute("DELETE FROM parents WHERE child = ?", (number,))
+        self.sql.execute("UPDATE clock SET pruned = pruned + 1")

@@ -1,0 +1,552 @@
+"""Store: States in, States out, by content. Git for tensors.
+
+A State that is put has a ref for ever; equal tensors are kept once, whoever writes them; tags are
+names that move. Not here: files (packs.py), the index (index.py), who may commit (ledger.py).
+
+Invariant: what `put` returned can be got back bit for bit until it is retired, whatever process
+is killed when; what cannot be read is named and leaves the rest readable.
+"""
+
+import fnmatch
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from blake3 import blake3
+from pyarrow.fs import FileSystem
+
+from elastix.errors import (
+    ConfigError,
+    Corrupt,
+    NotFound,
+    ReadOnly,
+    StoreError,
+)
+from elastix.state import Manifest, Ref, State, TensorInfo
+from elastix.store import exchange, lineage
+from elastix.store.gc import Collected
+from elastix.store.index import Missing, Row
+from elastix.store.ledger import Ledger
+from elastix.store.lineage import Diff, Mode, Signature
+from elastix.store.packs import SEAL_AT_BYTES, LocalPacks, Packs, own, read_record
+from elastix.store.records import Header, Kind, Model, Place
+from elastix.store.remote import RemotePacks, locate
+from elastix.store.requests import ANY, Put, Request, Retire, Tag
+from elastix.store.tensors import Moved, Tensors, flatten, plain
+from elastix.store.verify import Damage, Stats
+
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@-]{0,199}")
+_ATTEMPTS = 16
+_MODELS_KEPT = 256
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model as `log` lists it. `time_s` is seconds since the epoch, `nbytes` logical bytes."""
+
+    ref: Ref
+    parents: tuple[Ref, ...]
+    tags: tuple[str, ...]
+    score: float | None
+    time_s: float
+    tensors: int
+    nbytes: int
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Match:
+    """What `nearest` found: the model and how many layers it shares."""
+
+    ref: Ref
+    length: int
+    score: float | None
+
+
+class Store:
+    """A folder of packs with its index. Thread safe; any number of processes may use one."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        filesystem: FileSystem | None = None,
+        index: str | os.PathLike[str] | None = None,
+        read_only: bool = False,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """Open a store, or begin one.
+
+        Args:
+            path: a directory, or a URI that pyarrow.fs knows (s3://, gs://, hdfs://).
+            filesystem: a pyarrow file system on which `path` is; packs are whole files there.
+            index: directory of the index; the store's own, or one in the user's cache for a
+                remote store.
+            read_only: change nothing; works beside a StoreServer and on a read-only disk.
+            ledger: who owns the index, if another does (StoreServer.open does it).
+
+        Raises:
+            Conflict: a StoreServer owns the index, and neither `ledger` nor `read_only` is given.
+            TooNew: a later elastix wrote it.
+            StoreError: it cannot be opened.
+        """
+        root, remote, folder = locate(path, filesystem, index)
+        self._packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
+        self._read_only = read_only
+        self._pid = os.getpid()
+        self._owner = -1
+        self._checked: set[str] = set()
+        self._models: dict[Ref, Model] = {}  # lately read; a model never changes
+        self._places: dict[Ref, dict[str, Place]] = {}
+        if read_only and ledger is None and remote is None and not Path(root).is_dir():
+            raise NotFound(f"there is no store at {root}.")
+        self._writer = None if read_only else self._packs.writer()
+        self._own = ledger is None
+        try:
+            if ledger is None and not read_only:
+                self._owner = own(folder, alone=False)
+            self._ledger = ledger or Ledger(
+                folder / "index.sqlite", self._packs, self._writer, read_only
+            )
+        except BaseException:
+            self._release()
+            raise
+
+    def close(self) -> None:
+        """Seal what was written. The store cannot be used afterwards."""
+        if self._writer is not None and self._pid == os.getpid():
+            with self._writer.lock:
+                self._writer.close()
+        if self._own:
+            self._ledger.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._owner >= 0:
+            os.close(self._owner)
+            self._owner = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------- writing
+
+    def put(
+        self,
+        state: State,
+        *,
+        parents: Sequence[str] | None = None,
+        signature: Signature | None = None,
+        score: float | None = None,
+    ) -> Ref:
+        """Store a State, durably. Putting an equal one again changes nothing, not its score.
+
+        The tensors must not change meanwhile: `clone` a State that is being trained.
+
+        Args:
+            state: what to store; only tensors that no pack holds yet are written.
+            parents: tags or refs it derives from; None: `state.parents`.
+            signature: of its model, for `nearest`.
+            score: higher is better; breaks ties of `nearest`.
+
+        Returns:
+            Its name for ever, the digest of its manifest.
+
+        Raises:
+            StateError: a tensor cannot be stored (names it), or the metadata are not JSON.
+            Full: no room. ReadOnly, StoreError: see the message. Nothing is visible then.
+        """
+        writer = self._check_writable()
+        chosen = state.parents if parents is None else [self._parent(name) for name in parents]
+        payloads, infos, tied = flatten(state)
+        manifest = Manifest(infos, plain(state.meta), tuple(chosen))
+        ref = manifest.ref
+        above = {parent: self._above(parent) for parent in manifest.parents}
+        model = Model(
+            manifest,
+            lineage.inherited(manifest, above),
+            tied,
+            signature.to_json() if signature else None,
+            None if score is None else float(score),
+            time.time(),
+        )
+        digests = {bytes.fromhex(info.digest): name for name, info in infos.items()}
+        for _ in range(_ATTEMPTS):
+            with writer.lock:
+                outlook = self._ledger.outlook(ref, tuple(digests))
+                if outlook.stored:
+                    return ref
+                needed = {d: (infos[digests[d]], payloads[digests[d]]) for d in outlook.missing}
+                request = self._write(ref, model, needed, outlook.seq)
+                (reply,) = self._ledger.submit([request])
+                if writer.size >= SEAL_AT_BYTES or isinstance(reply, Missing):
+                    writer.seal()
+            if isinstance(reply, StoreError):
+                raise reply
+            if reply is None:
+                self._keep(ref, model)
+                return ref
+        raise StoreError(
+            f"model {ref[:12]} was not stored: {_ATTEMPTS} times gc or a retirement came "
+            "between writing and committing it. Try again when they are over."
+        )
+
+    def _write(
+        self,
+        ref: Ref,
+        model: Model,
+        needed: Mapping[bytes, tuple[TensorInfo, memoryview]],
+        seq: int,
+    ) -> Put:
+        """Payloads, then the manifest, then one sync. The index comes after, never before."""
+        writer = self._check_writable()
+        try:
+            blobs = []
+            for digest, (info, payload) in needed.items():
+                header = Header(Kind.TENSOR, len(payload), digest, dtype=info.dtype)
+                blobs.append((digest, writer.append(header, payload)))
+            body = model.to_bytes()
+            header = Header(Kind.MODEL, len(body), blake3(body).digest(), seq)
+            place = writer.append(header, body)
+            writer.sync()
+        except BaseException:
+            writer.cut()
+            raise
+        return Put(ref, model, place, seq, tuple(blobs))
+
+    def _parent(self, name: str) -> Ref:
+        return Ref(name) if _is_ref(name) else self._ledger.find(name).ref
+
+    def _above(self, parent: Ref) -> tuple[Manifest, Mapping[str, Ref]] | None:
+        if not _is_ref(parent):
+            raise ConfigError(f"a parent is a ref of 64 hexadecimal digits, not {parent!r}.")
+        try:
+            _, model = self._model(parent)
+        except NotFound:  # retired, or kept elsewhere: the edge is remembered all the same
+            return None
+        return model.manifest, model.owners
+
+    def tag(self, name: str, ref: str, *, expected: str | None = ANY) -> None:
+        """Let `name` mean a model, durably.
+
+        Args:
+            name: letters, digits and `._/@-`.
+            ref: tag or ref of the model.
+            expected: the ref it must mean now, None for no tag yet; anything by default.
+
+        Raises:
+            Conflict: it means something else than expected; nothing was changed.
+            NotFound: no such model.
+        """
+        if _TAG.fullmatch(name) is None or ".." in name or _looks_like_ref(name):
+            raise ConfigError(
+                f"{name!r} cannot be a tag: 1 to 200 letters, digits or '._/@-', not beginning "
+                "with a sign, without '..', and no 4 or more hexadecimal digits alone."
+            )
+        self._submit(Tag(name, self._ledger.find(ref).ref, expected))
+
+    def untag(self, name: str, *, expected: str = ANY) -> None:
+        """Remove a tag, if it means `expected`; the model stays.
+
+        Raises:
+            Conflict: it means something else. NotFound: there is no such tag.
+        """
+        if name not in self._ledger.tags():
+            raise NotFound(f"there is no tag {name!r} in this store.")
+        self._submit(Tag(name, None, expected))
+
+    def retire(self, ref: str) -> None:
+        """Drop a model. Its children keep their lineage; gc gives the bytes back.
+
+        Raises:
+            Conflict: it has a tag. NotFound: no such model.
+        """
+        name = Ref(ref) if _is_ref(ref) else self._ledger.find(ref).ref
+        self._submit(Retire(name))
+
+    def _submit(self, request: Request) -> None:
+        self._check_writable()
+        (reply,) = self._ledger.submit([request])
+        if isinstance(reply, StoreError):
+            raise reply
+
+    def _check_writable(self) -> Any:  # noqa: ANN401 - a Writer, never None
+        if self._pid != os.getpid():
+            raise StoreError(
+                "this Store was opened before the process forked. Nothing was done. Open another "
+                "in the child."
+            )
+        if self._writer is None:
+            raise ReadOnly("this store was opened with read_only=True. Nothing was changed.")
+        return self._writer
+
+    # ---------------------------------------------------------------------------------- reading
+
+    def get(
+        self,
+        ref: str,
+        names: str | Sequence[str] = "*",
+        *,
+        lazy: bool = False,
+    ) -> State:
+        """A stored State, or the part of it whose names match.
+
+        Its tensors are mapped, not read: pages come as they are touched, and a page that is
+        written to becomes private to this State. What is checked: each tensor's digest when this
+        Store first reads it.
+
+        Args:
+            ref: tag, ref or the beginning of one.
+            names: pattern such as "encoder.*", or several; a State keeps metadata and parents.
+            lazy: check and build each tensor when it is first asked for.
+
+        Raises:
+            NotFound: no such model, or it was retired. Corrupt: names model and tensor.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._get(ref, names, lazy)
+            except Moved as moved:
+                if attempt + 1 == _ATTEMPTS:
+                    raise Corrupt(str(moved)) from moved
+        raise NotFound(f"model {ref!r} could not be read.")  # pragma: no cover
+
+    def _get(self, ref: str, names: str | Sequence[str], lazy: bool) -> State:
+        row, model = self._model(ref)
+        places = self._places.get(row.ref)
+        if places is None:
+            # Kept as long as its packs can be opened: a pack's bytes never change.
+            digests = {name: bytes.fromhex(i.digest) for name, i in model.manifest.tensors.items()}
+            found = self._ledger.places(tuple(set(digests.values())))
+            places = {name: found[digest] for name, digest in digests.items() if digest in found}
+        matches = _pattern((names,) if isinstance(names, str) else tuple(names)).match
+        manifest = model.manifest
+        wanted = filter(matches, manifest.tensors)
+        try:
+            tensors = Tensors(model, wanted, places, self._packs, self._checked)
+        except Moved:
+            self._places.pop(row.ref, None)
+            raise
+        self._places[row.ref] = places
+        return State(tensors if lazy else dict(tensors), manifest.meta, manifest.parents)
+
+    def manifest(self, ref: str) -> Manifest:
+        """Names, dtypes, shapes and digests of a stored State.
+
+        Raises:
+            NotFound: no such model. Corrupt: names it.
+        """
+        return self._model(ref)[1].manifest
+
+    def signature(self, ref: str) -> Signature | None:
+        """The signature that was put with a model."""
+        stored = self._model(ref)[1].signature
+        return Signature.from_json(stored) if stored else None
+
+    def _model(self, ref: str) -> tuple[Row, Model]:
+        for attempt in range(_ATTEMPTS):
+            row = self._ledger.find(ref)
+            if row.ref in self._models:
+                return row, self._models[row.ref]
+            try:
+                _, payload = read_record(self._packs, row.place, Kind.MODEL)
+                model = Model.from_bytes(payload, row.place.pack)
+            except NotFound as error:
+                if attempt + 1 == _ATTEMPTS:
+                    raise Corrupt(
+                        f"the manifest of model {row.ref[:12]} cannot be read: {error} Nothing was "
+                        "changed. `elastix store verify` lists all that is damaged."
+                    ) from error
+                continue
+            except Corrupt as error:
+                raise Corrupt(
+                    f"the manifest of model {row.ref[:12]} cannot be read: {error} Nothing was "
+                    "changed; other models are readable."
+                ) from error
+            if model.manifest.ref != row.ref:
+                raise Corrupt(f"the record of model {row.ref[:12]} is that of another one.")
+            self._keep(row.ref, model)
+            return row, model
+        raise NotFound(f"model {ref!r} could not be read.")  # pragma: no cover
+
+    def _keep(self, ref: Ref, model: Model) -> None:
+        if len(self._models) >= _MODELS_KEPT:
+            self._models.clear()
+            self._places.clear()
+        self._models[ref] = model
+
+    # ---------------------------------------------------------------------------------- lineage
+
+    def tags(self) -> dict[str, Ref]:
+        """Every tag and what it means."""
+        return self._ledger.tags()
+
+    def log(self, ref: str | None = None, limit: int | None = None) -> list[Entry]:
+        """Models, the latest first: all, or `ref` and what it derives from."""
+        names: dict[Ref, list[str]] = {}
+        for tag, tagged in self._ledger.tags().items():
+            names.setdefault(tagged, []).append(tag)
+        only = None
+        if ref is not None:
+            first = self._ledger.find(ref).ref
+            only = {first, *self._ledger.relatives("ancestors", first)}
+        found = [
+            Entry(
+                row.ref,
+                tuple(parents),
+                tuple(names.get(row.ref, ())),
+                row.score,
+                row.time_s,
+                row.tensors,
+                row.nbytes,
+                meta,
+            )
+            for row, parents, meta in self._ledger.rows(
+                -1 if limit is None or only is not None else limit
+            )
+            if only is None or row.ref in only
+        ]
+        return found[:limit]
+
+    def diff(self, a: str, b: str) -> Diff:
+        """Tensors and metadata that differ from `a` to `b`."""
+        return lineage.diff(self.manifest(a), self.manifest(b))
+
+    def ancestors(self, ref: str) -> list[Ref]:
+        """All that a model derives from, nearest first, retired ones too."""
+        return self._ledger.relatives("ancestors", self._known(ref))
+
+    def descendants(self, ref: str) -> list[Ref]:
+        """All that derives from a model, nearest first, retired ones too."""
+        return self._ledger.relatives("descendants", self._known(ref))
+
+    def common_ancestor(self, a: str, b: str) -> Ref | None:
+        """The nearest model that both are or derive from."""
+        found = self._ledger.relatives("common_ancestor", self._known(a), self._known(b))
+        return found[0] if found else None
+
+    def owner(self, ref: str, tensor: str) -> Ref:
+        """The ancestor (or the model itself) that first wrote this tensor.
+
+        Raises:
+            NotFound: no such model or tensor.
+        """
+        row, model = self._model(ref)
+        if tensor not in model.manifest.tensors:
+            raise NotFound(f"model {row.ref[:12]} has no tensor {tensor!r}.")
+        return model.owners.get(tensor, row.ref)
+
+    def nearest(
+        self,
+        signature: Signature,
+        mode: Mode = "lp",
+        *,
+        where: Mapping[str, str | int | float | bool] | None = None,
+        tagged: str | None = None,
+        but: str | None = None,
+    ) -> Match | None:
+        """The stored model that shares most layers; ties go to the score, then to the first.
+
+        Args:
+            signature: of the new model.
+            mode: "lp", longest common prefix; "lcs", longest common subsequence.
+            where: only models whose top-level metadata have these values.
+            tagged: only models with a tag that matches this glob pattern.
+            but: a ref that must not be the answer.
+
+        Returns:
+            None if no model shares a layer.
+        """
+        if mode not in ("lp", "lcs"):
+            raise ConfigError(f"mode must be 'lp' or 'lcs', not {mode!r}.")
+        ids = signature.paths if mode == "lp" else signature.ids
+        found = self._ledger.nearest(ids, mode, dict(where or {}), tagged, but)
+        return Match(Ref(found.ref.hex()), found.length, found.score) if found else None
+
+    def _known(self, name: str) -> Ref:
+        return Ref(name) if _is_ref(name) else self._ledger.find(name).ref
+
+    # ----------------------------------------------------------------------------------- upkeep
+
+    def verify(self) -> list[Damage]:
+        """Read every byte and compare digests; nothing found means nothing is damaged."""
+        return self._ledger.verify()
+
+    def gc(self) -> Collected:
+        """Give back the bytes of retired models, of torn tails and of what was written twice.
+
+        Raises:
+            ReadOnly: the store is. StoreError: see the message; nothing needed is lost.
+        """
+        writer = self._check_writable()
+        with writer.lock:
+            writer.seal()
+        return self._ledger.gc()
+
+    def stats(self) -> Stats:
+        """How many models, how many bytes, how much is shared."""
+        return self._ledger.stats()
+
+    def rebuild(self) -> None:
+        """Make the index anew from the packs.
+
+        Raises:
+            Conflict: a writer is at work in another process.
+        """
+        writer = self._check_writable()
+        with writer.lock:
+            writer.close()
+        self._ledger.rebuild()
+
+    # --------------------------------------------------------------------------------- exchange
+
+    def export(self, ref: str, path: str | os.PathLike[str]) -> None:
+        """Write a State as one safetensors file, with its metadata, parents and digests.
+
+        Raises:
+            StoreError: it cannot be written, or safetensors has no such dtype.
+        """
+        exchange.export(self.get(ref), Path(path))
+
+    def import_(self, path: str | os.PathLike[str], **options: Any) -> Ref:  # noqa: ANN401
+        """Put a safetensors file, one that `export` wrote or any other.
+
+        Args:
+            path: the file.
+            options: as `put` takes them.
+
+        Raises:
+            NotFound: no such file. Corrupt: it cannot be read.
+        """
+        return self.put(exchange.read(Path(path)), **options)
+
+    def catalogue(self, path: str | os.PathLike[str]) -> None:
+        """Write `log` as a Parquet table, metadata as JSON text."""
+        exchange.catalogue(self.log(), Path(path))
+
+
+@lru_cache
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, names)) or "(?!)")
+
+
+def _is_ref(name: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{64}", name) is not None
+
+
+def _looks_like_ref(name: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{4,64}", name) is not None

@@ -1,0 +1,93 @@
+"""A disk that is really full, and one that is really read-only: small file systems of their own."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastix.errors import Full, ReadOnly, StoreError
+from elastix.state import Ref, State
+from elastix.store import Store
+from elastix.testing.store_contract import same, small
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"mounting needs root: {error}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def free_bytes(folder: Path) -> int:
+    return os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+
+
+def fill(store: Store, states: dict[Ref, State]) -> None:
+    for number in range(1000):
+        state = small(number, size=8000)
+        states[store.put(state)] = state
+
+
+def test_gc_runs_on_a_full_disk(disk: Path) -> None:
+    states: dict[Ref, State] = {}
+    with Store(disk / "store") as store:
+        with pytest.raises(Full, match="retire models and run gc"):
+            fill(store, states)
+        filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while True:
+                os.write(filler, b"x" * 4096)
+        os.close(filler)
+        assert free_bytes(disk) == 0
+        for ref, state in states.items():
+            assert same(store.get(ref), state)
+        refs = list(states)
+        for ref in refs[::2]:
+            store.retire(ref)
+        freed = store.gc().freed_bytes
+        assert freed > 1_000_000
+        for ref in refs[1::2]:
+            assert same(store.get(ref), states[ref])
+        assert store.verify() == []
+        assert same(store.get(store.put(small(5000))), small(5000))
+    with Store(disk / "store") as store:
+        assert len(store.log()) == len(refs[1::2]) + 1
+
+
+def test_a_read_only_disk(disk: Path) -> None:
+    with Store(disk / "store") as store:
+        ref = store.put(small(1))
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    try:
+        with pytest.raises((ReadOnly, StoreError)):
+            Store(disk / "store")
+        with Store(disk / "store", read_only=True) as store:
+            assert same(store.get(ref), small(1))
+            assert store.verify() == []
+            for change in (lambda: store.put(small(2)), lambda: store.tag("a", ref), store.gc):
+                with pytest.raises(ReadOnly):
+                    change()
+            with pytest.raises(ReadOnly):
+                store.retire(ref)
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+def test_read_only_without_an_index(tmp_path: Path) -> None:
+    with Store(tmp_path / "store") as store:
+        ref = store.put(small(1))
+    for file in (tmp_path / "store").glob("index.sqlite*"):
+        file.unlink()
+    with Store(tmp_path / "store", read_only=True) as store:
+        assert same(store.get(ref), small(1))
+    assert not list((tmp_path / "store").glob("index.sqlite*"))

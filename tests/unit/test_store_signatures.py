@@ -1,0 +1,163 @@
+"""Signatures taken from modules: traced, watched on a sample, or in module order."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from elastix.errors import StateError
+from elastix.store import Signature, shared, signature
+
+
+def mlp(widths: list[int], act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        layers += [nn.Linear(a, b), act()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Block(nn.Module):
+    """Residual; in one of two orders, which mean the same."""
+
+    def __init__(self, swap: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.swap = swap
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm(self.conv(x)))
+        return y + x if self.swap else x + y
+
+
+class Dynamic(nn.Module):
+    """Control flow on values: torch.fx cannot trace it."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
+        for block in self.blocks:
+            if x.sum() > -1e9:
+                x = torch.tanh(block(x)) + x
+        return x
+
+
+def lp(a: Signature, b: Signature) -> list[str]:
+    return [layer.name for layer, _ in shared(a, b, "lp")]
+
+
+def lcs(a: Signature, b: Signature) -> list[tuple[str, str]]:
+    return [(x.name, y.name) for x, y in shared(a, b, "lcs")]
+
+
+def test_layers_are_those_with_tensors_in_order() -> None:
+    found = signature(mlp([8, 16, 4]))
+    assert [(la.name, la.tensors) for la in found.layers] == [
+        ("0", (("weight", (16, 8)), ("bias", (16,)))),
+        ("2", (("weight", (4, 16)), ("bias", (4,)))),
+    ]
+
+
+def test_equal_modules_have_equal_signatures_whatever_their_values() -> None:
+    assert signature(mlp([8, 16, 4])) == signature(mlp([8, 16, 4]))
+
+
+def test_a_prefix_ends_where_anything_differs() -> None:
+    a = signature(mlp([8, 16, 16, 4]))
+    assert lp(a, signature(mlp([8, 16, 16, 5]))) == ["0", "2"]
+    assert lp(a, signature(mlp([8, 16, 16, 4], nn.Tanh))) == ["0"]
+    assert lcs(a, signature(mlp([8, 16, 16, 4], nn.Tanh))) == [("0", "0"), ("2", "2"), ("4", "4")]
+    assert lp(a, signature(mlp([9, 16, 16, 4]))) == []
+    assert lcs(a, signature(mlp([9, 16, 16, 4]))) == [("2", "2"), ("4", "4")]
+
+
+def test_the_order_of_summands_does_not_matter_and_configuration_does() -> None:
+    def net(swap: bool, stride: int = 1) -> nn.Module:
+        return nn.Sequential(Block(swap), Block(swap), nn.Conv2d(4, 2, 1, stride=stride))
+
+    assert signature(net(True)) == signature(net(False))
+    a, b = signature(net(True)), signature(net(True, stride=2))
+    assert len(a.layers) == 5
+    assert len(lp(a, b)) == 4
+
+
+@pytest.mark.parametrize("example", [None, torch.ones(2, 3)])
+def test_what_cannot_be_traced_is_run_or_taken_in_order(example: torch.Tensor | None) -> None:
+    module = Dynamic(3)
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    found = signature(module, example)
+    assert {la.name for la in found.layers} == {"scale", "blocks.0", "blocks.1", "blocks.2"}
+    assert found == signature(Dynamic(3), example)
+    assert len(shared(found, signature(Dynamic(4), example), "lp")) == 4
+    assert module.training
+    assert not any(m._forward_hooks for m in module.modules())
+    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+
+
+def test_running_and_tracing_agree_on_what_is_shared() -> None:
+    class Untraceable(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) if float(x.sum()) > -1e9 else x
+
+    def nets() -> list[nn.Module]:
+        return [
+            nn.Sequential(Block(), Block(), nn.Conv2d(4, 2, 1)),
+            nn.Sequential(Block(), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 2, 1)),
+        ]
+
+    a, b = (signature(net) for net in nets())
+    x, y = (signature(Untraceable(net), torch.ones(1, 4, 8, 8)) for net in nets())
+    assert len(shared(a, b, "lp")) == len(shared(x, y, "lp")) == 2
+    assert len(shared(a, b, "lcs")) == len(shared(x, y, "lcs")) == 3
+
+
+def test_shared_and_unused_layers_come_once() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice = nn.Linear(3, 3)
+            self.never = nn.Linear(3, 9)
+            self.tied = nn.Linear(3, 3)
+            self.tied.weight = self.twice.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.tied(self.twice(self.twice(x)))
+
+    assert [la.name for la in signature(Odd()).layers] == ["twice", "tied", "never"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(3, 4),
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+        nn.LSTM(3, 4, 2),
+        nn.Sequential(nn.Embedding(10, 4), nn.MultiheadAttention(4, 2)),
+        nn.Identity(),
+        nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.ParameterList([torch.ones(3)])}),
+    ],
+)
+def test_any_module_has_one_that_names_every_tensor(module: nn.Module) -> None:
+    found = signature(module)
+    names = {
+        ".".join(part for part in (la.name, own) if part)
+        for la in found.layers
+        for own, _ in la.tensors
+    }
+    assert names == set(module.state_dict())
+    assert Signature.from_json(found.to_json()) == found
+
+
+def test_an_example_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(StateError, match="Dynamic does not run"):
+        signature(Dynamic(2), torch.ones(2, 5))
