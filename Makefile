@@ -42,13 +42,15 @@ examples: $(READY)
 	set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 chaos: $(READY)
-	$(BIN)/python -m pytest tests/chaos -m "slow or not slow" --timeout 3600
+	$(BIN)/python -m pytest tests/chaos tests/contracts tests/unit tests/integration -m slow
+	$(BIN)/python -m pytest tests/chaos -m "not slow"
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	mkdir -p benchmarks/results
 	$(BIN)/python -m benchmarks.overhead --out benchmarks/results/overhead.json
 	$(BIN)/python -m benchmarks.recovery --out benchmarks/results/recovery.json
+	$(BIN)/python -m benchmarks.store --out benchmarks/results/store.json
 
 bench-short: $(READY)
 	$(BIN)/python -m benchmarks.overhead --rounds 4 --steps 3 --out build/overhead.json
