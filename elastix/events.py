@@ -120,6 +120,7 @@ class Recovered(Event):
     """A survivor is out of a recovery.
 
     Attributes:
+        step: the step in hand; between steps, the last one committed.
         outcome: "accepted" (all survivors held every bucket), "passed on" (somebody had left the
             commit round), "reduced again", or "between steps".
         rebuild_s: news of the new generation to a working process group.

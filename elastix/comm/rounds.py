@@ -73,10 +73,17 @@ class Left:
 
 @dataclass(frozen=True)
 class Recovery:
-    """One worker's way through one or more changes of the group during one operation."""
+    """One worker's way through one or more changes of the group.
+
+    Attributes:
+        kind: of the operation that was in hand; 0 between operations.
+        outcome: what became of it.
+        rebuild_s: from the meeting's start to a working group, for the last change.
+        stall_s: from the news to the end of the operation.
+    """
 
     generation: int
-    operation: int
+    kind: int
     outcome: str
     rebuild_s: float
     stall_s: float
@@ -209,7 +216,7 @@ class Rounds:
         self._result = left.result
         self.operation += 1
         if self._recovering_since:
-            self._tell_recovered(self.operation - 1)
+            self._tell_recovered(operation.kind)
         return left
 
     def step_left(self, left: Left, proposal: int) -> None:
@@ -230,7 +237,7 @@ class Rounds:
                 if self._news.urgent.generation > self.generation:
                     self._catch_up()
                     self._outcome = "between steps"
-                    self._tell_recovered(self.operation)
+                    self._tell_recovered(0)
                 elif self._agreed > self.generation:
                     members = self._news.members[self._agreed]
                     self._enter(Membership(self._agreed, members, urgent=False))
@@ -438,11 +445,11 @@ class Rounds:
         layouts = [json.loads(bytes(t.cpu().tolist()).rstrip(b"\0")) for t in texts]
         raise ConfigError(_first_difference(layouts))
 
-    def _tell_recovered(self, operation: int) -> None:
+    def _tell_recovered(self, kind: int) -> None:
         stall_s = time.monotonic() - self._recovering_since
         self._recovering_since = 0.0
         self._participant.recovered(
-            Recovery(self.generation, operation, self._outcome, self._rebuild_s, stall_s)
+            Recovery(self.generation, kind, self._outcome, self._rebuild_s, stall_s)
         )
 
 

@@ -255,7 +255,7 @@ class Member:
             Recovered(
                 worker=self.me,
                 generation=recovery.generation,
-                step=self.step,
+                step=self.step + (recovery.kind == Reducer.kind),
                 outcome=recovery.outcome,
                 rebuild_s=recovery.rebuild_s,
                 stall_s=recovery.stall_s,

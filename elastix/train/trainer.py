@@ -121,7 +121,7 @@ class ElasticTrainer:
         directory = self._run.directory.resolve()
         started_ray = not ray.is_initialized()
         if started_ray:
-            ray.init(log_to_driver=False, logging_level=logging.WARNING)
+            ray.init(logging_level=logging.WARNING)
         try:
             _check_capacity(self._scaling)
             directory.mkdir(parents=True, exist_ok=True)
