@@ -50,9 +50,11 @@ class Roster:
         self.newest = Membership(0, ())
         self.holders: set[int] = set()
         self.waiting: list[int] = []
+        self.founded = False
         self._founders = founders
         self._finished: set[int] = set()
-        self.founded = False
+        self._admitted: dict[int, int] = {}  # worker to the generation that let it in
+        self._last_urgent = 0
 
     @property
     def extinct(self) -> bool:
@@ -81,7 +83,8 @@ class Roster:
 
     def entered(self, worker: int, generation: int) -> Membership | None:
         """A member confirms that it has the State and is in the group of `generation`."""
-        if worker not in self.newest.members or generation > self.newest.generation:
+        admitted = self._admitted.get(worker, generation + 1)
+        if worker not in self.newest.members or generation < admitted:
             return None  # it was taken out in the meantime, and will learn of it
         self.holders.add(worker)
         self.founded = True
@@ -99,19 +102,28 @@ class Roster:
 
     def doubt(self, generation: int) -> Membership | None:
         """Collectives fail in `generation` although nobody is known to be dead."""
-        if generation != self.newest.generation:
-            return None
+        if generation < self._last_urgent:
+            return None  # that group is history
         return self._regroup(without=None, cause="doubt")
 
-    def finished(self, worker: int) -> None:
-        """A member is through with the train function; it left because there is nothing to do."""
+    def finished(self, worker: int, generation: int) -> Membership | None:
+        """A member is through with the train function; it left from the group of `generation`.
+
+        Whoever meets in a newer one would wait for it in vain.
+        """
         self._finished.add(worker)
         self.holders.discard(worker)
+        if worker in self.newest.members and generation < self.newest.generation:
+            return self._regroup(without=worker, cause="end")
+        return None
 
     def _regroup(self, without: int | None, cause: str) -> Membership | None:
         rest = [w for w in self.newest.members if w != without and w not in self._finished]
-        if not self.founded:  # nobody has the State: all are equally fit to start the run
-            self.waiting = rest + self.waiting
+        if not self.founded:
+            # None or all of them have the State, and they will find out which. Nobody else may
+            # come in before that.
+            if rest:
+                return self._issue(tuple(rest), urgent=True, cause=cause)
             self.newest = Membership(self.newest.generation, ())
             return self._advance()
         self.waiting = [w for w in rest if w not in self.holders] + self.waiting
@@ -134,8 +146,11 @@ class Roster:
     def _admit(self, members: tuple[int, ...], urgent: bool, cause: str) -> Membership:
         newcomers = tuple(sorted(self.waiting))
         self.waiting = []
+        self._admitted |= dict.fromkeys(newcomers, self.newest.generation + 1)
         return self._issue(members + newcomers, urgent=urgent, cause=cause)
 
     def _issue(self, members: tuple[int, ...], urgent: bool, cause: str) -> Membership:
         self.newest = Membership(self.newest.generation + 1, members, urgent, cause)
+        if urgent:
+            self._last_urgent = self.newest.generation
         return self.newest

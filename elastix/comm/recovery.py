@@ -29,8 +29,10 @@ class Position:
     """Where a worker is when it enters a generation.
 
     Attributes:
-        operation: number of the operation in hand, or about to begin; -1 without the State.
-        complete: the generation in which it got every bucket of that operation; 0 for none.
+        operation: number of the operation in hand, or about to begin; -1 without the State, or
+            while it is not known whether all founders have it.
+        complete: the generation in which it got every bucket of that operation; 0 for none. For
+            operation -1: the generation in which it was given the State as a founder.
         plan: the generation over whose members the batch in hand is split; 0 if not known.
         kind: which sort of operation it is in (0 while between operations), to notice workers
             that run different code.
@@ -52,6 +54,7 @@ class Decision:
         complete: generation whose buckets stand; 0 if all reduce again.
         plan: the generation over whose members the batch of `operation` is split.
         begun: somebody is already in the operation, so nobody may wait before it.
+        founding: nobody has the State for sure; the donor gives its own.
         donor: the rank that gives its State to `newcomers`; None if there are none.
         newcomers: the ranks without the State, but the donor.
     """
@@ -61,6 +64,7 @@ class Decision:
     complete: int
     plan: int
     begun: bool = False
+    founding: bool = False
     donor: int | None = None
     newcomers: tuple[int, ...] = ()
 
@@ -72,9 +76,12 @@ def decide(positions: Sequence[Position]) -> Decision:
         TrainError: positions that no run of one program can reach.
     """
     holders = [rank for rank, p in enumerate(positions) if p.operation >= 0]
+    if holders:  # somebody is through with the founding, hence all founders have the State
+        positions = [Position(0) if p.operation < 0 and p.complete else p for p in positions]
+        holders = [rank for rank, p in enumerate(positions) if p.operation >= 0]
     newcomers = [rank for rank, p in enumerate(positions) if p.operation < 0]
     if not holders:  # a run begins: rank 0 gives everybody its own State
-        return Decision(0, None, 0, 0, donor=0, newcomers=tuple(newcomers[1:]))
+        return Decision(0, None, 0, 0, founding=True, donor=0, newcomers=tuple(newcomers[1:]))
     front = max(positions[rank].operation for rank in holders)
     ahead = [rank for rank in holders if positions[rank].operation == front]
     behind = [rank for rank in holders if positions[rank].operation < front]

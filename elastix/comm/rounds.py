@@ -149,6 +149,7 @@ class Rounds:
         self._kind = 0
         self._agreed = 0
         self._begun = False
+        self._given = 0
         self._result: torch.Tensor | None = None
         self._sent: torch.Tensor | None = None
         self._passed: Left | None = None
@@ -209,8 +210,9 @@ class Rounds:
                 continue
         if self._passed is not None:  # the peer who passed it on may know of a newer plan
             self.plan = max(self.plan, left.generation)
+        else:
+            self._begun = False
         self._kind = 0
-        self._begun = False
         self._complete = 0
         self._passed = None
         self._result = left.result
@@ -349,6 +351,10 @@ class Rounds:
         if decision.donor is not None:
             self._check_layout(group)
             joined = self._transfer(group, decision.donor, decision.newcomers)
+        if self.operation < 0 and decision.founding:
+            # Like a commit round: whoever leaves it knows that all founders have the State.
+            self._given = membership.generation
+            self._finish(group.all_reduce(torch.zeros(1, device=self._device)))
         self._go_on(group, decision)
         self._participant.entered(membership.generation, joined)
 
@@ -368,7 +374,12 @@ class Rounds:
 
     def _gather_positions(self, group: Group) -> list[Position]:
         mine = torch.tensor(
-            [self.operation, self._complete, self.plan, self._kind],
+            [
+                self.operation,
+                self._complete if self.operation >= 0 else self._given,
+                self.plan,
+                self._kind,
+            ],
             dtype=torch.int64,
             device=self._device,
         )
@@ -392,12 +403,12 @@ class Rounds:
             self._finish(group.broadcast(buffer, decision.source))
             if behind:
                 self._passed = Left(buffer.to(held.device), self._complete, decision.plan)
+        self._begun = decision.begun
         if behind:
             self._outcome = "passed on"
         else:
             self._outcome = "accepted" if decision.complete else "reduced again"
             self._complete = decision.complete
-            self._begun = decision.begun
             self.plan = max(self.plan, decision.plan) or self.generation
 
     def _transfer(

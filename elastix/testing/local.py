@@ -194,8 +194,8 @@ class _Supervisor:
     def _end(self, worker: int, outcome: Outcome) -> None:
         self.run.outcomes[worker] = outcome
         if outcome.kind == "finished":
-            self._roster.finished(worker)
             self._lines.pop(worker).close()
+            self._push(self._roster.finished(worker, outcome.generation))
         elif outcome.kind == "fenced":
             self._lose(worker, "fenced")
         else:

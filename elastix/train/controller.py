@@ -164,8 +164,7 @@ class Controller:
         """An operation failed at a worker: somebody is dead, or the network hiccuped."""
         del error
         with self._lock:
-            hand = self._hands.get(worker)
-            if hand is None or generation != self._roster.newest.generation:
+            if worker not in self._hands:
                 return
         # A death is known within milliseconds; only if there is none is the group made anew.
         timer = threading.Timer(1.0, self._still_in_doubt, (generation,))
@@ -220,8 +219,8 @@ class Controller:
         with self._lock:
             if outcome.kind == "finished":
                 self._finished += 1
-                self._roster.finished(hand.worker)
                 self._hands.pop(hand.worker, None)
+                self._push(self._roster.finished(hand.worker, outcome.generation))
             elif outcome.kind == "raised":
                 self._raised(hand, outcome)
             elif outcome.kind == "dismissed":

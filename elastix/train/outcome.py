@@ -16,11 +16,13 @@ class Outcome:
     """How a worker's run ended: "finished", "raised", "fenced" or "dismissed".
 
     Attributes:
+        generation: of the group that a finished worker left.
         error: what was raised, if it is elastix's own.
         traceback: of what was raised, as text.
     """
 
     kind: str
+    generation: int = 0
     rank: int = -1
     step: int = 0
     error: ElastixError | None = None
@@ -37,7 +39,9 @@ def run_train(
         train(Context(member, config))
         if member.prepared:
             member.finish()
-        return Outcome(kind="finished", rank=member.rank, step=member.step)
+        return Outcome(
+            kind="finished", generation=member.generation, rank=member.rank, step=member.step
+        )
     except Fenced as fenced:
         return Outcome(kind="fenced", step=member.step, summary=str(fenced))
     except QuorumLost as error:
