@@ -221,12 +221,14 @@ def to_record(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **asdict(event)}
 
 
-def from_record(record: Mapping[str, Any]) -> Event:
+def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.loads
     """The inverse of to_record, from what json.loads gives.
 
     Raises:
         Corrupt: no such event, or fields that do not fit it.
     """
+    if not isinstance(record, Mapping):
+        raise Corrupt(f"{record!r} is no record of an event.")
     values = dict(record)
     cls = _EVENTS.get(str(values.pop("event", None)))
     if cls is None:

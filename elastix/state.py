@@ -256,22 +256,31 @@ def _by_name(
 def _by_index(
     optimizer: torch.optim.Optimizer, state: dict[str, Any], names: Mapping[int, str]
 ) -> dict[str, Any]:
-    order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
-    index = {name: place for place, name in enumerate(order)}
-    try:
-        groups = [
-            {**group, "params": [index[name] for name in group["params"]]}
-            for group in state["param_groups"]
-        ]
-        # Copies: an optimizer adopts the very tensors of matching dtype that it is given.
-        slots = {
-            index[name]: {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in s.items()}
-            for name, s in state["state"].items()
-        }
-    except KeyError as error:
+    """Number the entries as this optimizer's parameters stand, whatever their order was."""
+    index: dict[str, int] = {}
+    groups = []
+    if len(state["param_groups"]) != len(optimizer.param_groups):
         raise StateError(
-            f"the State's optimizer entry {error} belongs to no parameter here."
-        ) from error
+            f"the State's optimizer has {len(state['param_groups'])} parameter groups, the one "
+            f"here has {len(optimizer.param_groups)}."
+        )
+    for number, (live, packed) in enumerate(
+        zip(optimizer.param_groups, state["param_groups"], strict=True)
+    ):
+        here = [names[id(parameter)] for parameter in live["params"]]
+        if set(here) != set(packed["params"]):
+            odd = sorted(set(here) ^ set(packed["params"]))[0]
+            raise StateError(
+                f"group {number} of the optimizer does not hold the same parameters as in the "
+                f"State; the first that differs is {odd!r}."
+            )
+        index |= {name: len(index) + place for place, name in enumerate(here)}
+        groups.append({**packed, "params": [index[name] for name in here]})
+    # Copies: an optimizer adopts the very tensors of matching dtype that it is given.
+    slots = {
+        index[name]: {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in slot.items()}
+        for name, slot in state["state"].items()
+    }
     return {**state, "state": slots, "param_groups": groups}
 
 
@@ -372,7 +381,12 @@ def save(state: State, path: Path) -> Ref:
             unique[name] = tensor.detach().cpu().contiguous().clone()
         else:
             tied[name] = original
-    header = {"format": str(_FORMAT), "manifest": manifest.to_json(), "tied": json.dumps(tied)}
+    header = {
+        "format": str(_FORMAT),
+        "ref": manifest.ref,
+        "manifest": manifest.to_json(),
+        "tied": json.dumps(tied),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -401,19 +415,25 @@ def load(path: Path) -> State:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise Corrupt(f"{path} cannot be read: {error}.") from error
-    if int(header.get("format", 0)) != _FORMAT:
+    if header.get("format") != str(_FORMAT):
         raise Corrupt(
             f"{path} has format {header.get('format')}; this version reads {_FORMAT}. "
             "Read it with the version of elastix that wrote it."
         )
-    tensors.update({name: tensors[other] for name, other in json.loads(header["tied"]).items()})
-    body = json.loads(header["manifest"])
-    tensors = {name: tensors[name] for name in body["tensors"] if name in tensors}
-    state = State(tensors, body["meta"], tuple(Ref(parent) for parent in body["parents"]))
-    written = {name: info[2] for name, info in body["tensors"].items()}
-    found = {name: info.digest for name, info in state.manifest().tensors.items()}
+    try:
+        body = json.loads(header["manifest"])
+        tied = {name: tensors[other] for name, other in json.loads(header["tied"]).items()}
+        written = {name: info[2] for name, info in body["tensors"].items()}
+        present = {name: t for name, t in {**tensors, **tied}.items() if name in written}
+        state = State(present, body["meta"], tuple(Ref(parent) for parent in body["parents"]))
+        manifest = state.manifest()
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise Corrupt(f"the header of {path} is damaged: {error!r}.") from error
+    found = {name: info.digest for name, info in manifest.tensors.items()}
     for name in _differing(written, found):
         raise Corrupt(f"tensor {name!r} in {path} is not what was written; its digest differs.")
+    if manifest.ref != header.get("ref"):
+        raise Corrupt(f"the header of {path} is not what was written; its digest differs.")
     return state
 
 

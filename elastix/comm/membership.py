@@ -69,16 +69,12 @@ class Roster:
     @property
     def joining(self) -> tuple[int, ...]:
         """Members of the newest membership that have not confirmed to have the State."""
-        return tuple(w for w in self.newest.members if w not in self.holders | self._finished)
+        settled = self.holders | self._finished
+        return tuple(w for w in self.newest.members if w not in settled)
 
     def ready(self, worker: int) -> Membership | None:
         """A worker is up to `prepare` and wants to be let in."""
         self.waiting.append(worker)
-        return self._advance()
-
-    def found_with(self, size: int) -> Membership | None:
-        """Do not wait for more than `size` founders any longer."""
-        self._founders = size
         return self._advance()
 
     def entered(self, worker: int, generation: int) -> Membership | None:

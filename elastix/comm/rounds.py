@@ -341,6 +341,7 @@ class Rounds:
         self.generation = membership.generation
         if not membership.urgent:
             self.plan = membership.generation
+            self._given = 0  # others have gone on since; the State of the founding is stale
         started = time.monotonic()
         self._participant.phase("enter", membership.generation)
         self.group = group = self._build(membership.generation, membership.members)

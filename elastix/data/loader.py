@@ -154,6 +154,11 @@ class Loader:
         )
 
     @property
+    def pending(self) -> bool:
+        """Whether batches were drawn that are not committed: the middle of a step."""
+        return bool(self._drawn)
+
+    @property
     def weight(self) -> tuple[int, int]:
         """This worker's samples and all samples since the last commit (or up to it, if none)."""
         draws = self._drawn or self._window

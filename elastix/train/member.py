@@ -323,7 +323,9 @@ class Member:
     # ------------------------------------------------------------------ Pace of the Loaders
 
     def boundary(self) -> None:
-        """Between two steps: joiners enter, checkpoints are taken."""
+        """Between two steps: joiners enter, checkpoints are taken. Nothing within one."""
+        if any(loader.pending for loader in self._loaders):
+            return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
         self._rounds.boundary()
         every = self.settings.checkpoint.every_steps

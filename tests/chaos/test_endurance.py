@@ -1,6 +1,5 @@
 """Law 5: many recoveries in one process leave no threads, descriptors or memory behind."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,8 @@ def train_and_measure(ctx):
 def resources():
     """Open descriptors, threads, and resident pages of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), pages]
+    counts = [len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("fd", "task")]
+    return [*counts, pages]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """fit() as a script: with and without a Ray cluster, Ctrl-C, and what is left afterwards."""
 
 import os
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile

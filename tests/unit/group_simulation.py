@@ -163,6 +163,7 @@ class Worker:
         self.kind = 0
         self.agreed = 0
         self.begun = False
+        self.given = 0
         self.result = None
         self.passed: Left | None = None
         self.outcome = ""
@@ -202,7 +203,6 @@ class Worker:
         yield from self.run(FINISH)
 
     def step(self, draw):
-        members, shares, after = draw
         self.drawn_plan = self.plan
         yield COMPUTING  # forward
         self.launch_generation = self.generation
@@ -266,8 +266,11 @@ class Worker:
                 left = yield from self.attempt()
             except Superseded:
                 continue
+        if self.passed is not None:
+            self.plan = max(self.plan, left.generation)
+        else:
+            self.begun = False
         self.kind = 0
-        self.begun = False
         self.sim.left(self, kind, left)
         self.complete = 0
         self.passed = None
@@ -331,15 +334,20 @@ class Worker:
         self.generation = membership.generation
         if not membership.urgent:
             self.plan = membership.generation
+            self.given = 0
         self.group = self.sim.group(membership.generation, membership.members)
         self.sent[self.group] = 0
-        mine = Position(self.operation, self.complete, self.plan, self.kind)
+        complete = self.complete if self.operation >= 0 else self.given
+        mine = Position(self.operation, complete, self.plan, self.kind)
         meeting = self.post(("meet",), mine)
         yield from self.finish(meeting)
         decision = meeting.result
         if decision.donor is not None:
             yield from self.finish(self.post(("layout",), None))
             yield from self.transfer(decision.donor, decision.newcomers)
+        if self.operation < 0 and decision.founding:
+            self.given = membership.generation
+            yield from self.finish(self.post(("founded",), None))
         yield from self.go_on(decision)
         self.outbox.append(("entered", membership.generation))
 
@@ -373,13 +381,13 @@ class Worker:
             yield from self.finish(told)
             if behind:
                 self.passed = Left(told.values[root], self.complete, decision.plan)
+        self.begun = decision.begun
         if behind:
             self.sim.seen["passed on"] += 1
         else:
             if self.kind:
                 self.sim.seen["accepted" if decision.complete else "reduced again"] += 1
             self.complete = self.sim.kept(self, decision.complete)
-            self.begun = decision.begun
             self.plan = max(self.plan, decision.plan) or self.generation
 
     def post(self, tag, value, group: Group | None = None, root: int | None = None) -> Collective:
@@ -542,11 +550,20 @@ class Simulation:
         if self.trace is not None:
             self.note(f"controller: {membership}")
         self.log.append(membership)
+        if membership.cause == "start":
+            self.start_afresh()
         if membership.generation != len(self.log):
             raise Violation(f"generation {membership.generation} after {len(self.log) - 1}")
         for me in self.hands:
             if self.workers[me].alive:
                 self.uninformed.add(self.workers[me])
+
+    def start_afresh(self) -> None:
+        """Whoever had the State died before the controller heard of it: a run begins anew."""
+        if any(worker.alive and worker.operation >= 0 for worker in self.workers):
+            raise Violation("a run begins anew although somebody has the State")
+        for kept in (self.records, self.evaluated, self.committed):
+            kept.clear()
 
     def hear(self, worker: Worker) -> None:
         what, generation = worker.outbox.popleft()
@@ -571,7 +588,7 @@ class Simulation:
         if self.trace is not None:
             self.note(f"controller notices the end of worker {worker.me}")
         if worker.done:
-            self.push(self.roster.finished(worker.me))
+            self.push(self.roster.finished(worker.me, worker.generation))
             return
         self.push(self.roster.lost(worker.me))
         if self.scenario.replace and not self.roster.over:
@@ -705,7 +722,7 @@ class Simulation:
         asked = False
         for worker in self.workers:
             wants = worker.wants
-            if worker.alive and isinstance(wants, Collective) and not wants.tag[0] == "meet":
+            if worker.alive and isinstance(wants, Collective) and wants.tag[0] != "meet":
                 if all(self.workers[member].alive for member in worker.group.members):
                     continue
                 worker.wants = NEVER

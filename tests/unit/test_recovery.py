@@ -1,7 +1,7 @@
 """decide(): what survivors do, as a table over where they are."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given as on
 from hypothesis import strategies as st
 
 from elastix.comm.recovery import Decision, Position, decide
@@ -96,12 +96,12 @@ NEWCOMER = Position(-1)
         ),
         pytest.param(
             [NEWCOMER, NEWCOMER, NEWCOMER],
-            Decision(0, source=None, complete=0, plan=0, donor=0, newcomers=(1, 2)),
+            Decision(0, source=None, complete=0, plan=0, founding=True, donor=0, newcomers=(1, 2)),
             id="a run begins from rank 0",
         ),
         pytest.param(
             [NEWCOMER],
-            Decision(0, source=None, complete=0, plan=0, donor=0),
+            Decision(0, source=None, complete=0, plan=0, founding=True, donor=0),
             id="a run of one",
         ),
         pytest.param(
@@ -125,12 +125,21 @@ def test_the_decision_for_each_case_of_forward_recovery(positions, expected):
     assert decide(positions) == expected
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a newcomer would take part in a round it has no buckets for"
-)
-def test_buckets_do_not_stand_where_a_newcomer_lacks_them():
-    positions = [in_step(0, complete=1), in_step(0, complete=1), NEWCOMER]
-    assert decide(positions).complete == 0
+def given(generation: int) -> Position:
+    """A founder with the State that does not know whether all have it."""
+    return Position(-1, complete=generation)
+
+
+def test_a_founding_is_done_again_while_nobody_knows_that_all_have_the_state():
+    decision = decide([given(1), NEWCOMER, given(1)])
+    assert decision.founding
+    assert (decision.donor, decision.newcomers) == (0, (1, 2))
+
+
+def test_founders_that_were_given_the_state_need_no_other_once_one_knows_that_all_have_it():
+    decision = decide([given(1), in_step(0), given(1)])
+    assert (decision.operation, decision.founding, decision.newcomers) == (0, False, ())
+    assert decision.plan == 1
 
 
 @pytest.mark.parametrize("lag", [2, 3, 40])
@@ -167,7 +176,7 @@ holders = st.builds(
 )
 
 
-@given(st.lists(holders | st.just(NEWCOMER), min_size=1, max_size=8))
+@on(st.lists(holders | st.just(NEWCOMER), min_size=1, max_size=8))
 def test_buckets_stand_only_if_every_holder_is_in_one_operation_with_all_of_one_generation(
     positions,
 ):
@@ -176,11 +185,11 @@ def test_buckets_stand_only_if_every_holder_is_in_one_operation_with_all_of_one_
     agreed = {(p.operation, p.complete) for p in there}
     if decision.complete:
         assert agreed == {(decision.operation, decision.complete)}
-    elif there and len(agreed) == 1 and NEWCOMER not in positions:
+    elif there and len(agreed) == 1:
         assert there[0].complete == 0
 
 
-@given(st.lists(holders | st.just(NEWCOMER), min_size=1, max_size=8), st.randoms())
+@on(st.lists(holders | st.just(NEWCOMER), min_size=1, max_size=8), st.randoms())
 def test_the_decision_does_not_depend_on_who_has_which_rank_but_for_the_ranks_in_it(
     positions, random
 ):
@@ -197,7 +206,7 @@ def test_the_decision_does_not_depend_on_who_has_which_rank_but_for_the_ranks_in
     assert len(one.newcomers) == len(other.newcomers)
 
 
-@given(st.lists(holders | st.just(NEWCOMER), min_size=1, max_size=8))
+@on(st.lists(holders | st.just(NEWCOMER), min_size=1, max_size=8))
 def test_whoever_passes_on_or_gives_is_at_the_front(positions):
     decision = decide(positions)
     if decision.source is not None:

@@ -1,0 +1,177 @@
+"""audit(): finds what was repeated, missing or lost, and only that."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastix.data.audit import audit
+from elastix.data.cursor import Cursor, split
+from elastix.errors import Corrupt
+from elastix.events import BatchShares, LoaderOpened, Resumed, StepCommitted
+
+
+def opened(loader: int = 0, length: int = 20, seed: int = 0) -> LoaderOpened:
+    return LoaderOpened(loader=loader, length=length, batch_size=4, shuffle=True, seed=seed)
+
+
+def commit(step: int, *spans, loader: int = 0) -> StepCommitted:
+    shares = {worker: (span,) for worker, span in enumerate(spans)}
+    batch = BatchShares(loader=loader, epoch=0, shares=shares)
+    return StepCommitted(step=step, generation=1, world_size=len(spans), batches=(batch,))
+
+
+def run(length: int, epochs: int, batch_size: int, worlds: list[int], losses: list[bool]) -> list:
+    """Events of a run whose world sizes and losses come from the two lists, over and over."""
+    events: list = [opened(length=length)]
+    cursor, step = Cursor(length), 0
+    for epoch in range(epochs):
+        while (drawn := cursor.draw(batch_size, epoch))[0]:
+            batch, cursor = drawn
+            world = worlds[step % len(worlds)]
+            shares = dict(enumerate(split(batch, world, batch_size)))
+            owed = ()
+            if world > 1 and losses[step % len(losses)] and step < 3 * len(losses):
+                owed = shares.pop(0)
+                cursor = cursor.give_back(owed)
+            step += 1
+            kept = {worker: share for worker, share in shares.items() if share}
+            entry = BatchShares(loader=0, epoch=0, shares=kept, owed=owed)
+            events.append(
+                StepCommitted(step=step, generation=1, world_size=world, batches=(entry,))
+            )
+    return events
+
+
+runs = st.builds(
+    run,
+    length=st.integers(4, 60),
+    epochs=st.integers(1, 3),
+    batch_size=st.integers(3, 12),
+    worlds=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    losses=st.lists(st.booleans(), min_size=1, max_size=6),
+)
+
+
+@settings(deadline=None)
+@given(runs)
+def test_a_run_with_losses_and_resizes_is_exact(events):
+    account = audit(events)
+    assert account.exact, str(account)
+    assert account.steps == len(events) - 1
+    (loader,) = account.loaders
+    assert loader.samples == loader.epochs * loader.length
+    assert str(account).startswith("exact: ")
+
+
+@settings(deadline=None)
+@given(runs, st.data())
+def test_a_dropped_commit_is_a_lost_step_with_missing_samples(events, data):
+    place = data.draw(st.integers(1, len(events) - 1))
+    dropped = events[place]
+    used = sum(b - a for share in dropped.batches[0].shares.values() for a, b in share)
+    account = audit(events[:place] + events[place + 1 :])
+    if place < len(events) - 1:
+        assert account.steps_lost == 1
+        assert not account.exact
+    whole = audit(events).loaders[0].samples
+    assert account.loaders[0].samples == whole - used
+
+
+@settings(deadline=None)
+@given(runs, st.data())
+def test_a_repeated_commit_is_seen(events, data):
+    place = data.draw(st.integers(1, len(events) - 1))
+    account = audit([*events, events[place]])
+    assert not account.exact
+    assert account.steps_lost == 1
+    if events[place].batches[0].shares:
+        assert account.loaders[0].repeated
+        assert str(account).startswith("NOT EXACT")
+
+
+@settings(deadline=None)
+@given(runs, st.data(), st.sampled_from([-1, 1]))
+def test_a_shifted_span_is_seen(events, data, shift):
+    place = data.draw(st.integers(1, len(events) - 1))
+    event = events[place]
+    shares = dict(event.batches[0].shares)
+    if not shares:
+        return
+    worker = data.draw(st.sampled_from(sorted(shares)))
+    shares[worker] = tuple((a + shift, b + shift) for a, b in shares[worker])
+    moved = StepCommitted(
+        step=event.step,
+        generation=1,
+        world_size=1,
+        batches=(BatchShares(loader=0, epoch=0, shares=shares),),
+    )
+    assert not audit([*events[:place], moved, *events[place + 1 :]]).exact
+
+
+def test_repeated_and_missing_samples_are_told_apart():
+    account = audit([opened(), commit(1, (0, 4)), commit(2, (2, 6)), commit(3, (10, 20))])
+    (loader,) = account.loaders
+    assert loader.repeated == ((2, 4),)
+    assert loader.missing == ((6, 10),)
+    assert loader.samples == 16
+    assert loader.epochs == 0
+    assert account.steps_lost == 0
+    assert "2 repeated, 4 missing" in str(account)
+
+
+def test_steps_below_the_last_that_nobody_committed_are_lost():
+    account = audit([opened(), commit(1, (0, 4)), commit(4, (4, 20))])
+    assert (account.steps, account.steps_lost) == (2, 2)
+    assert not account.exact
+
+
+def test_a_restart_voids_the_steps_after_its_state():
+    events = [opened(), commit(1, (0, 8)), commit(2, (8, 16)), Resumed(step=1, ref="")]
+    assert audit(events).loaders[0].samples == 8
+    assert audit(events).steps == 1
+    again = audit([*events, opened(), commit(2, (8, 12), (12, 20))])
+    assert again.exact
+    assert again.loaders[0].epochs == 1
+
+
+def test_a_restart_from_nothing_voids_all():
+    events = [opened(), commit(1, (0, 8)), Resumed(step=0, ref=""), commit(1, (0, 20))]
+    assert audit(events).exact
+
+
+def test_loaders_are_counted_apart():
+    account = audit(
+        [opened(0), opened(1, length=5), commit(1, (0, 20)), commit(2, (0, 5), loader=1)]
+    )
+    assert [loader.epochs for loader in account.loaders] == [1, 1]
+    assert account.exact
+
+
+def test_samples_of_an_unknown_loader_are_corrupt():
+    with pytest.raises(Corrupt, match=r"step 1 .*unknown loader 3"):
+        audit([commit(1, (0, 4), loader=3)])
+
+
+def test_a_run_without_a_step_is_exact():
+    account = audit([opened()])
+    assert account.exact
+    assert (account.steps, account.loaders[0].samples) == (0, 0)
+
+
+@settings(deadline=None)
+@given(
+    length=st.integers(4, 60),
+    epochs=st.integers(1, 3),
+    one=st.tuples(st.lists(st.integers(1, 4), min_size=1), st.lists(st.booleans(), min_size=1)),
+    other=st.tuples(st.lists(st.integers(1, 4), min_size=1), st.lists(st.booleans(), min_size=1)),
+)
+def test_the_digest_depends_on_the_samples_and_not_on_what_happened(length, epochs, one, other):
+    digest = audit(run(length, epochs, 6, *one)).digest
+    assert audit(run(length, epochs, 5, *other)).digest == digest
+    assert audit(run(length, epochs + 1, 6, *one)).digest != digest
+    assert audit(run(length + 1, epochs, 6, *one)).digest != digest
+
+
+def test_the_digest_differs_by_seed():
+    events = [commit(1, (0, 20))]
+    assert audit([opened(seed=1), *events]).digest != audit([opened(seed=2), *events]).digest

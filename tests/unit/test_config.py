@@ -1,0 +1,145 @@
+"""Configuration: what is refused, and what survives JSON."""
+
+import dataclasses
+import json
+
+import pytest
+
+from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.errors import ConfigError
+
+ALL = [ScalingConfig, RunConfig, CheckpointConfig, FailureConfig]
+
+
+@pytest.mark.parametrize(
+    "sizes", [0, -1, 2.0, True, "2", (0, 2), (3, 2), (1, 2, 3), (1,), (1, 2.0), (True, 2), None]
+)
+def test_impossible_numbers_of_workers_are_refused_by_value(sizes):
+    with pytest.raises(ConfigError, match="num_workers must be") as caught:
+        ScalingConfig(num_workers=sizes)
+    assert repr(sizes) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"cpus_per_worker": 0}, "cpus_per_worker=0"),
+        ({"cpus_per_worker": 0, "gpus_per_worker": 0.0}, "gpus_per_worker=0.0"),
+        ({"cpus_per_worker": -1, "gpus_per_worker": 1}, "cpus_per_worker=-1"),
+        ({"gpus_per_worker": -0.5}, "gpus_per_worker=-0.5"),
+        ({"placement": "ANYWHERE"}, "'ANYWHERE'"),
+    ],
+)
+def test_impossible_resources_are_refused_by_value(values, named):
+    with pytest.raises(ConfigError) as caught:
+        ScalingConfig(**values)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "../up", "ü", "x" * 101, 7, None])
+def test_a_run_name_that_is_no_directory_name_is_refused(name):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(name=name)
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a", "7", "digits-1.2_b", "x" * 100])
+def test_a_run_name_may_have_letters_digits_dots_and_dashes(name):
+    assert RunConfig(name=name).directory.name == name
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "0"])
+def test_an_impossible_seed_is_refused(seed):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(seed=seed)
+    assert repr(seed) in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["every_steps", "keep_last"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
+def test_impossible_checkpoint_numbers_are_refused(field, value):
+    with pytest.raises(ConfigError, match=field) as caught:
+        CheckpointConfig(**{field: value})
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["every_steps", "keep_last"])
+def test_checkpoint_numbers_may_be_one_or_none(field):
+    assert getattr(CheckpointConfig(**{field: 1}), field) == 1
+    assert getattr(CheckpointConfig(**{field: None}), field) is None
+
+
+@pytest.mark.parametrize("losses", [-1, 1.0, True, "2"])
+def test_impossible_numbers_of_losses_are_refused(losses):
+    with pytest.raises(ConfigError, match="max_worker_losses") as caught:
+        FailureConfig(max_worker_losses=losses)
+    assert repr(losses) in str(caught.value)
+
+
+def test_no_loss_at_all_may_be_allowed():
+    assert FailureConfig(max_worker_losses=0).max_worker_losses == 0
+
+
+@pytest.mark.parametrize(
+    "field", [f.name for f in dataclasses.fields(FailureConfig) if f.name.endswith("_s")]
+)
+@pytest.mark.parametrize("value", [0, -2.5])
+def test_times_must_be_positive(field, value):
+    with pytest.raises(ConfigError, match=field) as caught:
+        FailureConfig(**{field: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_a_config_error_is_also_a_value_error():
+    with pytest.raises(ValueError):
+        ScalingConfig(num_workers=0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *[cls() for cls in ALL],
+        ScalingConfig(num_workers=(2, 8), cpus_per_worker=0.5, gpus_per_worker=1, placement="PACK"),
+        RunConfig(name="digits", store="/tmp/elsewhere", seed=7),
+        CheckpointConfig(every_steps=10, keep_last=None),
+        FailureConfig(max_worker_losses=3, heartbeat_timeout_s=1.5, replace=False),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_every_config_survives_json(config):
+    text = json.dumps(config.to_dict())
+    assert type(config).from_dict(json.loads(text)) == config
+
+
+def test_the_range_of_workers_is_a_tuple_again_after_json():
+    values = json.loads(json.dumps(ScalingConfig(num_workers=(2, 8)).to_dict()))
+    assert ScalingConfig.from_dict(values).num_workers == (2, 8)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_an_unknown_field_is_refused_with_those_there_are(cls):
+    known = dataclasses.fields(cls)[0].name
+    with pytest.raises(ConfigError, match=f"{cls.__name__} has no field .*nonsense.*{known}"):
+        cls.from_dict({"nonsense": 1})
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_configs_are_frozen_and_keyword_only(cls):
+    with pytest.raises(TypeError):
+        cls(1)
+    name = dataclasses.fields(cls)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(cls(), name, 1)
+
+
+def test_a_number_of_workers_is_both_minimum_and_maximum():
+    fixed, elastic = ScalingConfig(num_workers=3), ScalingConfig(num_workers=(2, 8))
+    assert (fixed.min_workers, fixed.max_workers) == (3, 3)
+    assert (elastic.min_workers, elastic.max_workers) == (2, 8)
+
+
+def test_resources_are_in_the_words_of_ray_without_zeros():
+    assert ScalingConfig().resources_per_worker == {"CPU": 1.0}
+    both = ScalingConfig(cpus_per_worker=2, gpus_per_worker=0.5)
+    assert both.resources_per_worker == {"CPU": 2.0, "GPU": 0.5}
+    assert ScalingConfig(cpus_per_worker=0, gpus_per_worker=1).resources_per_worker == {"GPU": 1.0}

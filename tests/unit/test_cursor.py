@@ -1,0 +1,209 @@
+"""The cursor: every position committed exactly once, whatever happens to the group."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from elastix.data.cursor import Cursor, count, indices, merge, order, split, take
+
+seeds = st.integers(0, 2**63 - 1)
+
+
+def positions(spans) -> list[int]:
+    return [position for start, stop in spans for position in range(start, stop)]
+
+
+@st.composite
+def disjoint_spans(draw, start: int = 0):
+    cuts = sorted(draw(st.sets(st.integers(start, start + 200), max_size=12)))
+    return tuple(zip(cuts[::2], cuts[1::2], strict=False))
+
+
+@given(seeds, st.integers(0, 50), st.integers(1, 400))
+def test_an_order_is_a_permutation(seed, epoch, length):
+    assert sorted(order(seed, epoch, length).tolist()) == list(range(length))
+
+
+@given(seeds, st.integers(0, 50))
+def test_an_order_is_a_pure_function_of_its_arguments(seed, epoch):
+    np.random.seed(3)
+    one = order(seed, epoch, 60)
+    np.random.seed(4)
+    assert np.array_equal(one, order(seed, epoch, 60))
+
+
+@given(seeds, st.integers(0, 50))
+def test_orders_differ_by_epoch_and_by_seed(seed, epoch):
+    one = order(seed, epoch, 60)
+    assert not np.array_equal(one, order(seed, epoch + 1, 60))
+    assert not np.array_equal(one, order(seed + 1, epoch, 60))
+
+
+def test_an_order_never_changes_between_versions():
+    assert order(0, 0, 8).tolist() == [6, 3, 5, 0, 7, 2, 1, 4]
+
+
+@given(disjoint_spans())
+def test_merge_keeps_positions_and_leaves_no_neighbours(spans):
+    for shuffled in (spans, spans[::-1]):
+        merged = merge(shuffled)
+        assert positions(merged) == sorted(positions(spans))
+        assert all(a[1] < b[0] for a, b in itertools.pairwise(merged))
+
+
+def test_merge_joins_neighbours_and_keeps_overlaps():
+    assert merge([(4, 6), (0, 2), (2, 4), (7, 7)]) == ((0, 6),)
+    assert count(merge([(0, 4), (2, 6)])) == 8
+
+
+@given(disjoint_spans(), st.integers(0, 250))
+def test_take_cuts_in_order(spans, amount):
+    taken, rest = take(spans, amount)
+    assert count(taken) == min(amount, count(spans))
+    assert positions(taken) + positions(rest) == positions(spans)
+    assert all(stop > start for start, stop in (*taken, *rest))
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 60), st.integers(1, 7))
+def test_a_split_conserves_positions_in_order_and_is_even(total, workers, batch_size, gap):
+    assume(total <= batch_size)
+    spans = ((0, total // 2), (total // 2 + gap, total + gap))
+    shares = split(merge(spans), workers, batch_size)
+    assert len(shares) == workers
+    assert [p for share in shares for p in positions(share)] == positions(spans)
+    sizes = [count(share) for share in shares]
+    used = [size for size in sizes if size]
+    assert sizes == used + [0] * (workers - len(used))
+    assert max(used) - min(used) <= 1
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 60))
+def test_a_share_of_one_is_dealt_only_where_no_other_division_avoids_it(total, workers, batch_size):
+    assume(total <= batch_size)
+    usual = -(-batch_size // workers)
+    sizes = [count(share) for share in split(((0, total),), workers, batch_size)]
+    assert max(sizes) <= max(usual, 1)
+    used = range(-(-total // usual), workers + 1)
+    if any(total // n >= 2 for n in used):
+        assert 1 not in sizes
+
+
+def test_a_split_of_a_small_last_batch_leaves_the_last_workers_without():
+    assert split(((0, 5),), 4, 16) == (((0, 3),), ((3, 5),), (), ())
+
+
+def test_a_draw_takes_owed_samples_first_and_stops_at_the_end_of_the_epoch():
+    cursor = Cursor(10, position=7, owed=((1, 3),))
+    batch, after = cursor.draw(batch_size=20, epoch=0)
+    assert batch == ((1, 3), (7, 10))
+    assert after == Cursor(10, 10)
+    assert after.draw(20, epoch=0) == ((), after)
+
+
+def test_what_a_draw_leaves_of_the_owed_stays_owed():
+    batch, after = Cursor(10, position=10, owed=((1, 4), (6, 9))).draw(4, epoch=0)
+    assert batch == ((1, 4), (6, 7))
+    assert after == Cursor(10, 10, owed=((7, 9),))
+
+
+def test_a_cursor_left_behind_by_a_break_goes_on_into_the_next_epoch():
+    assert Cursor(10, position=8).draw(5, epoch=1) == (((8, 13),), Cursor(10, 13))
+
+
+@given(
+    length=st.integers(1, 60),
+    batch_size=st.integers(1, 20),
+    epoch=st.integers(0, 3),
+    used=st.integers(0, 60),
+    owed=disjoint_spans(),
+)
+def test_a_draw_never_crosses_the_epoch_nor_exceeds_the_batch(
+    length, batch_size, epoch, used, owed
+):
+    position = epoch * length + min(used, length)
+    owed, _ = take(owed, position)
+    owed = tuple((start, stop) for start, stop in owed if stop <= position)
+    batch, after = Cursor(length, position, owed).draw(batch_size, epoch)
+    drawn = positions(batch)
+    assert len(drawn) <= batch_size
+    assert all(p < (epoch + 1) * length for p in drawn)
+    left = positions(after.owed) + list(range(after.position, (epoch + 1) * length))
+    assert sorted(drawn + left) == sorted(
+        positions(owed) + list(range(position, (epoch + 1) * length))
+    )
+    assert bool(batch) == bool(drawn or left)
+
+
+@given(length=st.integers(2, 120), batch_size=st.integers(3, 40))
+def test_no_last_batch_is_a_single_sample(length, batch_size):
+    cursor, sizes = Cursor(length), []
+    while (drawn := cursor.draw(batch_size, 0))[0]:
+        batch, cursor = drawn
+        sizes.append(count(batch))
+    assert sum(sizes) == length
+    assert 1 not in sizes
+
+
+@example(length=1, batch_size=4, epochs=1, seed=0)
+@settings(max_examples=300, deadline=None)
+@given(
+    length=st.integers(1, 300),
+    batch_size=st.integers(1, 40),
+    epochs=st.integers(1, 4),
+    seed=st.integers(0, 2**32),
+)
+def test_every_position_is_committed_exactly_once_through_losses_resizes_and_restarts(
+    length, batch_size, epochs, seed
+):
+    random = np.random.default_rng(seed)
+    committed: list[int] = []
+    cursor, epoch = Cursor(length), 0
+    stored = (cursor, epoch, 0)
+    batches = 0
+    restarts = losses = 40
+    while epoch < epochs:
+        batches += 1
+        assert batches <= 50 * (epochs * length + 100)
+        batch, after = cursor.draw(batch_size, epoch)
+        if not batch:
+            epoch += 1
+            continue
+        world = int(random.integers(1, 10))
+        shares = split(batch, world, batch_size)
+        lost = []
+        if losses and random.random() < 0.3:
+            losses -= 1
+            dead = set(random.choice(world, size=random.integers(1, world + 1), replace=False))
+            lost = [span for rank in dead for span in shares[rank]]
+            shares = [share for rank, share in enumerate(shares) if rank not in dead]
+        committed += [p for share in shares for p in positions(share)]
+        cursor = after.give_back(lost)
+        event = random.random()
+        if event < 0.1:
+            stored = (cursor, epoch, len(committed))
+        elif event < 0.15 and restarts:
+            restarts -= 1
+            saved, epoch, kept = stored
+            committed = committed[:kept]
+            cursor = Cursor(saved.length, saved.position, tuple(map(tuple, map(list, saved.owed))))
+    assert sorted(committed) == list(range(epochs * length))
+    assert cursor == Cursor(length, epochs * length)
+
+
+@given(seeds, st.integers(1, 30), st.integers(0, 60), st.integers(0, 60), st.booleans())
+def test_indices_follow_the_order_across_epochs(seed, length, start, size, shuffle):
+    found = indices(((start, start + size),), seed, length, shuffle)
+    epochs = [
+        order(seed, e, length) if shuffle else np.arange(length)
+        for e in range((start + size) // length + 1)
+    ]
+    assert found.tolist() == np.concatenate(epochs)[start : start + size].tolist()
+    assert found.dtype == np.int64
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_no_spans_have_no_indices(shuffle):
+    assert indices((), 0, 10, shuffle).tolist() == []

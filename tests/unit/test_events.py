@@ -1,0 +1,142 @@
+"""Events: plain data that survives a line of JSON; a bus that keeps their order."""
+
+import dataclasses
+import json
+import types
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastix import events
+from elastix.errors import Corrupt
+from elastix.events import (
+    BatchShares,
+    Event,
+    Events,
+    Resumed,
+    StepCommitted,
+    from_record,
+    to_record,
+)
+
+spans = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=3).map(tuple)
+json_values = st.dictionaries(
+    st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=3
+)
+batches = st.builds(
+    BatchShares,
+    loader=st.integers(0, 3),
+    epoch=st.integers(0, 9),
+    shares=st.dictionaries(st.integers(0, 99), spans, max_size=3),
+    owed=spans,
+)
+
+
+def strategy_of(annotation) -> st.SearchStrategy:
+    if annotation == tuple[BatchShares, ...]:
+        return st.lists(batches, max_size=2).map(tuple)
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(strategy_of, typing.get_args(annotation)))
+    if origin is tuple:
+        return st.lists(st.integers(0, 99), max_size=4).map(tuple)
+    if isinstance(origin, type):
+        return json_values
+    plain = {
+        int: st.integers(),
+        float: st.floats(allow_nan=False),
+        str: st.text(max_size=20),
+        bool: st.booleans(),
+        type(None): st.none(),
+    }
+    return plain[annotation]
+
+
+def instances(cls: type[Event]) -> st.SearchStrategy[Event]:
+    hints = typing.get_type_hints(cls)
+    return st.builds(cls, **{f.name: strategy_of(hints[f.name]) for f in dataclasses.fields(cls)})
+
+
+def subclasses(cls: type) -> set[type]:
+    return {cls, *(deep for sub in cls.__subclasses__() for deep in subclasses(sub))}
+
+
+def test_every_event_class_can_be_read_back():
+    here = {c for c in subclasses(Event) - {Event} if c.__module__ == events.__name__}
+    assert here == set(events._EVENTS.values())
+
+
+@pytest.mark.parametrize("cls", events._EVENTS.values(), ids=events._EVENTS)
+@given(data=st.data())
+def test_every_event_survives_json(cls, data):
+    event = data.draw(instances(cls))
+    assert from_record(json.loads(json.dumps(to_record(event)))) == event
+
+
+def test_a_record_names_its_class():
+    assert to_record(Resumed(t=1.5, step=3, ref="ab")) == {
+        "event": "Resumed",
+        "t": 1.5,
+        "step": 3,
+        "ref": "ab",
+    }
+
+
+GOOD = to_record(Resumed(t=1.5, step=3, ref="ab"))
+STEP = json.loads(
+    json.dumps(
+        to_record(
+            StepCommitted(
+                step=1,
+                generation=1,
+                world_size=1,
+                batches=(BatchShares(loader=0, epoch=0, shares={0: ((0, 4),)}),),
+            )
+        )
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"event": "Nonsense"},
+        {"event": None, "step": 1},
+        {"event": "Event"},
+        {k: v for k, v in GOOD.items() if k != "step"},
+        {**GOOD, "more": 1},
+        {**STEP, "batches": 3},
+        {**STEP, "batches": [3]},
+        {**STEP, "batches": [{"loader": 0}]},
+        {**STEP, "batches": [{**STEP["batches"][0], "shares": {"x": [[0, 4]]}}]},
+        {**STEP, "batches": [{**STEP["batches"][0], "shares": {"0": [[0, 4, 5]]}}]},
+        {**STEP, "batches": [{**STEP["batches"][0], "shares": [1]}]},
+        {k: v for k, v in STEP.items() if k != "batches"},
+    ],
+)
+def test_a_record_that_is_no_event_is_corrupt(record):
+    with pytest.raises(Corrupt):
+        from_record(record)
+
+
+def test_an_unknown_event_is_named():
+    with pytest.raises(Corrupt, match="'Nonsense'"):
+        from_record({"event": "Nonsense"})
+
+
+@pytest.mark.parametrize("cls", events._EVENTS.values(), ids=events._EVENTS)
+def test_events_are_frozen_and_keyword_only(cls):
+    assert cls.__dataclass_params__.frozen
+    assert all(f.kw_only for f in dataclasses.fields(cls))
+
+
+def test_the_bus_calls_subscribers_in_the_order_they_came():
+    bus, heard = Events(), []
+    bus.subscribe(lambda event: heard.append(("first", event.step)))
+    bus.emit(Resumed(step=1, ref=""))
+    bus.subscribe(lambda event: heard.append(("second", event.step)))
+    bus.emit(Resumed(step=2, ref=""))
+    assert heard == [("first", 1), ("first", 2), ("second", 2)]

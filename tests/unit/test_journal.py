@@ -1,0 +1,93 @@
+"""The journal: append-only lines that survive a killed writer."""
+
+import pytest
+
+from elastix.errors import Corrupt, NotFound
+from elastix.events import Resumed
+from elastix.observe.journal import Journal, read
+
+
+def event(step: int) -> Resumed:
+    return Resumed(t=float(step), step=step, ref="")
+
+
+def write(path, *steps: int) -> None:
+    with Journal(path) as journal:
+        for step in steps:
+            journal.append(event(step))
+
+
+def test_what_is_appended_is_read_in_order(tmp_path):
+    path = tmp_path / "deep" / "journal.jsonl"
+    write(path, 1, 2, 3)
+    assert list(read(path)) == [event(1), event(2), event(3)]
+
+
+def test_an_event_can_be_read_before_the_journal_is_closed(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(event(1))
+        assert list(read(path)) == [event(1)]
+
+
+def test_a_journal_opened_again_goes_on_at_its_end(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    write(path, 1)
+    write(path, 2)
+    assert list(read(path)) == [event(1), event(2)]
+
+
+@pytest.mark.parametrize("torn", [b'{"event":"Resu', b"\xff\xfe", b"x" * 200_000])
+@pytest.mark.parametrize("whole", [(), (1, 2)])
+def test_a_torn_last_line_is_no_event_and_is_cut_when_opened_again(tmp_path, torn, whole):
+    path = tmp_path / "journal.jsonl"
+    write(path, *whole)
+    intact = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(torn)
+    assert list(read(path)) == [event(step) for step in whole]
+    write(path)
+    assert path.read_bytes() == intact
+    write(path, 9)
+    assert list(read(path)) == [event(step) for step in (*whole, 9)]
+
+
+def test_a_last_line_that_lacks_only_its_break_is_torn(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    write(path, 1, 2)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert list(read(path)) == [event(1)]
+
+
+@pytest.mark.parametrize("bad", [b"no json\n", b"\xff\xff\n", b'{"event":"Nonsense"}\n', b"\n"])
+def test_a_corrupt_line_is_named_by_its_number(tmp_path, bad):
+    path = tmp_path / "journal.jsonl"
+    write(path, 1, 2)
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + bad + second)
+    with pytest.raises(Corrupt, match=r"line 2 of .*journal\.jsonl"):
+        list(read(path))
+
+
+@pytest.mark.parametrize("bad", [b"[1]\n", b"7\n", b'"text"\n', b"null\n"])
+def test_a_line_of_json_that_is_no_record_is_corrupt_too(tmp_path, bad):
+    path = tmp_path / "journal.jsonl"
+    write(path, 1)
+    path.write_bytes(path.read_bytes() + bad)
+    with pytest.raises(Corrupt, match="line 2"):
+        list(read(path))
+
+
+def test_events_before_a_corrupt_line_are_handed_out(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    write(path, 1)
+    path.write_bytes(path.read_bytes() + b"no json\n")
+    reader = read(path)
+    assert next(reader) == event(1)
+    with pytest.raises(Corrupt):
+        next(reader)
+
+
+def test_there_may_be_no_journal(tmp_path):
+    with pytest.raises(NotFound, match="nowhere"):
+        list(read(tmp_path / "nowhere"))

@@ -1,0 +1,315 @@
+"""The loader: shares of a group that changes at will, each sample through exactly one commit."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset
+
+from elastix.data.cursor import order
+from elastix.data.loader import Loader, Source
+from elastix.errors import ConfigError
+
+
+class Numbers(Dataset):
+    """Sample i is the number i."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return index
+
+
+class Pace:
+    """A group that the test changes by hand."""
+
+    def __init__(self, me: int = 0, members: tuple[int, ...] = (0,)) -> None:
+        self.me = me
+        self.group = members
+        self.boundaries = 0
+        self.shares: list[int] = []
+
+    def boundary(self) -> None:
+        self.boundaries += 1
+
+    def members(self) -> tuple[int, ...]:
+        return self.group
+
+    def drawn(self, share: int) -> None:
+        self.shares.append(share)
+
+
+def source(length: int = 20, batch_size: int = 6, **more) -> Source:
+    return Source(
+        dataset=Numbers(length), batch_size=batch_size, device=torch.device("cpu"), **more
+    )
+
+
+def loader_of(me: int = 0, members: tuple[int, ...] = (0,), **more) -> tuple[Loader, Pace]:
+    pace = Pace(me, members)
+    return Loader(0, source(**more), pace), pace
+
+
+class Group:
+    """All workers in lockstep; counts the samples that were committed."""
+
+    def __init__(self, members: tuple[int, ...], **more) -> None:
+        self.more = more
+        self.loaders: dict[int, Loader] = {}
+        self.used: Counter[int] = Counter()
+        self.change(members)
+
+    def change(self, members: tuple[int, ...]) -> None:
+        donor = next(iter(self.loaders.values()), None)
+        for worker in members:
+            if worker not in self.loaders:
+                loader, _ = loader_of(worker, members, **self.more)
+                if donor is not None:
+                    loader.load_state_dict(donor.state_dict())
+                self.loaders[worker] = loader
+        self.loaders = {worker: self.loaders[worker] for worker in members}
+        for loader in self.loaders.values():
+            loader._pace.group = members
+
+    def step(self, lost: set[int]) -> bool:
+        batches = {worker: loader.next_batch() for worker, loader in self.loaders.items()}
+        if any(batch is None for batch in batches.values()):
+            assert all(batch is None for batch in batches.values())
+            return False
+        contributors = tuple(worker for worker in batches if worker not in lost)
+        for worker in contributors:
+            if self.loaders[worker].weight[0]:
+                self.used.update(batches[worker].tolist())
+        committed = [self.loaders[worker].commit(contributors) for worker in contributors]
+        assert all(entry == committed[0] for entry in committed)
+        if contributors:
+            self.change(contributors)
+        return True
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    length=st.integers(1, 60),
+    batch_size=st.integers(4, 20),
+    shuffle=st.booleans(),
+    events=st.lists(
+        st.tuples(st.integers(1, 4), st.sets(st.integers(0, 3), max_size=3)), max_size=20
+    ),
+)
+def test_every_sample_of_an_epoch_is_committed_once_whatever_happens(
+    length, batch_size, shuffle, events
+):
+    group = Group((0,), length=length, batch_size=batch_size, shuffle=shuffle)
+    next_worker = 1
+    going = True
+    for size, places in events:
+        members = tuple(group.loaders)
+        joiners = tuple(range(next_worker, next_worker + max(0, size - len(members))))
+        next_worker += len(joiners)
+        group.change(members + joiners)
+        everybody = tuple(group.loaders)
+        lost = {everybody[place] for place in places if place < len(everybody)}
+        going = going and group.step(lost if len(lost) < len(everybody) else set())
+    while going:
+        going = group.step(set())
+    assert group.used == Counter(range(length))
+
+
+def test_the_batches_follow_the_order_of_seed_and_epoch():
+    loader, _ = loader_of(length=20, batch_size=6, seed=5)
+    for epoch in loader.epochs(2):
+        seen = []
+        for batch in epoch:
+            seen += batch.tolist()
+            loader.commit((0,))
+        assert seen == order(5, epoch.number, 20).tolist()
+
+
+def test_without_shuffling_samples_come_as_they_stand():
+    loader, _ = loader_of(length=8, batch_size=4, shuffle=False)
+    assert loader.next_batch().tolist() == [0, 1, 2, 3]
+
+
+def test_weights_are_samples_of_this_worker_and_of_all():
+    loader, pace = loader_of(me=1, members=(0, 1, 2), length=20, batch_size=7)
+    loader.next_batch()
+    assert loader.weight == (2, 7)
+    assert pace.shares == [2]
+    loader.commit((0, 1, 2))
+    assert loader.weight == (2, 7)
+
+
+def test_weights_add_up_over_the_batches_of_an_accumulated_step():
+    loader, pace = loader_of(me=0, members=(0, 1), length=20, batch_size=7)
+    loader.next_batch()
+    loader.next_batch()
+    assert loader.weight == (8, 14)
+    assert pace.boundaries == 2
+    committed = loader.commit((0, 1))
+    assert [sum(b - a for s in entry.shares.values() for a, b in s) for entry in committed] == [
+        7,
+        7,
+    ]
+    loader.next_batch()
+    assert loader.weight == (3, 6)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_a_worker_without_a_share_gets_a_placeholder_that_weighs_nothing(length):
+    loader, pace = loader_of(me=7, members=(0, 1), length=length, batch_size=6)
+    assert loader.next_batch().tolist() == list(range(min(2, length)))
+    assert loader.weight[0] == 0
+    assert pace.shares == [0]
+    entry = loader.commit((0, 1))[0]
+    assert 7 not in entry.shares
+
+
+def test_lost_shares_are_owed_and_stand_first_in_the_next_batch():
+    loader, pace = loader_of(me=0, members=(0, 1), length=20, batch_size=6, shuffle=False)
+    loader.next_batch()
+    (entry,) = loader.commit((0,))
+    assert (entry.shares, entry.owed) == ({0: ((0, 3),)}, ((3, 6),))
+    pace.group = (0,)
+    assert loader.next_batch().tolist() == [3, 4, 5, 6, 7, 8]
+
+
+def test_an_epoch_grows_when_samples_come_back():
+    loader, _ = loader_of(me=0, members=(0, 1), length=12, batch_size=6)
+    (epoch,) = (e for _, e in zip(range(1), loader.epochs(1), strict=False))
+    assert len(epoch) == 2
+    loader.next_batch()
+    assert len(epoch) == 1
+    loader.commit((0,))
+    assert len(epoch) == 2
+
+
+@given(length=st.integers(1, 80), batch_size=st.integers(1, 20))
+def test_the_length_of_an_epoch_is_its_number_of_batches(length, batch_size):
+    loader, _ = loader_of(length=length, batch_size=batch_size)
+    for epoch in loader.epochs(1):
+        promised = len(epoch)
+        assert sum(1 for _ in epoch) == promised
+
+
+def test_a_restored_loader_goes_on_with_what_was_not_committed():
+    first, _ = loader_of(members=(0, 1), length=20, batch_size=6, shuffle=False)
+    first.next_batch()
+    first.commit((0,))
+    stored = first.state_dict()
+    first.next_batch()
+    assert first.state_dict() == stored
+    second, _ = loader_of(length=20, batch_size=6, shuffle=False)
+    second.load_state_dict(stored)
+    assert second.next_batch().tolist() == [3, 4, 5, 6, 7, 8]
+
+
+def test_loading_forgets_what_was_drawn_and_not_committed():
+    loader, _ = loader_of(length=20, batch_size=6, shuffle=False)
+    stored = loader.state_dict()
+    loader.next_batch()
+    loader.load_state_dict(stored)
+    assert loader.commit((0,)) == []
+    assert loader.next_batch().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_epochs_resume_in_the_middle_of_the_right_one():
+    first, _ = loader_of(length=12, batch_size=6)
+    seen = []
+    for epoch in first.epochs(2):
+        for batch in epoch:
+            seen += batch.tolist()
+            first.commit((0,))
+            if len(seen) == 18:
+                stored = first.state_dict()
+    second, _ = loader_of(length=12, batch_size=6)
+    second.load_state_dict(stored)
+    rest = [(epoch.number, batch.tolist()) for epoch in second.epochs(2) for batch in epoch]
+    assert rest == [(1, seen[18:])]
+
+
+def test_no_epoch_is_left_once_all_are_through():
+    loader, _ = loader_of(length=12, batch_size=6)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 36})
+    assert list(loader.epochs(3)) == []
+
+
+def test_a_break_skips_no_sample():
+    loader, _ = loader_of(length=12, batch_size=4)
+    used: Counter[int] = Counter()
+    for epoch in loader.epochs(2):
+        for batch in epoch:
+            used.update(batch.tolist())
+            loader.commit((0,))
+            if epoch.number == 0:
+                break
+    assert used == Counter(dict.fromkeys(range(12), 2))
+
+
+@pytest.mark.parametrize(("name", "other"), [("length", 21), ("seed", 1), ("shuffle", False)])
+def test_a_cursor_of_another_order_is_refused_by_value(name, other):
+    loader, _ = loader_of(length=20)
+    stored = {**loader.state_dict(), name: other}
+    with pytest.raises(ConfigError, match=f"{name}={other}"):
+        loader.load_state_dict(stored)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class Endless(Dataset):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("dataset", [Stream(), Endless()])
+def test_a_dataset_without_a_length_is_refused_by_name(dataset):
+    with pytest.raises(ConfigError, match=f"{type(dataset).__name__} has no length"):
+        Source(dataset=dataset, batch_size=4, device=torch.device("cpu"))
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ConfigError, match="Numbers is empty"):
+        source(length=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"batch_size": 0}, "not 0"),
+        ({"batch_size": 2.0}, "not 2.0"),
+        ({"batch_size": True}, "not True"),
+        ({"num_workers": -1}, "not -1"),
+        ({"prefetch": 0}, "0"),
+    ],
+)
+def test_impossible_sizes_are_refused_by_value(values, named):
+    with pytest.raises(ConfigError) as caught:
+        source(**values)
+    assert named in str(caught.value)
+
+
+def test_reading_ahead_in_a_process_gives_the_same_batches_also_when_the_group_changes():
+    changes = {2: (0, 1), 4: (0,), 5: (0, 2, 3)}
+    read = {}
+    for num_workers in (0, 1):
+        loader, pace = loader_of(length=30, batch_size=6, num_workers=num_workers)
+        batches = []
+        for epoch in loader.epochs(2):
+            for batch in epoch:
+                batches.append(batch.tolist())
+                contributors = (0,) if len(batches) == 3 else pace.group
+                loader.commit(contributors)
+                pace.group = changes.get(len(batches), pace.group)
+        read[num_workers] = batches
+    assert read[1] == read[0]
+    assert len({len(batch) for batch in read[0]}) > 1

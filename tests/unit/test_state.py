@@ -1,0 +1,480 @@
+"""State: what goes in comes out to the last bit, through live objects and through files."""
+
+import json
+import os
+import random
+import struct
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from elastix import state as states
+from elastix.errors import ConfigError, Corrupt, NotFound, StateError
+from elastix.state import (
+    RandomState,
+    Ref,
+    State,
+    capture,
+    check_optimizer,
+    parameter_names,
+    raw_bytes,
+    restore,
+)
+from elastix.train.checkpoint import Checkpoints
+
+
+class Net(torch.nn.Module):
+    def __init__(self, seed: int = 0, tied: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = torch.nn.Linear(3, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.last = torch.nn.Linear(4, 4)
+        if tied:
+            self.last.weight = torch.nn.Parameter(torch.randn(4, 4))
+            self.again = torch.nn.Linear(4, 4, bias=False)
+            self.again.weight = self.last.weight
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
+OPTIMIZERS = {
+    "AdamW": lambda params: torch.optim.AdamW(params, lr=0.1),
+    "AdamW amsgrad": lambda params: torch.optim.AdamW(params, lr=0.1, amsgrad=True),
+    "SGD momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1),
+}
+SCHEDULERS = {
+    "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 2, 5]),
+    "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
+    "ReduceLROnPlateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+}
+
+
+def train(model, optimizer, steps: int = 3) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def same_bits(one: State, other: State) -> bool:
+    return one.manifest() == other.manifest()
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_restored_model_and_optimizer_go_on_to_the_same_bits(make):
+    model = Net(0)
+    optimizer = make(model.parameters())
+    train(model, optimizer)
+    state = capture({"": model}, {"optimizer": optimizer}).clone()
+    other = Net(1)
+    other_optimizer = make(other.parameters())
+    restore(state, {"": other}, {"optimizer": other_optimizer})
+    assert same_bits(capture({"": other}, {"optimizer": other_optimizer}), state)
+    train(model, optimizer)
+    train(other, other_optimizer)
+    later = capture({"": model}, {"optimizer": optimizer})
+    assert same_bits(capture({"": other}, {"optimizer": other_optimizer}), later)
+    assert not same_bits(later, state)
+
+
+@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_a_restored_scheduler_goes_on_with_the_same_rates(make):
+    def made():
+        optimizer = torch.optim.SGD(Net().parameters(), lr=0.1)
+        return optimizer, make(optimizer)
+
+    def rates(optimizer, scheduler) -> list[float]:
+        found = []
+        for _ in range(6):
+            optimizer.step()
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(1.0)
+            else:
+                scheduler.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    optimizer, scheduler = made()
+    rates(optimizer, scheduler)
+    state = capture({}, {"scheduler": scheduler}).clone()
+    text = json.loads(json.dumps(state.meta))
+    other_optimizer, other = made()
+    restore(State(state.tensors, text), {}, {"scheduler": other})
+    other_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
+    assert other.state_dict() == scheduler.state_dict()
+    assert rates(other_optimizer, other) == rates(optimizer, scheduler)
+
+
+def test_a_grad_scaler_is_restored():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=True)
+    scaler.scale(torch.tensor(1.0))
+    scaler.update(4.0)
+    state = capture({}, {"scaler": scaler}).clone()
+    other = torch.amp.GradScaler("cpu", enabled=True)
+    restore(state, {}, {"scaler": other})
+    assert other.get_scale() == 4.0
+    assert other.state_dict() == scaler.state_dict()
+
+
+def test_random_numbers_go_on_the_same():
+    def draw():
+        return random.random(), np.random.rand(3).tolist(), torch.rand(3).tolist()
+
+    random.gauss(0, 1)
+    np.random.randn()
+    state = capture({}, {"rng": RandomState()}).clone()
+    expected = draw()
+    draw()
+    meta = json.loads(json.dumps(state.meta))
+    restore(State(state.tensors, meta), {}, {"rng": RandomState()})
+    assert draw() == expected
+    restore(State(state.tensors, meta), {}, {"rng": RandomState()})
+    gauss = random.gauss(0, 1), np.random.randn()
+    restore(State(state.tensors, meta), {}, {"rng": RandomState()})
+    assert (random.gauss(0, 1), np.random.randn()) == gauss
+
+
+def test_an_optimizer_is_restored_by_parameter_name_not_by_place():
+    model = Net(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    state = capture({"": model}, {"optimizer": optimizer}).clone()
+    other = Net(1)
+    backwards = torch.optim.AdamW(reversed(list(other.parameters())), lr=0.1)
+    restore(state, {"": other}, {"optimizer": backwards})
+    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
+        for key, value in optimizer.state[one].items():
+            assert torch.equal(backwards.state[two][key], value), (name, key)
+    assert "@optimizer/state/first.weight/exp_avg" in state.tensors
+
+
+def test_restored_objects_share_no_memory_with_the_state():
+    model = Net(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer)
+    state = capture({"": model}, {"optimizer": optimizer}).clone()
+    ref = state.manifest().ref
+    restore(state, {"": model}, {"optimizer": optimizer})
+    train(model, optimizer)
+    assert state.manifest().ref == ref
+
+
+def test_a_clone_does_not_change_with_training():
+    model = Net(0)
+    state = capture({"": model}, {})
+    clone = state.clone()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not same_bits(state, clone)
+
+
+def test_tied_tensors_stay_tied_and_count_for_the_optimizer_once(tmp_path):
+    model = Net(0, tied=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    names = parameter_names({"": model})
+    assert names[id(model.again.weight)] == "last.weight"
+    check_optimizer(optimizer, names)
+    train(model, optimizer)
+    state = capture({"": model}, {"optimizer": optimizer}).clone()
+    assert state.tensors["again.weight"] is state.tensors["last.weight"]
+    states.save(state, tmp_path / "state")
+    found = states.load(tmp_path / "state")
+    assert found.tensors["again.weight"] is found.tensors["last.weight"]
+    restore(found, {"": model}, {"optimizer": optimizer})
+    assert model.again.weight is model.last.weight
+
+
+def test_modules_are_told_apart_by_prefix():
+    one, two = Net(0), Net(1)
+    state = capture({"": one, "@module1/": two}, {}).clone()
+    other, another = Net(2), Net(3)
+    restore(state, {"": other, "@module1/": another}, {})
+    assert torch.equal(other.first.weight, one.first.weight)
+    assert torch.equal(another.first.weight, two.first.weight)
+    assert set(state.model) == set(one.state_dict())
+
+
+def test_an_optimizer_of_other_parameters_is_refused_with_their_place_and_shape():
+    model = Net(0)
+    stranger = torch.nn.Parameter(torch.zeros(2, 5))
+    groups = [{"params": list(model.parameters())}, {"params": [model.first.weight[:0], stranger]}]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups.append({**groups[1], "params": [model.first.weight, stranger]})
+    with pytest.raises(ConfigError, match=r"parameter 1 of group 1 of the SGD, shape \(2, 5\)"):
+        check_optimizer(optimizer, parameter_names({"": model}))
+
+
+def test_a_missing_tensor_is_named():
+    state = capture({"": Net(0)}, {})
+    tensors = {k: v for k, v in state.tensors.items() if k != "norm.running_mean"}
+    with pytest.raises(StateError, match=r"'norm\.running_mean'"):
+        restore(State(tensors, state.meta), {"": Net(1)}, {})
+
+
+def test_a_missing_object_is_named():
+    with pytest.raises(StateError, match="'optimizer'"):
+        restore(capture({"": Net(0)}, {}), {}, {"optimizer": RandomState()})
+
+
+def test_a_tensor_of_another_shape_is_a_state_error():
+    state = capture({"": torch.nn.Linear(3, 4)}, {})
+    with pytest.raises(StateError, match="does not fit the model"):
+        restore(state, {"": torch.nn.Linear(3, 5)}, {})
+
+
+def test_an_optimizer_entry_of_an_unknown_parameter_is_named():
+    model = Net(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = capture({"": model}, {"optimizer": optimizer})
+    fewer = torch.optim.SGD(list(model.parameters())[1:], lr=0.1)
+    with pytest.raises(StateError, match=r"'first\.weight'"):
+        restore(state, {"": model}, {"optimizer": fewer})
+
+
+class Holds:
+    def __init__(self, value) -> None:
+        self.value = value
+
+    def state_dict(self):
+        return {"here": [1, {"deep": self.value}]}
+
+    def load_state_dict(self, state_dict):
+        self.value = state_dict["here"][1]["deep"]
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", 1j])
+def test_a_value_that_is_no_tensor_and_no_json_is_named_by_its_path(value):
+    with pytest.raises(StateError, match=rf"@thing/here/1/deep is a {type(value).__name__}"):
+        capture({}, {"thing": Holds(value)})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        "text",
+        1.5,
+        -0.0,
+        float("inf"),
+        float("-inf"),
+        (1, (2, [3])),
+        {1: "a", (2, 3): "b"},
+        {"$odd": 1},
+        {},
+        [],
+        np.float32(0.5),
+    ],
+)
+def test_plain_values_survive_json(value):
+    state = capture({}, {"thing": Holds(value)})
+    meta = json.loads(json.dumps(state.meta, allow_nan=False))
+    other = Holds(None)
+    restore(State(state.tensors, meta), {}, {"thing": other})
+    assert other.value == value
+    assert repr(other.value) == repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def test_a_value_that_is_not_a_number_survives_json():
+    state = capture({}, {"thing": Holds(float("nan"))})
+    other = Holds(None)
+    restore(State({}, json.loads(json.dumps(state.meta, allow_nan=False))), {}, {"thing": other})
+    assert other.value != other.value
+
+
+def test_arrays_and_tensors_inside_values_keep_type_and_bits():
+    array = np.array([[1.5, -0.0]], dtype=np.float32)
+    state = capture({}, {"thing": Holds([array, torch.tensor(3, dtype=torch.int8)])})
+    other = Holds(None)
+    restore(state, {}, {"thing": other})
+    assert isinstance(other.value[0], np.ndarray)
+    assert other.value[0].tobytes() == array.tobytes()
+    assert other.value[1].dtype == torch.int8
+
+
+# --------------------------------------------------------------------------------------- files
+
+
+def bits(pattern: int) -> torch.Tensor:
+    return torch.frombuffer(bytearray(struct.pack("<I", pattern)), dtype=torch.float32)
+
+
+TENSORS = {
+    "float32": torch.randn(3, 4),
+    "float64": torch.randn(2, dtype=torch.float64),
+    "bfloat16": torch.randn(5).bfloat16(),
+    "float16": torch.randn(5).half(),
+    "bool": torch.tensor([True, False]),
+    "complex64": torch.randn(2, 2, dtype=torch.complex64),
+    "int8": torch.tensor([-128, 127], dtype=torch.int8),
+    "uint8": torch.tensor([0, 255], dtype=torch.uint8),
+    "int64": torch.tensor([-(2**63), 2**63 - 1]),
+    "0-d": torch.tensor(1.5),
+    "empty": torch.empty(0, 3),
+    "not contiguous": torch.randn(4, 6).t()[::2],
+    "expanded": torch.randn(1, 3).expand(4, 3),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "NaN payload": bits(0x7FC12345),
+    "negative NaN": bits(0xFFC00001),
+    "negative zero": torch.tensor([-0.0]),
+    "denormal": bits(1),
+    "float8": torch.randn(4).to(torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_a_tensor_survives_a_file_to_the_last_bit(tmp_path, tensor):
+    state = State({"x": tensor}, {"step": 3}, (Ref("a" * 64),))
+    ref = states.save(state, tmp_path / "deep" / "state")
+    found = states.load(tmp_path / "deep" / "state")
+    assert found.tensors["x"].dtype == tensor.dtype
+    assert found.tensors["x"].shape == tensor.shape
+    assert torch.equal(raw_bytes(found.tensors["x"]), raw_bytes(tensor))
+    assert (found.meta, found.parents) == (state.meta, state.parents)
+    assert found.manifest().ref == ref == state.manifest().ref
+
+
+def test_tied_tensors_stand_in_a_file_once(tmp_path):
+    big = torch.randn(1000)
+    states.save(State({"a": big, "b": big}), tmp_path / "tied")
+    states.save(State({"a": big, "b": big.clone()}), tmp_path / "apart")
+    assert (tmp_path / "apart").stat().st_size - (tmp_path / "tied").stat().st_size > 3500
+    assert torch.equal(states.load(tmp_path / "tied").tensors["b"], big)
+
+
+def test_every_flipped_byte_of_a_tensor_is_noticed_and_the_tensor_named(tmp_path):
+    path = tmp_path / "state"
+    states.save(State({"only": torch.randn(8)}), path)
+    written = path.read_bytes()
+    for place in range(len(written) - 32, len(written)):
+        path.write_bytes(written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :])
+        with pytest.raises(Corrupt, match="'only'"):
+            states.load(path)
+
+
+def test_no_damage_to_the_header_goes_unnoticed(tmp_path):
+    path = tmp_path / "state"
+    state = State({"only": torch.randn(8)}, {"step": 3})
+    states.save(state, path)
+    written = path.read_bytes()
+    unnoticed = []
+    for place in range(len(written) - 32):
+        path.write_bytes(written[:place] + bytes([written[place] ^ 4]) + written[place + 1 :])
+        try:
+            if states.load(path).manifest() == state.manifest():
+                continue
+        except Corrupt:
+            continue
+        except Exception as error:  # noqa: BLE001 - whatever else it is, it is not Corrupt
+            unnoticed.append((place, repr(error)))
+        else:
+            unnoticed.append((place, "other values"))
+    assert not unnoticed, f"{len(unnoticed)} places, the first: {unnoticed[0]}"
+
+
+@pytest.mark.parametrize("size", [0, 4, 200])
+def test_a_file_that_was_cut_is_corrupt(tmp_path, size):
+    path = tmp_path / "state"
+    states.save(State({"only": torch.randn(100)}), path)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(Corrupt, match="state"):
+        states.load(path)
+
+
+@pytest.mark.parametrize("header", [{"format": "2"}, {}])
+def test_a_file_of_another_format_is_refused(tmp_path, header):
+    save_file({"x": torch.zeros(1)}, tmp_path / "state", metadata=header or None)
+    with pytest.raises(Corrupt, match="format"):
+        states.load(tmp_path / "state")
+
+
+def test_there_may_be_no_file(tmp_path):
+    with pytest.raises(NotFound, match="nowhere"):
+        states.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("fails", ["fsync", "save_file", "replace"])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, fails):
+    path = tmp_path / "state"
+    first = states.save(State({"x": torch.zeros(3)}), path)
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "no space left")
+
+    owner = {"fsync": os, "save_file": states, "replace": type(path)}[fails]
+    monkeypatch.setattr(owner, fails, full)
+    for target in (path, tmp_path / "new"):
+        with pytest.raises(OSError, match="no space left"):
+            states.save(State({"x": torch.ones(3)}), target)
+    monkeypatch.undo()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+    assert states.load(path).manifest().ref == first
+
+
+# ----------------------------------------------------------------------------------------- refs
+
+
+def test_a_ref_does_not_depend_on_the_layout_in_memory_nor_on_the_order_of_names():
+    x = torch.randn(2, 3, 4, 5)
+    ref = State({"a": x, "b": x[0]}, {"p": 1, "q": 2}).manifest().ref
+    laid_out = x.to(memory_format=torch.channels_last)
+    assert State({"b": x[0].clone(), "a": laid_out}, {"q": 2, "p": 1}).manifest().ref == ref
+
+
+def test_a_ref_changes_with_whatever_changes():
+    x = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    flipped = x.clone()
+    flipped.view(torch.int32)[0, 3] ^= 1
+    variants = [
+        State({"a": x}),
+        State({"a": flipped}),
+        State({"a": torch.tensor([[-0.0, 1.0, 2.0, 3.0]])}),
+        State({"a": x.view(2, 2)}),
+        State({"a": x.view(torch.int32)}),
+        State({"b": x}),
+        State({"a": x, "b": x}),
+        State({"a": x}, {"step": 1}),
+        State({"a": x}, {"step": 2}),
+        State({"a": x}, {}, (Ref("1"),)),
+        State({"a": x}, {}, (Ref("2"),)),
+        State({"a": x}, {}, (Ref("1"), Ref("2"))),
+        State({"a": x}, {}, (Ref("2"), Ref("1"))),
+    ]
+    assert len({variant.manifest().ref for variant in variants}) == len(variants)
+
+
+def test_logical_bytes_count_each_name():
+    x = torch.zeros(10)
+    assert State({"a": x, "b": x}).nbytes == 80
+
+
+# ---------------------------------------------------------------------------------- checkpoints
+
+
+def test_checkpoints_keep_the_newest_and_say_what_they_dropped(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=2)
+    dropped = []
+    for step in (1, 2, 10):
+        state = State({"x": torch.full((2,), float(step))})
+        stored, gone = checkpoints.store(state, step, "every_steps")
+        assert stored.ref == state.manifest().ref
+        assert stored.stored_bytes > 0
+        dropped += [event.step for event in gone]
+    assert dropped == [1]
+    newest, older = checkpoints.newest_first()
+    assert states.load(newest).tensors["x"].tolist() == [10.0, 10.0]
+    assert states.load(older).tensors["x"].tolist() == [2.0, 2.0]
+
+
+def test_checkpoints_without_a_limit_keep_all(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=None)
+    for step in range(4):
+        checkpoints.store(State({"x": torch.zeros(step + 1)}), step, "every_steps")
+    assert len(checkpoints.newest_first()) == 4
