@@ -28,6 +28,7 @@ from elastix.train.controller import Controller, Plan
 TrainFunction = Callable[[Context], None]
 
 _STOP_S = 10.0
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,10 @@ class ElasticTrainer:
         if started_ray:
             ray.init(logging_level=logging.WARNING)
         try:
-            _check_capacity(self._scaling)
+            room = _check_capacity(self._scaling)
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "train.pkl").write_bytes(train)
-            group, size = _reserve(self._scaling, self._failure.start_timeout_s)
+            group, size = _reserve(self._scaling, room, self._failure.start_timeout_s)
             try:
                 return self._carry_out(train, directory, group, size)
             finally:
@@ -225,15 +226,13 @@ def _unpicklable(train: TrainFunction) -> str | None:
     return None
 
 
-def _check_capacity(scaling: ScalingConfig) -> None:
+def _check_capacity(scaling: ScalingConfig) -> int:
+    """How many workers the cluster could hold if nothing else ran there; at least the minimum."""
     wanted = scaling.resources_per_worker
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(
-        int(min((node.get(kind, 0.0) + 1e-9) / amount for kind, amount in wanted.items()))
-        for node in nodes
-    )
+    room = sum(_fit(node, wanted) for node in nodes)
     if room >= scaling.min_workers:
-        return
+        return room
     has = "; ".join(
         ", ".join(f"{node.get(kind, 0):g} {kind}" for kind in ("CPU", "GPU")) for node in nodes
     )
@@ -244,21 +243,23 @@ def _check_capacity(scaling: ScalingConfig) -> None:
     )
 
 
-def _reserve(scaling: ScalingConfig, timeout_s: float) -> tuple[PlacementGroup, int]:
+def _fit(resources: Mapping[str, float], wanted: Mapping[str, float]) -> int:
+    return int(min((resources.get(kind, 0.0) + 1e-9) / need for kind, need in wanted.items()))
+
+
+def _reserve(scaling: ScalingConfig, room: int, timeout_s: float) -> tuple[PlacementGroup, int]:
     """Room for as many workers as fit now, at least the minimum."""
     wanted = scaling.resources_per_worker
-    free = ray.available_resources()
-    fit = int(min((free.get(kind, 0.0) + 1e-9) / amount for kind, amount in wanted.items()))
-    for size in range(max(scaling.min_workers, min(scaling.max_workers, fit)), 0, -1):
-        if size < scaling.min_workers:
-            break
+    least, most = scaling.min_workers, min(scaling.max_workers, room)
+    # Resources of a run that has just ended are free a moment later, so the most is tried first.
+    free = min(most, max(least, _fit(ray.available_resources(), wanted)))
+    for size in sorted({least, free, most}, reverse=True):
         group = placement_group([dict(wanted)] * size, strategy=scaling.placement)
-        patience = timeout_s if size == scaling.min_workers else min(5.0, timeout_s)
-        if group.wait(patience):
+        if group.wait(timeout_s if size == least else min(_PATIENCE_S, timeout_s)):
             return group, size
         remove_placement_group(group)
     raise QuorumLost(
-        f"the cluster had no room for {scaling.min_workers} workers with {wanted} each within "
+        f"the cluster had no room for {least} workers with {wanted} each within "
         f"start_timeout_s={timeout_s:g}; free are {ray.available_resources()}. Nothing was "
         "started. Stop what else runs there, or wait longer."
     )
