@@ -1,6 +1,7 @@
 """One Ray cluster for the whole session; logical CPUs beyond the cores of the machine."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ def cluster():
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.WARNING,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
         _system_config={"preload_python_modules": ["torch._dynamo", "elastix"]},
     )
     yield ray

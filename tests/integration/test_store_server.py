@@ -23,12 +23,9 @@ from elastix.testing.store_contract import StoreContract, same, small
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def local_ray() -> Iterator[None]:
-    env = {"env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}}
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, runtime_env=env)
-    yield
-    ray.shutdown()
+@pytest.fixture(autouse=True)
+def local_ray(cluster):
+    """The session's Ray."""
 
 
 class TestWithoutRay(StoreContract):
