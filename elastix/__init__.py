@@ -3,6 +3,9 @@
 The public API and nothing else; the lineage model store is `elastix.Store`.
 """
 
+import importlib as _importlib
+import typing as _typing
+
 from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from elastix.errors import (
     ConfigError,
@@ -23,7 +26,9 @@ from elastix.errors import (
 from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.train.context import Context
-from elastix.train.trainer import ElasticTrainer, Result
+
+if _typing.TYPE_CHECKING:
+    from elastix.train.trainer import ElasticTrainer, Result
 
 __all__ = [
     "CheckpointConfig",
@@ -51,3 +56,12 @@ __all__ = [
     "TrainError",
     "WorkerFailed",
 ]
+
+_ON_RAY = ("ElasticTrainer", "Result")
+
+
+def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked for
+    """Import what needs Ray when it is asked for: the store and the command line do not."""
+    if name in _ON_RAY:
+        return getattr(_importlib.import_module("elastix.train.trainer"), name)
+    raise AttributeError(f"module 'elastix' has no attribute {name!r}")
