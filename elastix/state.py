@@ -109,7 +109,7 @@ class State:
             key = identity(tensor)
             if key not in digests:
                 digests[key] = blake3(raw_bytes(tensor).numpy().data).hexdigest()
-            infos[name] = TensorInfo(_dtype_name(tensor), tuple(tensor.shape), digests[key])
+            infos[name] = TensorInfo(dtype_name(tensor), tuple(tensor.shape), digests[key])
         return Manifest(infos, self.meta, self.parents)
 
     @property
@@ -126,7 +126,8 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def _dtype_name(tensor: torch.Tensor) -> str:
+def dtype_name(tensor: torch.Tensor) -> str:
+    """As manifests have it: `float32`, `bfloat16`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -396,7 +397,7 @@ def save(state: State, path: Path) -> Ref:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
     return manifest.ref
 
 
@@ -441,7 +442,8 @@ def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[str]:
     return (name for name in sorted({*a, *b}) if a.get(name) != b.get(name))
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

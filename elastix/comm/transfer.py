@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from elastix.comm.group import Group, Pending
-from elastix.state import Ref, State, identity, raw_bytes
+from elastix.state import Ref, State, dtype_name, identity, raw_bytes
 
 Wait = Callable[[Pending], None]
 
@@ -34,7 +34,7 @@ def give(group: Group, state: State, device: torch.device, wait: Wait) -> int:
     for name, tensor in state.tensors.items():
         original = first.setdefault(identity(tensor), name)
         tied = original if original != name else None
-        index[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tied)
+        index[name] = (dtype_name(tensor), list(tensor.shape), tied)
         if tied is None:
             parts.append(raw_bytes(tensor))
     body = {"index": index, "meta": state.meta, "parents": state.parents}

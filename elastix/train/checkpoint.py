@@ -32,7 +32,7 @@ class Checkpoints:
         kept = self.newest_first()
         for old in kept[self.keep_last :] if self.keep_last else []:
             old.unlink(missing_ok=True)
-            dropped.append(StateDropped(ref=_ref(old), step=_step(old)))
+            dropped.append(StateDropped(ref=ref_of(old), step=step_of(old)))
         stored = StateStored(
             ref=ref,
             step=step,
@@ -48,9 +48,11 @@ class Checkpoints:
         return sorted(self.directory.glob("[0-9]*-*.safetensors"), reverse=True)
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """Committed steps in the State that a file holds."""
     return int(path.stem.split("-", 1)[0])
 
 
-def _ref(path: Path) -> Ref:
+def ref_of(path: Path) -> Ref:
+    """Name of the State that a file holds."""
     return Ref(path.stem.split("-", 1)[1])

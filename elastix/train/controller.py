@@ -38,7 +38,7 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe.journal import Journal
-from elastix.train.checkpoint import Checkpoints
+from elastix.train.checkpoint import Checkpoints, ref_of, step_of
 from elastix.train.member import Settings
 from elastix.train.outcome import Outcome
 from elastix.train.worker import Job, Sign, Worker
@@ -113,10 +113,9 @@ class Controller:
         with self._lock:
             self._emit(self._plan.opening)
             if self._continues:
-                newest = self._stored()
-                step, ref = _parse(newest) if newest else (0, "")
-                self._step = step
-                self._emit(Resumed(step=step, ref=ref))
+                stored = self._job.settings.resume
+                self._step = step_of(stored) if stored else 0
+                self._emit(Resumed(step=self._step, ref=ref_of(stored) if stored else ""))
             for bundle in range(self._plan.size):
                 self._spawn(bundle)
         try:
@@ -338,7 +337,7 @@ class Controller:
     def _make_job(self) -> Job:
         plan = self._plan
         gpus = plan.scaling.gpus_per_worker
-        resume = self._stored()
+        stored = Checkpoints(plan.directory / "states").newest_first()
         return Job(
             train=plan.train,
             config=plan.config,
@@ -347,16 +346,13 @@ class Controller:
                 seed=plan.run.seed,
                 min_workers=plan.scaling.min_workers,
                 checkpoint=plan.checkpoint,
-                resume=resume,
+                resume=stored[0] if stored else None,
             ),
             address=self._rendezvous.address,
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
             heartbeat_s=min(1.0, plan.failure.heartbeat_timeout_s / 5),
             threads=max(1, int(plan.scaling.cpus_per_worker)),
         )
-
-    def _stored(self) -> Path | None:
-        return next(iter(Checkpoints(self._plan.directory / "states").newest_first()), None)
 
     def _spawn(self, bundle: int) -> None:
         worker = self._next_worker
@@ -424,8 +420,3 @@ def _kill(hand: _Hand) -> None:
 def _kill_process(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _parse(path: Path) -> tuple[int, str]:
-    step, ref = path.stem.split("-", 1)
-    return int(step), ref

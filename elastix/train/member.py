@@ -433,7 +433,7 @@ def _layout(modules: Mapping[str, torch.nn.Module]) -> list[str]:
         ):
             for name, tensor in named:
                 frozen = "" if tensor.requires_grad or kind == "buffer" else ", frozen"
-                dtype = str(tensor.dtype).removeprefix("torch.")
+                dtype = states.dtype_name(tensor)
                 lines.append(f"{kind} {prefix}{name} {dtype}{list(tensor.shape)}{frozen}")
     return lines
 
