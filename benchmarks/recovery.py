@@ -65,8 +65,8 @@ def train(ctx: elastix.Context) -> None:
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
             log.write(ctx.step - 1, ids.tolist(), world=ctx.world_size, counted=True)
+            optimizer.step()
 
 
 def run_elastix(steps: int) -> dict[str, Any]:
