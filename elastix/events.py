@@ -116,6 +116,29 @@ class WorkerLost(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerLeft(Event):
+    """A worker went at a boundary, as agreed; nothing of the step was lost.
+
+    `cause` says why: "notice" (it was told that its process is to end), "draining" (its node is to
+    go), "slow", or "idle" for a spare.
+    """
+
+    worker: int
+    generation: int
+    step: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSlow(Event):
+    """A worker's own part of a step takes `factor` times as long as the others' (their median)."""
+
+    worker: int
+    step: int
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recovered(Event):
     """A survivor is out of a recovery.
 
@@ -205,6 +228,8 @@ _EVENTS: dict[str, type[Event]] = {
         LoaderOpened,
         StepCommitted,
         WorkerLost,
+        WorkerLeft,
+        WorkerSlow,
         Recovered,
         WorkerJoined,
         Reported,

@@ -46,6 +46,10 @@ class Link(Protocol):
         """Tell the controller that an operation failed."""
         ...
 
+    def leave(self) -> None:
+        """Tell the controller that this worker was given notice, and is to go."""
+        ...
+
     def emit(self, event: Event, serial: int | None = None) -> None:
         """Send an event to the journal. One with a serial may come from several workers."""
         ...
@@ -124,6 +128,16 @@ class Member:
     def generation(self) -> int:
         """Of the group; 0 before `prepare`."""
         return self._rounds.generation
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the training thread is blocked until others move. Any thread may ask."""
+        return self._rounds.waiting
+
+    @property
+    def waited_s(self) -> float:
+        """How long it has been so, altogether. Any thread may ask."""
+        return self._rounds.waited_s
 
     def _members_now(self) -> tuple[int, ...]:
         return self._news.members.get(self._rounds.generation, ())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastix.comm.rounds import Fenced
+from elastix.comm.rounds import Fenced, Released
 from elastix.errors import ElastixError, QuorumLost
 from elastix.train.context import Context
 from elastix.train.member import Member
@@ -13,10 +13,10 @@ from elastix.train.member import Member
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a worker's run ended: "finished", "raised", "fenced" or "dismissed".
+    """How a worker's run ended: "finished", "raised", "left", "fenced" or "dismissed".
 
     Attributes:
-        generation: of the group that a finished worker left.
+        generation: of the group that a finished worker left; the first without one that was let go.
         error: what was raised, if it is elastix's own.
         traceback: of what was raised, as text.
     """
@@ -42,6 +42,8 @@ def run_train(
         return Outcome(
             kind="finished", generation=member.generation, rank=member.rank, step=member.step
         )
+    except Released as released:
+        return Outcome(kind="left", generation=released.generation, step=member.step)
     except Fenced as fenced:
         return Outcome(kind="fenced", step=member.step, summary=str(fenced))
     except QuorumLost as error:

@@ -250,7 +250,8 @@ def _fit(resources: Mapping[str, float], wanted: Mapping[str, float]) -> int:
 def _reserve(scaling: ScalingConfig, room: int, timeout_s: float) -> tuple[PlacementGroup, int]:
     """Room for as many workers as fit now, at least the minimum."""
     wanted = scaling.resources_per_worker
-    least, most = scaling.min_workers, min(scaling.max_workers, room)
+    least = scaling.min_workers
+    most = max(least, min(scaling.max_workers, room - scaling.spares))
     # Resources of a run that has just ended are free a moment later, so the most is tried first.
     free = min(most, max(least, _fit(ray.available_resources(), wanted)))
     for size in sorted({least, free, most}, reverse=True):

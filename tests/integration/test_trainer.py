@@ -82,7 +82,7 @@ def test_a_stopped_worker_is_evicted_for_its_silence(cluster, tmp_path):
         tmp_path,
         with_kills(trainables.train, [kill]),
         workers=(2, 3),
-        failure=elastix.FailureConfig(heartbeat_timeout_s=2.0, replace=False),
+        failure=elastix.FailureConfig(hang_timeout_s=2.0, replace=False),
     ).fit()
     assert result.audit.exact
     assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(0, "silent")]
