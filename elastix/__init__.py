@@ -6,7 +6,13 @@ The public API and nothing else; the lineage model store is `elastix.Store`.
 import importlib as _importlib
 import typing as _typing
 
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from elastix.errors import (
     ConfigError,
     Conflict,
@@ -44,6 +50,7 @@ __all__ = [
     "QuorumLost",
     "ReadOnly",
     "Ref",
+    "RestoreConfig",
     "Result",
     "RunConfig",
     "ScalingConfig",

@@ -25,8 +25,14 @@ from ray.util.scheduling_strategies import (
 
 from elastix.comm.group import Rendezvous
 from elastix.comm.membership import Membership, Roster
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
+from elastix.errors import ElastixError, QuorumLost, StoreError, TooManyFailures, WorkerFailed
 from elastix.events import (
     Event,
     GenerationFormed,
@@ -40,7 +46,10 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe.journal import Journal
-from elastix.train.checkpoint import Checkpoints, ref_of, step_of
+from elastix.store import Store
+from elastix.train.assembly import Message, Order, Release
+from elastix.train.beginning import begin
+from elastix.train.checkpoint import Checkpoints, Outlets
 from elastix.train.member import Settings
 from elastix.train.outcome import Outcome
 from elastix.train.slots import Slot, Slots
@@ -52,6 +61,7 @@ _RECOVERY_S = 1.0
 """Starting a worker costs seconds of a core, which the survivors of a loss need for an instant."""
 _SLOW = 1.5  # times the others' part of a step: worth a line
 _LINGER_S = 5.0
+_SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +73,7 @@ class Plan:
     scaling: ScalingConfig
     run: RunConfig
     checkpoint: CheckpointConfig
+    restore: RestoreConfig
     failure: FailureConfig
     opening: Event
     placement: PlacementGroup
@@ -116,10 +127,19 @@ class Controller:
         self._dismissed = False
         self._interrupted = ""
         self._finished = 0
-        path = plan.directory / "journal.jsonl"
-        self._continues = path.exists() and path.stat().st_size > 0
-        self._journal = Journal(path)
-        self._job = self._make_job()
+        outlets = Outlets(send=self._pass_on, emit=self._emit, journaled=lambda: self._step)
+        store = Store(plan.run.store)
+        self._checkpoints = Checkpoints(store, plan.run.name, plan.checkpoint, outlets)
+        settings = Settings(
+            directory=plan.directory,
+            run=plan.run.name,
+            seed=plan.run.seed,
+            min_workers=plan.scaling.min_workers,
+            checkpoint=plan.checkpoint,
+        )
+        self._begun, settings = begin(self._checkpoints, settings, plan.restore)
+        self._journal = Journal(plan.directory / "journal.jsonl")
+        self._job = self._make_job(settings)
 
     def __repr__(self) -> str:
         newest = self._roster.newest
@@ -131,10 +151,10 @@ class Controller:
         """Carry the run through: what ended it early, or None; and the number of losses."""
         with self._lock:
             self._emit(self._plan.opening)
-            if self._continues:
-                stored = self._job.settings.resume
-                self._step = step_of(stored) if stored else 0
-                self._emit(Resumed(step=self._step, ref=ref_of(stored) if stored else ""))
+            for event in self._begun:
+                self._emit(event)
+                if isinstance(event, Resumed):
+                    self._step = event.step
             self._fill()
         try:
             while not (self._error or self._interrupted or self._roster.over):
@@ -231,13 +251,33 @@ class Controller:
                     if serial <= self._serial:
                         continue
                     self._serial = serial
+                self._emit(event)
                 if isinstance(event, StepCommitted):
                     self._step = event.step
                     self._losses_since_step = 0
                     if event.generation == self._roster.newest.generation:
                         self._vacant_since = 0.0
                         self._fill()
-                self._emit(event)
+                    self._checkpoints.poke()
+
+    @ray.method(concurrency_group="workers")
+    def save(self, worker: int, message: Message) -> None:
+        """What a worker has to say on a checkpoint."""
+        if worker in self._hands:
+            self._checkpoints.told(worker, message)
+
+    @ray.method(concurrency_group="store")
+    def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
+        """A worker's question to the store's index; see StoreServer."""
+        if method.startswith("_"):
+            raise StoreError(f"{method!r} is no question to a store.")
+        return getattr(self._checkpoints.store.ledger, method)(*args, **options)
+
+    def _pass_on(self, worker: int | None, order: Order | Release) -> None:
+        with self._lock:
+            for hand in self._hands.values():
+                if worker in (None, hand.worker):
+                    hand.actor.save.remote(order)
 
     # ------------------------------------------------------------------ watching workers
 
@@ -362,6 +402,7 @@ class Controller:
         self._slots.give_back(hand.slot, node=hand.node if hand.leaves == "draining" else "")
 
     def _forget(self, hand: _Hand) -> None:
+        self._checkpoints.lost(hand.worker)
         self._vigil.forget(hand.worker)
         self._doubts.pop(hand.worker, None)
 
@@ -483,20 +524,14 @@ class Controller:
 
     # ------------------------------------------------------------------ acting
 
-    def _make_job(self) -> Job:
+    def _make_job(self, settings: Settings) -> Job:
         plan = self._plan
         gpus = plan.scaling.gpus_per_worker
-        stored = Checkpoints(plan.directory / "states").newest_first()
         return Job(
             train=plan.train,
             config=plan.config,
-            settings=Settings(
-                directory=plan.directory,
-                seed=plan.run.seed,
-                min_workers=plan.scaling.min_workers,
-                checkpoint=plan.checkpoint,
-                resume=stored[0] if stored else None,
-            ),
+            settings=settings,
+            store=plan.run.store,
             address=self._rendezvous.address,
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
             heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
@@ -541,9 +576,12 @@ class Controller:
             self._news.notify_all()
 
     def _end(self) -> None:
+        self._checkpoints.settle(_SETTLE_S)  # what was accepted is stored while holders live
         with self._lock:
             for hand in [*self._hands.values(), *self._released]:
                 _kill(hand)
+        self._checkpoints.close()
+        with self._lock:
             self._slots.close()
             outcome, message = "finished", ""
             if self._error is not None:
