@@ -6,7 +6,13 @@ The public API and nothing else; the lineage model store is `elastix.Store`.
 import importlib as _importlib
 import typing as _typing
 
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from elastix.errors import (
     ConfigError,
     Conflict,
@@ -55,6 +61,7 @@ __all__ = [
     "Random",
     "ReadOnly",
     "Ref",
+    "RestoreConfig",
     "Result",
     "RunConfig",
     "ScalingConfig",

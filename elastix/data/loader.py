@@ -128,6 +128,7 @@ class Loader:
         self.cursor = Cursor(source.length)
         self._source = source
         self._pace = pace
+        self._within = False  # a loop over epochs
         self._ahead = self.cursor
         self._drawn: list[Draw] = []
         self._window: list[Draw] = []
@@ -138,9 +139,26 @@ class Loader:
 
         Samples left over by a `break` come first in the next epoch; none is skipped.
         """
-        while self.epoch < total:
-            yield Epoch(self)
-            self.epoch += 1
+        self._within = True
+        try:
+            while self.epoch < total:
+                yield Epoch(self)
+                self.epoch += 1
+        finally:
+            self._within = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the epoch in progress, as plain loops over a DataLoader have it.
+
+        Raises:
+            ConfigError: outside a loop over `epochs`.
+        """
+        if not self._within:
+            raise ConfigError(
+                "the loader was iterated outside of its epochs. Nothing was read. Write `for epoch "
+                "in loader.epochs(n):` around it: that is how a joiner enters the right epoch."
+            )
+        return iter(Epoch(self))
 
     def opened(self) -> LoaderOpened:
         """What a reader of the journal must know to turn positions into samples."""
@@ -194,6 +212,7 @@ class Loader:
             "epoch": self.epoch,
             "position": self.cursor.position,
             "owed": [list(span) for span in self.cursor.owed],
+            "left_out": [list(span) for span in self.cursor.left_out],
             "length": self.cursor.length,
             "seed": self._source.seed,
             "shuffle": self._source.shuffle,
@@ -217,9 +236,12 @@ class Loader:
                     f"made with {name}={here}, so its cursor means other samples. Nothing was "
                     "read. Use the same dataset and arguments, or another run name."
                 )
-        owed = tuple((start, stop) for start, stop in state_dict["owed"])
+        owed, left_out = (
+            tuple((start, stop) for start, stop in state_dict.get(name, ()))
+            for name in ("owed", "left_out")
+        )
         self.epoch = state_dict["epoch"]
-        self._ahead = self.cursor = Cursor(source.length, state_dict["position"], owed)
+        self._ahead = self.cursor = Cursor(source.length, state_dict["position"], owed, left_out)
         self._drawn = []
 
     def next_batch(self) -> Any | None:  # noqa: ANN401 - whatever collate makes
@@ -248,9 +270,7 @@ class Loader:
     @property
     def steps_left(self) -> int:
         """Batches until the epoch in progress is drawn, if nothing is lost."""
-        left = (
-            count(self._ahead.owed) + (self.epoch + 1) * self.cursor.length - self._ahead.position
-        )
+        left = self._ahead.left(self.epoch)
         return -(-left // self._source.batch_size)
 
     @property

@@ -1,7 +1,8 @@
 """ElasticTrainer on a real Ray: what a user calls, sees and can get wrong."""
 
+import os
 import threading
-from signal import SIGSTOP
+from signal import SIGKILL, SIGSTOP
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_a_stopped_worker_is_evicted_for_its_silence(cluster, tmp_path):
         tmp_path,
         with_kills(trainables.train, [kill]),
         workers=(2, 3),
-        failure=elastix.FailureConfig(heartbeat_timeout_s=2.0, replace=False),
+        failure=elastix.FailureConfig(hang_timeout_s=2.0, replace=False),
     ).fit()
     assert result.audit.exact
     assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(0, "silent")]
@@ -117,7 +118,12 @@ def test_a_failed_run_continues_from_its_last_checkpoint(cluster, tmp_path):
     assert [event.step for event in of(StateStored, result)][:2] == [4, 8]
     steps = [event.step for event in of(StepCommitted, result)]
     assert steps == [*range(1, 11), *range(9, 17)]
-    assert len(list((result.directory / "states").iterdir())) == 2
+    with elastix.Store(tmp_path, read_only=True) as store:
+        steps = sorted(tag for tag in store.tags() if tag.startswith("test/step-"))
+        assert steps == ["test/step-0000000012", "test/step-0000000016"]
+        assert store.tags()["test/final"] == result.ref
+        assert len(store.log()) == 2
+        assert not store.verify()
 
 
 def raise_on_rank_1(ctx):
@@ -258,6 +264,16 @@ def test_every_worker_is_lost(cluster, tmp_path):
     kills = [Kill(worker=w, phase="batch", step=3) for w in range(2)]
     with pytest.raises(elastix.QuorumLost, match="no worker is left that has the State"):
         trainer(tmp_path, with_kills(trainables.train, kills), workers=2).fit()
+
+
+def die_at_once(_ctx):
+    os.kill(os.getpid(), SIGKILL)
+
+
+def test_every_worker_is_lost_before_the_first_step(cluster, tmp_path):
+    unreplaced = elastix.FailureConfig(replace=False)
+    with pytest.raises(elastix.QuorumLost, match="before the group had come about"):
+        trainer(tmp_path, die_at_once, failure=unreplaced).fit()
 
 
 def test_generations_are_in_the_journal_in_order(cluster, tmp_path):
