@@ -18,10 +18,12 @@ from elastix.errors import (
     Conflict,
     Corrupt,
     ElastixError,
+    EmptySpace,
     Full,
     NotFound,
     QuorumLost,
     ReadOnly,
+    SearchError,
     StateError,
     StoreError,
     TooManyFailures,
@@ -34,6 +36,10 @@ from elastix.store import Store
 from elastix.train.context import Context
 
 if _typing.TYPE_CHECKING:
+    from elastix.search.searchers.deephyper import DeepHyper
+    from elastix.search.searchers.evolution import Evolution
+    from elastix.search.searchers.optuna import Optuna
+    from elastix.search.searchers.random import Random
     from elastix.train.trainer import ElasticTrainer, Result
 
 __all__ = [
@@ -42,18 +48,24 @@ __all__ = [
     "Conflict",
     "Context",
     "Corrupt",
+    "DeepHyper",
     "ElasticTrainer",
     "ElastixError",
+    "EmptySpace",
+    "Evolution",
     "FailureConfig",
     "Full",
     "NotFound",
+    "Optuna",
     "QuorumLost",
+    "Random",
     "ReadOnly",
     "Ref",
     "RestoreConfig",
     "Result",
     "RunConfig",
     "ScalingConfig",
+    "SearchError",
     "State",
     "StateError",
     "Store",
@@ -64,11 +76,18 @@ __all__ = [
     "WorkerFailed",
 ]
 
-_ON_RAY = ("ElasticTrainer", "Result")
+_ELSEWHERE = {
+    "DeepHyper": "elastix.search.searchers.deephyper",
+    "ElasticTrainer": "elastix.train.trainer",
+    "Evolution": "elastix.search.searchers.evolution",
+    "Optuna": "elastix.search.searchers.optuna",
+    "Random": "elastix.search.searchers.random",
+    "Result": "elastix.train.trainer",
+}
 
 
 def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked for
-    """Import what needs Ray when it is asked for: the store and the command line do not."""
-    if name in _ON_RAY:
-        return getattr(_importlib.import_module("elastix.train.trainer"), name)
+    """Import what needs Ray, DeepHyper or Optuna when it is asked for: the store does not."""
+    if name in _ELSEWHERE:
+        return getattr(_importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module 'elastix' has no attribute {name!r}")
