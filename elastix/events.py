@@ -156,6 +156,13 @@ class Reported(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorsInherited(Event):
+    """The model begins with tensors of an ancestor; `found` says which, and how many."""
+
+    found: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateStored(Event):
     """A State was written and is durable."""
 
@@ -208,6 +215,7 @@ _EVENTS: dict[str, type[Event]] = {
         Recovered,
         WorkerJoined,
         Reported,
+        TensorsInherited,
         StateStored,
         StateDropped,
         WorkerRaised,

@@ -5,6 +5,7 @@ needs from the process around it is a Link.
 """
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,22 @@ from elastix.comm.news import News
 from elastix.comm.reducer import Reducer, Weight
 from elastix.comm.rounds import Left, Recovery, Rounds
 from elastix.config import CheckpointConfig
+from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
 from elastix.errors import ConfigError
-from elastix.events import Event, Recovered, Reported, StepCommitted, WorkerJoined
+from elastix.events import (
+    Event,
+    Recovered,
+    Reported,
+    StateStored,
+    StepCommitted,
+    TensorsInherited,
+    WorkerJoined,
+)
 from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import Checkpoints
 from elastix.train.evaluation import Evaluation, Metric
+from elastix.train.heritage import Heritage, Leaving
 
 
 class Link(Protocol):
@@ -65,6 +76,9 @@ class Settings:
 
     Attributes:
         resume: file of the State to start from; None to start afresh.
+        heritage: what the run takes from other models and leaves to them; None for nothing.
+        until_reports: pause at the end of the step after so many reports; None never does.
+        alone: the group is this worker and stays so; it may report without preparing anything.
     """
 
     directory: Path
@@ -72,6 +86,13 @@ class Settings:
     min_workers: int
     checkpoint: CheckpointConfig
     resume: Path | None = None
+    heritage: Heritage | None = None
+    until_reports: int | None = None
+    alone: bool = False
+
+
+class Paused(BaseException):
+    """As many reports were made as were wanted. Not an Exception: user code must not catch it."""
 
 
 class Member:
@@ -98,6 +119,7 @@ class Member:
         self._stored_step = 0
         self._serial = 0  # events that all workers generate alike are numbered
         self._reports = 0
+        self._metrics: dict[str, Any] = {}
         self._unconfirmed: deque[tuple[int, Event]] = deque()
         self._confirmed = -1
         self._listeners: list[Callable[[str, int], None]] = []
@@ -179,6 +201,20 @@ class Member:
             self._add(name, other)
             self._claim(name, other)
 
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
+        if self._reducer is not None:
+            raise ConfigError(
+                "ctx.inherit was called after ctx.prepare, so workers that join later would not "
+                "have what it copied. Nothing was copied. Call it first."
+            )
+        if self.settings.heritage is None:
+            return None
+        found = self.settings.heritage.inherit(model)
+        if found is not None:
+            self._emit_alike(TensorsInherited(found=found))
+        return found
+
     def _add(self, name: str, other: Stateful) -> None:
         taken = sum(key.rstrip("0123456789") == name for key in self._others)
         self._others[name if not taken else f"{name}{taken}"] = other
@@ -196,9 +232,17 @@ class Member:
 
     def give_state(self, founding: bool) -> State:
         """For newcomers. The first founder restores the stored State, if the run has one."""
-        if founding and self.settings.resume is not None:
-            self._adopt(states.load(self.settings.resume))
+        if founding:
+            state = self._stored()
+            if state is not None:
+                self._adopt(state)
         return self.capture()
+
+    def _stored(self) -> State | None:
+        """What the run goes on from."""
+        if self.settings.resume is not None:
+            return states.load(self.settings.resume)
+        return self.settings.heritage.resume() if self.settings.heritage is not None else None
 
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer, but for the random numbers to come."""
@@ -317,7 +361,7 @@ class Member:
         serial = self._serial
         self._serial += 1
         self._unconfirmed.append((serial, event))
-        if self.rank == 0:
+        if self.rank == 0 or self.settings.alone:
             self._link.emit(event, serial)
 
     # ------------------------------------------------------------------ Pace of the Loaders
@@ -328,6 +372,9 @@ class Member:
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
         self._rounds.boundary()
+        until = self.settings.until_reports
+        if until is not None and self._reports >= until:
+            raise Paused
         every = self.settings.checkpoint.every_steps
         due = every is not None and self.step % every == 0 and self.step > self._stored_step
         if due and self.rank == 0:
@@ -388,21 +435,51 @@ class Member:
         """Hand metrics to the journal."""
         event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
         self._reports += 1
+        self._metrics.update(event.metrics)
+        self.phase("report", event.seq)
         self._emit_alike(event)
 
-    def finish(self) -> None:
-        """After the train function: the final State is stored, and all are through. Collective."""
-        self._rounds.run(_Finish(self))
+    @property
+    def epochs(self) -> float:
+        """Passes over the data of the first loader so far; without a loader, reports."""
+        if not self._loaders:
+            return float(self._reports)
+        cursor = self._loaders[0].cursor
+        return (cursor.position - count(cursor.owed)) / cursor.length
+
+    def leave_state(self, reason: str) -> None:
+        """The State at the end, to where it is wanted. Blocks this worker."""
+        if self.settings.heritage is None:
+            self.store_state(reason)
+            return
+        started = time.monotonic()
+        left = Leaving(self._modules[""], self.capture(), self._metrics, self.epochs, reason)
+        ref = self.settings.heritage.leave(left)
+        if ref is not None:
+            stored = StateStored(
+                ref=ref,
+                step=self.step,
+                path="",
+                reason=reason,
+                stored_bytes=left.state.nbytes,
+                store_s=time.monotonic() - started,
+            )
+            self._link.emit(stored)
+
+    def finish(self, reason: str = "final") -> None:
+        """After the train function: the State is stored, and all are through. Collective."""
+        self._rounds.run(_Finish(self, reason))
 
 
 class _Finish:
-    """The last operation: whoever is rank 0 stores the final State before anybody leaves."""
+    """The last operation: whoever is rank 0 stores the State before anybody leaves."""
 
     kind = 3
     reduce: Reduce = "max"
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, reason: str) -> None:
         self._member = member
+        self._reason = reason
 
     def launch(self, group: Group) -> Sequence[Pending]:
         """Nothing but the round."""
@@ -412,7 +489,7 @@ class _Finish:
     def payload(self, group: Group) -> torch.Tensor:
         """Nothing to tell; that all are here is enough."""
         if group.rank == 0:
-            self._member.store_state("final")
+            self._member.leave_state(self._reason)
         return torch.zeros(1)
 
 

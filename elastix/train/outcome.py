@@ -8,20 +8,26 @@ from typing import Any
 from elastix.comm.rounds import Fenced
 from elastix.errors import ElastixError, QuorumLost
 from elastix.train.context import Context
-from elastix.train.member import Member
+from elastix.train.member import Member, Paused
+
+
+class Halted(BaseException):
+    """Whoever runs the function wants it to end. Not an Exception: user code must not catch it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a worker's run ended: "finished", "raised", "fenced" or "dismissed".
+    """How a worker's run ended: "finished", "raised", "halted", "fenced" or "dismissed".
 
     Attributes:
+        paused: it finished before its end, with its State stored, as its settings ask for.
         generation: of the group that a finished worker left.
         error: what was raised, if it is elastix's own.
         traceback: of what was raised, as text.
     """
 
     kind: str
+    paused: bool = False
     generation: int = 0
     rank: int = -1
     step: int = 0
@@ -35,13 +41,23 @@ def run_train(
 ) -> Outcome:
     """Call `train` with a Context. Never raises; blocks until it is through."""
     member.seed()
+    paused = False
     try:
-        train(Context(member, config))
+        try:
+            train(Context(member, config))
+        except Paused:
+            paused = True
         if member.prepared:
-            member.finish()
+            member.finish("paused" if paused else "final")
         return Outcome(
-            kind="finished", generation=member.generation, rank=member.rank, step=member.step
+            kind="finished",
+            paused=paused,
+            generation=member.generation,
+            rank=member.rank,
+            step=member.step,
         )
+    except Halted:
+        return Outcome(kind="halted", rank=member.rank, step=member.step)
     except Fenced as fenced:
         return Outcome(kind="fenced", step=member.step, summary=str(fenced))
     except QuorumLost as error:
