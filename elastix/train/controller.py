@@ -39,6 +39,7 @@ from elastix.events import (
 )
 from elastix.observe.journal import Journal
 from elastix.train.checkpoint import Checkpoints, ref_of, step_of
+from elastix.train.heritage import Heritage
 from elastix.train.member import Settings
 from elastix.train.outcome import Outcome
 from elastix.train.worker import Job, Sign, Worker
@@ -60,6 +61,13 @@ class Plan:
     placement: PlacementGroup
     size: int
     directory: Path
+    heritage: Heritage | None = None
+    until_reports: int | None = None
+
+    def resume_step(self, stored: Path | None) -> int:
+        """Steps in the State that the run goes on from."""
+        kept = self.heritage.resume() if self.heritage is not None else None
+        return max(step_of(stored) if stored else 0, int(kept.meta["step"]) if kept else 0)
 
 
 @dataclass
@@ -114,7 +122,7 @@ class Controller:
             self._emit(self._plan.opening)
             if self._continues:
                 stored = self._job.settings.resume
-                self._step = step_of(stored) if stored else 0
+                self._step = self._plan.resume_step(stored)
                 self._emit(Resumed(step=self._step, ref=ref_of(stored) if stored else ""))
             for bundle in range(self._plan.size):
                 self._spawn(bundle)
@@ -347,6 +355,8 @@ class Controller:
                 min_workers=plan.scaling.min_workers,
                 checkpoint=plan.checkpoint,
                 resume=stored[0] if stored else None,
+                heritage=plan.heritage,
+                until_reports=plan.until_reports,
             ),
             address=self._rendezvous.address,
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU

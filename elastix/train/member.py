@@ -240,9 +240,10 @@ class Member:
 
     def _stored(self) -> State | None:
         """What the run goes on from."""
-        if self.settings.resume is not None:
-            return states.load(self.settings.resume)
-        return self.settings.heritage.resume() if self.settings.heritage is not None else None
+        own = states.load(self.settings.resume) if self.settings.resume is not None else None
+        kept = self.settings.heritage.resume() if self.settings.heritage is not None else None
+        there = [state for state in (own, kept) if state is not None]
+        return max(there, key=lambda state: int(state.meta["step"]), default=None)
 
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer, but for the random numbers to come."""

@@ -20,6 +20,7 @@ class Outcome:
     """How a worker's run ended: "finished", "raised", "halted", "fenced" or "dismissed".
 
     Attributes:
+        epochs: passes over the data that this worker saw committed.
         paused: it finished before its end, with its State stored, as its settings ask for.
         generation: of the group that a finished worker left.
         error: what was raised, if it is elastix's own.
@@ -28,6 +29,7 @@ class Outcome:
 
     kind: str
     paused: bool = False
+    epochs: float = 0.0
     generation: int = 0
     rank: int = -1
     step: int = 0
@@ -52,12 +54,15 @@ def run_train(
         return Outcome(
             kind="finished",
             paused=paused,
+            epochs=member.epochs,
             generation=member.generation,
             rank=member.rank,
             step=member.step,
         )
     except Halted:
-        return Outcome(kind="halted", rank=member.rank, step=member.step)
+        return Outcome(
+            kind="halted", epochs=member.epochs, rank=member.rank, step=member.step
+        )
     except Fenced as fenced:
         return Outcome(kind="fenced", step=member.step, summary=str(fenced))
     except QuorumLost as error:
@@ -67,6 +72,7 @@ def run_train(
     except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
         return Outcome(
             kind="raised",
+            epochs=member.epochs,
             rank=member.rank,
             step=member.step,
             error=error if isinstance(error, ElastixError) else None,
