@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from elastix.errors import ConfigError
 from elastix.search.executors.alone import execute
 from elastix.search.executors.work import Ended, Progress, TrainFunction, Work
+from elastix.search.heritage import Shelf
 
 
 class Local:
@@ -20,6 +21,10 @@ class Local:
     def open(self, train: TrainFunction) -> None:
         """See Executor."""
         self._train = train
+
+    def reach(self, store: str) -> Shelf:
+        """See Executor."""
+        return Shelf(store)
 
     @property
     def room(self) -> int:

@@ -21,6 +21,8 @@ from elastix.errors import ConfigError, SearchError
 from elastix.search.executors.group import GroupWorker
 from elastix.search.executors.seat import PoolWorker
 from elastix.search.executors.work import Ended, Progress, TrainFunction, Work
+from elastix.search.heritage import Opens, Shelf
+from elastix.store.server import StoreServer
 from elastix.train.trainer import fit_on_nodes, pickle_train
 
 _ASK_EVERY_S = 0.5
@@ -76,6 +78,7 @@ class Pool:
         self._opened_s = 0.0
         self._deaths_at_start = 0
         self._usual_s = 1.0
+        self._server: StoreServer | None = None
 
     # ------------------------------------------------------------------ Executor
 
@@ -93,6 +96,13 @@ class Pool:
         self._train = ray.put(pickled)
         self._opened_s = time.monotonic()
         self._recruit()
+
+    def reach(self, store: str) -> Opens:
+        """One host shares a directory; on several, an actor owns the index."""
+        if sum(bool(node["Alive"]) for node in ray.nodes()) == 1 and "://" not in store:
+            return Shelf(store)
+        self._server = StoreServer.start(store)
+        return self._server
 
     @property
     def room(self) -> int:
@@ -136,6 +146,9 @@ class Pool:
         for seat in self._seats.values():
             _end(seat)
         self._seats.clear()
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
         if self._owns_ray:
             ray.shutdown()
             self._owns_ray = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from elastix.errors import ElastixError
+from elastix.search.heritage import Opens
 from elastix.search.trial import Config
 from elastix.state import Ref
 from elastix.train.context import Context
@@ -92,6 +93,10 @@ class Executor(Protocol):
         Raises:
             ConfigError: the function cannot be sent, or there can never be a worker for it.
         """
+        ...
+
+    def reach(self, store: str) -> Opens:
+        """How workers get at the store in this directory. After `open`."""
         ...
 
     @property
