@@ -51,6 +51,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.overhead --out benchmarks/results/overhead.json
 	$(BIN)/python -m benchmarks.recovery --out benchmarks/results/recovery.json
 	$(BIN)/python -m benchmarks.store --out benchmarks/results/store.json
+	$(BIN)/python -m benchmarks.table --update README.md
 
 bench-short: $(READY)
 	$(BIN)/python -m benchmarks.overhead --rounds 4 --steps 3 --out build/overhead.json

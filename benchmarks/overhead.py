@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.record import save
 from elastix import Context
 from elastix.testing.local import run_local
 
@@ -152,7 +153,7 @@ def main() -> None:
         results[model] = run(model, options.rounds, options.steps, options.out.parent.resolve())
         line = "  ".join(f"{key} {value:.4g}" for key, value in results[model].items())
         print(f"{model}: {line}", flush=True)
-    options.out.write_text(json.dumps(results, indent=2) + "\n")
+    save(options.out, results)
 
 
 if __name__ == "__main__":

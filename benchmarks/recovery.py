@@ -35,6 +35,7 @@ from benchmarks.peers.workload import (
     build_optimizer,
     kill_in_mid_backward,
 )
+from benchmarks.record import save
 from elastix.data.cursor import count
 
 _PEERS: dict[str, list[str]] = {
@@ -65,8 +66,8 @@ def train(ctx: elastix.Context) -> None:
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
             log.write(ctx.step - 1, ids.tolist(), world=ctx.world_size, counted=True)
+            optimizer.step()
 
 
 def run_elastix(steps: int) -> dict[str, Any]:
@@ -151,7 +152,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=_STEPS, help="steps of elastix's pass")
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
     options = parser.parse_args()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     results = {}
     for system in options.systems:
         if system == "elastix":
@@ -159,7 +159,7 @@ def main() -> None:
         else:
             results[system] = measure_peer(system, options.peer_repeats)
         print(f"{system}: {json.dumps(results[system])}", flush=True)
-        options.out.write_text(json.dumps(results, indent=2) + "\n")
+        save(options.out, results)
 
 
 if __name__ == "__main__":

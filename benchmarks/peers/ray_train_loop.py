@@ -78,8 +78,8 @@ def train_loop(config: dict[str, Any]) -> None:
         optimizer.zero_grad()
         loss = F.cross_entropy(ddp(inputs), labels)
         loss.backward()
-        optimizer.step()
         log.write(step, ids.tolist(), world=world, counted=True)
+        optimizer.step()
         step += 1
         if step % settings.checkpoint_every == 0:
             _report(model, optimizer, step, loss.item(), writes=rank == 0)

@@ -1,15 +1,16 @@
 """From step logs to the numbers that are compared, the same way for every system.
 
-Every worker logs each step it took (``StepRecord``). A step is *committed* for a worker when
-its optimizer stepped with a gradient that the group agreed on, and its samples are *counted*
-when they are in that gradient. The *surviving history* is what is still in the weights at the
+Every worker logs each step it took (``StepRecord``) as soon as the group has agreed on its
+gradient: when ``backward`` returns, in torchft when ``optimizer.step`` returns, which votes. A
+step is *committed* for a worker when it has such a gradient to step with, and its samples are
+*counted* when they are in it. The *surviving history* is what is still in the weights at the
 end: when the whole group restarts (a new ``attempt``) at step r, committed steps from r on of
 earlier attempts are erased.
 
 For one pass over a fixed number of samples and one SIGKILL:
 
-* ``stall_s``: for each survivor the seconds from the SIGKILL to the end of its first optimizer
-  step that went beyond what was committed before: the step the victim died in, or a later one.
+* ``stall_s``: for each survivor the seconds from the SIGKILL to its first agreed gradient beyond
+  what was committed before: of the step the victim died in, or of a later one.
   Where the group was restarted, the first step of the new group counts, although it is only
   done again, and the survivors are the restarted workers in the places of the survivors.
 * ``caught_up_s``: seconds until a survivor finished the step the victim died in, or a later

@@ -152,7 +152,7 @@ class StepLog:
             step: The step, counted from 0 over the whole run.
             ids: The samples that this worker drew for it.
             world: Workers whose samples are in the step.
-            committed: Whether the optimizer stepped with a gradient that the group agreed on.
+            committed: Whether the group agreed on the gradient.
             counted: Whether this worker's samples are in that gradient.
         """
         record: StepRecord = {

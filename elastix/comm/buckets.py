@@ -55,7 +55,17 @@ class Bucket:
 
     def begin(self) -> None:
         """A new step: nothing is filled."""
-        self.missing = len(self._like)
+        self._forget()
+        self.pending = None
+
+    def restart(self) -> None:
+        """The same step again, in another group: keep what no reduction has touched."""
+        if self.pending is None:
+            return
+        if self.pending.finished() and self.pending.settle() is None:
+            self._forget()  # nothing writes here any more, and memory in use costs no page faults
+        else:
+            self.renew()
         self.pending = None
 
     def fill_missing(self, scale: float) -> None:
@@ -77,6 +87,9 @@ class Bucket:
     def _flag(self) -> None:
         self._flags.fill_(1)
 
+    def _forget(self) -> None:
+        self.missing = len(self._like)
+
 
 class GradientBucket(Bucket):
     """Gradients of some parameters. They come back as views of the bucket, not as copies."""
@@ -91,7 +104,6 @@ class GradientBucket(Bucket):
     def begin(self) -> None:
         """A new step. Gradients that were not set to None since the last one live in our memory."""
         super().begin()
-        self._filled = [False] * len(self.parameters)
         if any(p.grad is v for p, v in zip(self.parameters, self.views, strict=True)):
             self.renew()
         # Local gradients of the step before are freed here, where backward is about to take as
@@ -139,6 +151,10 @@ class GradientBucket(Bucket):
             self._flags.fill_(1)
         else:
             self._flags.copy_(torch.tensor(self.touched, dtype=self.dtype))
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._filled = [False] * len(self.parameters)
 
 
 class BufferBucket(Bucket):

@@ -170,7 +170,7 @@ class Reducer:
             self._generation = group.generation
             self._launched = 0
             for bucket in self._buckets:
-                bucket.renew()
+                bucket.restart()
         for bucket in self._buckets[self._launched :]:
             bucket.fill_missing(self._scale)
             self._launch_next(group)

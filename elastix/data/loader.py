@@ -128,6 +128,7 @@ class Loader:
         self.cursor = Cursor(source.length)
         self._source = source
         self._pace = pace
+        self._within = False  # a loop over epochs
         self._ahead = self.cursor
         self._drawn: list[Draw] = []
         self._window: list[Draw] = []
@@ -138,9 +139,26 @@ class Loader:
 
         Samples left over by a `break` come first in the next epoch; none is skipped.
         """
-        while self.epoch < total:
-            yield Epoch(self)
-            self.epoch += 1
+        self._within = True
+        try:
+            while self.epoch < total:
+                yield Epoch(self)
+                self.epoch += 1
+        finally:
+            self._within = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the epoch in progress, as plain loops over a DataLoader have it.
+
+        Raises:
+            ConfigError: outside a loop over `epochs`.
+        """
+        if not self._within:
+            raise ConfigError(
+                "the loader was iterated outside of its epochs. Nothing was read. Write `for epoch "
+                "in loader.epochs(n):` around it: that is how a joiner enters the right epoch."
+            )
+        return iter(Epoch(self))
 
     def opened(self) -> LoaderOpened:
         """What a reader of the journal must know to turn positions into samples."""

@@ -45,6 +45,8 @@ from elastix.train.outcome import Outcome
 from elastix.train.worker import Job, Sign, Worker
 
 _TICK_S = 0.2
+_RECOVERY_S = 1.0
+"""Starting a worker costs seconds of a core, which the survivors of a loss need for an instant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,8 @@ class Controller:
         self._step = 0
         self._losses = 0
         self._losses_since_step = 0
+        self._vacant: list[int] = []  # bundles of lost workers, to be filled after the recovery
+        self._vacant_since = 0.0
         self._short_since: float | None = None
         self._error: ElastixError | None = None
         self._dismissed = False
@@ -201,16 +205,20 @@ class Controller:
                 if isinstance(event, StepCommitted):
                     self._step = event.step
                     self._losses_since_step = 0
+                    if event.generation == self._roster.newest.generation:
+                        self._fill_vacancies()
                 self._emit(event)
 
     # ------------------------------------------------------------------ watching workers
 
     def _watch(self) -> None:
         runs = {hand.run: hand for hand in list(self._hands.values())}
-        over, _ = ray.wait(list(runs), timeout=_TICK_S, num_returns=1)
+        over, _ = ray.wait(list(runs), timeout=_TICK_S, num_returns=1) if runs else ([], [])
         for run in over:
             self._over(runs[run])
         with self._lock:
+            if time.monotonic() - self._vacant_since > _RECOVERY_S:
+                self._fill_vacancies()
             self._check_silence()
             self._check_quorum()
 
@@ -275,8 +283,24 @@ class Controller:
             )
             _kill(hand)
             self._judge_losses()
-            if self._error is None and self._plan.failure.replace and not self._finished:
-                self._spawn(hand.bundle)
+            if self._plan.failure.replace:
+                if not self._vacant:
+                    self._vacant_since = time.monotonic()
+                self._vacant.append(hand.bundle)
+                if not self._roster.founded or not self._roster.holders:
+                    self._fill_vacancies()
+            elif not self._hands and self._error is None:
+                self._error = QuorumLost(
+                    "every worker was lost before the group had come about, and FailureConfig has "
+                    "replace=False. No step was taken. Look at the workers' logs."
+                )
+
+    def _fill_vacancies(self) -> None:
+        """Start a worker for each that was lost; not once the run is coming to its end."""
+        vacant, self._vacant = self._vacant, []
+        if self._error is None and not self._finished:
+            for bundle in vacant:
+                self._spawn(bundle)
 
     def _judge_losses(self) -> None:
         allowed = self._plan.failure.max_worker_losses

@@ -1,7 +1,8 @@
 """ElasticTrainer on a real Ray: what a user calls, sees and can get wrong."""
 
+import os
 import threading
-from signal import SIGSTOP
+from signal import SIGKILL, SIGSTOP
 
 import pytest
 import torch
@@ -258,6 +259,16 @@ def test_every_worker_is_lost(cluster, tmp_path):
     kills = [Kill(worker=w, phase="batch", step=3) for w in range(2)]
     with pytest.raises(elastix.QuorumLost, match="no worker is left that has the State"):
         trainer(tmp_path, with_kills(trainables.train, kills), workers=2).fit()
+
+
+def die_at_once(_ctx):
+    os.kill(os.getpid(), SIGKILL)
+
+
+def test_every_worker_is_lost_before_the_first_step(cluster, tmp_path):
+    unreplaced = elastix.FailureConfig(replace=False)
+    with pytest.raises(elastix.QuorumLost, match="before the group had come about"):
+        trainer(tmp_path, die_at_once, failure=unreplaced).fit()
 
 
 def test_generations_are_in_the_journal_in_order(cluster, tmp_path):

@@ -241,6 +241,18 @@ def test_no_epoch_is_left_once_all_are_through():
     assert list(loader.epochs(3)) == []
 
 
+def test_the_loader_itself_is_the_epoch_in_progress():
+    loader, _ = loader_of(length=12, batch_size=6)
+    seen = [[], []]
+    for epoch in loader.epochs(2):
+        for batch in loader:
+            seen[epoch.number] += batch.tolist()
+            loader.commit((0,))
+    assert sorted(seen[0]) == sorted(seen[1]) == list(range(12))
+    with pytest.raises(ConfigError, match=r"loader\.epochs\(n\)"):
+        next(iter(loader))
+
+
 def test_a_break_skips_no_sample():
     loader, _ = loader_of(length=12, batch_size=4)
     used: Counter[int] = Counter()

@@ -1,0 +1,248 @@
+"""The README's table of goals and measurements, made from benchmarks/results.
+
+`python -m benchmarks.table` prints it; `--update README.md` puts it between the file's markers.
+What was not measured says so, and so does what missed its goal.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import ABOUT
+
+RESULTS = Path(__file__).parent / "results"
+MARKERS = ("<!-- benchmarks: begin -->", "<!-- benchmarks: end -->")
+
+Results = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One goal.
+
+    Attributes:
+        benchmark: module under benchmarks/, and stem of its result file.
+        what: in words.
+        goal: in words.
+        measure: the measured value, from the benchmark's results.
+        reached: whether a value is good enough.
+        shown: how to print the value.
+    """
+
+    benchmark: str
+    what: str
+    goal: str
+    measure: Callable[[Results], float]
+    reached: Callable[[float], bool]
+    shown: str = "{:.2f}"
+
+
+def at_most(bar: float) -> Callable[[float], bool]:
+    """Reached at `bar` and below."""
+    return lambda value: value <= bar
+
+
+def at_least(bar: float) -> Callable[[float], bool]:
+    """Reached at `bar` and above."""
+    return lambda value: value >= bar
+
+
+def _key(*path: str) -> Callable[[Results], float]:
+    def measure(results: Results) -> float:
+        found: Any = results
+        for part in path:
+            found = found[part]
+        return float(found)
+
+    return measure
+
+
+def _ratio(over: tuple[str, ...], under: tuple[str, ...]) -> Callable[[Results], float]:
+    return lambda results: _key(*over)(results) / _key(*under)(results)
+
+
+def _best_peer_loss(results: Results) -> float:
+    """Loss of goodput over that of the best peer."""
+    peers = max(results["torchft"], results["ray_train"])
+    return float((1 - results["elastix"]) / (1 - peers))
+
+
+def _prediction_error(results: Results) -> float:
+    """Relative error of the predicted loss of goodput."""
+    loss = 1 - results["elastix"]
+    return float(abs((1 - results["predicted_elastix"]) - loss) / loss)
+
+
+_STORE = (
+    ("bytes_ratio", "bytes for 200 models over unique tensor bytes", "<=", 1.01),
+    ("put_wall_ratio_raw", "durable put over raw append and sync", "<=", 1.5),
+    ("put_cpu_ratio_torch_save", "put, CPU over torch.save", "<=", 0.8),
+    ("read_cpu_ratio_memcpy", "warm full read, CPU over memcpy", "<=", 2.5),
+    ("prefix_cpu_gain_torch_load", "prefix read, CPU gain over torch.load", ">=", 10.0),
+    ("prefix_cpu_gain_safetensors", "prefix read, CPU gain over safetensors", ">=", 3.0),
+    ("lp_p50_us_100k", "nearest by prefix, 100,000 models, median, us", "<=", 50.0),
+    ("lp_p99_us_100k", "the same, 99th percentile, us", "<=", 1000.0),
+    ("lp_actor_p50_us", "the same through the actor, median, us", "<=", 2000.0),
+    ("lcs_p50_ms_100k", "nearest by common subsequence, ms", "<=", 10.0),
+    ("open_s_100k", "open with 100,000 models, s", "<=", 2.0),
+    ("rebuild_s_100k", "rebuild its index from packs, s", "<=", 60.0),
+)
+
+ROWS = (
+    Row(
+        *("overhead", "step time over DDP's, MLP", "1.00 within noise"),
+        *(_key("mlp", "ratio_median"), at_most(1.0)),
+    ),
+    Row(
+        *("overhead", "step time over DDP's, convnet", "1.00 within noise"),
+        *(_key("convnet", "ratio_median"), at_most(1.0)),
+    ),
+    Row(
+        *("recovery", "SIGKILL to agreed gradient, median, s", "<= 0.2"),
+        *(_key("elastix", "stall_s", "median"), at_most(0.2)),
+    ),
+    Row(
+        *("recovery", "SIGKILL to agreed gradient, maximum, s", "<= 0.5"),
+        *(_key("elastix", "stall_s", "max"), at_most(0.5)),
+    ),
+    Row(
+        *("recovery", "steps lost", "0"),
+        *(_key("elastix", "steps_lost"), at_most(0), "{:.0f}"),
+    ),
+    Row(
+        *("recovery", "samples dropped", "0"),
+        *(_key("elastix", "samples_dropped"), at_most(0), "{:.0f}"),
+    ),
+    Row(
+        *("recovery", "samples repeated", "0"),
+        *(_key("elastix", "samples_repeated"), at_most(0), "{:.0f}"),
+    ),
+    Row(
+        *("recovery", "survivors' longest gap when a worker joins, in steps", "<= 1"),
+        *(_key("elastix", "join_gap_steps"), at_most(1.0)),
+    ),
+    Row(
+        *("recovery", "loss to full strength with a spare, s", "<= 1"),
+        *(_key("elastix", "full_strength_spare_s"), at_most(1.0)),
+    ),
+    Row(
+        *("checkpoint", "stall over that of DCP's async save", "<= 1"),
+        *(_ratio(("stall_ms", "elastix"), ("stall_ms", "dcp_async")), at_most(1.0)),
+    ),
+    Row(
+        *("checkpoint", "CPU over that of DCP's async save", "<= 0.8"),
+        *(_ratio(("cpu_s", "elastix"), ("cpu_s", "dcp_async")), at_most(0.8)),
+    ),
+    Row(
+        *("checkpoint", "accepted checkpoints that survive a rank's death", "1.00"),
+        *(_key("survived_share", "elastix"), at_least(1.0)),
+    ),
+    Row(
+        *("goodput", "goodput with a kill every 30 s", ">= 0.90"),
+        *(_key("elastix"), at_least(0.9)),
+    ),
+    Row(
+        *("goodput", "loss of goodput over the best peer's", "<= 0.5"),
+        *(_best_peer_loss, at_most(0.5)),
+    ),
+    Row(
+        *("goodput", "error of the predicted loss", "<= 0.2"),
+        *(_prediction_error, at_most(0.2)),
+    ),
+    *(
+        Row(
+            *("store", what, f"{sign} {bar:g}", _key(key)),
+            *(at_most(bar) if sign == "<=" else at_least(bar), "{:.3g}"),
+        )
+        for key, what, sign, bar in _STORE
+    ),
+    Row(
+        *("executor", "no-op trials per second", ">= 150"),
+        *(_key("trials_per_s", "elastix_pool"), at_least(150), "{:.0f}"),
+    ),
+    Row(
+        *("executor", "over Tune with reuse_actors", ">= 10"),
+        *(_ratio(("trials_per_s", "elastix_pool"), ("trials_per_s", "tune_reuse")), at_least(10)),
+    ),
+    Row(
+        *("executor", "over DeepHyper's Ray evaluator", ">= 3"),
+        *(_ratio(("trials_per_s", "elastix_pool"), ("trials_per_s", "deephyper_ray")), at_least(3)),
+    ),
+    Row(
+        *("inherit", "LCS over none, mean score of evolved candidates", ">= +0.20"),
+        lambda r: r["lcs"]["evolved_mean"] - r["none"]["evolved_mean"],
+        *(at_least(0.2), "{:+.2f}"),
+    ),
+    Row(
+        *("inherit", "share of candidates over 0.8, LCS over none", ">= 3"),
+        *(_ratio(("lcs", "share_over_080"), ("none", "share_over_080")), at_least(3)),
+    ),
+)
+
+
+def table(folder: Path = RESULTS) -> str:
+    """The table in Markdown: what, goal, measured, and how it was measured.
+
+    Args:
+        folder: with the result files and about.json.
+    """
+    about = _read(folder / ABOUT) or {}
+    lines = ["| what | goal | measured | |", "|---|---|---|---|"]
+    for benchmark in dict.fromkeys(row.benchmark for row in ROWS):
+        results = _read(folder / f"{benchmark}.json")
+        lines.append(f"| **`python -m benchmarks.{benchmark}`** {_when(about, benchmark)} | | | |")
+        lines += [_line(row, results) for row in ROWS if row.benchmark == benchmark]
+    return "\n".join(lines)
+
+
+def _line(row: Row, results: Results | None) -> str:
+    try:
+        value = row.measure(results or {})
+    except (KeyError, TypeError, ZeroDivisionError):
+        return f"| {row.what} | {row.goal} | not measured | |"
+    verdict = "" if row.reached(value) else "**missed**"
+    return f"| {row.what} | {row.goal} | {row.shown.format(value)} | {verdict} |"
+
+
+def _when(about: Results, benchmark: str) -> str:
+    if benchmark not in about:
+        return ""
+    entry = about[benchmark]
+    return f"({entry['date'][:10]}, {entry['cores']} cores)"
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def updated(text: str, content: str) -> str:
+    """`text` with `content` between its markers.
+
+    Raises:
+        ValueError: the markers are not there.
+    """
+    before, begin, rest = text.partition(MARKERS[0])
+    _, end, after = rest.partition(MARKERS[1])
+    if not (begin and end):
+        raise ValueError(f"no {MARKERS[0]} ... {MARKERS[1]} to write between")
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--update", type=Path, help="Markdown file with the markers")
+    options = parser.parse_args()
+    if options.update is None:
+        sys.stdout.write(table() + "\n")
+        return
+    text = options.update.read_text(encoding="utf-8")
+    options.update.write_text(updated(text, table()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
