@@ -20,6 +20,8 @@ from elastix.state import Ref
 if TYPE_CHECKING:
     from ConfigSpace import ConfigurationSpace
 
+    from elastix.search.space import Space
+
 Config = Mapping[str, Any]
 """A configuration: plain JSON values, block sequences as lists of mappings."""
 
@@ -202,7 +204,9 @@ class Searcher(Protocol):
     are part of it.
     """
 
-    def start(self, space: "ConfigurationSpace", *, objectives: int = 1, seed: int = 0) -> None:
+    def start(
+        self, space: "Space | ConfigurationSpace", *, objectives: int = 1, seed: int = 0
+    ) -> None:
         """Take the space. How many losses a trial will have is `objectives`.
 
         Raises:
