@@ -11,7 +11,14 @@ from typing import Any
 from rich.console import Console as Terminal
 from rich.markup import escape
 
-from elastix.events import CampaignEnded, CampaignStarted, Event, TrialEnded, TrialLost, TrialStarted
+from elastix.events import (
+    CampaignEnded,
+    CampaignStarted,
+    Event,
+    TrialEnded,
+    TrialLost,
+    TrialStarted,
+)
 
 _PROGRESS_S = {True: 5.0, False: 30.0}  # on a terminal, in a log
 
@@ -130,4 +137,3 @@ class TrialsConsole:
 
 def _number(value: Any) -> str:  # noqa: ANN401 - any metric
     return f"{value:.4g}" if isinstance(value, int | float) else str(value)
-

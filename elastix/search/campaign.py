@@ -23,7 +23,7 @@ from ConfigSpace import ConfigurationSpace
 
 from elastix.config import Budget, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from elastix.errors import ConfigError, Conflict, ElastixError, NotFound, StoreError
-from elastix.events import CampaignEnded, CampaignStarted, Event, Events
+from elastix.events import CampaignEnded, CampaignStarted, Events
 from elastix.observe.journal import Journal
 from elastix.observe.trials import TrialsConsole
 from elastix.search.book import Book, Role
@@ -73,7 +73,7 @@ class Campaign:
         ConfigError: something given here cannot work. Nothing was started.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a separate decision of the user, all but three optional
+    def __init__(
         self,
         train: TrainFunction,
         *,
@@ -156,9 +156,7 @@ class Campaign:
             finally:
                 executor.close()
 
-    def _carry_out(
-        self, book: Book, searcher: Searcher, executor: Executor, same: bool
-    ) -> Results:
+    def _carry_out(self, book: Book, searcher: Searcher, executor: Executor, same: bool) -> Results:
         directory = self._run.directory
         bus = Events()
         console = TrialsConsole(self.name, directory, self._budget.trials, quiet=self._quiet)
@@ -184,14 +182,12 @@ class Campaign:
             )
             known = loop.restore(same)
             bus.emit(self._started(known))
-            outcome, message = "finished", ""
+            outcome, message = "interrupted", "run() again goes on"
             try:
                 loop.run()
+                outcome, message = "finished", ""
             except ElastixError as error:
                 outcome, message = "failed", str(error)
-                raise
-            except KeyboardInterrupt:
-                outcome, message = "interrupted", "Ctrl-C; run() again goes on"
                 raise
             finally:
                 results = Results.of(book, self._run.store)

@@ -391,11 +391,12 @@ class Loop:
         """At a rung. The verdict fell with its last report; one that may go on waits its turn."""
         self._settle(case, ended, TrialState.PAUSED)
         case.kept = len(case.results)
-        number = case.trial.number
-        if self._rungs is None or not case.trial.losses:
-            self._queue(case)
-        elif self._rungs.report(number, len(case.results), case.trial.losses) is Verdict.CONTINUE:
-            self._queue(case)
+        if self._rungs is not None and case.trial.losses:
+            level = len(case.results)
+            verdict = self._rungs.report(case.trial.number, level, case.trial.losses)
+            if verdict is not Verdict.CONTINUE:
+                return
+        self._queue(case)
 
     def _finish(self, case: _Case, ended: Ended) -> None:
         state = TrialState.STOPPED if case.stop and ended.kind == "halted" else TrialState.FINISHED
@@ -480,11 +481,12 @@ class Loop:
         )
 
     def _is_best(self, trial: Trial) -> bool:
-        """Whether nothing so far dominates it; keeps the front."""
-        if any(dominates(other, trial.losses) for other in self._front):
+        """Whether nothing so far is as good or dominates it; keeps the front."""
+        losses = tuple(trial.losses)
+        if any(other == losses or dominates(other, losses) for other in self._front):
             return False
-        self._front = [other for other in self._front if not dominates(trial.losses, other)]
-        self._front.append(trial.losses)
+        self._front = [other for other in self._front if not dominates(losses, other)]
+        self._front.append(losses)
         return True
 
     # ------------------------------------------------------------------ the control from scratch

@@ -231,6 +231,6 @@ def _row(trial: Trial, role: str) -> dict[str, Any]:
 
 def _column(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} or len(kinds) <= 1 and not kinds & {list, dict, tuple}:
+    if kinds <= {int, float} or (len(kinds) <= 1 and not kinds & {list, dict, tuple}):
         return values
     return [None if value is None else json.dumps(value) for value in values]

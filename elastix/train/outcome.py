@@ -60,9 +60,7 @@ def run_train(
             step=member.step,
         )
     except Halted:
-        return Outcome(
-            kind="halted", epochs=member.epochs, rank=member.rank, step=member.step
-        )
+        return Outcome(kind="halted", epochs=member.epochs, rank=member.rank, step=member.step)
     except Fenced as fenced:
         return Outcome(kind="fenced", step=member.step, summary=str(fenced))
     except QuorumLost as error:

@@ -4,7 +4,6 @@ The run is that of an ElasticTrainer, with its controller and workers; it surviv
 by forward recovery. Not here: what becomes of the trial when this actor dies (pool).
 """
 
-import logging
 import os
 import threading
 import time
@@ -13,14 +12,13 @@ from collections.abc import Sequence
 import ray
 
 from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.data.audit import Audit
 from elastix.errors import ConfigError, ElastixError, QuorumLost, TooManyFailures, WorkerFailed
-from elastix.events import Event, StateStored, StepCommitted
+from elastix.events import Event, StateStored
 from elastix.search.executors.alone import Findings
 from elastix.search.executors.seat import Reports
 from elastix.search.executors.work import Ended, Progress, TrainFunction, Work
 from elastix.train.trainer import ElasticTrainer
-
-logger = logging.getLogger(__name__)
 
 
 class GroupWorker:
@@ -100,7 +98,8 @@ class _Run:
     ) -> Ended:
         work = self._work
         started_s = time.time()
-        kind, error, trace = "finished", None, ""
+        kind, trace = "finished", ""
+        error: ElastixError | None = None
         try:
             trainer = ElasticTrainer(
                 train,
@@ -111,7 +110,8 @@ class _Run:
                 failure=failure,
                 quiet=True,
             )
-            trainer.as_trial(work.heritage, work.until_reports, self._watch).fit()
+            result = trainer.as_trial(work.heritage, work.until_reports, self._watch).fit()
+            self._epochs = _epochs(result.audit) or float(len(self._found.results))
             kind = "paused" if self._reason == "paused" else "finished"
         except KeyboardInterrupt:
             kind = "halted"
@@ -143,6 +143,11 @@ class _Run:
                 self._reason = event.reason
         if self._halt.is_set():
             raise KeyboardInterrupt
+
+
+def _epochs(account: Audit) -> float:
+    """Passes over the data of the first loader, over all parts of the run."""
+    return next((loader.samples / loader.length for loader in account.loaders), 0.0)
 
 
 def _first_line(error: BaseException | None) -> str:
