@@ -22,8 +22,9 @@ SPACE = ConfigurationSpace(name="tiny", space=[Float("x", (0.0, 1.0)), Integer("
 class Drawing:
     """Proposes at random, each with the best model so far as its parent. Tells what it was told."""
 
-    def __init__(self, limit=None):
+    def __init__(self, limit=None, **extra):
         self.limit = limit
+        self.extra = extra
         self.told = []
         self.asked = 0
         self.best = None
@@ -38,7 +39,9 @@ class Drawing:
         self.asked += n
         parent = (self.best.ref, self.best.number) if self.best else (None, None)
         return [
-            Suggestion({"x": self.random.random(), "depth": self.random.randint(1, 3)}, *parent)
+            Suggestion(
+                {"x": self.random.random(), "depth": self.random.randint(1, 3), **self.extra}, *parent
+            )
             for _ in range(n)
         ]
 
@@ -89,8 +92,8 @@ def half_finite(ctx):
 
 
 def diary(ctx):
-    """A no-op that writes down that it ran, one line each, durable as far as a SIGKILL goes."""
-    with Path(os.environ["ELASTIX_TEST_DIARY"]).open("a") as file:
+    """A no-op that writes down that it runs: a line that survives a SIGKILL."""
+    with Path(ctx.config["diary"]).open("a") as file:
         file.write(json.dumps({"key": config_key(ctx.config), "pid": os.getpid()}) + "\n")
     time.sleep(0.02 * ctx.config["x"])
     ctx.report(score=ctx.config["x"])
@@ -98,7 +101,7 @@ def diary(ctx):
 
 def dies_once(ctx):
     """Takes its worker with it the first time."""
-    mark = Path(os.environ["ELASTIX_TEST_DIARY"]) / f"{ctx.config['x']}"
+    mark = Path(ctx.config["marks"]) / f"{ctx.config['x']}"
     if ctx.config["depth"] == 2 and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -20,6 +20,19 @@ class TestLocal(ExecutorContract):
 
 
 @pytest.mark.usefixtures("cluster")
+class TestTune(ExecutorContract):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path):
+        self.storage = str(tmp_path / "tune")
+
+    def make(self):
+        from elastix.search.executors.tune import Tune
+
+        scaling = ScalingConfig(cpus_per_worker=0.5)
+        return Tune(parallel=2, scaling=scaling, storage_path=self.storage)
+
+
+@pytest.mark.usefixtures("cluster")
 class TestPool(ExecutorContract):
     def make(self):
         from elastix.search.executors.pool import Pool

@@ -98,11 +98,10 @@ class Pool:
         self._recruit()
 
     def reach(self, store: str) -> Opens:
-        """One host shares a directory; on several, an actor owns the index."""
-        if sum(bool(node["Alive"]) for node in ray.nodes()) == 1 and "://" not in store:
-            return Shelf(store)
-        self._server = StoreServer.start(store)
-        return self._server
+        """See Executor."""
+        found = reach(store)
+        self._server = found if isinstance(found, StoreServer) else None
+        return found
 
     @property
     def room(self) -> int:
@@ -290,6 +289,13 @@ class Pool:
                 f"{ray.available_resources()}. Nothing is lost. Stop what else runs on the "
                 "cluster, or wait longer."
             )
+
+
+def reach(store: str) -> Opens:
+    """Workers on one host share a directory; on several, an actor owns the index."""
+    if sum(bool(node["Alive"]) for node in ray.nodes()) == 1 and "://" not in store:
+        return Shelf(store)
+    return StoreServer.start(store)
 
 
 def _end(seat: _Seat) -> None:
