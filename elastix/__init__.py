@@ -6,14 +6,16 @@ The public API and nothing else; the lineage model store is `elastix.Store`.
 import importlib as _importlib
 import typing as _typing
 
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import Budget, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from elastix.errors import (
     ConfigError,
     Conflict,
     Corrupt,
     ElastixError,
     EmptySpace,
+    EveryTrialFailed,
     Full,
+    NeverReported,
     NotFound,
     QuorumLost,
     ReadOnly,
@@ -30,9 +32,13 @@ from elastix.store import Store
 from elastix.train.context import Context
 
 if _typing.TYPE_CHECKING:
+    from elastix.search.campaign import Campaign
+    from elastix.search.results import Results
     from elastix.train.trainer import ElasticTrainer, Result
 
 __all__ = [
+    "Budget",
+    "Campaign",
     "CheckpointConfig",
     "ConfigError",
     "Conflict",
@@ -41,13 +47,16 @@ __all__ = [
     "ElasticTrainer",
     "ElastixError",
     "EmptySpace",
+    "EveryTrialFailed",
     "FailureConfig",
     "Full",
+    "NeverReported",
     "NotFound",
     "QuorumLost",
     "ReadOnly",
     "Ref",
     "Result",
+    "Results",
     "RunConfig",
     "ScalingConfig",
     "SearchError",
@@ -61,11 +70,16 @@ __all__ = [
     "WorkerFailed",
 ]
 
-_ON_RAY = ("ElasticTrainer", "Result")
+_LATER = {
+    "Campaign": "elastix.search.campaign",
+    "ElasticTrainer": "elastix.train.trainer",
+    "Result": "elastix.train.trainer",
+    "Results": "elastix.search.results",
+}
 
 
 def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked for
-    """Import what needs Ray when it is asked for: the store and the command line do not."""
-    if name in _ON_RAY:
-        return getattr(_importlib.import_module("elastix.train.trainer"), name)
+    """Import what needs Ray or a search space when it is asked for: the store needs neither."""
+    if name in _LATER:
+        return getattr(_importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'elastix' has no attribute {name!r}")

@@ -31,7 +31,7 @@ from elastix.errors import ConfigError
 from elastix.search.heritage import Shelf, Terms, TrialHeritage
 from elastix.search.inherit import Mode, Provider
 from elastix.search.space import Space
-from elastix.search.trial import Objectives, Searcher, Suggestion, Trial, TrialState
+from elastix.search.trial import Objectives, Searcher, Trial, TrialState
 from elastix.state import Ref, State
 from elastix.train.heritage import Leaving
 

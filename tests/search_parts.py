@@ -40,7 +40,8 @@ class Drawing:
         parent = (self.best.ref, self.best.number) if self.best else (None, None)
         return [
             Suggestion(
-                {"x": self.random.random(), "depth": self.random.randint(1, 3), **self.extra}, *parent
+                {"x": self.random.random(), "depth": self.random.randint(1, 3), **self.extra},
+                *parent,
             )
             for _ in range(n)
         ]
