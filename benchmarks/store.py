@@ -3,8 +3,16 @@
     python -m benchmarks.store --out FILE.json [--models 200] [--stored 100000]
 
 Everything is read from and written to the same file system; what must be durable is synced by
-each of them in the same way. `_cpu` is process CPU seconds, `_wall` elapsed seconds. A warm read
-ends with every byte copied into tensors that exist already, as `load_state_dict` does it.
+each of them in the same way. `_cpu` is process CPU seconds, `_wall` elapsed seconds. All take
+turns, many times; a ratio is the median over the rounds, and `_spread` the smallest and largest.
+
+Reads are warm: files in the page cache, digests compared before (the store compares each tensor's
+once in a process; the others compare none). A full read ends with every byte copied into tensors
+that exist already, as `load_state_dict` does it. A read of a prefix (the first 3 layers of 12)
+ends when its tensors are handed out: the store and safetensors map them, torch.load reads the
+file. `prefix_copied_` is the same with every byte copied out; no store can gain more there than
+`prefix_copied_cpu_gain_safetensors_limit`, which is what memcpy alone takes. `small_` repeats it
+with models of 200 kB, such as a search for small networks has them.
 """
 
 import argparse
@@ -37,23 +45,46 @@ from elastix.store.packs import SEAL_AT_BYTES, LocalPacks
 from elastix.store.records import Header, Kind, Model
 
 Tensors = dict[str, torch.Tensor]
+PREFIX = 3  # layers
+SMALL_WIDTH = 64
 
 
 @dataclass
-class Clock:
-    """Adds up elapsed and CPU seconds."""
+class Laps:
+    """Elapsed and CPU seconds of one contestant, a pair for each turn that it had."""
 
-    wall: float = 0.0
-    cpu: float = 0.0
-    _began: tuple[float, float] = field(default=(0.0, 0.0))
+    turns: list[tuple[float, float]] = field(default_factory=list)
+    _began: tuple[float, float] = (0.0, 0.0)
 
-    def __enter__(self) -> "Clock":
+    def __enter__(self) -> "Laps":
         self._began = time.perf_counter(), time.process_time()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.wall += time.perf_counter() - self._began[0]
-        self.cpu += time.process_time() - self._began[1]
+        now = time.perf_counter(), time.process_time()
+        self.turns.append((now[0] - self._began[0], now[1] - self._began[1]))
+
+    @property
+    def wall(self) -> float:
+        """Seconds of all turns."""
+        return sum(wall for wall, _ in self.turns)
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds of all turns."""
+        return sum(cpu for _, cpu in self.turns)
+
+    def rounds(self, turns: int) -> "Laps":
+        """Every so many turns as one."""
+        groups = [self.turns[i : i + turns] for i in range(0, len(self.turns), turns)]
+        return Laps([(sum(w for w, _ in g), sum(c for _, c in g)) for g in groups])
+
+
+def ratios(name: str, over: Laps, under: Laps, what: str = "cpu") -> dict[str, Any]:
+    """Turn by turn: the median of `over / under`, and the extremes."""
+    place = ("wall", "cpu").index(what)
+    found = [a[place] / b[place] for a, b in zip(over.turns, under.turns, strict=True)]
+    return {name: statistics.median(found), f"{name}_spread": [min(found), max(found)]}
 
 
 def synced(path: Path) -> None:
@@ -82,9 +113,14 @@ SAVERS: dict[str, tuple[str, Callable[[Tensors, Path], None]]] = {
 }
 
 
-def writing(root: Path, models: int) -> dict[str, Any]:
-    """The trace into the store, into files, and its new bytes into one raw file; taking turns."""
-    clocks = {name: Clock() for name in ("store", "raw", *SAVERS)}
+def writing(root: Path, models: int, width: int, kept: Sequence[int]) -> dict[str, Any]:
+    """The trace into the store, into files, and its new bytes into one raw file; taking turns.
+
+    Files other than those of the models `kept` are removed at once: ten gigabytes of them would
+    push everything out of the page cache.
+    """
+    laps = {name: Laps() for name in ("store", "raw", *SAVERS)}
+    file_bytes = dict.fromkeys(SAVERS, 0)
     seen: set[int] = set()
     refs: list[Ref] = []
     unique = logical = 0
@@ -93,7 +129,7 @@ def writing(root: Path, models: int) -> dict[str, Any]:
     raw = os.open(root / "raw", os.O_WRONLY | os.O_CREAT)
     with Store(root / "store") as store:
         store.put(State({"warm": torch.ones(1)}))
-        for number, step in enumerate(store_trace.trace(models)):
+        for number, step in enumerate(store_trace.trace(models, width=width)):
             new = [t for t in step.tensors.values() if t.data_ptr() not in seen]
             keep_alive.extend(new)
             seen.update(t.data_ptr() for t in new)
@@ -101,6 +137,7 @@ def writing(root: Path, models: int) -> dict[str, Any]:
             logical += sum(t.nbytes for t in step.tensors.values())
             parents = () if step.parent is None else (refs[step.parent],)
             state = State(step.tensors, {"number": number}, parents)
+            paths = {name: root / name / f"{number}{SAVERS[name][0]}" for name in SAVERS}
 
             def put(state: State = state) -> None:
                 refs.append(store.put(state))
@@ -110,32 +147,39 @@ def writing(root: Path, models: int) -> dict[str, Any]:
                     os.write(raw, tensor.numpy().data)
                 os.fdatasync(raw)
 
-            def save(name: str, tensors: Tensors = step.tensors, number: int = number) -> None:
-                suffix, saver = SAVERS[name]
-                path = root / name / f"{number}{suffix}"
-                saver(tensors, path)
-                synced(path)
+            def save(
+                name: str, tensors: Tensors = step.tensors, paths: dict[str, Path] = paths
+            ) -> None:
+                SAVERS[name][1](tensors, paths[name])
+                synced(paths[name])
 
             turns: dict[str, Callable[[], None]] = {"store": put, "raw": write_raw}
             turns |= {name: partial(save, name) for name in SAVERS}
             order = list(turns)
             for name in order[number % len(order) :] + order[: number % len(order)]:
-                with clocks[name]:  # whoever is first finds cold caches: they take turns at that
+                with laps[name]:  # whoever is first finds cold caches: they take turns at that
                     turns[name]()
+            for name, path in paths.items():
+                file_bytes[name] += path.stat().st_size
+                if number not in kept:
+                    path.unlink()
     os.close(raw)
+    (root / "raw").unlink()
+    rounds = {name: lap.rounds(max(1, models // 10)) for name, lap in laps.items()}
     found: dict[str, Any] = {
         "trace_models": models,
         "trace_unique_bytes": unique,
         "trace_logical_over_unique": logical / unique,
         "bytes_ratio": bytes_below(root / "store") / unique,
-        "put_wall_ratio_raw": clocks["store"].wall / clocks["raw"].wall,
-        "put_cpu_ratio_torch_save": clocks["store"].cpu / clocks["torch_save"].cpu,
-        "put_ms": 1e3 * clocks["store"].wall / models,
     }
-    for name, clock in clocks.items():
-        found[f"write_{name}_wall_s"], found[f"write_{name}_cpu_s"] = clock.wall, clock.cpu
+    found |= ratios("put_wall_ratio_raw", rounds["store"], rounds["raw"], "wall")
+    found |= ratios("put_cpu_ratio_torch_save", rounds["store"], rounds["torch_save"])
+    found |= ratios("put_cpu_ratio_safetensors", rounds["store"], rounds["safetensors"])
+    found["put_ms"] = 1e3 * statistics.median(wall for wall, _ in laps["store"].turns)
+    for name, lap in laps.items():
+        found[f"write_{name}_wall_s"], found[f"write_{name}_cpu_s"] = lap.wall, lap.cpu
     for name in SAVERS:
-        found[f"bytes_ratio_{name}"] = bytes_below(root / name) / unique
+        found[f"bytes_ratio_{name}"] = file_bytes[name] / unique
     return found
 
 
@@ -157,66 +201,73 @@ def fill(target: Tensors, source: Tensors | Any) -> None:  # noqa: ANN401 - any 
         tensor.copy_(source[name])
 
 
-def reading(root: Path, models: int) -> dict[str, Any]:
-    """Warm full reads and reads of the first three layers, every byte copied out."""
-    picked = range(0, models, max(1, models // 40))
-    clocks: dict[str, Clock] = {}
+def readers(
+    root: Path, store: Store, ref: Ref, number: int, whole: Tensors, part: Tensors, own: Tensors
+) -> dict[str, Callable[[], object]]:
+    """Every way to read one model, and the part of it that `part` names."""
+    pt, st = root / f"torch_save/{number}.pt", root / f"safetensors/{number}.safetensors"
+    h5 = root / f"hdf5/{number}.h5"
+    pattern = [f"layers.{layer}.*" for layer in range(PREFIX)]
+    mapped = partial(torch.load, mmap=True)
+    return {
+        "memcpy": partial(fill, whole, own),
+        "store": partial(read_store, store, ref, "*", whole),
+        "torch_load": partial(read_file, torch.load, pt, whole),
+        "safetensors": partial(read_file, load_file, st, whole),
+        "hdf5": partial(read_file, load_h5, h5, whole),
+        "prefix_store": partial(store.get, ref, pattern),
+        "prefix_torch_load": partial(torch.load, pt),
+        "prefix_torch_load_mmap": partial(mapped, pt),
+        "prefix_safetensors": partial(slices, st, part),
+        "prefix_copied_memcpy": partial(fill, part, own),
+        "prefix_copied_store": partial(read_store, store, ref, pattern, part),
+        "prefix_copied_torch_load": partial(read_file, torch.load, pt, part),
+        "prefix_copied_safetensors": partial(read_slices, st, part),
+    }
 
-    def timed(name: str, action: Callable[[], object]) -> None:
-        with clocks.setdefault(name, Clock()):
-            action()
 
+def reading(root: Path, picked: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Warm reads of whole models and of prefixes. In each round every way reads every model."""
+    laps: dict[str, Laps] = {}
     with Store(root / "store", read_only=True) as store:
         refs = {entry.meta.get("number"): entry.ref for entry in store.log()}
-        target = {n: torch.empty_like(t) for n, t in store.get(refs[0]).tensors.items()}
-        part = {n: t for n, t in target.items() if int(n.split(".")[1]) < 3}
-        pattern = [f"layers.{layer}.*" for layer in range(3)]
-        memory = {n: {k: t.clone() for k, t in store.get(refs[n]).tensors.items()} for n in picked}
-        for round_ in range(4):
-            for number in picked:
-                ref = refs[number]
-                pt, st = (
-                    root / f"torch_save/{number}.pt",
-                    root / f"safetensors/{number}.safetensors",
-                )
-                h5 = root / f"hdf5/{number}.h5"
-                if round_ == 0:  # warm: the page cache, the digests, the allocator
-                    fill(target, store.get(ref).tensors)
-                    for path in (pt, st, h5):
-                        path.read_bytes()
-                    continue
-                own = memory[number]
-                actions: dict[str, Callable[[], object]] = {
-                    "memcpy": partial(fill, target, own),
-                    "store": partial(read_store, store, ref, "*", target),
-                    "torch_load": partial(read_file, torch.load, pt, target),
-                    "safetensors": partial(read_file, load_file, st, target),
-                    "hdf5": partial(read_file, load_h5, h5, target),
-                    "prefix_memcpy": partial(fill, part, own),
-                    "prefix_store": partial(read_store, store, ref, pattern, part),
-                    "prefix_torch_load": partial(read_file, torch.load, pt, part),
-                    "prefix_safetensors": partial(read_slices, st, part),
-                    "prefix_map_store": partial(store.get, ref, pattern),
-                    "prefix_map_torch_load": partial(torch.load, pt),
-                    "prefix_map_safetensors": partial(slices, st, part),
-                }
-                for name, action in actions.items():
-                    timed(name, action)
-    found = {
-        "read_cpu_ratio_memcpy": clocks["store"].cpu / clocks["memcpy"].cpu,
-        "read_cpu_ratio_memcpy_torch_load": clocks["torch_load"].cpu / clocks["memcpy"].cpu,
-        "read_cpu_ratio_memcpy_safetensors": clocks["safetensors"].cpu / clocks["memcpy"].cpu,
-        "read_cpu_ratio_memcpy_hdf5": clocks["hdf5"].cpu / clocks["memcpy"].cpu,
-        "prefix_cpu_gain_torch_load": clocks["prefix_torch_load"].cpu / clocks["prefix_store"].cpu,
-        "prefix_cpu_gain_safetensors": clocks["prefix_safetensors"].cpu
-        / clocks["prefix_store"].cpu,
-        "prefix_map_cpu_gain_torch_load": clocks["prefix_map_torch_load"].cpu
-        / clocks["prefix_map_store"].cpu,
-        "prefix_map_cpu_gain_safetensors": clocks["prefix_map_safetensors"].cpu
-        / clocks["prefix_map_store"].cpu,
-    }
-    for name, clock in clocks.items():
-        found[f"read_{name}_wall_s"], found[f"read_{name}_cpu_s"] = clock.wall, clock.cpu
+        whole = {n: torch.empty_like(t) for n, t in store.get(refs[picked[0]]).tensors.items()}
+        part = {n: t for n, t in whole.items() if int(n.split(".")[1]) < PREFIX}
+        ways = []
+        for number in picked:
+            own = {k: t.clone() for k, t in store.get(refs[number]).tensors.items()}
+            ways.append(readers(root, store, refs[number], number, whole, part, own))
+            for action in ways[-1].values():  # warm: the page cache, the digests, the allocator
+                action()
+        equal = all(
+            torch.equal(t, ways[-1]["prefix_safetensors"]()[n])  # type: ignore[index]
+            for n, t in ways[-1]["prefix_store"]().tensors.items()  # type: ignore[attr-defined]
+        )
+        names = list(ways[0])
+        for number in range(rounds):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                with laps.setdefault(name, Laps()):
+                    for way in ways:
+                        way[name]()
+    found: dict[str, Any] = {"prefix_equal_to_safetensors": equal}
+    found |= ratios("read_cpu_ratio_memcpy", laps["store"], laps["memcpy"])
+    for name in ("torch_load", "safetensors", "hdf5"):
+        found |= ratios(f"read_cpu_ratio_memcpy_{name}", laps[name], laps["memcpy"])
+    for kind in ("prefix", "prefix_copied"):
+        for name in ("torch_load", "safetensors"):
+            key = f"{kind}_cpu_gain_{name}"
+            found |= ratios(key, laps[f"{kind}_{name}"], laps[f"{kind}_store"])
+    found |= ratios(
+        "prefix_cpu_gain_torch_load_mmap", laps["prefix_torch_load_mmap"], laps["prefix_store"]
+    )
+    found |= ratios(
+        "prefix_copied_cpu_gain_safetensors_limit",
+        laps["prefix_copied_safetensors"],
+        laps["prefix_copied_memcpy"],
+    )
+    for name, lap in laps.items():
+        each = 1e6 * statistics.median(cpu for _, cpu in lap.turns) / len(picked)
+        found[f"read_{name}_cpu_us"] = each
     return found
 
 
@@ -308,16 +359,16 @@ def asking(root: Path, stored: int) -> dict[str, Any]:
         for _ in range(2000)
     ]
     found: dict[str, Any] = {"stored_models": stored}
-    with Clock() as clock:
+    with Laps() as laps:
         Store(root).close()
-    found["rebuild_s_100k"] = clock.wall
-    with Clock() as clock:
+    found["rebuild_s_100k"] = laps.wall
+    with Laps() as laps:
         store = Store(root)
         store.nearest(queries[0])
-    found["open_s_100k"] = clock.wall
-    with Clock() as clock:
+    found["open_s_100k"] = laps.wall
+    with Laps() as laps:
         store.nearest(queries[0], "lcs")
-    found["first_lcs_s_100k"] = clock.wall
+    found["first_lcs_s_100k"] = laps.wall
     with store:
         lp = latencies(store.nearest, queries)
         lcs = latencies(lambda query: store.nearest(query, "lcs"), queries[:200])
@@ -406,12 +457,26 @@ BARS: dict[str, tuple[str, float]] = {
 }
 
 
+def show(found: dict[str, Any]) -> None:
+    """A line for each number, those with a bar beside it."""
+    for name, value in found.items():
+        if name.endswith("_spread"):
+            continue
+        sign, bar = BARS.get(name, ("", 0.0))
+        words = [f"{sign} {bar:g}", "held" if (value <= bar) == (sign == "<=") else "MISSED"]
+        low, high = found.get(f"{name}_spread", (None, None))
+        spread = "" if low is None else f"({low:.3g} to {high:.3g})"
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        print(f"{name:46} {shown:>12}  {' '.join([*(words if sign else []), spread])}".rstrip())
+
+
 def main() -> int:
     """Run everything, print it beside the bars, write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--stored", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=13, help="of reading")
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -419,21 +484,23 @@ def main() -> int:
     gc.freeze()  # the imported modules' objects are traversed at nobody's cost
     root = Path(tempfile.mkdtemp(dir=options.folder))
     try:
-        found = writing(root, options.models)
-        found |= reading(root, options.models)
+        picked = range(0, options.models, max(1, options.models // 40))
+        found = writing(root / "large", options.models, store_trace.WIDTH, picked)
+        found |= reading(root / "large", picked, options.rounds)
         keep_alive.clear()
+        shutil.rmtree(root / "large")
+        small = writing(root / "small", options.models, SMALL_WIDTH, picked)
+        small |= reading(root / "small", picked, options.rounds)
+        keep_alive.clear()
+        found |= {f"small_{name}": value for name, value in small.items()}
         found |= asking(root / "many", options.stored)
         found |= asking_an_actor(root / "many")
     finally:
         shutil.rmtree(root)
-    for name, value in found.items():
-        sign, bar = BARS.get(name, ("", 0.0))
-        held = "" if not sign else "held" if (value <= bar) == (sign == "<=") else "MISSED"
-        shown = f"{value:.4g}" if isinstance(value, float) else value
-        print(f"{name:36} {shown!s:>14}  {sign} {bar or ''} {held}".rstrip())
+    show(found)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if found["equal_to_oracle"] else 1
+    return 0 if found["equal_to_oracle"] and found["prefix_equal_to_safetensors"] else 1
 
 
 if __name__ == "__main__":

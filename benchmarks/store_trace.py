@@ -20,7 +20,7 @@ class Step:
     tensors: dict[str, torch.Tensor]
 
 
-def trace(models: int, seed: int = 0) -> Iterator[Step]:
+def trace(models: int, seed: int = 0, width: int = WIDTH) -> Iterator[Step]:
     """Each model keeps the first layers of a recent one and has trained the others."""
     choose = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -30,7 +30,7 @@ def trace(models: int, seed: int = 0) -> Iterator[Step]:
         keep = choose.randint(1, 9) if parent is not None else 0
         tensors = {}
         for layer in range(LAYERS):
-            for name, shape in (("weight", (WIDTH, WIDTH)), ("bias", (WIDTH,))):
+            for name, shape in (("weight", (width, width)), ("bias", (width,))):
                 key = f"layers.{layer}.{name}"
                 if parent is not None and layer < keep:
                     tensors[key] = made[parent][key]

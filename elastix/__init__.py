@@ -6,7 +6,14 @@ The public API and nothing else; the lineage model store is `elastix.Store`.
 import importlib as _importlib
 import typing as _typing
 
-from elastix.config import Budget, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import (
+    Budget,
+    CheckpointConfig,
+    FailureConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from elastix.errors import (
     ConfigError,
     Conflict,
@@ -55,6 +62,7 @@ __all__ = [
     "QuorumLost",
     "ReadOnly",
     "Ref",
+    "RestoreConfig",
     "Result",
     "Results",
     "RunConfig",

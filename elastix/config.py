@@ -43,14 +43,16 @@ class ScalingConfig(_Config):
     """How many workers, and what each of them occupies.
 
     Attributes:
-        num_workers: a fixed number, or (min, max). A run starts with as many as fit, and goes on
-            while at least min are left.
+        num_workers: a fixed number, or (min, max). A run starts with as many as fit, grows up to
+            max as room comes up on the cluster, and goes on while at least min are left.
+        spares: further workers that are up and wait: they make a loss good at the next boundary.
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
         placement: strategy of the Ray placement group.
     """
 
     num_workers: int | tuple[int, int] = 1
+    spares: int = 0
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     placement: Placement = "SPREAD"
@@ -76,6 +78,10 @@ class ScalingConfig(_Config):
             self.cpus_per_worker >= 0 and self.gpus_per_worker >= 0,
             f"cpus_per_worker={self.cpus_per_worker} and gpus_per_worker={self.gpus_per_worker} "
             "must not be negative.",
+        )
+        _require(
+            type(self.spares) is int and self.spares >= 0,
+            f"spares must be a whole number >= 0, not {self.spares!r}.",
         )
         _require(
             self.placement in _PLACEMENTS,
@@ -174,12 +180,23 @@ class CheckpointConfig(_Config):
     """When States are stored while a run goes on. The final State is always stored.
 
     Attributes:
-        every_steps: store a State after every so many steps; None for the final one alone.
-        keep_last: how many of them to keep; None keeps all.
+        every_steps: store a State after every so many steps; None: not for that reason.
+        every_s: and whenever so many seconds have passed since the last one.
+        keep_last: how many of the latest to keep; None keeps all.
+        best: name of a metric; a State is stored when `ctx.report` gives a new best of it.
+        mode: whether "min" or "max" of it is best.
+        keep_best: how many of the best to keep beside the latest.
+        wait: stop training until each State is stored. Training goes on meanwhile by default, and
+            waits only if the next is due before the one before is stored.
     """
 
     every_steps: int | None = None
+    every_s: float | None = None
     keep_last: int | None = 2
+    best: str | None = None
+    mode: Literal["min", "max"] = "max"
+    keep_best: int = 1
+    wait: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "keep_last"):
@@ -188,6 +205,41 @@ class CheckpointConfig(_Config):
                 value is None or (type(value) is int and value >= 1),
                 f"{name} must be a whole number >= 1 or None, not {value!r}.",
             )
+        _require(
+            self.every_s is None or self.every_s > 0,
+            f"every_s must be > 0 or None, not {self.every_s!r}.",
+        )
+        _require(self.mode in ("min", "max"), f"mode must be 'min' or 'max', not {self.mode!r}.")
+        _require(
+            type(self.keep_best) is int and self.keep_best >= 0,
+            f"keep_best must be a whole number >= 0, not {self.keep_best!r}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreConfig(_Config):
+    """Where a run goes on, if not from its last State.
+
+    Attributes:
+        step: go back to the stored State of this step; what came after it is void, and the States
+            of later steps are dropped. None: the last State.
+        leave_out: steps, by number, whose samples are not used again: those that the journal has
+            for them and that come after the State. They are left out for good.
+    """
+
+    step: int | None = None
+    leave_out: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "leave_out", tuple(self.leave_out))
+        _require(
+            self.step is None or (type(self.step) is int and self.step >= 0),
+            f"step must be a whole number >= 0 or None, not {self.step!r}.",
+        )
+        _require(
+            all(type(step) is int and step >= 1 for step in self.leave_out),
+            f"leave_out has the numbers of steps, counted from 1, not {self.leave_out!r}.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +248,19 @@ class FailureConfig(_Config):
 
     Attributes:
         max_worker_losses: give up with TooManyFailures after more than this many; None never does.
-        heartbeat_timeout_s: a worker silent for so long is killed and counts as lost.
+        hang_timeout_s: a worker that is silent for so long, or for which all others have waited so
+            long, is killed and counts as lost. For a worker's first step, while compilers and
+            caches are at work, start_timeout_s holds if it is longer.
+        evict_slower_than: let a worker go whose part of a step takes so many times as long as the
+            others'; None only reports it (from 1.5 on).
         wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
         start_timeout_s: how long a run may take to find room on the cluster and form its group.
         replace: start a replacement for each lost worker.
     """
 
     max_worker_losses: int | None = None
-    heartbeat_timeout_s: float = 10.0
+    hang_timeout_s: float = 30.0
+    evict_slower_than: float | None = None
     wait_s: float = 120.0
     start_timeout_s: float = 300.0
     replace: bool = True
@@ -214,5 +271,9 @@ class FailureConfig(_Config):
             losses is None or (type(losses) is int and losses >= 0),
             f"max_worker_losses must be a whole number >= 0 or None, not {losses!r}.",
         )
-        for name in ("heartbeat_timeout_s", "wait_s", "start_timeout_s"):
+        for name in ("hang_timeout_s", "wait_s", "start_timeout_s"):
             _require(getattr(self, name) > 0, f"{name} must be > 0, not {getattr(self, name)!r}.")
+        limit = self.evict_slower_than
+        _require(
+            limit is None or limit > 1, f"evict_slower_than must be > 1 or None, not {limit!r}."
+        )

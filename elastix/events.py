@@ -61,6 +61,14 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SamplesLeftOut(Event):
+    """These positions are not used from here on, on purpose: nobody shall miss them."""
+
+    loader: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoaderOpened(Event):
     """A data loader: its samples have positions epoch * length + k in the stream."""
 
@@ -116,6 +124,29 @@ class WorkerLost(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerLeft(Event):
+    """A worker went at a boundary, as agreed; nothing of the step was lost.
+
+    `cause` says why: "notice" (it was told that its process is to end), "draining" (its node is to
+    go), "slow", or "idle" for a spare.
+    """
+
+    worker: int
+    generation: int
+    step: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSlow(Event):
+    """A worker's own part of a step takes `factor` times as long as the others' (their median)."""
+
+    worker: int
+    step: int
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recovered(Event):
     """A survivor is out of a recovery.
 
@@ -164,14 +195,29 @@ class TensorsInherited(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StateStored(Event):
-    """A State was written and is durable."""
+    """A State is in the store, durably.
+
+    Attributes:
+        stored_bytes: payload that was new to the store.
+        store_s: from the first worker's offer to the commit.
+        stall_s: how long it held up training, on the worker where it did so longest.
+    """
 
     ref: str
     step: int
-    path: str
     reason: str
     stored_bytes: int
     store_s: float
+    stall_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateNotStored(Event):
+    """A State was to be stored and could not be; what was stored before is as it was."""
+
+    step: int
+    reason: str
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,14 +345,18 @@ _EVENTS: dict[str, type[Event]] = {
         WorkerStarted,
         GenerationFormed,
         Resumed,
+        SamplesLeftOut,
         LoaderOpened,
         StepCommitted,
         WorkerLost,
+        WorkerLeft,
+        WorkerSlow,
         Recovered,
         WorkerJoined,
         Reported,
         TensorsInherited,
         StateStored,
+        StateNotStored,
         StateDropped,
         WorkerRaised,
         RunEnded,
@@ -340,6 +390,8 @@ def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.load
     try:
         if cls is StepCommitted:
             values["batches"] = tuple(_batch(batch) for batch in values["batches"])
+        if cls is SamplesLeftOut:
+            values["spans"] = _spans(values["spans"])
         if cls is GenerationFormed:
             values["members"] = tuple(values["members"])
         return cls(**values)

@@ -125,14 +125,17 @@ def train(ctx: elastix.Context) -> None:
     model, optimizer, dataset = make(config)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
     meeting = Path(config["meeting"]) if "meeting" in config else None
-    if meeting is not None:
-        (meeting / str(ctx.worker)).touch()
+    if meeting is not None:  # ready to be let in
+        ctx.on_phase(lambda name, _: name == "wait" and (meeting / str(ctx.worker)).touch())
     model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
     loader = ctx.loader(dataset, batch_size=config.get("batch_size", 30))
     every = config.get("accumulate", 1)
     log = Path(config["log"]) / f"{ctx.worker}.jsonl" if "log" in config else None
     for epoch in loader.epochs(config.get("epochs", 2)):
         for number, (x, y) in enumerate(epoch):
+            time.sleep(config.get("step_s", 0))
+            if ctx.worker == config.get("slow_worker"):
+                time.sleep(config["slow_s"])
             last = len(epoch) == 0 or (number + 1) % every == 0
             with nullcontext() if last else ctx.accumulate():
                 (F.cross_entropy(model(x), y) / every).backward()

@@ -221,12 +221,23 @@ class Builder:
 
     def __init__(self, wiring: Wiring, done: Callable[[], None]) -> None:
         self.result: Group | BaseException | None = None
+        self.generation = wiring.generation
         self._wiring = wiring
         self._done = done
         self._lock = threading.Lock()
         self._abandoned = False
         name = f"build-{wiring.generation}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the group is there."""
+        return isinstance(self.result, Group)
+
+    @property
+    def failed(self) -> BaseException | None:
+        """Why there will be no group; None while there may be one."""
+        return self.result if isinstance(self.result, BaseException) else None
 
     def abandon(self) -> None:
         """Nobody wants the group any longer; one that is ready or under way is abandoned too."""

@@ -4,8 +4,9 @@ A Membership is a generation and its members in rank order. The Roster issues on
 
 - *urgent* ones, when a member is lost or the group is in doubt: every member drops what it waits
   for and meets the others in the new generation;
-- *proposals*, when newcomers wait: the members enter one at a step boundary that they agree on in
-  a commit round. At most one proposal is open at a time, so a newcomer may start to enter at once.
+- *proposals*, when newcomers wait or members are to leave: the members enter one at a step boundary
+  that they agree on in a commit round. A proposal with newcomers is followed by another only when
+  they are in, so a newcomer may start to enter at once.
 
 Invariants: generations only grow; an urgent membership holds only workers that have the State
 (unless nobody has it yet); a worker that was taken out never comes back under the same id.
@@ -39,21 +40,30 @@ class Roster:
     Each method takes one occurrence and returns the Membership to be pushed to its members (and
     to whoever was in the one before), or None if nothing changes.
 
+    Args:
+        founders: workers that a run begins with.
+        size: the largest group; ready workers beyond it are spares. None: as large as may be.
+
     Attributes:
         newest: the membership issued last; generation 0 without members before the first.
         holders: members known to have the State.
-        waiting: workers that are ready and in no membership.
+        waiting: workers that are ready and in no membership, spares among them.
+        leaving: members that were asked to leave and have not left.
         founded: somebody has had the State.
     """
 
-    def __init__(self, founders: int) -> None:
+    def __init__(self, founders: int, size: int | None = None) -> None:
         self.newest = Membership(0, ())
         self.holders: set[int] = set()
         self.waiting: list[int] = []
+        self.leaving: list[int] = []
         self.founded = False
         self._founders = founders
+        self._size = size
         self._finished: set[int] = set()
         self._admitted: dict[int, int] = {}  # worker to the generation that let it in
+        self._confirmed: dict[int, int] = {}  # worker to the newest generation it was in
+        self._last_with: dict[int, int] = {}  # worker to the last generation that it is in
         self._last_urgent = 0
 
     @property
@@ -72,6 +82,12 @@ class Roster:
         settled = self.holders | self._finished
         return tuple(w for w in self.newest.members if w not in settled)
 
+    @property
+    def settled(self) -> bool:
+        """Every member has confirmed to be in the newest generation, and uses no older group."""
+        newest = self.newest.generation
+        return all(self._confirmed.get(w) == newest for w in self.newest.members)
+
     def ready(self, worker: int) -> Membership | None:
         """A worker is up to `prepare` and wants to be let in."""
         self.waiting.append(worker)
@@ -83,7 +99,27 @@ class Roster:
         if worker not in self.newest.members or generation < admitted:
             return None  # it was taken out in the meantime, and will learn of it
         self.holders.add(worker)
+        self._confirmed[worker] = generation
         self.founded = True
+        return self._advance()
+
+    def leave(self, worker: int) -> Membership | None:
+        """A worker is to go, at a boundary: its node is to be taken away, or it is too slow."""
+        if worker in self.waiting:
+            self.waiting.remove(worker)  # nobody needs it; the caller ends it
+            return None
+        if worker not in self.newest.members or worker in {*self.leaving, *self._finished}:
+            return None
+        self.leaving.append(worker)
+        return self._advance()
+
+    def left(self, worker: int, generation: int) -> Membership | None:
+        """A member was let go at a boundary, where the others entered `generation`."""
+        self.holders.discard(worker)
+        if worker in self.leaving:
+            self.leaving.remove(worker)
+        if self._awaited(worker, generation):
+            return self._regroup(without=worker, cause="leave")
         return self._advance()
 
     def lost(self, worker: int) -> Membership | None:
@@ -92,7 +128,10 @@ class Roster:
             self.waiting.remove(worker)
             return None
         self.holders.discard(worker)
-        if worker not in self.newest.members or worker in self._finished:
+        goes_anyway = worker in self.leaving
+        if goes_anyway:
+            self.leaving.remove(worker)
+        if worker in self._finished or not (goes_anyway or worker in self.newest.members):
             return None
         return self._regroup(without=worker, cause="loss")
 
@@ -109,12 +148,21 @@ class Roster:
         """
         self._finished.add(worker)
         self.holders.discard(worker)
-        if worker in self.newest.members and generation < self.newest.generation:
+        if worker in self.leaving:
+            self.leaving.remove(worker)
+        if self._awaited(worker, generation):
             return self._regroup(without=worker, cause="end")
         return None
 
+    def _awaited(self, worker: int, generation: int) -> bool:
+        """Whether others may wait for it in a group that came after the one it left."""
+        return self._last_with.get(worker, 0) > generation
+
     def _regroup(self, without: int | None, cause: str) -> Membership | None:
-        rest = [w for w in self.newest.members if w != without and w not in self._finished]
+        # Whoever is to leave has its share of the step in hand until it is gone.
+        stay = [w for w in self.leaving if w not in self.newest.members and w in self.holders]
+        rest = [w for w in (*self.newest.members, *stay) if w != without]
+        rest = [w for w in rest if w not in self._finished]
         if not self.founded:
             # None or all of them have the State, and they will find out which. Nobody else may
             # come in before that.
@@ -129,24 +177,32 @@ class Roster:
         return self._issue(members, urgent=True, cause=cause)
 
     def _advance(self) -> Membership | None:
-        if not self.waiting or self._finished:
+        if self._finished:
             return None
         if not self.founded:
             if self.newest.members or len(self.waiting) < self._founders:
                 return None
-            return self._admit((), urgent=True, cause="start")
+            return self._admit((), self._founders, urgent=True, cause="start")
         if self.joining or not self.holders:
             return None
-        return self._admit(self.newest.members, urgent=False, cause="join")
+        stay = tuple(w for w in self.newest.members if w not in self.leaving)
+        room = len(self.waiting) if self._size is None else max(0, self._size - len(stay))
+        if self.waiting and room:
+            # Somebody has to give the newcomers the State, even if it is to leave.
+            return self._admit(stay or self.newest.members, room, urgent=False, cause="join")
+        if stay and stay != self.newest.members:
+            return self._issue(stay, urgent=False, cause="leave")
+        return None
 
-    def _admit(self, members: tuple[int, ...], urgent: bool, cause: str) -> Membership:
-        newcomers = tuple(sorted(self.waiting))
-        self.waiting = []
+    def _admit(self, members: tuple[int, ...], room: int, urgent: bool, cause: str) -> Membership:
+        newcomers = tuple(sorted(self.waiting)[:room])
+        self.waiting = [w for w in self.waiting if w not in newcomers]
         self._admitted |= dict.fromkeys(newcomers, self.newest.generation + 1)
         return self._issue(members + newcomers, urgent=urgent, cause=cause)
 
     def _issue(self, members: tuple[int, ...], urgent: bool, cause: str) -> Membership:
         self.newest = Membership(self.newest.generation + 1, members, urgent, cause)
+        self._last_with |= dict.fromkeys(members, self.newest.generation)
         if urgent:
             self._last_urgent = self.newest.generation
         return self.newest

@@ -24,6 +24,7 @@ class News:
         self._urgent = Membership(0, ())
         self._proposed = Membership(0, ())
         self._dismissed: Exception | None = None
+        self._on_proposal: Callable[[Membership], None] | None = None
         self.members: dict[int, tuple[int, ...]] = {}
         self.heard_at: dict[int, float] = {}
 
@@ -37,8 +38,15 @@ class News:
         """The newest proposal; to be entered at an agreed boundary if nothing urgent came after."""
         return self._proposed
 
+    def on_proposal(self, listener: Callable[[Membership], None]) -> None:
+        """Call `listener` with each new proposal, in the thread that publishes it."""
+        self._on_proposal = listener
+
     def publish(self, membership: Membership) -> None:
         """Announce a membership. Old news, arriving late, changes nothing."""
+        fresh = membership.generation > max(self._urgent.generation, self._proposed.generation)
+        if fresh and not membership.urgent and self._on_proposal is not None:
+            self._on_proposal(membership)
         with self._changed:
             self.members[membership.generation] = membership.members
             self.heard_at.setdefault(membership.generation, time.monotonic())

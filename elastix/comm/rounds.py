@@ -9,6 +9,7 @@ Not here: what an operation computes (reducer, train.context), and who decides o
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,14 @@ from elastix.state import State
 
 class Fenced(BaseException):
     """This worker was taken out of the group. Not an Exception: user code must not catch it."""
+
+
+class Released(BaseException):
+    """The others go on without this worker from here, as agreed: it was to leave."""
+
+    def __init__(self, generation: int) -> None:
+        super().__init__(f"let go at the boundary of generation {generation}")
+        self.generation = generation
 
 
 class _Superseded(Exception):
@@ -125,6 +134,8 @@ class Rounds:
         generation: the newest generation that this worker entered or tries to enter.
         operation: number of the operation in hand, or the next; -1 without the State.
         plan: the generation over whose members the next batch is split.
+        waiting: this worker is blocked, and others have to move first.
+        waited_s: how long it has been so, altogether.
     """
 
     def __init__(
@@ -156,6 +167,11 @@ class Rounds:
         self._recovering_since = 0.0
         self._rebuild_s = 0.0
         self._outcome = ""
+        self.waiting = False
+        self.waited_s = 0.0
+        self._ahead: Builder | None = None  # of the newest proposal; see _build_ahead
+        self._ahead_lock = threading.Lock()
+        news.on_proposal(self._build_ahead)
 
     # ------------------------------------------------------------------ what the worker calls
 
@@ -179,8 +195,9 @@ class Rounds:
         """
         self.layout = layout
         me = self._wiring.me
+        self._participant.phase("wait", 0)
         while self.operation < 0:
-            self._news.wait(lambda: any(m.generation > self.generation for m in self._heard()))
+            self._pass_time(lambda: any(m.generation > self.generation for m in self._heard()))
             newest = max(self._heard(), key=lambda m: m.generation)
             if me in newest.members:
                 try:
@@ -233,7 +250,11 @@ class Rounds:
         self.plan = max(self.plan, left.generation, proposal)
 
     def boundary(self) -> None:
-        """Between two steps: let agreed joiners in; wait while fewer than the minimum are left."""
+        """Between two steps: let agreed joiners in; wait while fewer than the minimum are left.
+
+        Raises:
+            Released: this worker was to leave, and the others know that it does so here.
+        """
         while True:
             try:
                 if self._news.urgent.generation > self.generation:
@@ -241,14 +262,21 @@ class Rounds:
                     self._outcome = "between steps"
                     self._tell_recovered(0)
                 elif self._agreed > self.generation:
-                    members = self._news.members[self._agreed]
-                    self._enter(Membership(self._agreed, members, urgent=False))
+                    self._enter_agreed()
                 elif self._too_few():
                     self._pause()
                 else:
                     return
             except _Superseded:
                 continue
+
+    def _enter_agreed(self) -> None:
+        members = self._news.members[self._agreed]
+        if self._wiring.me not in members:
+            # The group stays up: others may still wait for what this worker has sent there.
+            self._participant.phase("released", self._agreed)
+            raise Released(self._agreed)
+        self._enter(Membership(self._agreed, members, urgent=False))
 
     def _too_few(self) -> bool:
         """Whether to wait here; not if others are in the next operation and wait for us."""
@@ -259,7 +287,7 @@ class Rounds:
         now = self.generation
         news = self._news
         self._participant.phase("pause", now)
-        news.wait(
+        self._pass_time(
             lambda: news.dismissed is not None or any(m.generation > now for m in self._heard())
         )
         if news.dismissed is not None:
@@ -272,9 +300,21 @@ class Rounds:
         self._participant.phase(name, detail)
 
     def proposal(self) -> int:
-        """Generation of the proposal that this worker knows, 0 for none: goes into the round."""
-        proposed = self._news.proposed.generation
-        return proposed if proposed > max(self.generation, self._news.urgent.generation) else 0
+        """Generation of the proposal that this worker could enter, 0 for none.
+
+        Goes into the round: only what all could enter is agreed on, so that nobody waits for
+        connections at the boundary.
+        """
+        proposed = self._news.proposed
+        if proposed.generation <= max(self.generation, self._news.urgent.generation):
+            return 0
+        with self._ahead_lock:
+            builder = self._ahead
+        if builder is None or builder.generation != proposed.generation:
+            return 0 if self._wiring.me in proposed.members else proposed.generation
+        if builder.failed is not None:
+            self._participant.doubt(proposed.generation, builder.failed)
+        return proposed.generation if builder.ready else 0
 
     # ------------------------------------------------------------------ one operation
 
@@ -305,9 +345,18 @@ class Rounds:
 
     def _wait(self, over: Callable[[], bool]) -> None:
         """Until `over()`; what is over counts, even if there is news as well."""
-        self._news.wait(lambda: over() or self._news.urgent.generation > self.generation)
+        self._pass_time(lambda: over() or self._news.urgent.generation > self.generation)
         if not over():
             raise _Superseded
+
+    def _pass_time(self, until: Callable[[], bool]) -> None:
+        started = time.monotonic()
+        self.waiting = True
+        try:
+            self._news.wait(until)
+        finally:
+            self.waiting = False
+            self.waited_s += time.monotonic() - started
 
     # ------------------------------------------------------------------ a change of the group
 
@@ -363,7 +412,9 @@ class Rounds:
         wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
         if len(members) == 1:
             return Alone(wiring)
-        builder = Builder(wiring, self._news.notify)
+        builder = self._take_ahead(generation) if scope == "all" else None
+        if builder is None:
+            builder = Builder(wiring, self._news.notify)
         try:
             self._wait(lambda: builder.result is not None)
         except BaseException:
@@ -374,6 +425,33 @@ class Rounds:
         self._participant.doubt(generation, builder.result or RuntimeError("no group"))
         self._wait(lambda: False)
         raise _Superseded
+
+    def _build_ahead(self, proposed: Membership) -> None:
+        """Connect to the members of a proposal while training goes on in the present group.
+
+        Called by the thread that brings the news.
+        """
+        wiring = replace(self._wiring, generation=proposed.generation, members=proposed.members)
+        with self._ahead_lock:
+            outdated = self._ahead
+            if outdated is not None and outdated.generation >= proposed.generation:
+                return
+            mine = self._wiring.me in proposed.members
+            self._ahead = Builder(wiring, self._news.notify) if mine else None
+        if outdated is not None:
+            outdated.abandon()
+
+    def _take_ahead(self, generation: int) -> Builder | None:
+        """The builder of that generation, if it was begun; one of an older generation is ended."""
+        with self._ahead_lock:
+            builder = self._ahead
+            if builder is None or builder.generation > generation:
+                return None
+            self._ahead = None
+        if builder.generation == generation:
+            return builder
+        builder.abandon()
+        return None
 
     def _gather_positions(self, group: Group) -> list[Position]:
         mine = torch.tensor(

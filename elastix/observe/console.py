@@ -22,7 +22,9 @@ from elastix.events import (
     StateStored,
     StepCommitted,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
+    WorkerSlow,
 )
 
 _PROGRESS_S = {True: 5.0, False: 30.0}  # on a terminal, in a log
@@ -98,6 +100,13 @@ class Console:
             case WorkerLost():
                 self._losses += 1
                 return f"[red]worker {event.worker} lost[/] (rank {event.rank}, {event.cause})"
+            case WorkerLeft():
+                return f"worker {event.worker} left after step {event.step} ({event.cause})"
+            case WorkerSlow():
+                return (
+                    f"[yellow]worker {event.worker} is slow[/]: its part of a step takes "
+                    f"{event.factor:.1f} times as long as the others'"
+                )
             case WorkerJoined():
                 size = event.copy_bytes / 1e6
                 return (

@@ -28,7 +28,7 @@ from elastix.observe.journal import Journal
 from elastix.observe.trials import TrialsConsole
 from elastix.search.book import Book, Role
 from elastix.search.executors.work import Executor, TrainFunction, Work
-from elastix.search.heritage import Terms, TrialHeritage, from_scratch
+from elastix.search.heritage import Opens, Shelf, Terms, TrialHeritage, from_scratch
 from elastix.search.inherit import Mode, Provider
 from elastix.search.loop import Loop
 from elastix.search.loop import Terms as LoopTerms
@@ -158,6 +158,7 @@ class Campaign:
 
     def _carry_out(self, book: Book, searcher: Searcher, executor: Executor, same: bool) -> Results:
         directory = self._run.directory
+        shelf = executor.reach(str(Path(self._run.store).resolve()))
         bus = Events()
         console = TrialsConsole(self.name, directory, self._budget.trials, quiet=self._quiet)
         with Journal(directory / "journal.jsonl") as journal:
@@ -177,7 +178,7 @@ class Campaign:
                 executor,
                 self.objectives,
                 self._budget,
-                self._work_maker(executor),
+                self._work_maker(shelf),
                 bus.emit,
             )
             known = loop.restore(same)
@@ -191,15 +192,15 @@ class Campaign:
                 raise
             finally:
                 results = Results.of(book, self._run.store)
-                self._tidy(results, loop.superseded)
+                self._tidy(shelf, results, loop.superseded)
                 bus.emit(_over(results, outcome, message))
         return results
 
-    def _tidy(self, results: Results, superseded: Sequence[Ref]) -> None:
+    def _tidy(self, shelf: Opens, results: Results, superseded: Sequence[Ref]) -> None:
         """Name the best model, and let go of States that trials have gone beyond."""
         best = results.top(1)
         try:
-            with Store(self._run.store) as store:
+            with Store(self._run.store) if isinstance(shelf, Shelf) else shelf.open() as store:
                 for ref in superseded:
                     with suppress(NotFound, Conflict):
                         store.retire(ref)
@@ -223,9 +224,9 @@ class Campaign:
             store=self._run.store,
         )
 
-    def _work_maker(self, executor: Executor) -> Callable[[Trial, Role, int | None], Work]:
+    def _work_maker(self, shelf: Opens) -> Callable[[Trial, Role, int | None], Work]:
         terms = Terms(
-            store=executor.reach(str(Path(self._run.store).resolve())),
+            store=shelf,
             campaign=self.name,
             objectives=self.objectives,
             mode=self._inherit,
@@ -317,12 +318,6 @@ class Campaign:
         plain = copy.copy(self)
         plain._executor = None
         recipe.keep(plain, directory)
-
-
-def _default_searcher() -> Searcher:
-    from elastix.search.searchers.evolution import Evolution
-
-    return Evolution()
 
 
 def _over(results: Results, outcome: str, message: str) -> CampaignEnded:

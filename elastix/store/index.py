@@ -159,13 +159,12 @@ class Index:
 
     def tick(self, at_least: int = 0) -> int:
         """Advance the clock: a number larger than any before."""
-        self.sql.execute("UPDATE clock SET seq = max(seq + 1, ?)", (at_least,))
-        return int(self.sql.execute("SELECT seq FROM clock").fetchone()[0])
+        sql = "UPDATE clock SET seq = max(seq + 1, ?) RETURNING seq"
+        return int(self.sql.execute(sql, (at_least,)).fetchone()[0])
 
     def next_rev(self) -> int:
         """A number for the models changed by this transaction."""
-        self.sql.execute("UPDATE clock SET rev = rev + 1")
-        return int(self.sql.execute("SELECT rev FROM clock").fetchone()[0])
+        return int(self.sql.execute("UPDATE clock SET rev = rev + 1 RETURNING rev").fetchone()[0])
 
     def pack_id(self, pack: str) -> int:
         """The row of a pack; made if there is none."""
@@ -242,11 +241,9 @@ class Index:
             row and row[0], model, signature, (ref, seq, rev, status), place, blobs
         )
         if not missing:
-            ids = [number for number, _ in blobs.values()]
-            self.sql.executemany("INSERT INTO uses VALUES(?, ?)", ((number, blob) for blob in ids))
-            self.sql.executemany(
-                "UPDATE blobs SET refs = refs + 1 WHERE id = ?", ((blob,) for blob in ids)
-            )
+            uses = sorted((number, blob) for blob, _ in blobs.values())
+            self.sql.executemany("INSERT INTO uses VALUES(?, ?)", uses)
+            self._count(number, 1)
         return None
 
     def _insert_model(
@@ -305,15 +302,18 @@ class Index:
             return
         if row[1] > seq:
             return
-        self.sql.execute(
-            "UPDATE blobs SET refs = refs - 1 WHERE id IN (SELECT blob FROM uses WHERE model = ?)",
-            (row[0],),
-        )
+        self._count(row[0], -1)
         self.sql.execute("DELETE FROM uses WHERE model = ?", (row[0],))
         self.sql.execute(
             "UPDATE models SET status = ?, seq = ?, rev = ?, pack = ?, offset = ?, length = ?, "
             "score = NULL, meta = NULL, paths = NULL, ids = NULL WHERE id = ?",
             (Status.RETIRED, seq, rev, *where, row[0]),
+        )
+
+    def _count(self, model: int, change: int) -> None:
+        self.sql.execute(
+            "UPDATE blobs SET refs = refs + ? WHERE id IN (SELECT blob FROM uses WHERE model = ?)",
+            (change, model),
         )
 
     def set_tag(self, name: str, ref: Ref | None, seq: int, place: Place) -> None:

@@ -39,6 +39,7 @@ from elastix.store.verify import Damage, Stats
 
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 1 << 20
+_FOUND_KEPT = 4096
 _UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "")  # "": another schema
 
 
@@ -67,6 +68,8 @@ class Ledger:
         self._lock = -1
         self._neighbours: Neighbours | None = None
         self._seen: tuple[int, int] = (-1, 0)
+        self._found: dict[str, Row] = {}  # by name, while the index is as it was
+        self._found_at: tuple[int, int] = (-1, 0)
         self._rev = self._pruned = 0
         if path is not None and not read_only:
             with storage_errors(f"opening {path.parent}"):
@@ -156,7 +159,7 @@ class Ledger:
                     for suffix in ("", "-wal", "-shm"):
                         self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
             self._neighbours = None
-            self._seen = (-1, 0)
+            self._seen = self._found_at = (-1, 0)
             self.index = Index(self._path)
             self._replay(replay.everything(self.packs))
 
@@ -278,7 +281,9 @@ class Ledger:
         index.add_blobs(put.blobs)
         index.tick(put.seq)
         reply = index.add_model(put.ref, put.model, put.seq, put.place, rev)
-        index.extend_pack(put.place.pack, put.place.end)
+        ends = {place.pack: place.end for _, place in sorted(put.blobs, key=lambda b: b[1])}
+        for pack, end in {**ends, put.place.pack: put.place.end}.items():
+            index.extend_pack(pack, end)
         return reply
 
     def _journal(self, kind: Kind, payload: bytes) -> tuple[int, Place]:
@@ -354,8 +359,19 @@ class Ledger:
         Raises:
             NotFound: none, or it was retired. Conflict: several.
         """
-        with self.asking() as index:
-            return self._alive(index.resolve(name))
+        with self._mutex, index_errors():
+            version = self._version()
+            if version != self._found_at or len(self._found) >= _FOUND_KEPT:
+                self._found, self._found_at = {}, version
+            row = self._found.get(name)
+            if row is None:
+                row = self._found[name] = self._alive(self.index.resolve(name))
+            return row
+
+    def _version(self) -> tuple[int, int]:
+        """Changes whenever anybody changed the index."""
+        sql = self.index.sql
+        return sql.execute("PRAGMA data_version").fetchone()[0], sql.total_changes
 
     def places(self, digests: Sequence[bytes]) -> dict[bytes, Place]:
         """Where these digests stand."""
@@ -405,8 +421,7 @@ class Ledger:
             return (neighbours.lp if mode == "lp" else neighbours.lcs)(ids, allowed)
 
     def _refreshed(self) -> Neighbours:
-        sql = self.index.sql
-        version = (sql.execute("PRAGMA data_version").fetchone()[0], sql.total_changes)
+        version = self._version()
         if self._neighbours is not None and version == self._seen:
             return self._neighbours
         pruned = self.index.prunings()

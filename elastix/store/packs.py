@@ -14,8 +14,8 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -100,17 +100,28 @@ class Packs(Protocol):
         ...
 
 
-@contextmanager
-def storage_errors(what: str) -> Iterator[None]:
+def storage_errors(what: str) -> AbstractContextManager[None]:
     """Turn an OSError into the StoreError that says whose fault it is.
 
     Raises:
         Full: ENOSPC, EDQUOT. ReadOnly: EROFS, EACCES, EPERM. StoreError: anything else.
     """
-    try:
-        yield
-    except OSError as error:
-        text = f"{what} failed: {error.strerror or error}."
+    return _StorageErrors(what)
+
+
+class _StorageErrors(AbstractContextManager[None]):  # no generator: it is entered at every read
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, OSError):
+            return
+        text = f"{self._what} failed: {error.strerror or error}."
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise Full(
                 f"{text} Nothing was stored; what was stored before is readable. Make room, or "
@@ -170,49 +181,54 @@ class LocalPacks:
                     if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
                 }
 
-    @contextmanager
-    def _opened(self, pack: str) -> Iterator[int]:
-        path = self._folder / check_name(pack)
-        with storage_errors(f"opening {path}"):
-            try:
-                handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ELOOP):
-                    raise NotFound(f"there is no pack {path}.") from error
-                raise
+    def _open(self, pack: str) -> int:
+        path = os.path.join(self._folder, check_name(pack))  # noqa: PTH118 - at every read
         try:
-            yield handle
-        finally:
-            os.close(handle)
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP):
+                raise NotFound(f"there is no pack {path}.") from error
+            raise
 
     def read(self, pack: str, offset: int, length: int) -> bytes:  # noqa: D102
-        with self._opened(pack) as handle, storage_errors(f"reading {pack}"):
-            length = min(length, max(0, os.fstat(handle).st_size - offset))
-            chunks = []
-            while length > 0:
-                chunk = os.pread(handle, length, offset)
-                if not chunk:
-                    break
-                chunks.append(chunk)
-                offset, length = offset + len(chunk), length - len(chunk)
+        with storage_errors(f"reading {pack}"):
+            handle = self._open(pack)
+            try:
+                length = min(length, max(0, os.fstat(handle).st_size - offset))
+                chunks = []
+                while length > 0:
+                    chunk = os.pread(handle, length, offset)
+                    if not chunk:
+                        break
+                    chunks.append(chunk)
+                    offset, length = offset + len(chunk), length - len(chunk)
+            finally:
+                os.close(handle)
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def view(self, pack: str) -> View:  # noqa: D102
-        with self._opened(pack) as handle, storage_errors(f"mapping {pack}"):
-            fcntl.flock(handle, fcntl.LOCK_SH)
-            info = os.fstat(handle)
-            if info.st_nlink == 0 or info.st_size == 0:
-                raise NotFound(f"{pack} was removed.")
-            # mmap keeps a duplicate of the handle, and with it the lease, until it is unmapped.
-            return _Mapped(mmap.mmap(handle, info.st_size, access=mmap.ACCESS_COPY), pack)
+        with storage_errors(f"mapping {pack}"):
+            handle = self._open(pack)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH)
+                info = os.fstat(handle)
+                if info.st_nlink == 0 or info.st_size == 0:
+                    raise NotFound(f"{pack} was removed.")
+                # mmap keeps a duplicate of the handle, and so the lease, until it is unmapped.
+                return _Mapped(mmap.mmap(handle, info.st_size, access=mmap.ACCESS_COPY), pack)
+            finally:
+                os.close(handle)
 
     def remove(self, pack: str) -> bool:  # noqa: D102
-        with suppress(NotFound), self._opened(pack) as handle, storage_errors(f"removing {pack}"):
+        with suppress(NotFound), storage_errors(f"removing {pack}"):
+            handle = self._open(pack)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (self._folder / pack).unlink(missing_ok=True)
             except BlockingIOError:
                 return False
-            (self._folder / pack).unlink(missing_ok=True)
+            finally:
+                os.close(handle)
         return True
 
     def alive(self, pack: str) -> bool:  # noqa: D102

@@ -7,13 +7,11 @@ Invariant: what `put` returned can be got back bit for bit until it is retired, 
 is killed when; what cannot be read is named and leaves the rest readable.
 """
 
-import fnmatch
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,29 +19,25 @@ from typing import Any, Self
 from blake3 import blake3
 from pyarrow.fs import FileSystem
 
-from elastix.errors import (
-    ConfigError,
-    Corrupt,
-    NotFound,
-    ReadOnly,
-    StoreError,
-)
+from elastix.errors import ConfigError, NotFound, ReadOnly, StoreError
 from elastix.state import Manifest, Ref, State, TensorInfo
 from elastix.store import exchange, lineage
 from elastix.store.gc import Collected
-from elastix.store.index import Missing, Row
+from elastix.store.index import Missing
 from elastix.store.ledger import Ledger
 from elastix.store.lineage import Diff, Mode, Signature
-from elastix.store.packs import SEAL_AT_BYTES, LocalPacks, Packs, own, read_record
-from elastix.store.records import Header, Kind, Model, Place
+from elastix.store.packs import SEAL_AT_BYTES, LocalPacks, Packs, own
+from elastix.store.reader import Reader
+from elastix.store.records import Header, Kind, Model
 from elastix.store.remote import RemotePacks, locate
 from elastix.store.requests import ANY, Put, Request, Retire, Tag
-from elastix.store.tensors import Moved, Tensors, flatten, plain
+from elastix.store.shares import Share, Vanished, joined
+from elastix.store.tensors import flatten, plain
 from elastix.store.verify import Damage, Stats
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@-]{0,199}")
 _ATTEMPTS = 16
-_MODELS_KEPT = 256
+SHARES_SEAL_AT_BYTES = 16 << 20  # of a run's checkpoints most are dropped soon: packs that go whole
 
 
 @dataclass(frozen=True)
@@ -101,9 +95,6 @@ class Store:
         self._read_only = read_only
         self._pid = os.getpid()
         self._owner = -1
-        self._checked: set[str] = set()
-        self._models: dict[Ref, Model] = {}  # lately read; a model never changes
-        self._places: dict[Ref, dict[str, Place]] = {}
         if read_only and ledger is None and remote is None and not Path(root).is_dir():
             raise NotFound(f"there is no store at {root}.")
         self._writer = None if read_only else self._packs.writer()
@@ -117,6 +108,12 @@ class Store:
         except BaseException:
             self._release()
             raise
+        self._reader = Reader(self._packs, self._ledger)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who owns the index: whoever serves this store to others passes its questions on."""
+        return self._ledger
 
     def close(self) -> None:
         """Seal what was written. The store cannot be used afterwards."""
@@ -198,7 +195,7 @@ class Store:
             if isinstance(reply, StoreError):
                 raise reply
             if reply is None:
-                self._keep(ref, model)
+                self._reader.keep(ref, model)
                 return ref
         raise StoreError(
             f"model {ref[:12]} was not stored: {_ATTEMPTS} times gc or a retirement came "
@@ -228,6 +225,86 @@ class Store:
             raise
         return Put(ref, model, place, seq, tuple(blobs))
 
+    def put_share(self, state: State) -> Share:
+        """Make some tensors of a model durable, for `put_shares` to make them one with the rest.
+
+        Raises:
+            StateError, Full, ReadOnly, StoreError: as `put`. Nothing is visible in any case.
+        """
+        writer = self._check_writable()
+        payloads, infos, tied = flatten(state)
+        digests = {bytes.fromhex(info.digest): name for name, info in infos.items()}
+        with writer.lock:
+            # Now and not when it was filled: gc may remove a sealed pack that no model needs yet.
+            if writer.size >= SHARES_SEAL_AT_BYTES:
+                writer.seal()
+            known = self._ledger.places(tuple(digests))
+            places = {}
+            try:
+                for digest, name in digests.items():
+                    if digest not in known:
+                        payload = payloads[name]
+                        header = Header(Kind.TENSOR, len(payload), digest, dtype=infos[name].dtype)
+                        places[digest] = writer.append(header, payload)
+                writer.sync()
+            except BaseException:
+                writer.cut()
+                raise
+        return Share(infos, tied, places)
+
+    def put_shares(
+        self,
+        shares: Sequence[Share],
+        *,
+        meta: Mapping[str, Any] | None = None,
+        parents: Sequence[str] = (),
+        score: float | None = None,
+        tags: Sequence[str] = (),
+    ) -> Ref:
+        """Store the model that these shares make up, and let tags mean it, all at once.
+
+        Args:
+            shares: of any writers; together they hold every tensor.
+            meta: as State.meta.
+            parents: as for `put`.
+            score: as for `put`.
+            tags: names that mean this model from now on, whatever they meant before.
+
+        Raises:
+            Vanished: some tensors must be written again; nothing was changed.
+            StoreError: as `put`.
+        """
+        writer = self._check_writable()
+        whole = joined(shares)
+        chosen = tuple(self._parent(name) for name in parents)
+        manifest = Manifest(whole.infos, plain(meta or {}), chosen)
+        ref = manifest.ref
+        above = {parent: self._above(parent) for parent in manifest.parents}
+        owners = lineage.inherited(manifest, above)
+        value = None if score is None else float(score)
+        model = Model(manifest, owners, whole.tied, None, value, time.time())
+        for name in tags:
+            self._check_tag(name)
+        blobs = tuple(whole.places.items())
+        missing: Sequence[bytes] = ()
+        for _ in range(2):  # once more if it was the manifest's own pack that went
+            with writer.lock:
+                put = self._write(ref, model, {}, self._ledger.outlook(ref, ()).seq)
+                wishes = [Tag(name, ref, ANY) for name in tags]
+                replies = self._ledger.submit([replace(put, blobs=blobs), *wishes])
+                if isinstance(replies[0], Missing):
+                    missing = replies[0].digests
+                    writer.seal()
+                    continue
+            for reply in replies:
+                if isinstance(reply, StoreError):
+                    raise reply
+            self._reader.keep(ref, model)
+            return ref
+        gone = set(missing or whole.places)
+        lost = [n for n, info in whole.infos.items() if bytes.fromhex(info.digest) in gone]
+        raise Vanished(ref, lost)
+
     def _parent(self, name: str) -> Ref:
         return Ref(name) if _is_ref(name) else self._ledger.find(name).ref
 
@@ -235,7 +312,7 @@ class Store:
         if not _is_ref(parent):
             raise ConfigError(f"a parent is a ref of 64 hexadecimal digits, not {parent!r}.")
         try:
-            _, model = self._model(parent)
+            _, model = self._reader.model(parent)
         except NotFound:  # retired, or kept elsewhere: the edge is remembered all the same
             return None
         return model.manifest, model.owners
@@ -252,12 +329,16 @@ class Store:
             Conflict: it means something else than expected; nothing was changed.
             NotFound: no such model.
         """
+        self._check_tag(name)
+        self._submit(Tag(name, self._ledger.find(ref).ref, expected))
+
+    @staticmethod
+    def _check_tag(name: str) -> None:
         if _TAG.fullmatch(name) is None or ".." in name or _looks_like_ref(name):
             raise ConfigError(
                 f"{name!r} cannot be a tag: 1 to 200 letters, digits or '._/@-', not beginning "
                 "with a sign, without '..', and no 4 or more hexadecimal digits alone."
             )
-        self._submit(Tag(name, self._ledger.find(ref).ref, expected))
 
     def untag(self, name: str, *, expected: str = ANY) -> None:
         """Remove a tag, if it means `expected`; the model stays.
@@ -317,32 +398,8 @@ class Store:
         Raises:
             NotFound: no such model, or it was retired. Corrupt: names model and tensor.
         """
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self._get(ref, names, lazy)
-            except Moved as moved:
-                if attempt + 1 == _ATTEMPTS:
-                    raise Corrupt(str(moved)) from moved
-        raise NotFound(f"model {ref!r} could not be read.")  # pragma: no cover
-
-    def _get(self, ref: str, names: str | Sequence[str], lazy: bool) -> State:
-        row, model = self._model(ref)
-        places = self._places.get(row.ref)
-        if places is None:
-            # Kept as long as its packs can be opened: a pack's bytes never change.
-            digests = {name: bytes.fromhex(i.digest) for name, i in model.manifest.tensors.items()}
-            found = self._ledger.places(tuple(set(digests.values())))
-            places = {name: found[digest] for name, digest in digests.items() if digest in found}
-        matches = _pattern((names,) if isinstance(names, str) else tuple(names)).match
-        manifest = model.manifest
-        wanted = filter(matches, manifest.tensors)
-        try:
-            tensors = Tensors(model, wanted, places, self._packs, self._checked)
-        except Moved:
-            self._places.pop(row.ref, None)
-            raise
-        self._places[row.ref] = places
-        return State(tensors if lazy else dict(tensors), manifest.meta, manifest.parents)
+        patterns = (names,) if isinstance(names, str) else tuple(names)
+        return self._reader.read(ref, patterns, lazy)
 
     def manifest(self, ref: str) -> Manifest:
         """Names, dtypes, shapes and digests of a stored State.
@@ -350,44 +407,20 @@ class Store:
         Raises:
             NotFound: no such model. Corrupt: names it.
         """
-        return self._model(ref)[1].manifest
+        return self._reader.model(ref)[1].manifest
+
+    def score(self, ref: str) -> float | None:
+        """The score that was put with a model."""
+        return self._ledger.find(ref).score
+
+    def nbytes(self, ref: str) -> int:
+        """Logical bytes of a model's tensors."""
+        return self._ledger.find(ref).nbytes
 
     def signature(self, ref: str) -> Signature | None:
         """The signature that was put with a model."""
-        stored = self._model(ref)[1].signature
+        stored = self._reader.model(ref)[1].signature
         return Signature.from_json(stored) if stored else None
-
-    def _model(self, ref: str) -> tuple[Row, Model]:
-        for attempt in range(_ATTEMPTS):
-            row = self._ledger.find(ref)
-            if row.ref in self._models:
-                return row, self._models[row.ref]
-            try:
-                _, payload = read_record(self._packs, row.place, Kind.MODEL)
-                model = Model.from_bytes(payload, row.place.pack)
-            except NotFound as error:
-                if attempt + 1 == _ATTEMPTS:
-                    raise Corrupt(
-                        f"the manifest of model {row.ref[:12]} cannot be read: {error} Nothing was "
-                        "changed. `elastix store verify` lists all that is damaged."
-                    ) from error
-                continue
-            except Corrupt as error:
-                raise Corrupt(
-                    f"the manifest of model {row.ref[:12]} cannot be read: {error} Nothing was "
-                    "changed; other models are readable."
-                ) from error
-            if model.manifest.ref != row.ref:
-                raise Corrupt(f"the record of model {row.ref[:12]} is that of another one.")
-            self._keep(row.ref, model)
-            return row, model
-        raise NotFound(f"model {ref!r} could not be read.")  # pragma: no cover
-
-    def _keep(self, ref: Ref, model: Model) -> None:
-        if len(self._models) >= _MODELS_KEPT:
-            self._models.clear()
-            self._places.clear()
-        self._models[ref] = model
 
     # ---------------------------------------------------------------------------------- lineage
 
@@ -445,7 +478,7 @@ class Store:
         Raises:
             NotFound: no such model or tensor.
         """
-        row, model = self._model(ref)
+        row, model = self._reader.model(ref)
         if tensor not in model.manifest.tensors:
             raise NotFound(f"model {row.ref[:12]} has no tensor {tensor!r}.")
         return model.owners.get(tensor, row.ref)
@@ -537,11 +570,6 @@ class Store:
     def catalogue(self, path: str | os.PathLike[str]) -> None:
         """Write `log` as a Parquet table, metadata as JSON text."""
         exchange.catalogue(self.log(), Path(path))
-
-
-@lru_cache
-def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(fnmatch.translate, names)) or "(?!)")
 
 
 def _is_ref(name: str) -> bool:

@@ -1,21 +1,18 @@
-"""Tensors into bytes and back, without a copy where torch allows it.
+"""What a State is made of into what packs hold: bytes, digests, ties, plain metadata.
 
-Invariants: bytes, dtype, shape and ties come back as they were; two tensors that were not tied
-never share memory that is written to; nothing is handed out whose digest was not compared.
+Not here: bytes into tensors (reader.py). No byte is copied that torch shows as it stands.
 """
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from blake3 import blake3
 
-from elastix.errors import Corrupt, NotFound, StateError, StoreError
-from elastix.state import State, TensorInfo, raw_bytes
-from elastix.store.packs import Packs, View
-from elastix.store.records import ALIGNMENT, DTYPES, Kind, Model, Place, parse_header
+from elastix.errors import StateError
+from elastix.state import State, TensorInfo, dtype_name, raw_bytes
+from elastix.store.records import DTYPES
 
 
 def plain(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +58,7 @@ def flatten(
     digests = {name: blake3(payload).hexdigest() for name, payload in payloads.items()}
     infos = {
         name: TensorInfo(
-            str(tensor.dtype).removeprefix("torch."),
+            dtype_name(tensor),
             tuple(tensor.shape),
             digests[tied.get(name, name)],
         )
@@ -79,105 +76,10 @@ def _check_tensor(name: Any, tensor: Any) -> None:  # noqa: ANN401 - whatever a 
         what = f"a {type(tensor).__name__} of {getattr(tensor, 'dtype', 'no')} dtype"
     elif tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         what = f"a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
-    elif str(tensor.dtype).removeprefix("torch.") not in DTYPES:
+    elif dtype_name(tensor) not in DTYPES:
         what = f"a tensor of {tensor.dtype}"
     if what is not None:
         raise StateError(
             f"{name!r} is {what}; the store keeps dense tensors with values. Nothing was stored. "
             "Convert it or leave it out."
-        )
-
-
-class Moved(StoreError):
-    """A pack was removed between the index's answer and its opening: ask again."""
-
-
-class Tensors(Mapping[str, torch.Tensor]):
-    """Tensors of one model, built when they are asked for. Holds a view of each pack."""
-
-    def __init__(
-        self,
-        model: Model,
-        names: Iterable[str],
-        places: Mapping[str, Place],
-        packs: Packs,
-        checked: set[str],
-    ) -> None:
-        """Open every pack that is needed.
-
-        Args:
-            model: whose they are.
-            names: the tensors wanted.
-            places: of all its tensors.
-            packs: where they are.
-            checked: digests that need not be compared again; grows.
-
-        Raises:
-            Moved: a place or a pack is gone.
-        """
-        self._model = model
-        self._infos = {name: model.manifest.tensors[name] for name in names}
-        self._places = places
-        self._checked = checked
-        self._views: dict[str, View] = {}
-        self._made: dict[str, torch.Tensor] = {}
-        self._given: set[Place] = set()
-        for name in self._infos:
-            place = places.get(name)
-            if place is None:
-                raise Moved(self._says(name, "no pack holds its bytes"))
-            if place.pack not in self._views:
-                try:
-                    self._views[place.pack] = packs.view(place.pack)
-                except NotFound as error:
-                    raise Moved(self._says(name, str(error))) from error
-
-    def __len__(self) -> int:
-        return len(self._infos)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._infos)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        first = self._model.tied.get(name, name)
-        made = self._made.get(first)
-        if made is None:
-            made = self._made[first] = self._make(name)
-        return made
-
-    def _make(self, name: str) -> torch.Tensor:
-        info, place = self._infos[name], self._places[name]
-        try:
-            memory = self._memory(place, info.digest)
-        except Corrupt as error:
-            raise Corrupt(self._says(name, str(error))) from error
-        dtype = getattr(torch, info.dtype)
-        if math.prod(info.shape) * dtype.itemsize != place.length:
-            raise Corrupt(self._says(name, f"{place.length} bytes are no {info.dtype}{info.shape}"))
-        if place.length == 0:
-            return torch.empty(info.shape, dtype=dtype)
-        tensor = torch.frombuffer(memory, dtype=dtype).view(info.shape)
-        if place in self._given:  # equal but not tied: writing to one must not change the other
-            return tensor.clone()
-        self._given.add(place)
-        return tensor
-
-    def _memory(self, place: Place, digest: str) -> memoryview:
-        view = self._views[place.pack]
-        memory = view.bytes_at(place.offset, place.length)
-        if digest not in self._checked:
-            at = place.offset - ALIGNMENT
-            header = parse_header(bytes(view.bytes_at(at, ALIGNMENT)), place.pack, at)
-            expected = (Kind.TENSOR, place.length, bytes.fromhex(digest))
-            if (header.kind, header.length, header.digest) != expected:
-                raise Corrupt(f"the record at byte {place.offset} of {place.pack} is another one.")
-            if blake3(memory).hexdigest() != digest:
-                raise Corrupt(f"the payload at byte {place.offset} of {place.pack} is damaged.")
-            self._checked.add(digest)
-        return memory
-
-    def _says(self, name: str, what: str) -> str:
-        return (
-            f"tensor {name!r} of model {self._model.manifest.ref[:12]} cannot be read: "
-            f"{what.rstrip('.')}. Nothing was changed; other tensors and models are readable."
         )

@@ -1,18 +1,40 @@
-"""Kill workers at chosen places of a run, for real.
+"""Kill workers at chosen places of a run, for real; or hang them, or cut them off.
 
-A killed worker sends itself SIGKILL (or SIGSTOP) from inside the training thread, at a phase of
-`Context.on_phase`; nobody is told beforehand. Workers are named by id, which are the initial
+A killed worker sends itself SIGKILL (or another signal) from inside the training thread, at a phase
+of `Context.on_phase`; nobody is told beforehand. Workers are named by id, which are the initial
 ranks: a replacement has a new id and is not hit again.
 """
 
+import ctypes
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from signal import SIGKILL, Signals
+from typing import Any
 
+from elastix.comm import group
 from elastix.train.context import Context
+
+
+class Harm(Enum):
+    """What can befall a worker that does not die of it.
+
+    HANG: its training thread never comes back, as from an endless loop in user code.
+    HOLD_GIL: nor does it let any other thread of the process run.
+    CUT: every connection to another host or process of the group is broken.
+    """
+
+    HANG = "hang"
+    HOLD_GIL = "hold the GIL"
+    CUT = "cut"
+
+
+HANG, HOLD_GIL, CUT = Harm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +47,8 @@ class Kill:
         step: number of committed steps at that moment; None for any.
         detail: of the phase; None for any.
         after: how many times the place is passed before.
-        signal: SIGKILL, SIGSTOP, SIGSEGV.
+        signal: SIGKILL, SIGSTOP, SIGSEGV, SIGTERM; or a Harm.
+        lasting: for CUT, no new connection can be made either.
     """
 
     worker: int
@@ -33,7 +56,8 @@ class Kill:
     step: int | None = None
     detail: int | None = None
     after: int = 0
-    signal: Signals = SIGKILL
+    signal: Signals | Harm = SIGKILL
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,4 +97,31 @@ def _strike(kill: Kill, log: Path | None) -> None:
     if log is not None:
         with log.open("a") as file:
             file.write(f"{time.monotonic()!r} {kill.worker}\n")
-    os.kill(os.getpid(), kill.signal)
+    if isinstance(kill.signal, Signals):
+        os.kill(os.getpid(), kill.signal)
+    elif kill.signal is HANG:
+        threading.Event().wait()
+    elif kill.signal is HOLD_GIL:
+        ctypes.PyDLL(None).sleep(1 << 30)
+    else:
+        _cut(kill.lasting)
+
+
+def _cut(lasting: bool) -> None:
+    """Shut down all internet sockets of this process; pipes to a supervisor stay."""
+    if lasting:
+
+        def unreachable(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401
+            raise RuntimeError("network is unreachable")
+
+        vars(group)["TCPStore"] = unreachable
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    found.getpeername()  # gloo ends the process if it cannot listen any more
+                    found.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # closed in the meantime, or not connected

@@ -5,9 +5,11 @@ signals. It starts a worker in some 50 ms where Ray takes seconds; membership, r
 and loader are the very same code.
 """
 
+import math
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import threading
 import time
@@ -23,15 +25,31 @@ import torch
 from elastix.comm.group import Rendezvous, Wiring
 from elastix.comm.membership import Membership, Roster
 from elastix.comm.news import News
-from elastix.config import CheckpointConfig
+from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.errors import QuorumLost, TrainError
-from elastix.events import Event, GenerationFormed, RunStarted, WorkerLost
+from elastix.events import (
+    Event,
+    GenerationFormed,
+    Resumed,
+    RunStarted,
+    StepCommitted,
+    WorkerLeft,
+    WorkerLost,
+    WorkerSlow,
+)
 from elastix.observe.journal import Journal
+from elastix.store import Store
+from elastix.train.assembly import Message, Order, Release
+from elastix.train.beginning import begin
+from elastix.train.checkpoint import Checkpoints, Outlets
 from elastix.train.context import Context
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
+from elastix.train.saver import Saver
+from elastix.train.vigil import Sign, Vigil
 
 _HOST = "127.0.0.1"
+_NAME = "local"
 _WARM = ["elastix.testing.local", "torch._dynamo"]  # the second is what making an optimizer imports
 
 
@@ -59,9 +77,13 @@ def run_local(
     directory: Path | None = None,
     min_workers: int = 1,
     replace: bool = False,
-    heartbeat_timeout_s: float | None = None,
+    spares: int = 0,
+    max_workers: int | None = None,
+    hang_timeout_s: float | None = None,
+    evict_slower_than: float | None = None,
     checkpoint: CheckpointConfig | None = None,
-    resume: Path | None = None,
+    store: Path | None = None,
+    restore: RestoreConfig | None = None,
     seed: int = 0,
     timeout_s: float = 60.0,
 ) -> LocalRun:
@@ -71,13 +93,17 @@ def run_local(
         train: must be picklable by reference (a function of a module).
         workers: founders.
         config: for `ctx.config`.
-        directory: of the run; a temporary one by default.
+        directory: of the run; a temporary one by default. One that holds a run continues it.
         min_workers: below it survivors pause at the end of the step.
-        replace: start a new worker for each lost one.
+        replace: start a new worker for each lost one, and each that left.
+        spares: further workers that are started at once.
+        max_workers: the largest group; as many as there are founders by default.
         checkpoint: as for ElasticTrainer.
-        resume: file of a State to start from.
+        store: where States are kept; DIRECTORY/store by default.
+        restore: as for ElasticTrainer.
         seed: as in RunConfig.
-        heartbeat_timeout_s: kill workers that are silent for so long; None never does.
+        hang_timeout_s: as in FailureConfig; None evicts nobody.
+        evict_slower_than: as in FailureConfig.
         timeout_s: kill everything and raise TrainError after so long.
 
     Raises:
@@ -87,17 +113,39 @@ def run_local(
     directory = directory or Path(tempfile.mkdtemp(prefix="elastix-local-"))
     settings = Settings(
         directory=directory,
+        run=_NAME,
         seed=seed,
         min_workers=min_workers,
         checkpoint=checkpoint or CheckpointConfig(),
-        resume=resume,
     )
-    supervisor = _Supervisor(train, dict(config or {}), settings, workers, replace)
+    crew = _Crew(workers, spares, max_workers or workers, replace, evict_slower_than)
+    vigil = Vigil(hang_timeout_s or math.inf, 0.0)
+    place = _Place(store or directory / "store", restore or RestoreConfig())
+    supervisor = _Supervisor(train, dict(config or {}), settings, place, crew, vigil)
     try:
-        supervisor.watch(timeout_s, heartbeat_timeout_s)
+        supervisor.watch(timeout_s)
     finally:
         supervisor.close()
     return supervisor.run
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where States are kept, and which of them to begin with."""
+
+    store: Path
+    restore: RestoreConfig
+
+
+@dataclass(frozen=True)
+class _Crew:
+    """How many workers, and what to do about losses and slow ones."""
+
+    founders: int
+    spares: int
+    most: int
+    replace: bool
+    evict_slower_than: float | None
 
 
 class _Supervisor:
@@ -108,31 +156,47 @@ class _Supervisor:
         train: Callable[[Context], None],
         config: dict[str, Any],
         settings: Settings,
-        workers: int,
-        replace: bool,
+        place: _Place,
+        crew: _Crew,
+        vigil: Vigil,
     ) -> None:
         self.run = LocalRun(settings.directory)
+        self._step = 0
+        self._sending = threading.RLock()
+        self._journal = Journal(settings.directory / "journal.jsonl")
+        outlets = Outlets(send=self._send, emit=self._emit, journaled=lambda: self._step)
+        self._checkpoints = Checkpoints(
+            Store(place.store), settings.run, settings.checkpoint, outlets
+        )
         self._spawner = multiprocessing.get_context("forkserver")
         self._spawner.set_forkserver_preload(_WARM)
         self._rendezvous = Rendezvous(_HOST)
-        self._roster = Roster(workers)
-        self._args = (train, config, settings)
-        self._replace = replace
+        self._roster = Roster(crew.founders, crew.most)
+        self._crew = crew
+        self._vigil = vigil
+        begun, settings = begin(self._checkpoints, settings, place.restore)
+        self._args = (train, config, settings, place.store)
         self._processes: dict[int, BaseProcess] = {}
         self._lines: dict[int, Connection] = {}
-        self._heard: dict[int, float] = {}
         self._doubts: list[tuple[float, int]] = []
+        self._doubted: dict[int, int] = {}
+        self._doubted_since = 0.0
+        self._released: dict[int, Connection] = {}
+        self._slow: set[int] = set()
         self._next = 0
         self._serial = -1
-        self._journal = Journal(settings.directory / "journal.jsonl")
         (settings.directory / "train.pkl").write_bytes(pickle.dumps(train))
         self._emit(
-            RunStarted(name="local", seed=settings.seed, config=config, scaling={}, versions={})
+            RunStarted(name=_NAME, seed=settings.seed, config=config, scaling={}, versions={})
         )
-        for _ in range(workers):
+        for event in begun:
+            self._emit(event)
+            if isinstance(event, Resumed):
+                self._step = event.step
+        for _ in range(crew.founders + crew.spares):
             self._start()
 
-    def watch(self, timeout_s: float, heartbeat_timeout_s: float | None) -> None:
+    def watch(self, timeout_s: float) -> None:
         """Serve the workers until the run is over."""
         deadline = time.monotonic() + timeout_s
         while not self._roster.over:
@@ -145,8 +209,10 @@ class _Supervisor:
                 self._serve(by_line[line], line)  # type: ignore[index,arg-type]
             while self._doubts and self._doubts[0][0] < time.monotonic():
                 self._push(self._roster.doubt(self._doubts.pop(0)[1]))
-            if heartbeat_timeout_s is not None:
-                self._check_silence(heartbeat_timeout_s)
+            self._check_hangs()
+            self._check_pace()
+            if self._roster.settled:
+                self._let_go()
 
     def close(self) -> None:
         """Leave no process behind."""
@@ -154,8 +220,9 @@ class _Supervisor:
             process.kill()
         for process in self._processes.values():
             process.join()
-        for line in self._lines.values():
+        for line in (*self._lines.values(), *self._released.values()):
             line.close()
+        self._checkpoints.close()
         self._journal.close()
 
     def _start(self) -> None:
@@ -168,7 +235,6 @@ class _Supervisor:
         there.close()
         self._processes[worker] = process
         self._lines[worker] = here
-        self._heard[worker] = time.monotonic() + 30.0  # to start up
 
     def _serve(self, worker: int, line: Connection) -> None:
         try:
@@ -176,24 +242,51 @@ class _Supervisor:
         except (EOFError, ConnectionError):
             self._lose(worker, "died")
             return
-        self._heard[worker] = time.monotonic()
-        if kind == "ready":
+        if kind == "alive":
+            self._vigil.hear(worker, value, time.monotonic())
+        elif kind == "ready":
             self._push(self._roster.ready(worker))
         elif kind == "entered":
             self._push(self._roster.entered(worker, value))
+            if self._roster.settled:
+                self._doubted.clear()
+        elif kind == "leave":
+            self._ask_to_leave(worker)
         elif kind == "doubt":
             self._doubts.append((time.monotonic() + 1.0, value))
+            self._doubted_since = self._doubted_since if self._doubted else time.monotonic()
+            self._doubted[worker] = self._doubted.get(worker, 0) + 1
         elif kind == "record":
-            for serial, event in value:
-                if serial is None or serial > self._serial:
-                    self._emit(event)
-                self._serial = max(self._serial, -1 if serial is None else serial)
+            self._record(value)
+        elif kind == "save":
+            self._checkpoints.told(worker, value)
         elif kind == "outcome":
             self._end(worker, value)
 
+    def _record(self, entries: list[tuple[int | None, Event]]) -> None:
+        for serial, event in entries:
+            if serial is None or serial > self._serial:
+                self._emit(event)
+                if isinstance(event, StepCommitted):
+                    self._step = event.step
+                    self._checkpoints.poke()
+            self._serial = max(self._serial, -1 if serial is None else serial)
+
     def _end(self, worker: int, outcome: Outcome) -> None:
         self.run.outcomes[worker] = outcome
-        if outcome.kind == "finished":
+        self._vigil.forget(worker)
+        self._checkpoints.lost(worker)
+        if outcome.kind == "left":
+            self._released[worker] = self._lines.pop(worker)
+            self._push(self._roster.left(worker, outcome.generation))
+            self._emit(
+                WorkerLeft(
+                    worker=worker, generation=outcome.generation, step=outcome.step, cause="notice"
+                )
+            )
+            if self._crew.replace:
+                self._start()
+        elif outcome.kind == "finished":
             self._lines.pop(worker).close()
             self._push(self._roster.finished(worker, outcome.generation))
         elif outcome.kind == "fenced":
@@ -207,25 +300,50 @@ class _Supervisor:
         rank = members.index(worker) if worker in members else -1
         generation = self._roster.newest.generation
         self._lines.pop(worker).close()
+        self._vigil.forget(worker)
+        self._doubted.pop(worker, None)
         self._push(self._roster.lost(worker))
         self._processes[worker].kill()
+        self._checkpoints.lost(worker)
         self._emit(WorkerLost(worker=worker, rank=rank, generation=generation, cause=cause))
-        if self._replace and not self._roster.over:
+        if self._crew.replace and not self._roster.over:
             self._start()
 
-    def _check_silence(self, limit_s: float) -> None:
+    def _check_hangs(self) -> None:
         now = time.monotonic()
-        for worker in [w for w in self._lines if now - self._heard[w] > limit_s]:
+        for worker in self._vigil.silent(now):
             self._lose(worker, "silent")
+        for worker in self._vigil.holding_up(self._roster.newest.members, now):
+            self._lose(worker, "stuck")
+        if self._doubted and now - self._doubted_since > self._vigil.timeout_s:
+            worst = max(self._doubted, key=lambda worker: (self._doubted[worker], worker))
+            self._doubted.clear()
+            self._lose(worst, "unreachable")
+
+    def _check_pace(self) -> None:
+        limit = self._crew.evict_slower_than
+        found = self._vigil.slow(self._roster.newest.members, limit or 1.5)
+        for worker, factor in found.items():
+            if worker not in self._slow:
+                self._slow.add(worker)
+                step = self._vigil.step(worker)
+                self._emit(WorkerSlow(worker=worker, step=step, factor=factor))
+            if limit is not None:
+                self._ask_to_leave(worker)
+
+    def _ask_to_leave(self, worker: int) -> None:
+        if worker in self._roster.newest.members:
+            self._push(self._roster.leave(worker))
+
+    def _let_go(self) -> None:
+        """Workers that have left end when their lines are closed."""
+        while self._released:
+            self._released.popitem()[1].close()
 
     def _push(self, membership: Membership | None) -> None:
         if membership is None:
             return
-        for line in list(self._lines.values()):
-            try:
-                line.send(membership)
-            except (BrokenPipeError, ConnectionError):
-                continue  # it is dead, and `wait` will say so
+        self._send(None, membership)
         self._emit(
             GenerationFormed(
                 generation=membership.generation,
@@ -234,18 +352,31 @@ class _Supervisor:
             )
         )
 
+    def _send(self, worker: int | None, message: Membership | Order | Release) -> None:
+        """To one worker, or to all. Any thread."""
+        with self._sending:
+            for line in [line for w, line in dict(self._lines).items() if worker in (None, w)]:
+                try:
+                    line.send(message)
+                except (BrokenPipeError, ConnectionError):
+                    continue  # it is dead, and `wait` will say so
+
     def _emit(self, event: Event) -> None:
-        self.run.events.append(event)
-        self._journal.append(event)
+        with self._sending:
+            self.run.events.append(event)
+            self._journal.append(event)
 
 
 class _PipeLink:
     """The Link over a pipe. Its methods are described there."""
 
-    def __init__(self, line: Connection) -> None:
+    def __init__(self, line: Connection, store: Path) -> None:
         self._line = line
+        self._store = store
         self._lock = threading.Lock()
         self._serial = -1
+        self._where = ("start", 0)
+        self._passed = 0
 
     def tell(self, kind: str, value: Any = None) -> None:  # noqa: ANN401
         with self._lock:
@@ -261,6 +392,10 @@ class _PipeLink:
         del error
         self.tell("doubt", generation)
 
+    def leave(self) -> None:
+        # Not from the handler's own thread: a signal may come while it holds the lock.
+        threading.Thread(target=self.tell, args=("leave",), daemon=True).start()
+
     def emit(self, event: Event, serial: int | None = None) -> None:
         self.tell("record", [(serial, event)])
         self._serial = max(self._serial, -1 if serial is None else serial)
@@ -269,7 +404,25 @@ class _PipeLink:
         return self._serial - 1  # what was written to a pipe is read even if the writer dies
 
     def phase(self, name: str, detail: int) -> None:
-        pass
+        self._where = (name, detail)
+        self._passed += 1
+
+    def sign(self, member: Member) -> Sign:
+        return Sign(
+            generation=member.generation,
+            step=member.step,
+            phase=self._where[0],
+            detail=self._where[1],
+            passed=self._passed,
+            waiting=member.waiting,
+            waited_s=member.waited_s,
+        )
+
+    def save(self, message: Message) -> None:
+        self.tell("save", message)
+
+    def open_store(self) -> Store:
+        return Store(self._store)
 
 
 def _work(
@@ -279,31 +432,42 @@ def _work(
     train: Callable[[Context], None],
     config: dict[str, Any],
     settings: Settings,
+    store: Path,
 ) -> None:
     torch.set_num_threads(1)
     news = News()
-    link = _PipeLink(line)
+    link = _PipeLink(line, store)
     wiring = Wiring(address=address, interface=_HOST, backend="gloo", me=worker)
     member = Member(wiring, torch.device("cpu"), settings, news, link)
-    threading.Thread(target=_listen, args=(line, news), daemon=True).start()
-    threading.Thread(target=_pulse, args=(link,), daemon=True).start()
-    link.tell("outcome", run_train(train, member, config))
+    listener = threading.Thread(target=_listen, args=(line, news, member.saver), daemon=True)
+    listener.start()
+    threading.Thread(target=_pulse, args=(link, member), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: link.leave())
+    outcome = run_train(train, member, config)
+    member.saver.close()
+    link.tell("outcome", outcome)
+    if outcome.kind == "left":
+        listener.join()  # others may still wait for what was sent to them
     line.close()
     os._exit(0)  # abandoned groups may have threads that wait for the dead
 
 
-def _listen(line: Connection, news: News) -> None:
+def _listen(line: Connection, news: News, saver: Saver) -> None:
     try:
         while True:
-            news.publish(line.recv())
+            heard = line.recv()
+            if isinstance(heard, Membership):
+                news.publish(heard)
+            else:
+                saver.tell(heard)
     except (EOFError, OSError):
         os._exit(1)  # the supervisor is gone
 
 
-def _pulse(link: _PipeLink) -> None:
+def _pulse(link: _PipeLink, member: Member) -> None:
     while True:
         time.sleep(0.1)
         try:
-            link.tell("alive")
+            link.tell("alive", link.sign(member))
         except OSError:
             return

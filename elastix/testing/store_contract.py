@@ -118,6 +118,17 @@ class StoreContract:
         assert torch.equal(tensors["a"], tensors["b"])
         assert torch.equal(tensors["d"], alike)
 
+    def test_ties_and_equals_in_a_part(self, store: Store) -> None:
+        shared = torch.rand(5)
+        state = State({"a": shared, "b": shared, "c": shared.clone(), "d": shared.clone()})
+        ref = store.put(state)
+        for names in (["b", "c"], ["c", "b"], ["c", "d"], ["a", "b"], ["d", "a", "b"]):
+            tensors = store.get(ref, names).tensors
+            tensors[names[0]].add_(1)
+            for name in names[1:]:
+                tied = {name, names[0]} == {"a", "b"}
+                assert torch.equal(tensors[name], shared + 1 if tied else shared), (names, name)
+
     def test_writing_to_what_was_got_changes_nothing_else(self, store: Store) -> None:
         state = small(1)
         ref = store.put(state)

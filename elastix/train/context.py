@@ -195,8 +195,9 @@ class Context:
     def on_phase(self, listener: Callable[[str, int], None]) -> None:
         """Call `listener(name, detail)` in the training thread wherever this worker gets to.
 
-        For traces and for tests that kill a worker at a chosen place. Names: boundary, batch,
-        bucket (detail: its number), round, left, evaluate, report, enter, meet, give, take, pause.
+        For traces and for tests that kill a worker at a chosen place. Names: wait, boundary, batch,
+        bucket (detail: its number), round, left, evaluate, report, enter, meet, give, take, pause,
+        released.
         """
         self._member.on_phase(listener)
 

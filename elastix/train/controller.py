@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,44 @@ from ray.util.scheduling_strategies import (
 
 from elastix.comm.group import Rendezvous
 from elastix.comm.membership import Membership, Roster
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
+from elastix.errors import ElastixError, QuorumLost, StoreError, TooManyFailures, WorkerFailed
 from elastix.events import (
     Event,
     GenerationFormed,
     Resumed,
     RunEnded,
     StepCommitted,
+    WorkerLeft,
     WorkerLost,
     WorkerRaised,
+    WorkerSlow,
     WorkerStarted,
 )
 from elastix.observe.journal import Journal
-from elastix.train.checkpoint import Checkpoints, ref_of, step_of
+from elastix.store import Store
+from elastix.train.assembly import Message, Order, Release
+from elastix.train.beginning import begin
+from elastix.train.checkpoint import Checkpoints, Outlets
 from elastix.train.heritage import Heritage
 from elastix.train.member import Settings
 from elastix.train.outcome import Outcome
-from elastix.train.worker import Job, Sign, Worker
+from elastix.train.slots import Slot, Slots
+from elastix.train.vigil import Sign, Vigil
+from elastix.train.worker import Job, Worker
 
 _TICK_S = 0.2
 _RECOVERY_S = 1.0
 """Starting a worker costs seconds of a core, which the survivors of a loss need for an instant."""
+_SLOW = 1.5  # times the others' part of a step: worth a line
+_LINGER_S = 5.0
+_SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +74,7 @@ class Plan:
     scaling: ScalingConfig
     run: RunConfig
     checkpoint: CheckpointConfig
+    restore: RestoreConfig
     failure: FailureConfig
     opening: Event
     placement: PlacementGroup
@@ -66,11 +83,6 @@ class Plan:
     heritage: Heritage | None = None
     until_reports: int | None = None
 
-    def resume_step(self, stored: Path | None) -> int:
-        """Steps in the State that the run goes on from."""
-        kept = self.heritage.resume() if self.heritage is not None else None
-        return max(step_of(stored) if stored else 0, int(kept.meta["step"]) if kept else 0)
-
 
 @dataclass
 class _Hand:
@@ -78,12 +90,15 @@ class _Hand:
 
     worker: int
     actor: Any  # a handle of Worker
-    bundle: int
+    slot: Slot
     run: ray.ObjectRef[Any]
     pid: int = 0
     node: str = ""
-    heard: float = field(default_factory=time.monotonic)
-    sign: Sign | None = None
+    device: str = ""
+    ready: bool = False
+    leaves: str = ""  # why, if it was asked to
+    slow: float = 0.0  # the factor that was told last
+    gone: float = 0.0  # when it was let go
 
 
 class Controller:
@@ -94,25 +109,42 @@ class Controller:
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
-        self._roster = Roster(founders=plan.size)
+        scaling = plan.scaling
+        self._roster = Roster(founders=plan.size, size=scaling.max_workers)
+        self._vigil = Vigil(plan.failure.hang_timeout_s, plan.failure.start_timeout_s)
+        most = scaling.max_workers + scaling.spares
+        self._slots = Slots(plan.placement, plan.size, most, scaling.resources_per_worker)
         self._hands: dict[int, _Hand] = {}
+        self._released: list[_Hand] = []
+        self._doubts: dict[int, int] = {}
+        self._doubted_since = 0.0
         self._next_worker = 0
         self._history: list[Event] = []
         self._serial = -1
         self._step = 0
         self._losses = 0
         self._losses_since_step = 0
-        self._vacant: list[int] = []  # bundles of lost workers, to be filled after the recovery
-        self._vacant_since = 0.0
+        self._vacant_since = 0.0  # of the last loss: its place is filled after the recovery
         self._short_since: float | None = None
         self._error: ElastixError | None = None
         self._dismissed = False
         self._interrupted = ""
         self._finished = 0
-        path = plan.directory / "journal.jsonl"
-        self._continues = path.exists() and path.stat().st_size > 0
-        self._journal = Journal(path)
-        self._job = self._make_job()
+        outlets = Outlets(send=self._pass_on, emit=self._emit, journaled=lambda: self._step)
+        store = Store(plan.run.store)
+        self._checkpoints = Checkpoints(store, plan.run.name, plan.checkpoint, outlets)
+        settings = Settings(
+            directory=plan.directory,
+            run=plan.run.name,
+            seed=plan.run.seed,
+            min_workers=plan.scaling.min_workers,
+            checkpoint=plan.checkpoint,
+            heritage=plan.heritage,
+            until_reports=plan.until_reports,
+        )
+        self._begun, settings = begin(self._checkpoints, settings, plan.restore)
+        self._journal = Journal(plan.directory / "journal.jsonl")
+        self._job = self._make_job(settings)
 
     def __repr__(self) -> str:
         newest = self._roster.newest
@@ -124,12 +156,11 @@ class Controller:
         """Carry the run through: what ended it early, or None; and the number of losses."""
         with self._lock:
             self._emit(self._plan.opening)
-            if self._continues:
-                stored = self._job.settings.resume
-                self._step = self._plan.resume_step(stored)
-                self._emit(Resumed(step=self._step, ref=ref_of(stored) if stored else ""))
-            for bundle in range(self._plan.size):
-                self._spawn(bundle)
+            for event in self._begun:
+                self._emit(event)
+                if isinstance(event, Resumed):
+                    self._step = event.step
+            self._fill()
         try:
             while not (self._error or self._interrupted or self._roster.over):
                 self._watch()
@@ -153,15 +184,34 @@ class Controller:
     # ------------------------------------------------------------------ from workers
 
     @ray.method(concurrency_group="workers")
-    def ready(self, worker: int, pid: int, node: str, device: str) -> None:
+    def started(self, worker: int, pid: int, node: str, device: str) -> None:
+        """A worker's process is up, and its signs of life begin."""
+        with self._lock:
+            hand = self._hands.get(worker)
+            if hand is not None:
+                hand.pid, hand.node, hand.device = pid, node, device
+                self._vigil.hear(worker, Sign(), time.monotonic())
+
+    @ray.method(concurrency_group="workers")
+    def ready(self, worker: int) -> None:
         """A worker is up to `prepare`."""
         with self._lock:
             hand = self._hands.get(worker)
-            if hand is None:
+            if hand is None or hand.leaves:
                 return
-            hand.pid, hand.node, hand.heard = pid, node, time.monotonic()
-            self._emit(WorkerStarted(worker=worker, pid=pid, node=node, device=device))
+            hand.ready = True
+            self._emit(
+                WorkerStarted(worker=worker, pid=hand.pid, node=hand.node, device=hand.device)
+            )
             self._push(self._roster.ready(worker))
+
+    @ray.method(concurrency_group="workers")
+    def leave(self, worker: int, cause: str) -> None:
+        """A worker is to go at the next boundary."""
+        with self._lock:
+            hand = self._hands.get(worker)
+            if hand is not None and not hand.leaves:
+                self._ask_to_leave(hand, cause)
 
     @ray.method(concurrency_group="workers")
     def entered(self, worker: int, generation: int) -> None:
@@ -169,6 +219,8 @@ class Controller:
         with self._lock:
             if worker in self._hands:
                 self._push(self._roster.entered(worker, generation))
+                if self._roster.settled:
+                    self._doubts.clear()
 
     @ray.method(concurrency_group="workers")
     def doubt(self, worker: int, generation: int, error: str) -> None:
@@ -177,6 +229,8 @@ class Controller:
         with self._lock:
             if worker not in self._hands:
                 return
+            self._doubted_since = self._doubted_since if self._doubts else time.monotonic()
+            self._doubts[worker] = self._doubts.get(worker, 0) + 1
         # A death is known within milliseconds; only if there is none is the group made anew.
         timer = threading.Timer(1.0, self._still_in_doubt, (generation,))
         timer.daemon = True
@@ -189,9 +243,9 @@ class Controller:
     @ray.method(concurrency_group="workers")
     def heartbeat(self, worker: int, sign: Sign) -> None:
         """A sign of life."""
-        hand = self._hands.get(worker)
-        if hand is not None:
-            hand.heard, hand.sign = time.monotonic(), sign
+        with self._lock:
+            if worker in self._hands:
+                self._vigil.hear(worker, sign, time.monotonic())
 
     @ray.method(concurrency_group="workers")
     def record(self, entries: Sequence[tuple[int | None, Event]]) -> None:
@@ -202,12 +256,33 @@ class Controller:
                     if serial <= self._serial:
                         continue
                     self._serial = serial
+                self._emit(event)
                 if isinstance(event, StepCommitted):
                     self._step = event.step
                     self._losses_since_step = 0
                     if event.generation == self._roster.newest.generation:
-                        self._fill_vacancies()
-                self._emit(event)
+                        self._vacant_since = 0.0
+                        self._fill()
+                    self._checkpoints.poke()
+
+    @ray.method(concurrency_group="workers")
+    def save(self, worker: int, message: Message) -> None:
+        """What a worker has to say on a checkpoint."""
+        if worker in self._hands:
+            self._checkpoints.told(worker, message)
+
+    @ray.method(concurrency_group="store")
+    def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
+        """A worker's question to the store's index; see StoreServer."""
+        if method.startswith("_"):
+            raise StoreError(f"{method!r} is no question to a store.")
+        return getattr(self._checkpoints.store.ledger, method)(*args, **options)
+
+    def _pass_on(self, worker: int | None, order: Order | Release) -> None:
+        with self._lock:
+            for hand in self._hands.values():
+                if worker in (None, hand.worker):
+                    hand.actor.save.remote(order)
 
     # ------------------------------------------------------------------ watching workers
 
@@ -216,11 +291,15 @@ class Controller:
         over, _ = ray.wait(list(runs), timeout=_TICK_S, num_returns=1) if runs else ([], [])
         for run in over:
             self._over(runs[run])
+        self._slots.look()
         with self._lock:
-            if time.monotonic() - self._vacant_since > _RECOVERY_S:
-                self._fill_vacancies()
-            self._check_silence()
+            self._check_hangs()
+            self._check_pace()
+            self._check_nodes()
             self._check_quorum()
+            self._let_go()
+            if time.monotonic() - self._vacant_since > _RECOVERY_S:
+                self._fill()
 
     def _over(self, hand: _Hand) -> None:
         """A worker's run has ended, in one way or another."""
@@ -235,7 +314,14 @@ class Controller:
             if outcome.kind == "finished":
                 self._finished += 1
                 self._hands.pop(hand.worker, None)
+                self._forget(hand)
                 self._push(self._roster.finished(hand.worker, outcome.generation))
+            elif outcome.kind == "left":
+                self._hands.pop(hand.worker, None)
+                self._released.append(hand)
+                hand.gone = time.monotonic()
+                self._say_farewell(hand, outcome)
+                self._push(self._roster.left(hand.worker, outcome.generation))
             elif outcome.kind == "raised":
                 self._raised(hand, outcome)
             elif outcome.kind == "dismissed":
@@ -282,25 +368,59 @@ class Controller:
                 WorkerLost(worker=hand.worker, rank=rank, generation=generation, cause=cause)
             )
             _kill(hand)
+            self._forget(hand)
             self._judge_losses()
             if self._plan.failure.replace:
-                if not self._vacant:
-                    self._vacant_since = time.monotonic()
-                self._vacant.append(hand.bundle)
+                self._slots.give_back(hand.slot)
+                self._vacant_since = time.monotonic()
                 if not self._roster.founded or not self._roster.holders:
-                    self._fill_vacancies()
-            elif not self._hands and self._error is None:
+                    self._fill()
+                return
+            self._slots.drop(hand.slot)
+            if not self._hands and self._error is None:
                 self._error = QuorumLost(
                     "every worker was lost before the group had come about, and FailureConfig has "
                     "replace=False. No step was taken. Look at the workers' logs."
                 )
 
-    def _fill_vacancies(self) -> None:
-        """Start a worker for each that was lost; not once the run is coming to its end."""
-        vacant, self._vacant = self._vacant, []
-        if self._error is None and not self._finished:
-            for bundle in vacant:
-                self._spawn(bundle)
+    def _ask_to_leave(self, hand: _Hand, cause: str) -> None:
+        hand.leaves = cause
+        if hand.worker in self._roster.newest.members:
+            self._push(self._roster.leave(hand.worker))
+        else:  # nobody would notice
+            self._roster.leave(hand.worker)
+            self._hands.pop(hand.worker)
+            self._say_farewell(hand, Outcome(kind="left", step=self._step))
+            _kill(hand)
+
+    def _say_farewell(self, hand: _Hand, outcome: Outcome) -> None:
+        """A worker has gone as it should."""
+        self._emit(
+            WorkerLeft(
+                worker=hand.worker,
+                generation=outcome.generation,
+                step=outcome.step,
+                cause=hand.leaves,
+            )
+        )
+        self._forget(hand)
+        self._slots.give_back(hand.slot, node=hand.node if hand.leaves == "draining" else "")
+
+    def _forget(self, hand: _Hand) -> None:
+        self._checkpoints.lost(hand.worker)
+        self._vigil.forget(hand.worker)
+        self._doubts.pop(hand.worker, None)
+
+    def _let_go(self) -> None:
+        """End processes that were let go, once nobody waits for what they have sent."""
+        now = time.monotonic()
+        rest = []
+        for hand in self._released:
+            if self._roster.settled or now - hand.gone > _LINGER_S:
+                _kill(hand)
+            else:
+                rest.append(hand)
+        self._released = rest
 
     def _judge_losses(self) -> None:
         allowed = self._plan.failure.max_worker_losses
@@ -323,12 +443,55 @@ class Controller:
                 "CheckpointConfig(every_steps=...), make this cheaper."
             )
 
-    def _check_silence(self) -> None:
-        limit = self._plan.failure.heartbeat_timeout_s
+    def _check_hangs(self) -> None:
+        """Take out who is silent, who holds up all others, and who cannot be reached by them."""
         now = time.monotonic()
+        members = self._roster.newest.members
+        for worker in self._vigil.silent(now):
+            self._lose_by_id(worker, "silent")
+        for worker in self._vigil.holding_up(members, now):
+            self._lose_by_id(worker, "stuck")
+        limit = self._plan.failure.hang_timeout_s
+        if self._doubts and now - self._doubted_since > limit:
+            # The group was made anew again and again. Whoever is cut off fails every time.
+            worst = max(self._doubts, key=lambda worker: (self._doubts[worker], worker))
+            self._doubts.clear()
+            self._lose_by_id(worst, "unreachable")
+
+    def _lose_by_id(self, worker: int, cause: str) -> None:
+        hand = self._hands.get(worker)
+        if hand is None:
+            self._vigil.forget(worker)
+        else:
+            self._lose(hand, cause)
+
+    def _check_pace(self) -> None:
+        """Tell who is slow; let it go if that is asked for."""
+        limit = self._plan.failure.evict_slower_than
+        members = self._roster.newest.members
+        for worker, factor in self._vigil.slow(members, min(_SLOW, limit or _SLOW)).items():
+            hand = self._hands.get(worker)
+            if hand is None:
+                continue
+            if factor >= 1.25 * hand.slow:
+                hand.slow = factor
+                self._emit(WorkerSlow(worker=worker, step=self._step, factor=round(factor, 2)))
+            if limit is not None and factor >= limit and not hand.leaves:
+                self._ask_to_leave(hand, "slow")
+
+    def _check_nodes(self) -> None:
+        """Whoever is on a node that is to be taken away leaves before that."""
         for hand in list(self._hands.values()):
-            if hand.pid and now - hand.heard > limit:
-                self._lose(hand, "silent")
+            if hand.node in self._slots.draining and not hand.leaves:
+                self._ask_to_leave(hand, "draining")
+
+    def _fill(self) -> None:
+        """Start a worker in every slot that is free."""
+        while not (self._error or self._interrupted or self._finished):
+            slot = self._slots.take()
+            if slot is None:
+                return
+            self._spawn(slot)
 
     def _check_quorum(self) -> None:
         """End a run whose group was too small for too long."""
@@ -366,29 +529,21 @@ class Controller:
 
     # ------------------------------------------------------------------ acting
 
-    def _make_job(self) -> Job:
+    def _make_job(self, settings: Settings) -> Job:
         plan = self._plan
         gpus = plan.scaling.gpus_per_worker
-        stored = Checkpoints(plan.directory / "states").newest_first()
         return Job(
             train=plan.train,
             config=plan.config,
-            settings=Settings(
-                directory=plan.directory,
-                seed=plan.run.seed,
-                min_workers=plan.scaling.min_workers,
-                checkpoint=plan.checkpoint,
-                resume=stored[0] if stored else None,
-                heritage=plan.heritage,
-                until_reports=plan.until_reports,
-            ),
+            settings=settings,
+            store=plan.run.store,
             address=self._rendezvous.address,
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
-            heartbeat_s=min(1.0, plan.failure.heartbeat_timeout_s / 5),
+            heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
             threads=max(1, int(plan.scaling.cpus_per_worker)),
         )
 
-    def _spawn(self, bundle: int) -> None:
+    def _spawn(self, slot: Slot) -> None:
         worker = self._next_worker
         self._next_worker += 1
         scaling = self._plan.scaling
@@ -399,12 +554,12 @@ class Controller:
                 num_gpus=scaling.gpus_per_worker,
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._plan.placement, placement_group_bundle_index=bundle
+                    slot.group, placement_group_bundle_index=slot.bundle
                 ),
             )
             .remote(worker, ray.get_runtime_context().current_actor, self._job)
         )
-        self._hands[worker] = _Hand(worker, actor, bundle, actor.run.remote())
+        self._hands[worker] = _Hand(worker, actor, slot, actor.run.remote())
 
     def _push(self, membership: Membership | None) -> None:
         if membership is None:
@@ -426,9 +581,13 @@ class Controller:
             self._news.notify_all()
 
     def _end(self) -> None:
+        self._checkpoints.settle(_SETTLE_S)  # what was accepted is stored while holders live
         with self._lock:
-            for hand in self._hands.values():
+            for hand in [*self._hands.values(), *self._released]:
                 _kill(hand)
+        self._checkpoints.close()
+        with self._lock:
+            self._slots.close()
             outcome, message = "finished", ""
             if self._error is not None:
                 outcome, message = "failed", str(self._error)

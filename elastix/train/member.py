@@ -4,12 +4,13 @@ It is the Participant of Rounds, the Steps of the Reducer and the Pace of the Lo
 needs from the process around it is a Link.
 """
 
+import logging
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,20 +27,27 @@ from elastix.comm.rounds import Left, Recovery, Rounds
 from elastix.config import CheckpointConfig
 from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, StoreError
 from elastix.events import (
     Event,
     Recovered,
     Reported,
+    Span,
     StateStored,
     StepCommitted,
     TensorsInherited,
     WorkerJoined,
 )
 from elastix.state import RandomState, State, Stateful
-from elastix.train.checkpoint import Checkpoints
+from elastix.store import Store
+from elastix.train.assembly import Mark, Message
 from elastix.train.evaluation import Evaluation, Metric
 from elastix.train.heritage import Heritage, Leaving
+from elastix.train.restore import leaving_out, newest
+from elastix.train.saver import Occasion, Saver
+from elastix.train.schedule import Schedule
+
+logger = logging.getLogger(__name__)
 
 
 class Link(Protocol):
@@ -57,6 +65,10 @@ class Link(Protocol):
         """Tell the controller that an operation failed."""
         ...
 
+    def leave(self) -> None:
+        """Tell the controller that this worker was given notice, and is to go."""
+        ...
+
     def emit(self, event: Event, serial: int | None = None) -> None:
         """Send an event to the journal. One with a serial may come from several workers."""
         ...
@@ -69,23 +81,34 @@ class Link(Protocol):
         """Where the training thread is."""
         ...
 
+    def save(self, message: Message) -> None:
+        """To whoever puts checkpoints together. May block; not called in the training thread."""
+        ...
+
+    def open_store(self) -> Store:
+        """The store, for this worker to read and to write its shares."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What every worker of a run is told when it starts.
 
     Attributes:
-        resume: file of the State to start from; None to start afresh.
+        directory: of the run.
+        run: its name; the State to start from is what the store has as `RUN/last`.
+        left_out: by loader, the positions in the stream that are never used (any more).
         heritage: what the run takes from other models and leaves to them; None for nothing.
         until_reports: pause at the end of the step after so many reports; None never does.
         alone: the group is this worker and stays so; it may report without preparing anything.
     """
 
     directory: Path
+    run: str
     seed: int
     min_workers: int
     checkpoint: CheckpointConfig
-    resume: Path | None = None
+    left_out: Mapping[int, tuple[Span, ...]] = field(default_factory=dict)
     heritage: Heritage | None = None
     until_reports: int | None = None
     alone: bool = False
@@ -113,10 +136,9 @@ class Member:
         self._others: dict[str, Stateful] = {"rng": RandomState()}
         self._loaders: list[Loader] = []
         self._unclaimed = State({})
-        self._checkpoints = Checkpoints(
-            settings.directory / "states", settings.checkpoint.keep_last
-        )
-        self._stored_step = 0
+        self._schedule = Schedule(settings.checkpoint)
+        self.saver = Saver(link.save, link.open_store)
+        self._saved = Mark(0)
         self._serial = 0  # events that all workers generate alike are numbered
         self._reports = 0
         self._metrics: dict[str, Any] = {}
@@ -146,6 +168,16 @@ class Member:
     def generation(self) -> int:
         """Of the group; 0 before `prepare`."""
         return self._rounds.generation
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the training thread is blocked until others move. Any thread may ask."""
+        return self._rounds.waiting or self.saver.waiting
+
+    @property
+    def waited_s(self) -> float:
+        """How long it has been so, altogether. Any thread may ask."""
+        return self._rounds.waited_s + self.saver.waited_s
 
     def _members_now(self) -> tuple[int, ...]:
         return self._news.members.get(self._rounds.generation, ())
@@ -224,7 +256,12 @@ class Member:
     def capture(self) -> State:
         """The State as it is now: views of live tensors."""
         loaders = {f"loader/{loader.number}": loader for loader in self._loaders}
-        counts = {"step": self.step, "serial": self._serial, "reports": self._reports}
+        counts = {
+            "step": self.step,
+            "serial": self._serial,
+            "reports": self._reports,
+            "stored_step": self._schedule.stored_step,
+        }
         state = states.capture(self._modules, {**self._others, **loaders}, counts)
         # What was given for objects that do not exist yet is passed on as it came.
         kept = self._unclaimed
@@ -236,13 +273,19 @@ class Member:
             state = self._stored()
             if state is not None:
                 self._adopt(state)
+                self._schedule.stored(self.step)
         return self.capture()
 
     def _stored(self) -> State | None:
-        """What the run goes on from."""
-        own = states.load(self.settings.resume) if self.settings.resume is not None else None
-        kept = self.settings.heritage.resume() if self.settings.heritage is not None else None
-        there = [state for state in (own, kept) if state is not None]
+        """What the run goes on from: its last State, or the one that was left at a pause."""
+        heritage = self.settings.heritage
+        found = [heritage.resume()] if heritage is not None else []
+        if not self.settings.alone:
+            with self._link.open_store() as store:
+                ref = newest(store, self.settings.run)
+                if ref is not None:
+                    found.append(leaving_out(store.get(ref), self.settings.left_out))
+        there = [state for state in found if state is not None]
         return max(there, key=lambda state: int(state.meta["step"]), default=None)
 
     def adopt_state(self, state: State) -> None:
@@ -254,7 +297,8 @@ class Member:
         states.restore(state, self._modules, self._others)
         if self._reducer is not None:
             self._reducer.rebase()
-        self.step = self._stored_step = state.meta["step"]
+        self.step = state.meta["step"]
+        self._schedule.stored(state.meta["stored_step"])
         self._serial = state.meta["serial"]
         self._reports = state.meta["reports"]
         self._unclaimed = states.without(state, self._others)
@@ -267,12 +311,38 @@ class Member:
         self._unclaimed = states.without(self._unclaimed, {name: other})
         return True
 
-    def store_state(self, reason: str) -> None:
-        """Write the State to disk. Blocks this worker."""
-        stored, dropped = self._checkpoints.store(self.capture(), self.step, reason)
-        self._stored_step = self.step
-        for event in (stored, *dropped):
-            self._link.emit(event)
+    def save(self, reason: str) -> None:
+        """Have the State stored in the background. Returns when a snapshot is under way."""
+        late = {
+            prefix + name
+            for prefix, module in self._modules.items()
+            for name, _ in module.named_parameters(remove_duplicate=False)
+        }
+        state = self.capture()
+        for name, other in self._others.items():
+            if isinstance(other, torch.optim.Optimizer):
+                late |= {entry for entry in state.tensors if entry.startswith(f"@{name}/")}
+        score = self._schedule.score(self.step)
+        self._saved = Mark(self.step, 2 if reason == "final" else int(score is not None))
+        occasion = Occasion(
+            mark=self._saved,
+            reason=reason,
+            members=self._members_now(),
+            score=score,
+        )
+        self.saver.save(state, occasion, late)
+        self._schedule.stored(self.step)
+        self.phase("snapshot", self.step)
+
+    def await_stored(self) -> None:
+        """Block until the State that `save` was called for last is stored.
+
+        Raises:
+            StoreError: it could not be stored.
+        """
+        release = self.saver.wait(self._saved)
+        if release.error is not None:
+            raise release.error
 
     # ------------------------------------------------------------------ Participant of Rounds
 
@@ -333,14 +403,24 @@ class Member:
         """What goes into the commit round, reduced by maximum.
 
         The proposal that this worker knows, with both signs: equal extremes mean that all know the
-        same. And how far the journal has got, from the one who writes it.
+        same. From rank 0: how far the journal has got, and whether it is time for a checkpoint.
         """
         proposal = self._rounds.proposal()
-        return torch.tensor([proposal, -proposal, self._link.journaled() if self.rank == 0 else -1])
+        first = self.rank == 0
+        return torch.tensor(
+            [
+                proposal,
+                -proposal,
+                self._link.journaled() if first else -1,
+                int(first and self._schedule.time_is_up()),
+            ]
+        )
 
     def committed(self, left: Left) -> None:
         """A step counts."""
-        highest, lowest, journaled = (int(value) for value in left.result)
+        self.saver.finish()  # after this the user's code changes what is being captured
+        highest, lowest, journaled, due = (int(value) for value in left.result)
+        self._schedule.agreed(bool(due))
         self._rounds.step_left(left, highest if highest == -lowest else 0)
         self.step += 1
         contributors = self._rounds.members(left.complete)
@@ -376,10 +456,15 @@ class Member:
         until = self.settings.until_reports
         if until is not None and self._reports >= until:
             raise Paused
-        every = self.settings.checkpoint.every_steps
-        due = every is not None and self.step % every == 0 and self.step > self._stored_step
-        if due and self.rank == 0:
-            self.store_state("every_steps")
+        reason = self._schedule.due(self.step)
+        if not reason:
+            return
+        self.save(reason)
+        if self.settings.checkpoint.wait:
+            try:
+                self.await_stored()
+            except StoreError as error:  # it stands in the journal; the final State must do better
+                logger.warning("checkpoint not stored step=%d error=%s", self.step, error)
 
     def members(self) -> tuple[int, ...]:
         """The workers over which the next batch is split."""
@@ -434,6 +519,7 @@ class Member:
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
+        self._schedule.reported(self.step, metrics)
         event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
         self._reports += 1
         self._metrics.update(event.metrics)
@@ -448,39 +534,51 @@ class Member:
         cursor = self._loaders[0].cursor
         return (cursor.position - count(cursor.owed)) / cursor.length
 
-    def leave_state(self, reason: str) -> None:
-        """The State at the end, to where it is wanted. Blocks this worker."""
-        if self.settings.heritage is None:
-            self.store_state(reason)
+    def finish(self, reason: str = "final") -> None:
+        """After the train function: all come to the end, and the final State is stored.
+
+        Collective; then waits for the store, which needs no group. A run with a heritage leaves
+        its State there, and nowhere else.
+
+        Raises:
+            StoreError: it could not be stored.
+        """
+        if self.settings.heritage is not None:
+            self._rounds.run(_Finish(lambda: self._bequeath(reason)))
+            return
+        self.save(reason)
+        self._rounds.run(_Finish(lambda: None))
+        self.await_stored()
+
+    def _bequeath(self, reason: str) -> None:
+        """Leave the State to other models. Blocks this worker, and those that wait for it."""
+        heritage = self.settings.heritage
+        if heritage is None:
             return
         started = time.monotonic()
         left = Leaving(self._modules[""], self.capture(), self._metrics, self.epochs, reason)
-        ref = self.settings.heritage.leave(left)
+        ref = heritage.leave(left)
         if ref is not None:
-            stored = StateStored(
-                ref=ref,
-                step=self.step,
-                path="",
-                reason=reason,
-                stored_bytes=left.state.nbytes,
-                store_s=time.monotonic() - started,
+            self._link.emit(
+                StateStored(
+                    ref=ref,
+                    step=self.step,
+                    reason=reason,
+                    stored_bytes=left.state.nbytes,
+                    store_s=time.monotonic() - started,
+                    stall_s=time.monotonic() - started,
+                )
             )
-            self._link.emit(stored)
-
-    def finish(self, reason: str = "final") -> None:
-        """After the train function: the State is stored, and all are through. Collective."""
-        self._rounds.run(_Finish(self, reason))
 
 
 class _Finish:
-    """The last operation: whoever is rank 0 stores the State before anybody leaves."""
+    """The last operation: a round in which all show that they have come to the end."""
 
     kind = 3
     reduce: Reduce = "max"
 
-    def __init__(self, member: Member, reason: str) -> None:
-        self._member = member
-        self._reason = reason
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._before = before  # what rank 0 does before anybody leaves
 
     def launch(self, group: Group) -> Sequence[Pending]:
         """Nothing but the round."""
@@ -490,7 +588,7 @@ class _Finish:
     def payload(self, group: Group) -> torch.Tensor:
         """Nothing to tell; that all are here is enough."""
         if group.rank == 0:
-            self._member.leave_state(self._reason)
+            self._before()
         return torch.zeros(1)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastix.comm.rounds import Fenced
-from elastix.errors import ElastixError, QuorumLost
+from elastix.comm.rounds import Fenced, Released
+from elastix.errors import ElastixError, QuorumLost, StoreError
 from elastix.train.context import Context
 from elastix.train.member import Member, Paused
 
@@ -14,15 +14,17 @@ from elastix.train.member import Member, Paused
 class Halted(BaseException):
     """Whoever runs the function wants it to end. Not an Exception: user code must not catch it."""
 
+_SETTLE_S = 30.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a worker's run ended: "finished", "raised", "halted", "fenced" or "dismissed".
+    """How a worker's run ended: "finished", "raised", "left", "halted", "fenced" or "dismissed".
 
     Attributes:
         epochs: passes over the data that this worker saw committed.
         paused: it finished before its end, with its State stored, as its settings ask for.
-        generation: of the group that a finished worker left.
+        generation: of the group that a finished worker left; the first without one that was let go.
         error: what was raised, if it is elastix's own.
         traceback: of what was raised, as text.
     """
@@ -61,13 +63,19 @@ def run_train(
         )
     except Halted:
         return Outcome(kind="halted", epochs=member.epochs, rank=member.rank, step=member.step)
+    except Released as released:
+        return Outcome(kind="left", generation=released.generation, step=member.step)
     except Fenced as fenced:
         return Outcome(kind="fenced", step=member.step, summary=str(fenced))
     except QuorumLost as error:
-        if member.rank == 0:
-            member.store_state("quorum lost")
+        try:
+            member.save("quorum lost")
+            member.await_stored()
+        except StoreError as failure:
+            error.add_note(f"The State could not be stored: {failure}")
         return Outcome(kind="dismissed", rank=member.rank, step=member.step, error=error)
     except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
+        member.saver.settle(_SETTLE_S)  # what was accepted before is stored nevertheless
         return Outcome(
             kind="raised",
             epochs=member.epochs,

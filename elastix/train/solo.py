@@ -13,7 +13,10 @@ import torch
 from elastix.comm.group import Wiring
 from elastix.comm.membership import Membership
 from elastix.comm.news import News
+from elastix.errors import StoreError
 from elastix.events import Event
+from elastix.store import Store
+from elastix.train.assembly import Message
 from elastix.train.context import Context
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Halted, Outcome, run_train
@@ -50,6 +53,16 @@ class _Ear:
 
     def phase(self, name: str, detail: int) -> None:
         """See Link."""
+
+    def leave(self) -> None:
+        """See Link."""
+
+    def save(self, message: Message) -> None:
+        """Nobody puts checkpoints together here: what is worth keeping goes to the heritage."""
+
+    def open_store(self) -> Store:
+        """Refused, for the same reason."""
+        raise StoreError("a run that is alone in its process keeps no checkpoints.")
 
 
 def run_alone(

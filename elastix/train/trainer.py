@@ -5,7 +5,7 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,14 +14,20 @@ import torch
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix import state as states
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from elastix.data.audit import Audit, audit
 from elastix.errors import ConfigError, ElastixError, QuorumLost
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.observe import journal
 from elastix.observe.console import Console
 from elastix.state import Ref, State
+from elastix.store import Store
 from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
 from elastix.train.heritage import Heritage
@@ -42,7 +48,8 @@ class Result:
         metrics: the last value of each metric that was reported.
         audit: the sample account over the whole run, restarts included.
         worker_losses: workers lost since this `fit` began.
-        directory: of the run: journal and States.
+        directory: of the run: its journal.
+        store: where its States are, tagged `NAME/final`, `NAME/best`, `NAME/last`.
     """
 
     ref: Ref
@@ -50,6 +57,7 @@ class Result:
     audit: Audit
     worker_losses: int
     directory: Path
+    store: str = ""
 
     @property
     def events(self) -> Iterator[Event]:
@@ -57,9 +65,13 @@ class Result:
         return journal.read(self.directory / "journal.jsonl")
 
     def load(self) -> State:
-        """The final State, from disk."""
-        path = next((self.directory / "states").glob(f"*-{self.ref}.safetensors"))
-        return states.load(path)
+        """The final State, mapped from disk.
+
+        Raises:
+            NotFound: it was retired since. Corrupt: names what is damaged.
+        """
+        with Store(self.store, read_only=True) as store:
+            return store.get(self.ref)
 
 
 class ElasticTrainer:
@@ -72,6 +84,7 @@ class ElasticTrainer:
         run: which run this is; the same name and store continue it.
         checkpoint: when States are stored.
         failure: what counts as a failure, and how many are too many.
+        restore: where to go on from, if not from the run's last State.
         quiet: print nothing.
 
     Raises:
@@ -87,6 +100,7 @@ class ElasticTrainer:
         run: RunConfig | None = None,
         checkpoint: CheckpointConfig | None = None,
         failure: FailureConfig | None = None,
+        restore: RestoreConfig | None = None,
         quiet: bool = False,
     ) -> None:
         if not callable(train):
@@ -104,6 +118,7 @@ class ElasticTrainer:
         self._run = run or RunConfig()
         self._checkpoint = checkpoint or CheckpointConfig()
         self._failure = failure or FailureConfig()
+        self._restore = restore or RestoreConfig()
         self._quiet = quiet
         self._heritage: Heritage | None = None
         self._until_reports: int | None = None
@@ -160,8 +175,9 @@ class ElasticTrainer:
             train=train,
             config=self._config,
             scaling=self._scaling,
-            run=self._run,
+            run=replace(self._run, store=str(directory.parents[1])),
             checkpoint=self._checkpoint,
+            restore=self._restore,
             failure=self._failure,
             opening=RunStarted(
                 name=self._run.name,
@@ -178,7 +194,7 @@ class ElasticTrainer:
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         controller: Any = (
-            ray.remote(concurrency_groups={"workers": 4, "driver": 2})(Controller)  # type: ignore[call-overload]
+            ray.remote(concurrency_groups={"workers": 4, "store": 4, "driver": 2})(Controller)  # type: ignore[call-overload]
             .options(
                 num_cpus=0,
                 scheduling_strategy=here,
@@ -288,7 +304,8 @@ def _fit(resources: Mapping[str, float], wanted: Mapping[str, float]) -> int:
 def _reserve(scaling: ScalingConfig, room: int, timeout_s: float) -> tuple[PlacementGroup, int]:
     """Room for as many workers as fit now, at least the minimum."""
     wanted = scaling.resources_per_worker
-    least, most = scaling.min_workers, min(scaling.max_workers, room)
+    least = scaling.min_workers
+    most = max(least, min(scaling.max_workers, room - scaling.spares))
     # Resources of a run that has just ended are free a moment later, so the most is tried first.
     free = min(most, max(least, _fit(ray.available_resources(), wanted)))
     for size in sorted({least, free, most}, reverse=True):
@@ -312,7 +329,7 @@ def _result(directory: Path, losses: int) -> Result:
         elif isinstance(event, Reported):
             metrics.update(event.metrics)
     account = audit(journal.read(directory / "journal.jsonl"))
-    return Result(ref, metrics, account, losses, directory)
+    return Result(ref, metrics, account, losses, directory, str(directory.parents[1]))
 
 
 def _versions() -> dict[str, str]:

@@ -5,9 +5,11 @@ Not here: anything about groups or samples (member), and any decision (controlle
 
 import os
 import queue
+import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import ray
@@ -18,8 +20,11 @@ from elastix.comm.membership import Membership
 from elastix.comm.news import News
 from elastix.errors import QuorumLost
 from elastix.events import Event
+from elastix.store import Store, StoreServer
+from elastix.train.assembly import Message, Order, Release
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
+from elastix.train.vigil import Sign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,7 @@ class Job:
 
     Attributes:
         train: the train function as ray.cloudpickle wrote it.
+        store: where States are kept.
         address: of the Rendezvous.
         heartbeat_s: seconds between signs of life.
     """
@@ -35,39 +41,53 @@ class Job:
     train: bytes
     config: Mapping[str, Any]
     settings: Settings
+    store: str
     address: tuple[str, int]
     backend: Backend
     heartbeat_s: float
     threads: int
 
 
-@dataclass(frozen=True)
-class Sign:
-    """A sign of life: where a worker was when it was sent."""
-
-    generation: int
-    step: int
-    phase: str
-    detail: int
-
-
 class ControllerLink:
     """The Link to the controller. Events are sent in batches by a thread of their own."""
 
-    def __init__(self, worker: int, controller: Any, device: str) -> None:  # noqa: ANN401
+    def __init__(self, worker: int, controller: Any, device: str, store: str) -> None:  # noqa: ANN401
         self._worker = worker
+        self._store = store
         self._controller = controller
         self._device = device
         self._events: queue.SimpleQueue[tuple[int | None, Event] | None] = queue.SimpleQueue()
         self._journaled = -1
-        self.where = ("start", 0)
+        self._where = ("start", 0)
+        self._passed = 0
         self._sender = threading.Thread(target=self._send, name="events", daemon=True)
         self._sender.start()
 
+    def started(self) -> None:
+        """Tell the controller where this worker is."""
+        node = ray.get_runtime_context().get_node_id()
+        self._controller.started.remote(self._worker, os.getpid(), node, self._device)
+
+    def sign(self, member: Member) -> Sign:
+        """A sign of life."""
+        name, detail = self._where
+        return Sign(
+            generation=member.generation,
+            step=member.step,
+            phase=name,
+            detail=detail,
+            passed=self._passed,
+            waiting=member.waiting,
+            waited_s=member.waited_s,
+        )
+
     def ready(self) -> None:
         """See Link."""
-        node = ray.get_runtime_context().get_node_id()
-        self._controller.ready.remote(self._worker, os.getpid(), node, self._device)
+        self._controller.ready.remote(self._worker)
+
+    def leave(self) -> None:
+        """See Link."""
+        self._controller.leave.remote(self._worker, "notice")
 
     def entered(self, generation: int) -> None:
         """See Link."""
@@ -87,7 +107,16 @@ class ControllerLink:
 
     def phase(self, name: str, detail: int) -> None:
         """See Link."""
-        self.where = (name, detail)
+        self._where = (name, detail)
+        self._passed += 1
+
+    def save(self, message: Message) -> None:
+        """See Link."""
+        ray.get(self._controller.save.remote(self._worker, message))
+
+    def open_store(self) -> Store:
+        """See Link: packs are this worker's own, questions to the index go to the controller."""
+        return StoreServer(self._controller, self._store).open()
 
     def close(self) -> None:
         """Wait until every event is in the journal."""
@@ -129,6 +158,12 @@ class Worker:
         self._news.publish(membership)
 
     @ray.method(concurrency_group="control")
+    def save(self, order: Order | Release) -> None:
+        """What the coordinator of checkpoints wants of this worker. Never blocks."""
+        if self._member is not None:
+            self._member.saver.tell(order)
+
+    @ray.method(concurrency_group="control")
     def dismiss(self, reason: str) -> None:
         """Nobody will come any more: give up waiting for others."""
         self._news.dismiss(QuorumLost(reason))
@@ -139,7 +174,7 @@ class Worker:
         device = torch.device("cuda" if torch.cuda.is_available() and _has_gpu() else "cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        link = ControllerLink(self._worker, self._controller, str(device))
+        link = ControllerLink(self._worker, self._controller, str(device), self._job.store)
         wiring = Wiring(
             address=self._job.address,
             interface=ray.util.get_node_ip_address(),
@@ -148,12 +183,15 @@ class Worker:
         )
         member = Member(wiring, device, self._job.settings, self._news, link)
         self._member = member
+        link.started()
+        _on_notice(link.leave)
         stop = threading.Event()
         pulse = threading.Thread(target=self._pulse, args=(member, link, stop), daemon=True)
         pulse.start()
         try:
             train = ray.cloudpickle.loads(self._job.train)
             outcome = run_train(train, member, self._job.config)
+            member.saver.close()
         finally:
             stop.set()
         link.close()
@@ -161,9 +199,19 @@ class Worker:
 
     def _pulse(self, member: Member, link: ControllerLink, stop: threading.Event) -> None:
         while not stop.wait(self._job.heartbeat_s):
-            name, detail = link.where
-            sign = Sign(member.generation, member.step, name, detail)
-            self._controller.heartbeat.remote(self._worker, sign)
+            self._controller.heartbeat.remote(self._worker, link.sign(member))
+
+
+def _on_notice(leave: Callable[[], None]) -> None:
+    """The first SIGTERM is a notice, as from a scheduler that wants the node; another is meant."""
+
+    def heed(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # A thread of its own, since the one that was interrupted may hold any lock.
+        threading.Thread(target=leave, name="notice", daemon=True).start()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, heed)
 
 
 def _has_gpu() -> bool:

@@ -87,7 +87,7 @@ def test_a_segmentation_fault_is_a_loss_like_any_other(tmp_path):
 
 def test_a_stopped_worker_is_noticed_by_its_silence(tmp_path):
     kill = Kill(worker=1, phase="bucket", detail=1, step=3, signal=SIGSTOP)
-    result = run(tmp_path, [kill], heartbeat_timeout_s=1.0)
+    result = run(tmp_path, [kill], hang_timeout_s=1.0)
     assert [e.cause for e in result.events if isinstance(e, WorkerLost)] == ["silent"]
 
 

@@ -121,7 +121,7 @@ def test_every_call_may_fail(tmp_path: Path, bucket: Unreliable, error: int) -> 
                     if operation == "put":
                         promised.append((store.put(small(number)), small(number)))
                     elif operation == "get":
-                        store._models.clear()
+                        store._reader._models.clear()
                         store.get(promised[0][0])
                     elif operation == "tag":
                         store.tag(f"tag{number}", promised[0][0])

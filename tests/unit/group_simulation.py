@@ -37,6 +37,10 @@ class Fenced(Exception):
     pass
 
 
+class Released(Exception):
+    pass
+
+
 class _Pause:
     """What a worker waits for besides collectives."""
 
@@ -53,6 +57,8 @@ class Scenario:
     Attributes:
         kill_every: one of so many moments is a kill or a hiccup, while there are any left.
         hiccups: how often the network fails one worker although nobody is dead.
+        leaves: how often a worker is asked to leave.
+        spares: whether workers beyond the first number are kept back.
         all_end: everybody has to get out of the last operation, also if others are gone by then.
         founding_kills: workers may die before the controller knows that all founders are in.
         weights: how likely workers go on, news arrives, the controller hears, or notices ends.
@@ -65,6 +71,8 @@ class Scenario:
     kills: int = 2
     kill_every: int = 60
     hiccups: int = 0
+    leaves: int = 0
+    spares: bool = False
     all_end: bool = True
     founding_kills: bool = True
     epochs: int = 1
@@ -146,6 +154,7 @@ class Worker:
         self.me = me
         self.alive = True
         self.done = False
+        self.released = 0
         self.thread = self.life()
         self.wants = COMPUTING
         self.outbox: deque = deque()
@@ -238,9 +247,12 @@ class Worker:
     def ballot(self):
         if self.kind != STEP:
             return self.operation
-        proposed = self.proposed.generation
-        newest = max(self.generation, self.urgent.generation)
-        return proposed if proposed > newest else 0
+        proposed = self.proposed
+        if proposed.generation <= max(self.generation, self.urgent.generation):
+            return 0
+        if self.me in proposed.members and not self.sim.connected(proposed):
+            return 0
+        return proposed.generation
 
     # ------------------------------------------------------------------ Rounds, as it stands
 
@@ -286,6 +298,9 @@ class Worker:
                     self.sim.seen["between steps"] += 1
                 elif self.agreed > self.generation:
                     members = self.members(self.agreed)
+                    if self.me not in members:
+                        self.released = self.agreed
+                        raise Released
                     yield from self.enter(Membership(self.agreed, members, urgent=False))
                 elif self.too_few():
                     yield from self.pause()
@@ -420,7 +435,7 @@ class Simulation:
         self.keep_complete = keep_complete
         self.trace: list[str] | None = [] if tracing else None
         self.seen: Counter[str] = Counter()
-        self.roster = roster(founders=scenario.workers)
+        self.roster = roster(scenario.workers, scenario.workers if scenario.spares else None)
         self.log: list[Membership] = []
         self.groups: dict = {}
         self.workers: list[Worker] = []
@@ -434,6 +449,8 @@ class Simulation:
         self.committed: dict = {}
         self.kills = scenario.kills
         self.hiccups = scenario.hiccups
+        self.leaves = scenario.leaves
+        self.arrived: dict[int, set[int]] = {}
         self.draw = cache(self._draw)
         self._after = cache(self._after_commit)
         for _ in range(scenario.workers + scenario.joiners):
@@ -535,6 +552,11 @@ class Simulation:
                 raise Violation(f"a round adds up operations {set(values.values())}")
             collective.result = frozenset(values)
 
+    def connected(self, proposed: Membership) -> bool:
+        """Whether one member has seen that all have connected for a proposal."""
+        arrived = self.arrived.get(proposed.generation, set())
+        return arrived >= set(proposed.members) and bool(self.choose(2))
+
     # ------------------------------------------------------------------ controller
 
     def spawn(self) -> None:
@@ -590,6 +612,11 @@ class Simulation:
         if worker.done:
             self.push(self.roster.finished(worker.me, worker.generation))
             return
+        if worker.released:
+            self.push(self.roster.left(worker.me, worker.released))
+            if self.scenario.replace and not self.roster.over:
+                self.spawn()
+            return
         self.push(self.roster.lost(worker.me))
         if self.scenario.replace and not self.roster.over:
             self.spawn()
@@ -608,6 +635,7 @@ class Simulation:
             worker.urgent = membership
         else:
             worker.proposed = membership
+            self.arrived.setdefault(membership.generation, set()).add(worker.me)
         if worker.wants is not COMPUTING and self._may_run(worker):
             self.runnable.add(worker)
 
@@ -640,6 +668,9 @@ class Simulation:
             self.end(worker)
         except Fenced:
             self.seen["fenced"] += 1
+            self.end(worker)
+        except Released:
+            self.seen["released"] += 1
             self.end(worker)
         else:
             if not self._may_run(worker):
@@ -676,7 +707,12 @@ class Simulation:
     def mishaps(self) -> None:
         alive = [worker for worker in self.workers if worker.alive]
         worker = alive[self.choose(len(alive))] if alive else None
-        if self.kills:
+        if self.leaves:
+            self.leaves -= 1
+            if worker is not None and worker.me in self.roster.newest.members:
+                self.seen["asked to leave"] += 1
+                self.push(self.roster.leave(worker.me))
+        elif self.kills:
             self.kills -= 1
             if worker is not None:
                 self.kill(worker)
@@ -704,7 +740,7 @@ class Simulation:
             if not total:
                 if not self.ask_after_failed_collectives():
                     break
-            elif (self.kills or self.hiccups) and risky and not choose(every):
+            elif (self.kills or self.hiccups or self.leaves) and risky and not choose(every):
                 self.mishaps()
             elif (pick := choose(total)) < first:
                 self.resume(runnable[pick // running])

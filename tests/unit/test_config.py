@@ -102,7 +102,7 @@ def test_a_config_error_is_also_a_value_error():
         ScalingConfig(num_workers=(2, 8), cpus_per_worker=0.5, gpus_per_worker=1, placement="PACK"),
         RunConfig(name="digits", store="/tmp/elsewhere", seed=7),
         CheckpointConfig(every_steps=10, keep_last=None),
-        FailureConfig(max_worker_losses=3, heartbeat_timeout_s=1.5, replace=False),
+        FailureConfig(max_worker_losses=3, hang_timeout_s=1.5, replace=False),
     ],
     ids=lambda config: type(config).__name__,
 )

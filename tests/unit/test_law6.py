@@ -63,7 +63,9 @@ def run_schedules(seeds: range, fixed: dict, **broken) -> Counter[str]:
         ),
         pytest.param(without("joiners", "replace", "all_end", hiccups=2), id="hiccups"),
         pytest.param({"kills": 4, "kill_every": 25}, id="kills in the founding"),
-        pytest.param({"hiccups": 1}, id="everything"),
+        pytest.param({"kills": 0, "leaves": 3, "kill_every": 20}, id="leaves alone"),
+        pytest.param({"leaves": 2, "kill_every": 20, "spares": True}, id="kills, leaves, spares"),
+        pytest.param({"hiccups": 1, "leaves": 1}, id="everything"),
     ],
 )
 def test_no_two_survivors_disagree(fixed):
@@ -71,8 +73,10 @@ def test_no_two_survivors_disagree(fixed):
 
 
 def test_the_schedules_reach_every_way_through_a_recovery():
-    seen = run_schedules(range(1000), without("joiners", "replace", "min_workers", "all_end"))
+    fixed = without("joiners", "replace", "min_workers", "all_end", leaves=1)
+    seen = run_schedules(range(2000), fixed)
     ways = ("accepted", "passed on", "reduced again", "between steps", "paused", "fenced", "joined")
+    ways = (*ways, "released")
     for what in ways:
         assert seen[what] >= 10, (what, seen)
 

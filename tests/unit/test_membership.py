@@ -241,6 +241,73 @@ def test_whoever_waits_for_a_worker_that_has_finished_is_told_to_go_on_without_i
     assert brief(roster.finished(0, 1)) == (3, (1,), True, "end")
 
 
+def test_workers_beyond_the_size_are_spares_until_somebody_is_lost():
+    roster = Roster(founders=2, size=2)
+    for worker in (0, 1):
+        roster.ready(worker)
+    for worker in (0, 1):
+        roster.entered(worker, 1)
+    assert roster.ready(2) is None
+    assert roster.waiting == [2]
+    assert brief(roster.lost(0)) == (2, (1,), True, "loss")
+    assert brief(roster.entered(1, 2)) == (3, (1, 2), False, "join")
+
+
+def test_a_founding_takes_no_more_than_its_founders():
+    roster = Roster(founders=2, size=3)
+    roster.ready(4)
+    assert brief(roster.ready(1)) == (1, (1, 4), True, "start")
+    assert roster.ready(0) is None
+
+
+def test_a_member_that_is_to_leave_is_left_out_of_a_proposal():
+    roster = founded(0, 1, 2)
+    assert brief(roster.leave(1)) == (2, (0, 2), False, "leave")
+    assert roster.leave(1) is None
+    assert not roster.settled
+    roster.entered(0, 2)
+    roster.entered(2, 2)
+    assert roster.settled
+    assert roster.left(1, 2) is None
+    assert roster.holders == {0, 2}
+
+
+def test_a_loss_finds_the_leaver_still_at_work():
+    roster = founded(0, 1, 2)
+    roster.leave(1)
+    assert brief(roster.lost(2)) == (3, (0, 1), True, "loss")
+    assert brief(roster.entered(0, 3)) == (4, (0,), False, "leave")
+
+
+def test_whoever_waits_for_a_worker_that_has_left_is_told_to_go_on_without_it():
+    roster = founded(0, 1, 2)
+    roster.leave(1)
+    assert brief(roster.lost(2)) == (3, (0, 1), True, "loss")
+    assert brief(roster.left(1, 2)) == (4, (0,), True, "leave")
+
+
+def test_the_last_ones_do_not_leave_before_others_have_the_state():
+    roster = founded(0)
+    assert roster.leave(0) is None
+    assert brief(roster.ready(1)) == (2, (0, 1), False, "join")
+    assert brief(roster.entered(1, 2)) == (3, (1,), False, "leave")
+
+
+def test_a_leaver_that_dies_is_a_loss():
+    roster = founded(0, 1)
+    roster.leave(1)
+    assert brief(roster.lost(1)) == (3, (0,), True, "loss")
+
+
+def test_a_spare_that_is_to_leave_is_just_not_there_any_more():
+    roster = Roster(founders=1, size=1)
+    roster.ready(0)
+    roster.entered(0, 1)
+    roster.ready(1)
+    assert roster.leave(1) is None
+    assert roster.waiting == []
+
+
 class Lives(RuleBasedStateMachine):
     """Any order of occurrences; workers have ids that are never used again."""
 
@@ -270,8 +337,10 @@ class Lives(RuleBasedStateMachine):
         if membership.urgent and self.roster.founded:
             assert set(membership.members) <= self.roster.holders
         if not membership.urgent:
+            leaving = set(self.roster.leaving)
             already = self.issued[-1].members
-            assert membership.members[: len(already)] == already
+            stay = tuple(w for w in already if w not in leaving) or already
+            assert membership.members[: len(stay)] == stay
         self.issued.append(membership)
 
     @precondition(lambda self: not self.going)
@@ -303,6 +372,28 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.roster.holders and self.going)
     @rule(data=st.data())
+    def leave(self, data):
+        self.take(self.roster.leave(data.draw(st.sampled_from(sorted(self.roster.holders)))))
+
+    @precondition(lambda self: self.gone_soon and self.going)
+    @rule(data=st.data())
+    def left(self, data):
+        worker = data.draw(st.sampled_from(self.gone_soon))
+        self.alive.remove(worker)
+        self.removed.add(worker)
+        without = [m for m in self.issued if not m.urgent and worker not in m.members]
+        self.take(self.roster.left(worker, data.draw(st.sampled_from(without)).generation))
+
+    @property
+    def gone_soon(self) -> list[int]:
+        return [
+            w
+            for w in self.roster.leaving
+            if any(not m.urgent and w not in m.members for m in self.issued[1:])
+        ]
+
+    @precondition(lambda self: self.roster.holders and self.going)
+    @rule(data=st.data())
     def finished(self, data):
         worker = data.draw(st.sampled_from(sorted(self.roster.holders)))
         self.alive.remove(worker)
@@ -322,9 +413,10 @@ class Lives(RuleBasedStateMachine):
         assert roster.holders <= set(self.alive)
         if not self.going:
             return
-        assert roster.holders <= set(roster.newest.members)
-        assert not set(roster.waiting) & set(roster.newest.members)
-        assert set(self.alive) <= set(roster.waiting) | set(roster.newest.members)
+        there = set(roster.newest.members) | set(roster.leaving)
+        assert roster.holders <= there
+        assert not set(roster.waiting) & there
+        assert set(self.alive) <= set(roster.waiting) | there
 
 
 TestLives = Lives.TestCase

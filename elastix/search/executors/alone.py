@@ -53,6 +53,7 @@ def execute(
     """Run a piece of work to its end, here. Never raises."""
     settings = Settings(
         directory=_NOWHERE,
+        run=work.name,
         seed=work.seed,
         min_workers=1,
         checkpoint=_CHECKPOINT,

@@ -293,7 +293,8 @@ class Pool:
 
 def reach(store: str) -> Opens:
     """Workers on one host share a directory; on several, an actor owns the index."""
-    if sum(bool(node["Alive"]) for node in ray.nodes()) == 1 and "://" not in store:
+    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    if len(hosts) == 1 and "://" not in store:
         return Shelf(store)
     return StoreServer.start(store)
 

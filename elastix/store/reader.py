@@ -1,0 +1,254 @@
+"""Models and tensors out of packs: zero copy, each tensor's digest compared once in a process.
+
+Not here: tensors into bytes (tensors.py), and where things stand (the ledger knows).
+
+Invariants: bytes, dtype, shape and ties come back as they were; what one `read` hands out shares
+no memory that is written to with another's, nor two tensors of it that were not tied; nothing is
+handed out whose digest was not compared.
+"""
+
+import fnmatch
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from blake3 import blake3
+
+from elastix.errors import Corrupt, NotFound, StoreError
+from elastix.state import Ref, State
+from elastix.store.index import Row
+from elastix.store.ledger import Ledger
+from elastix.store.packs import Packs, View, read_record
+from elastix.store.records import ALIGNMENT, Kind, Model, Place, parse_header
+
+_ATTEMPTS = 16
+_MODELS_KEPT = 256
+_PLANS_KEPT = 1024
+
+
+class Moved(StoreError):
+    """A pack was removed between the index's answer and its opening: ask again."""
+
+
+@dataclass(slots=True)
+class _Payload:
+    """A tensor's bytes in a pack, and whether they were compared with their digest."""
+
+    place: Place
+    digest: str
+    checked: bool = False
+
+
+class _Wanted(NamedTuple):
+    """One tensor of a model: what it is made of.
+
+    Attributes:
+        first: the name it shares memory with, or its own.
+        alone: no other tensor of the plan has these bytes, unless it is tied to this one.
+    """
+
+    name: str
+    first: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+    payload: _Payload
+    alone: bool
+
+
+Plan = Mapping[str, _Wanted]
+
+
+class Reader:
+    """Finds models and builds their tensors; remembers what never changes."""
+
+    def __init__(self, packs: Packs, ledger: Ledger) -> None:
+        self._packs = packs
+        self._ledger = ledger
+        self._payloads: dict[Place, _Payload] = {}
+        self._models: dict[Ref, Model] = {}  # lately read; a model never changes
+        self._plans: dict[tuple[Ref, tuple[str, ...]], Plan] = {}
+
+    def keep(self, ref: Ref, model: Model) -> None:
+        """Remember a model, for a while."""
+        if len(self._models) >= _MODELS_KEPT:
+            self._models.clear()
+        self._models[ref] = model
+
+    def model(self, name: str) -> tuple[Row, Model]:
+        """The model that a tag, a ref or the beginning of one means.
+
+        Raises:
+            NotFound: no such model, or it was retired. Corrupt: its record is damaged.
+        """
+        for attempt in range(_ATTEMPTS):
+            row = self._ledger.find(name)
+            if row.ref in self._models:
+                return row, self._models[row.ref]
+            try:
+                _, payload = read_record(self._packs, row.place, Kind.MODEL)
+                model = Model.from_bytes(payload, row.place.pack)
+            except NotFound as error:
+                if attempt + 1 == _ATTEMPTS:
+                    raise Corrupt(
+                        f"the manifest of model {row.ref[:12]} cannot be read: {error} Nothing was "
+                        "changed. `elastix store verify` lists all that is damaged."
+                    ) from error
+                continue
+            except Corrupt as error:
+                raise Corrupt(
+                    f"the manifest of model {row.ref[:12]} cannot be read: {error} Nothing was "
+                    "changed; other models are readable."
+                ) from error
+            if model.manifest.ref != row.ref:
+                raise Corrupt(f"the record of model {row.ref[:12]} is that of another one.")
+            self.keep(row.ref, model)
+            return row, model
+        raise NotFound(f"model {name!r} could not be read.")  # pragma: no cover
+
+    def read(self, name: str, patterns: tuple[str, ...], lazy: bool) -> State:
+        """The tensors of a model whose names match; see Store.get."""
+        for attempt in range(_ATTEMPTS):
+            row, model = self.model(name)
+            try:
+                plan = self._plan(row.ref, model, patterns)
+                tensors = Tensors(row.ref, plan, self._packs)
+            except Moved as moved:
+                self._plans.pop((row.ref, patterns), None)
+                if attempt + 1 == _ATTEMPTS:
+                    raise Corrupt(str(moved)) from moved
+                continue
+            manifest = model.manifest
+            return State(tensors if lazy else tensors.all(), manifest.meta, manifest.parents)
+        raise NotFound(f"model {name!r} could not be read.")  # pragma: no cover
+
+    def _plan(self, ref: Ref, model: Model, patterns: tuple[str, ...]) -> Plan:
+        """Where the wanted tensors stand: one question to the index.
+
+        Remembered for as long as its packs can be opened: a pack's bytes never change.
+        """
+        plan = self._plans.get((ref, patterns))
+        if plan is not None:
+            return plan
+        wanted = {
+            name: info
+            for name, info in model.manifest.tensors.items()
+            if _pattern(patterns).match(name)
+        }
+        digests = {name: bytes.fromhex(info.digest) for name, info in wanted.items()}
+        places = self._ledger.places(tuple(set(digests.values())))
+        first = {name: model.tied.get(name, name) for name in wanted}
+        users = Counter({first[name]: digest for name, digest in digests.items()}.values())
+        plan = {}
+        for name, info in wanted.items():
+            digest = digests[name]
+            if digest not in places:
+                raise Moved(_says(ref, name, "no pack holds its bytes"))
+            place = places[digest]
+            payload = self._payloads.setdefault(place, _Payload(place, info.digest))
+            dtype = getattr(torch, info.dtype)
+            nbytes = math.prod(info.shape) * dtype.itemsize
+            alone = users[digest] == 1
+            plan[name] = _Wanted(name, first[name], dtype, info.shape, nbytes, payload, alone)
+        if len(self._plans) >= _PLANS_KEPT:
+            self._plans.clear()
+        self._plans[ref, patterns] = plan
+        return plan
+
+
+@lru_cache
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, names)) or "(?!)")
+
+
+class Tensors(Mapping[str, torch.Tensor]):
+    """Tensors of one model, built when they are asked for. Holds a view of each pack.
+
+    The views are its own: a page of them that is written to becomes private to these tensors.
+    """
+
+    def __init__(self, ref: Ref, plan: Plan, packs: Packs) -> None:
+        """Open every pack that is needed.
+
+        Args:
+            ref: of the model.
+            plan: the tensors wanted.
+            packs: where they are.
+
+        Raises:
+            Moved: a pack is gone.
+        """
+        self._ref = ref
+        self._plan = plan
+        self._views: dict[str, View] = {}
+        self._made: dict[str, torch.Tensor] = {}
+        self._given: set[Place] = set()
+        for wanted in plan.values():
+            pack = wanted.payload.place.pack
+            if pack not in self._views:
+                try:
+                    self._views[pack] = packs.view(pack)
+                except NotFound as error:
+                    raise Moved(_says(ref, wanted.name, str(error))) from error
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plan)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        wanted = self._plan[name]
+        made = self._made.get(wanted.first)
+        if made is None:
+            made = self._made[wanted.first] = self._make(wanted)
+        return made
+
+    def all(self) -> dict[str, torch.Tensor]:
+        """Every tensor, built now."""
+        return {name: self[name] for name in self._plan}
+
+    def _make(self, wanted: _Wanted) -> torch.Tensor:
+        payload, shape = wanted.payload, wanted.shape
+        place = payload.place
+        try:
+            memory = self._views[place.pack].bytes_at(place.offset, place.length)
+            if not payload.checked:
+                self._check(payload, memory)
+                payload.checked = True
+            if wanted.nbytes != place.length:
+                raise Corrupt(f"{place.length} bytes are no {wanted.dtype}{list(shape)}.")
+        except Corrupt as error:
+            raise Corrupt(_says(self._ref, wanted.name, str(error))) from error
+        if place.length == 0:
+            return torch.empty(shape, dtype=wanted.dtype)
+        tensor = torch.frombuffer(memory, dtype=wanted.dtype)
+        if len(shape) != 1:
+            tensor = tensor.view(shape)
+        if not wanted.alone:  # equal but not tied: writing to one must not change the other
+            if place in self._given:
+                return tensor.clone()
+            self._given.add(place)
+        return tensor
+
+    def _check(self, payload: _Payload, memory: memoryview) -> None:
+        place, at = payload.place, payload.place.offset - ALIGNMENT
+        raw = bytes(self._views[place.pack].bytes_at(at, ALIGNMENT))
+        header = parse_header(raw, place.pack, at)
+        expected = (Kind.TENSOR, place.length, bytes.fromhex(payload.digest))
+        if (header.kind, header.length, header.digest) != expected:
+            raise Corrupt(f"the record at byte {place.offset} of {place.pack} is another one.")
+        if blake3(memory).hexdigest() != payload.digest:
+            raise Corrupt(f"the payload at byte {place.offset} of {place.pack} is damaged.")
+
+
+def _says(ref: Ref, name: str, what: str) -> str:
+    return (
+        f"tensor {name!r} of model {ref[:12]} cannot be read: {what.rstrip('.')}. Nothing was "
+        "changed; other tensors and models are readable."
+    )

@@ -1,0 +1,141 @@
+"""Spares, notices, hangs and partitions on real processes; laws 1 throughout."""
+
+from signal import SIGSTOP, SIGTERM
+
+import pytest
+
+from elastix.events import GenerationFormed, Recovered, WorkerLeft, WorkerLost, WorkerSlow
+from elastix.testing.chaos import CUT, HANG, HOLD_GIL, Kill, with_kills
+from elastix.testing.local import run_local
+from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
+from tests.trainables import train
+
+CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 2}
+
+
+def run(tmp_path, train, workers=3, config=None, **options):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    settings = {**CONFIG, **(config or {}), "log": str(logs)}
+    result = run_local(train, workers, config=settings, directory=tmp_path / "run", **options)
+    assert_exactly_once(result.events, settings["epochs"])
+    left = {event.worker for event in of(WorkerLeft, result)}
+    assert_replicas_identical(logs, set(result.lost) | left)
+    return result
+
+
+def of(kind, result):
+    return [event for event in result.events if isinstance(event, kind)]
+
+
+def owed(result):
+    return [
+        batch.owed for event in committed(result.events) for batch in event.batches if batch.owed
+    ]
+
+
+def test_a_spare_makes_a_loss_good_at_the_next_boundary(tmp_path):
+    meeting = {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 3, "step_s": 0.05}
+    doomed = with_kills(train, [Kill(worker=1, phase="bucket", step=6)])
+    result = run(tmp_path, doomed, config=meeting, spares=1)
+    (join,) = joins(result.events)
+    assert join.worker == 3
+    sizes = [event.world_size for event in committed(result.events)]
+    assert sizes[:6] == [3] * 6  # nobody was in the group that it did not need
+    assert sizes[6] == 2
+    assert join.step <= 8  # the step in hand, or the one after it
+    assert set(sizes[join.step :]) == {3}
+
+
+def test_a_spare_that_dies_is_noticed_by_nobody(tmp_path):
+    doomed = with_kills(train, [Kill(worker=3, phase="wait")])
+    result = run(tmp_path, doomed, config={"step_s": 0.05, "epochs": 6}, spares=1)
+    assert set(result.lost) == {3}
+    assert len(of(GenerationFormed, result)) == 1
+    assert not of(Recovered, result)
+
+
+@pytest.mark.parametrize("worker", [0, 2])
+def test_a_worker_with_notice_leaves_at_a_boundary_and_owes_nothing(tmp_path, worker):
+    notice = Kill(worker=worker, phase="bucket", step=4, signal=SIGTERM)
+    result = run(tmp_path, with_kills(train, [notice]))
+    (left,) = of(WorkerLeft, result)
+    assert left.worker == worker
+    assert left.step >= 5
+    assert not result.lost
+    assert not owed(result)
+    assert not of(Recovered, result)  # nobody was disturbed
+    sizes = [event.world_size for event in committed(result.events)]
+    assert sizes == [3] * left.step + [2] * (len(sizes) - left.step)
+
+
+def test_a_notice_is_made_good_by_a_spare(tmp_path):
+    meeting = {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 3}
+    notice = Kill(worker=0, phase="bucket", step=6, signal=SIGTERM)
+    result = run(tmp_path, with_kills(train, [notice]), config=meeting, spares=1)
+    assert [event.worker for event in of(WorkerLeft, result)] == [0]
+    assert [event.worker for event in joins(result.events)] == [3]
+    assert not owed(result)
+
+
+def test_two_notices_and_a_kill_in_one_step(tmp_path):
+    kills = [
+        Kill(worker=0, phase="batch", step=4, signal=SIGTERM),
+        Kill(worker=3, phase="bucket", step=4, signal=SIGTERM),
+        Kill(worker=1, phase="round", step=4),
+    ]
+    result = run(tmp_path, with_kills(train, kills), workers=5)
+    assert set(result.lost) == {1}
+    assert {event.worker for event in of(WorkerLeft, result)} == {0, 3}
+    assert committed(result.events)[-1].world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("signal", "cause"), [(SIGSTOP, "silent"), (HOLD_GIL, "silent"), (HANG, "stuck")]
+)
+def test_a_hang_is_evicted(tmp_path, signal, cause):
+    kill = Kill(worker=1, phase="batch", step=4, signal=signal)
+    result = run(tmp_path, with_kills(train, [kill]), hang_timeout_s=3.0)
+    assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(1, cause)]
+    assert committed(result.events)[-1].world_size == 2
+
+
+def test_two_hang_at_once(tmp_path):
+    kills = [
+        Kill(worker=0, phase="batch", step=4, signal=HANG),
+        Kill(worker=3, phase="bucket", step=4, signal=SIGSTOP),
+    ]
+    result = run(tmp_path, with_kills(train, kills), workers=4, hang_timeout_s=3.0)
+    assert set(result.lost) == {0, 3}
+
+
+def test_cut_sockets_that_can_be_opened_again_cost_nobody(tmp_path):
+    kill = Kill(worker=1, phase="bucket", step=4, signal=CUT)
+    result = run(tmp_path, with_kills(train, [kill]))
+    assert not result.lost
+    assert not owed(result)
+    causes = [event.cause for event in of(GenerationFormed, result)]
+    assert causes == ["start", "doubt"]
+
+
+def test_a_worker_that_stays_cut_off_is_taken_out(tmp_path):
+    kill = Kill(worker=1, phase="bucket", step=4, signal=CUT, lasting=True)
+    result = run(tmp_path, with_kills(train, [kill]), hang_timeout_s=4.0)
+    assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(1, "unreachable")]
+    assert committed(result.events)[-1].world_size == 2
+
+
+def test_a_straggler_is_reported_and_goes_only_if_asked(tmp_path):
+    config = {"samples": 900, "slow_worker": 1, "slow_s": 0.05, "epochs": 2}
+    result = run(tmp_path, train, config=config)
+    slow = of(WorkerSlow, result)
+    assert [event.worker for event in slow] == [1]
+    assert slow[0].factor > 1.5
+    assert not of(WorkerLeft, result)
+
+
+def test_a_straggler_is_let_go_on_request(tmp_path):
+    config = {"samples": 900, "slow_worker": 1, "slow_s": 0.05, "epochs": 2}
+    result = run(tmp_path, train, config=config, evict_slower_than=1.5)
+    assert [event.worker for event in of(WorkerLeft, result)] == [1]
+    assert not owed(result)

@@ -1,0 +1,97 @@
+"""Vigil: who is silent, who holds up the others, who is slow; in virtual time."""
+
+from dataclasses import replace
+
+from elastix.train.vigil import Sign, Vigil
+
+TIMEOUT = 10.0
+FIRST = 60.0
+
+
+def watched(signs: dict[int, Sign], until: int, changing: set[int] = frozenset()) -> Vigil:
+    """Everybody takes a step, then sends the same sign once a second; `changing` ones move."""
+    vigil = Vigil(TIMEOUT, FIRST)
+    for worker, sign in signs.items():
+        vigil.hear(worker, replace(sign, step=sign.step - 1), -1.0)
+    for second in range(until + 1):
+        for worker, sign in signs.items():
+            passed = second if worker in changing else 0
+            vigil.hear(worker, replace(sign, passed=passed), float(second))
+    return vigil
+
+
+BUSY = Sign(generation=1, step=5)
+WAITS = replace(BUSY, waiting=True)
+
+
+def test_a_worker_without_signs_is_silent():
+    vigil = Vigil(TIMEOUT, FIRST)
+    vigil.hear(0, BUSY, 0.0)
+    vigil.hear(1, BUSY, 5.0)
+    assert vigil.silent(10.0) == []
+    assert vigil.silent(10.5) == [0]
+    vigil.forget(0)
+    assert vigil.silent(10.5) == []
+
+
+def test_whoever_all_others_wait_for_holds_them_up():
+    signs = {0: WAITS, 1: BUSY, 2: WAITS}
+    assert watched(signs, 9).holding_up((0, 1, 2), 9.0) == []
+    assert watched(signs, 12).holding_up((0, 1, 2), 12.0) == [1]
+
+
+def test_two_may_hang_at_once():
+    assert watched({0: WAITS, 1: BUSY, 2: BUSY}, 12).holding_up((0, 1, 2), 12.0) == [1, 2]
+
+
+def test_nobody_holds_up_the_others_while_all_compute_or_all_wait():
+    for sign in (BUSY, WAITS):
+        assert watched({0: sign, 1: sign}, 100).holding_up((0, 1), 100.0) == []
+
+
+def test_a_worker_that_gets_on_is_slow_at_worst():
+    vigil = watched({0: WAITS, 1: BUSY}, 100, changing={1})
+    assert vigil.holding_up((0, 1), 100.0) == []
+
+
+def test_a_worker_has_longer_for_its_first_step():
+    vigil = Vigil(TIMEOUT, FIRST)
+    for second in range(70):
+        vigil.hear(0, WAITS, float(second))
+        vigil.hear(1, BUSY, float(second))
+        expected = [1] if second > FIRST else []
+        assert vigil.holding_up((0, 1), float(second)) == expected
+
+
+def test_waiting_is_counted_without_a_break():
+    vigil = watched({0: WAITS, 1: BUSY}, 8)
+    vigil.hear(0, BUSY, 9.0)
+    vigil.hear(0, WAITS, 10.0)
+    assert vigil.holding_up((0, 1), 15.0) == []
+    assert vigil.holding_up((0, 1), 21.0) == [1]
+
+
+def test_a_joiner_that_is_no_member_holds_up_nobody():
+    assert watched({0: WAITS, 1: WAITS, 7: BUSY}, 30).holding_up((0, 1), 30.0) == []
+
+
+def test_own_work_is_compared_and_not_time_spent_waiting():
+    vigil = Vigil(TIMEOUT, FIRST)
+    for step in range(60):  # a step takes a second; worker 2 is busy for all of it
+        for worker, waits in ((0, 0.7), (1, 0.6), (2, 0.0)):
+            sign = Sign(generation=1, step=step, passed=step, waited_s=step * waits)
+            vigil.hear(worker, sign, float(step))
+    slow = vigil.slow((0, 1, 2), 1.5)
+    assert list(slow) == [2]
+    assert abs(slow[2] - 1 / 0.35) < 0.01
+    assert vigil.slow((0, 1, 2), 3.0) == {}
+
+
+def test_pace_is_not_taken_across_a_change_of_the_group():
+    vigil = Vigil(TIMEOUT, FIRST)
+    for step in range(30):
+        for worker in (0, 1):
+            late = 100.0 if worker and step > 15 else 0.0
+            sign = Sign(generation=1 + (step > 15), step=step, passed=step)
+            vigil.hear(worker, sign, step + late)
+    assert vigil.slow((0, 1), 1.5) == {}
