@@ -7,6 +7,7 @@ import importlib as _importlib
 import typing as _typing
 
 from elastix.config import (
+    Budget,
     CheckpointConfig,
     FailureConfig,
     RestoreConfig,
@@ -19,7 +20,9 @@ from elastix.errors import (
     Corrupt,
     ElastixError,
     EmptySpace,
+    EveryTrialFailed,
     Full,
+    NeverReported,
     NotFound,
     QuorumLost,
     ReadOnly,
@@ -36,6 +39,8 @@ from elastix.store import Store
 from elastix.train.context import Context
 
 if _typing.TYPE_CHECKING:
+    from elastix.search.campaign import Campaign
+    from elastix.search.results import Results
     from elastix.search.searchers.deephyper import DeepHyper
     from elastix.search.searchers.evolution import Evolution
     from elastix.search.searchers.optuna import Optuna
@@ -43,6 +48,8 @@ if _typing.TYPE_CHECKING:
     from elastix.train.trainer import ElasticTrainer, Result
 
 __all__ = [
+    "Budget",
+    "Campaign",
     "CheckpointConfig",
     "ConfigError",
     "Conflict",
@@ -52,9 +59,11 @@ __all__ = [
     "ElasticTrainer",
     "ElastixError",
     "EmptySpace",
+    "EveryTrialFailed",
     "Evolution",
     "FailureConfig",
     "Full",
+    "NeverReported",
     "NotFound",
     "Optuna",
     "QuorumLost",
@@ -63,6 +72,7 @@ __all__ = [
     "Ref",
     "RestoreConfig",
     "Result",
+    "Results",
     "RunConfig",
     "ScalingConfig",
     "SearchError",
@@ -77,12 +87,14 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "Campaign": "elastix.search.campaign",
     "DeepHyper": "elastix.search.searchers.deephyper",
     "ElasticTrainer": "elastix.train.trainer",
     "Evolution": "elastix.search.searchers.evolution",
     "Optuna": "elastix.search.searchers.optuna",
     "Random": "elastix.search.searchers.random",
     "Result": "elastix.train.trainer",
+    "Results": "elastix.search.results",
 }
 
 

@@ -138,6 +138,44 @@ class RunConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budget(_Config):
+    """When a campaign has done enough. The first limit that is reached ends it.
+
+    Attributes:
+        trials: how many trials are to be final; failed ones count. None: no limit.
+        parallel: how many run at once; None: as many as the cluster has room for.
+        time_s: seconds of this `run()`; running trials are halted and restart next time.
+        epochs: passes over the data by all trials together; running trials finish.
+    """
+
+    trials: int | None = None
+    parallel: int | None = None
+    time_s: float | None = None
+    epochs: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "parallel"):
+            value = getattr(self, name)
+            _require(
+                value is None or (type(value) is int and value >= 1),
+                f"Budget.{name} must be a whole number >= 1 or None, not {value!r}: nothing could "
+                "be tried.",
+            )
+        for name in ("time_s", "epochs"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            _require(
+                value is None or (number and 0 < value < float("inf")),
+                f"Budget.{name} must be a finite number > 0 or None, not {value!r}: nothing could "
+                "be tried.",
+            )
+        _require(
+            any(limit is not None for limit in (self.trials, self.time_s, self.epochs)),
+            "a Budget needs an end: give trials, time_s or epochs.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(_Config):
     """When States are stored while a run goes on. The final State is always stored.
 

@@ -16,6 +16,8 @@
     │   ├── QuorumLost             fewer workers than the minimum, and none came in time
     │   └── TooManyFailures        more losses than FailureConfig allows
     └── SearchError                a campaign that cannot go on
+        ├── NeverReported          the train function did not report the metric
+        └── EveryTrialFailed       no trial got through: the user's own error, the first of them
 
 The class says whose fault it is. A message is the fact with its values, what elastix did about
 it, and what to do next.
@@ -99,3 +101,22 @@ class TooManyFailures(TrainError):
 
 class SearchError(ElastixError):
     """A campaign cannot go on."""
+
+
+class NeverReported(SearchError):
+    """The train function ended without reporting the campaign's metric."""
+
+
+class EveryTrialFailed(SearchError):
+    """All trials so far failed.
+
+    Attributes:
+        traceback: of the first one, as text.
+    """
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type["EveryTrialFailed"], tuple[str, str]]:
+        return type(self), (str(self), self.traceback)

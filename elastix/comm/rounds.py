@@ -19,7 +19,7 @@ import torch
 from blake3 import blake3
 
 from elastix.comm import transfer
-from elastix.comm.group import Builder, Group, Pending, Reduce, Wiring
+from elastix.comm.group import Alone, Builder, Group, Pending, Reduce, Wiring
 from elastix.comm.membership import Membership
 from elastix.comm.news import News
 from elastix.comm.recovery import Decision, Position, decide
@@ -409,9 +409,11 @@ class Rounds:
         self._participant.entered(membership.generation, joined)
 
     def _build(self, generation: int, members: tuple[int, ...], scope: str = "all") -> Group:
+        wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
+        if len(members) == 1:
+            return Alone(wiring)
         builder = self._take_ahead(generation) if scope == "all" else None
         if builder is None:
-            wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
             builder = Builder(wiring, self._news.notify)
         try:
             self._wait(lambda: builder.result is not None)

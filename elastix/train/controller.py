@@ -50,6 +50,7 @@ from elastix.store import Store
 from elastix.train.assembly import Message, Order, Release
 from elastix.train.beginning import begin
 from elastix.train.checkpoint import Checkpoints, Outlets
+from elastix.train.heritage import Heritage
 from elastix.train.member import Settings
 from elastix.train.outcome import Outcome
 from elastix.train.slots import Slot, Slots
@@ -79,6 +80,8 @@ class Plan:
     placement: PlacementGroup
     size: int
     directory: Path
+    heritage: Heritage | None = None
+    until_reports: int | None = None
 
 
 @dataclass
@@ -136,6 +139,8 @@ class Controller:
             seed=plan.run.seed,
             min_workers=plan.scaling.min_workers,
             checkpoint=plan.checkpoint,
+            heritage=plan.heritage,
+            until_reports=plan.until_reports,
         )
         self._begun, settings = begin(self._checkpoints, settings, plan.restore)
         self._journal = Journal(plan.directory / "journal.jsonl")

@@ -6,6 +6,7 @@ needs from the process around it is a Link.
 
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,13 +25,24 @@ from elastix.comm.news import News
 from elastix.comm.reducer import Reducer, Weight
 from elastix.comm.rounds import Left, Recovery, Rounds
 from elastix.config import CheckpointConfig
+from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
 from elastix.errors import ConfigError, StoreError
-from elastix.events import Event, Recovered, Reported, Span, StepCommitted, WorkerJoined
+from elastix.events import (
+    Event,
+    Recovered,
+    Reported,
+    Span,
+    StateStored,
+    StepCommitted,
+    TensorsInherited,
+    WorkerJoined,
+)
 from elastix.state import RandomState, State, Stateful
 from elastix.store import Store
 from elastix.train.assembly import Mark, Message
 from elastix.train.evaluation import Evaluation, Metric
+from elastix.train.heritage import Heritage, Leaving
 from elastix.train.restore import leaving_out, newest
 from elastix.train.saver import Occasion, Saver
 from elastix.train.schedule import Schedule
@@ -86,6 +98,9 @@ class Settings:
         directory: of the run.
         run: its name; the State to start from is what the store has as `RUN/last`.
         left_out: by loader, the positions in the stream that are never used (any more).
+        heritage: what the run takes from other models and leaves to them; None for nothing.
+        until_reports: pause at the end of the step after so many reports; None never does.
+        alone: the group is this worker and stays so; it may report without preparing anything.
     """
 
     directory: Path
@@ -94,6 +109,13 @@ class Settings:
     min_workers: int
     checkpoint: CheckpointConfig
     left_out: Mapping[int, tuple[Span, ...]] = field(default_factory=dict)
+    heritage: Heritage | None = None
+    until_reports: int | None = None
+    alone: bool = False
+
+
+class Paused(BaseException):
+    """As many reports were made as were wanted. Not an Exception: user code must not catch it."""
 
 
 class Member:
@@ -119,6 +141,7 @@ class Member:
         self._saved = Mark(0)
         self._serial = 0  # events that all workers generate alike are numbered
         self._reports = 0
+        self._metrics: dict[str, Any] = {}
         self._unconfirmed: deque[tuple[int, Event]] = deque()
         self._confirmed = -1
         self._listeners: list[Callable[[str, int], None]] = []
@@ -210,6 +233,20 @@ class Member:
             self._add(name, other)
             self._claim(name, other)
 
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
+        if self._reducer is not None:
+            raise ConfigError(
+                "ctx.inherit was called after ctx.prepare, so workers that join later would not "
+                "have what it copied. Nothing was copied. Call it first."
+            )
+        if self.settings.heritage is None:
+            return None
+        found = self.settings.heritage.inherit(model)
+        if found is not None:
+            self._emit_alike(TensorsInherited(found=found))
+        return found
+
     def _add(self, name: str, other: Stateful) -> None:
         taken = sum(key.rstrip("0123456789") == name for key in self._others)
         self._others[name if not taken else f"{name}{taken}"] = other
@@ -233,13 +270,23 @@ class Member:
     def give_state(self, founding: bool) -> State:
         """For newcomers. The first founder restores the stored State, if the run has one."""
         if founding:
+            state = self._stored()
+            if state is not None:
+                self._adopt(state)
+                self._schedule.stored(self.step)
+        return self.capture()
+
+    def _stored(self) -> State | None:
+        """What the run goes on from: its last State, or the one that was left at a pause."""
+        heritage = self.settings.heritage
+        found = [heritage.resume()] if heritage is not None else []
+        if not self.settings.alone:
             with self._link.open_store() as store:
                 ref = newest(store, self.settings.run)
                 if ref is not None:
-                    state = leaving_out(store.get(ref), self.settings.left_out)
-                    self._adopt(state)
-                    self._schedule.stored(self.step)
-        return self.capture()
+                    found.append(leaving_out(store.get(ref), self.settings.left_out))
+        there = [state for state in found if state is not None]
+        return max(there, key=lambda state: int(state.meta["step"]), default=None)
 
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer, but for the random numbers to come."""
@@ -395,7 +442,7 @@ class Member:
         serial = self._serial
         self._serial += 1
         self._unconfirmed.append((serial, event))
-        if self.rank == 0:
+        if self.rank == 0 or self.settings.alone:
             self._link.emit(event, serial)
 
     # ------------------------------------------------------------------ Pace of the Loaders
@@ -406,6 +453,9 @@ class Member:
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
         self._rounds.boundary()
+        until = self.settings.until_reports
+        if until is not None and self._reports >= until:
+            raise Paused
         reason = self._schedule.due(self.step)
         if not reason:
             return
@@ -472,19 +522,53 @@ class Member:
         self._schedule.reported(self.step, metrics)
         event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
         self._reports += 1
+        self._metrics.update(event.metrics)
+        self.phase("report", event.seq)
         self._emit_alike(event)
 
-    def finish(self) -> None:
+    @property
+    def epochs(self) -> float:
+        """Passes over the data of the first loader so far; without a loader, reports."""
+        if not self._loaders:
+            return float(self._reports)
+        cursor = self._loaders[0].cursor
+        return (cursor.position - count(cursor.owed)) / cursor.length
+
+    def finish(self, reason: str = "final") -> None:
         """After the train function: all come to the end, and the final State is stored.
 
-        Collective; then waits for the store, which needs no group.
+        Collective; then waits for the store, which needs no group. A run with a heritage leaves
+        its State there, and nowhere else.
 
         Raises:
             StoreError: it could not be stored.
         """
-        self.save("final")
-        self._rounds.run(_Finish())
+        if self.settings.heritage is not None:
+            self._rounds.run(_Finish(lambda: self._bequeath(reason)))
+            return
+        self.save(reason)
+        self._rounds.run(_Finish(lambda: None))
         self.await_stored()
+
+    def _bequeath(self, reason: str) -> None:
+        """Leave the State to other models. Blocks this worker, and those that wait for it."""
+        heritage = self.settings.heritage
+        if heritage is None:
+            return
+        started = time.monotonic()
+        left = Leaving(self._modules[""], self.capture(), self._metrics, self.epochs, reason)
+        ref = heritage.leave(left)
+        if ref is not None:
+            self._link.emit(
+                StateStored(
+                    ref=ref,
+                    step=self.step,
+                    reason=reason,
+                    stored_bytes=left.state.nbytes,
+                    store_s=time.monotonic() - started,
+                    stall_s=time.monotonic() - started,
+                )
+            )
 
 
 class _Finish:
@@ -493,6 +577,9 @@ class _Finish:
     kind = 3
     reduce: Reduce = "max"
 
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._before = before  # what rank 0 does before anybody leaves
+
     def launch(self, group: Group) -> Sequence[Pending]:
         """Nothing but the round."""
         del group
@@ -500,7 +587,8 @@ class _Finish:
 
     def payload(self, group: Group) -> torch.Tensor:
         """Nothing to tell; that all are here is enough."""
-        del group
+        if group.rank == 0:
+            self._before()
         return torch.zeros(1)
 
 

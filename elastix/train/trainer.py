@@ -4,10 +4,10 @@ import inspect
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ray
 import torch
@@ -30,8 +30,10 @@ from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
+from elastix.train.heritage import Heritage
 
 TrainFunction = Callable[[Context], None]
+Watch = Callable[[Sequence[Event]], None]
 
 _STOP_S = 10.0
 _PATIENCE_S = 5.0
@@ -118,6 +120,23 @@ class ElasticTrainer:
         self._failure = failure or FailureConfig()
         self._restore = restore or RestoreConfig()
         self._quiet = quiet
+        self._heritage: Heritage | None = None
+        self._until_reports: int | None = None
+        self._watch: Watch | None = None
+
+    def as_trial(
+        self, heritage: Heritage | None, until_reports: int | None, watch: "Watch"
+    ) -> Self:
+        """Make this a trial of a campaign.
+
+        Args:
+            heritage: what the run takes from other models and leaves to them.
+            until_reports: pause after so many reports.
+            watch: is called about once a second with what has happened since; may raise
+                KeyboardInterrupt to end the run.
+        """
+        self._heritage, self._until_reports, self._watch = heritage, until_reports, watch
+        return self
 
     def fit(self) -> Result:
         """Train to the end of the train function, through losses and joins. Blocks.
@@ -133,7 +152,7 @@ class ElasticTrainer:
             TooManyFailures: more losses than allowed.
             KeyboardInterrupt: Ctrl-C; fit() again goes on from the last stored State.
         """
-        train = _pickle(self._train)
+        train = pickle_train(self._train)
         directory = self._run.directory.resolve()
         started_ray = not ray.is_initialized()
         if started_ray:
@@ -170,6 +189,8 @@ class ElasticTrainer:
             placement=group,
             size=size,
             directory=directory,
+            heritage=self._heritage,
+            until_reports=self._until_reports,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         controller: Any = (
@@ -182,7 +203,7 @@ class ElasticTrainer:
         )
         console = Console(self._run.name, directory, quiet=self._quiet)
         try:
-            error, losses = _follow(controller, console)
+            error, losses = _follow(controller, console, self._watch)
         except KeyboardInterrupt:
             console.interrupted()
             raise
@@ -196,7 +217,11 @@ class ElasticTrainer:
         return result
 
 
-def _follow(controller: Any, console: Console) -> tuple[ElastixError | None, int]:  # noqa: ANN401
+def _follow(
+    controller: Any,  # noqa: ANN401
+    console: Console,
+    watch: "Watch | None",
+) -> tuple[ElastixError | None, int]:
     """Show events until the run is over. After Ctrl-C the controller stops its workers first."""
     over = controller.run.remote()
     seen = 0
@@ -207,6 +232,8 @@ def _follow(controller: Any, console: Console) -> tuple[ElastixError | None, int
             seen += len(events)
             for event in events:
                 console.show(event)
+            if watch is not None:
+                watch(events)
             if done and not events:
                 outcome: tuple[ElastixError | None, int] = ray.get(over)
                 return outcome
@@ -217,7 +244,12 @@ def _follow(controller: Any, console: Console) -> tuple[ElastixError | None, int
         raise
 
 
-def _pickle(train: TrainFunction) -> bytes:
+def pickle_train(train: TrainFunction) -> bytes:
+    """The train function as workers get it.
+
+    Raises:
+        ConfigError: it cannot be pickled; names what it holds.
+    """
     try:
         return bytes(ray.cloudpickle.dumps(train))
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
@@ -246,7 +278,7 @@ def _check_capacity(scaling: ScalingConfig) -> int:
     """How many workers the cluster could hold if nothing else ran there; at least the minimum."""
     wanted = scaling.resources_per_worker
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(_fit(node, wanted) for node in nodes)
+    room = fit_on_nodes(scaling)
     if room >= scaling.min_workers:
         return room
     has = "; ".join(
@@ -257,6 +289,12 @@ def _check_capacity(scaling: ScalingConfig) -> int:
         f"has room for {room} ({len(nodes)} nodes: {has}). Nothing was started. Ask for fewer "
         "workers, or for a fraction of a CPU or GPU each (cpus_per_worker=0.5)."
     )
+
+
+def fit_on_nodes(scaling: ScalingConfig) -> int:
+    """How many workers the cluster could hold if nothing else ran there."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(_fit(node, scaling.resources_per_worker) for node in nodes)
 
 
 def _fit(resources: Mapping[str, float], wanted: Mapping[str, float]) -> int:
