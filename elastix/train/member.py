@@ -537,13 +537,13 @@ class Member:
     def finish(self, reason: str = "final") -> None:
         """After the train function: all come to the end, and the final State is stored.
 
-        Collective; then waits for the store, which needs no group. A run with a heritage leaves
-        its State there, and nowhere else.
+        Collective; then waits for the store, which needs no group. A heritage that takes the
+        State has it alone.
 
         Raises:
             StoreError: it could not be stored.
         """
-        if self.settings.heritage is not None:
+        if self.settings.heritage is not None and self.settings.heritage.takes_final:
             self._rounds.run(_Finish(lambda: self._bequeath(reason)))
             return
         self.save(reason)
