@@ -93,6 +93,7 @@ class _Subscriber:
     def __init__(self, connection: socket.socket, worker: int) -> None:
         self.worker = worker
         self.fed = False
+        self.steps = 0  # told with their gradients
         self._connection = connection
         self._changed = threading.Condition()
         self._queue: deque[_Message] = deque()
@@ -189,7 +190,8 @@ class Feed:
             return
         self._subscribers = [s for s in self._subscribers if not s.closed]
         new = [s for s in self._subscribers if not s.fed]
-        asking = [s for s in self._subscribers if s.fed and s.wants_digest()]
+        # A digest means something when the joiner has done a step of its own.
+        asking = [s for s in self._subscribers if s.steps and s.wants_digest()]
         if not new and not asking:
             return
         state = copy()
@@ -219,6 +221,7 @@ class Feed:
         for subscriber in self._subscribers:
             if subscriber.fed:
                 subscriber.append(message)
+                subscriber.steps += bool(watched.parts)
 
     def entering(self, generation: int, members: Sequence[int]) -> None:
         """This worker enters a generation at a boundary; joiners among its members do so too."""

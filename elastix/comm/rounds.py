@@ -34,6 +34,10 @@ _PATIENCE = 200
 """After so many it asks anyway: it is slower than the group, which has to wait for it."""
 
 
+_FAILURES = 3
+"""A joiner that was dropped so often is given the State in the group, which has to wait for it."""
+
+
 class Fenced(BaseException):
     """This worker was taken out of the group. Not an Exception: user code must not catch it."""
 
@@ -242,6 +246,7 @@ class Rounds:
         self.waited_s = 0.0
         self._watch: Catchup | None = None  # of a joiner that follows the group from outside
         self._joined: Joined | None = None
+        self._failures = 0
         self._feed: Feed | None = None
         self._ahead: Builder | None = None  # of the newest proposal; see _build_ahead
         self._ahead_lock = threading.Lock()
@@ -472,7 +477,15 @@ class Rounds:
             self._watch = Catchup(watch, given.state.nbytes, time.monotonic() - started)
             watch.given = None
             return
-        self._participant.lonely()
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """All donors are lost, or have dropped this joiner: others, or the State in the group."""
+        self._failures += 1
+        if self._failures < _FAILURES:
+            self._participant.lonely()
+        else:
+            self._participant.level()
 
     def _follow(self, catchup: Catchup) -> None:
         """At a boundary: until the next operation's end was told, or the group is entered."""
@@ -509,7 +522,7 @@ class Rounds:
             self._watch = None
             self.operation = -1
             if not cold:
-                self._participant.lonely()
+                self._ask_again()
             self._come_in()
             return
         self._pass_time(
