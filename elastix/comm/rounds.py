@@ -433,8 +433,9 @@ class Rounds:
             return 0
         with self._ahead_lock:
             builder = self._ahead
-        if builder is None or builder.generation != proposed.generation:
-            return 0 if self._wiring.me in proposed.members else proposed.generation
+        alone = self._wiring.me not in proposed.members or proposed.size == 1
+        if alone or builder is None or builder.generation != proposed.generation:
+            return proposed.generation if alone else 0
         if builder.failed is not None:
             self._participant.doubt(proposed.generation, builder.failed)
         return proposed.generation if builder.ready else 0

@@ -35,9 +35,6 @@ class _Ear:
     def level(self) -> None:
         """There is nobody to catch up with."""
 
-    def leave(self) -> None:
-        """There is nobody to leave."""
-
     def ready(self, feed: Address | None) -> None:
         """See Link."""
 
