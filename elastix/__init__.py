@@ -41,6 +41,10 @@ from elastix.train.context import Context
 if _typing.TYPE_CHECKING:
     from elastix.search.campaign import Campaign
     from elastix.search.results import Results
+    from elastix.search.searchers.deephyper import DeepHyper
+    from elastix.search.searchers.evolution import Evolution
+    from elastix.search.searchers.optuna import Optuna
+    from elastix.search.searchers.random import Random
     from elastix.train.trainer import ElasticTrainer, Result
 
 __all__ = [
@@ -51,15 +55,19 @@ __all__ = [
     "Conflict",
     "Context",
     "Corrupt",
+    "DeepHyper",
     "ElasticTrainer",
     "ElastixError",
     "EmptySpace",
     "EveryTrialFailed",
+    "Evolution",
     "FailureConfig",
     "Full",
     "NeverReported",
     "NotFound",
+    "Optuna",
     "QuorumLost",
+    "Random",
     "ReadOnly",
     "Ref",
     "RestoreConfig",
@@ -78,16 +86,20 @@ __all__ = [
     "WorkerFailed",
 ]
 
-_LATER = {
+_ELSEWHERE = {
     "Campaign": "elastix.search.campaign",
+    "DeepHyper": "elastix.search.searchers.deephyper",
     "ElasticTrainer": "elastix.train.trainer",
+    "Evolution": "elastix.search.searchers.evolution",
+    "Optuna": "elastix.search.searchers.optuna",
+    "Random": "elastix.search.searchers.random",
     "Result": "elastix.train.trainer",
     "Results": "elastix.search.results",
 }
 
 
 def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked for
-    """Import what needs Ray or a search space when it is asked for: the store needs neither."""
-    if name in _LATER:
-        return getattr(_importlib.import_module(_LATER[name]), name)
+    """Import what needs Ray or a searcher's library when it is asked for: the store does not."""
+    if name in _ELSEWHERE:
+        return getattr(_importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module 'elastix' has no attribute {name!r}")

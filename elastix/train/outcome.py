@@ -14,6 +14,7 @@ from elastix.train.member import Member, Paused
 class Halted(BaseException):
     """Whoever runs the function wants it to end. Not an Exception: user code must not catch it."""
 
+
 _SETTLE_S = 30.0
 
 
