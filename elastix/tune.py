@@ -44,7 +44,7 @@ _REF = "elastix_ref"
 _SEPARATOR = "/"
 
 
-class Search(TuneSearcher):  # type: ignore[misc]  # Ray's class has no types
+class Search(TuneSearcher):
     """Tune's search_alg over an elastix searcher.
 
     Args:
@@ -91,7 +91,11 @@ class Search(TuneSearcher):  # type: ignore[misc]  # Ray's class has no types
             self._begin()
 
     def set_search_properties(
-        self, metric: str | None, mode: str | None, config: Mapping[str, Any], **spec: Any
+        self,
+        metric: str | None,
+        mode: str | None,
+        config: Mapping[str, Any],
+        **spec: Any,  # noqa: ANN401 - whatever Tune adds
     ) -> bool:
         """Take what the Tuner was given. Called by Tune, before the first suggestion.
 
@@ -124,7 +128,7 @@ class Search(TuneSearcher):  # type: ignore[misc]  # Ray's class has no types
         names = self._objectives.names
         self._elastix.start(self._space, objectives=len(names), seed=self._seed)
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:  # noqa: ANN401 - a mapping, or Tune's FINISHED
         """The next configuration; Tune's FINISHED when the space has no other."""
         if self._objectives is None:
             raise ConfigError(
@@ -138,7 +142,7 @@ class Search(TuneSearcher):  # type: ignore[misc]  # Ray's class has no types
             )
         asked = self._elastix.ask(1)
         if not asked:
-            return str(TuneSearcher.FINISHED)
+            return TuneSearcher.FINISHED
         trial = Trial(self._asked, asked[0], TrialState.RUNNING)
         self._asked += 1
         self._live[trial_id] = trial
@@ -308,14 +312,16 @@ def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter
             f"param_space[{name!r}] = {value!r} cannot be searched: only Tune can draw from it, or "
             "it has no bounds. Nothing was started. Use tune.uniform or tune.choice."
         )
+    bounds: Any = value
     if step is not None:
-        return _steps(name, value, float(step))
+        return _steps(name, bounds, float(step))
     if isinstance(value, sample.Integer):  # Tune's upper bound is not among the values
         return Integer(name, (int(value.lower), int(value.upper) - 1), log=log)
-    return Float(name, (float(value.lower), float(value.upper)), log=log)
+    low, high = float(bounds.lower), float(bounds.upper)
+    return Float(name, (low, high), log=log)
 
 
-def _steps(name: str, value: Any, step: float) -> Any:  # noqa: ANN401
+def _steps(name: str, value: Any, step: float) -> Any:  # noqa: ANN401 - Tune's, ConfigSpace's
     """A quantised domain: its values one by one, in order."""
     count = round((value.upper - value.lower) / step)
     whole = isinstance(value, sample.Integer)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import torch
 from blake3 import blake3
@@ -34,12 +34,11 @@ from elastix.search.loop import Loop
 from elastix.search.loop import Terms as LoopTerms
 from elastix.search.results import Results
 from elastix.search.rungs import Rungs
+from elastix.search.searchers.evolution import Evolution
+from elastix.search.space import Space
 from elastix.search.trial import Objectives, Searcher, Trial
 from elastix.state import Ref
 from elastix.store import Store
-
-if TYPE_CHECKING:
-    from elastix.search.space import Space
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class Campaign:
         self,
         train: TrainFunction,
         *,
-        space: "ConfigurationSpace | Space",
+        space: ConfigurationSpace | Space,
         searcher: Searcher | None = None,
         metric: str | Sequence[str],
         mode: str | Sequence[str] = "max",
@@ -110,10 +109,10 @@ class Campaign:
         self.name = (run or RunConfig()).name
         self._train = train
         self._space = space
-        self._searcher = searcher if searcher is not None else _default_searcher()
+        self._searcher = searcher if searcher is not None else Evolution()
         self._budget = budget
         self._inherit: Mode = inherit
-        has_parents = type(self._searcher).__name__ == "Evolution"
+        has_parents = isinstance(self._searcher, Evolution)
         self._provider: Provider = provider or ("parent" if has_parents else "store")
         self._run = run or RunConfig()
         self._rungs = rungs
@@ -342,6 +341,6 @@ def _check_train(train: TrainFunction) -> None:
         ) from error
 
 
-def _fingerprint(space: "ConfigurationSpace | Space") -> str:
+def _fingerprint(space: ConfigurationSpace | Space) -> str:
     """Equal for equal spaces: a searcher's state is only worth something in its own space."""
     return blake3(repr(space).encode()).hexdigest()[:16]

@@ -89,7 +89,9 @@ class ExecutorContract:
     @staticmethod
     def collect(executor: Executor, works: list[Work]) -> tuple[dict[int, Ended], list[Progress]]:
         """Run these to their ends, as many at a time as there is room for."""
-        waiting, ends, progress = list(works), {}, []
+        waiting = list(works)
+        ends: dict[int, Ended] = {}
+        progress: list[Progress] = []
         deadline = time.monotonic() + PATIENCE_S
         while len(ends) < len(works):
             assert time.monotonic() < deadline, f"{len(ends)} of {len(works)} ended"

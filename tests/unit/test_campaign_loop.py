@@ -370,7 +370,6 @@ def climbs(levels=9):
     reached = Counter()
 
     def play(work):
-        start = reached[work.number]
         stop = min(levels, work.until_reports or levels)
         reached[work.number] = stop
         return [{"score": work.config["x"]}] * stop, "paused" if stop < levels else "finished"

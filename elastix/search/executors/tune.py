@@ -215,9 +215,9 @@ class _Queue(Searcher):
     def finished(self) -> bool:
         return self._finished
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:  # noqa: ANN401 - a mapping, or Tune's FINISHED
         if self._finished:
-            return str(Searcher.FINISHED)
+            return Searcher.FINISHED
         try:
             work = self._waiting.get_nowait()
         except queue.Empty:
@@ -275,7 +275,7 @@ class _Halting(FIFOScheduler):
     """Stops trials whose work is to be halted."""
 
     def __init__(self, works: _Queue) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._works = works
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> str:  # noqa: ANN401
