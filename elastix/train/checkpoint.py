@@ -69,7 +69,8 @@ class Checkpoints:
         self._config = config
         self._outlets = outlets
         self._kept = _kept(store, run)
-        self._parents: tuple[Ref, ...] = ()
+        self._line: tuple[Ref, ...] = ()  # parents of the next State of this run
+        self._line_before: tuple[Ref, ...] = ()  # and of one that replaces the newest
         self._assemblies: dict[Mark, Assembly] = {}
         self._ended: dict[Mark, Release] = {}
         self._retired_bytes = 0
@@ -106,12 +107,12 @@ class Checkpoints:
             for later in [kept for kept in self._kept if kept.step > step]:
                 self._drop(later)
             self._tag_best()
-        self._parents = () if chosen is None else (chosen.ref,)
+        self._line = () if chosen is None else (chosen.ref,)
         return chosen
 
     def descend_from(self, parents: tuple[Ref, ...]) -> None:
         """The run begins, and these are the models that it begins from."""
-        self._parents = parents
+        self._line = parents
 
     # ------------------------------------------------------------------ from the controller
 
@@ -214,6 +215,8 @@ class Checkpoints:
 
     def _commit(self, assembly: Assembly) -> None:
         step, chief = assembly.mark.step, assembly.chief
+        replaced = [kept for kept in self._kept if kept.step == step]
+        parents = self._line_before if replaced else self._line
         tags = [f"{self._run}/{self._label(step)}", f"{self._run}/last"]
         if chief.reason == "final":
             tags.append(f"{self._run}/final")
@@ -221,7 +224,7 @@ class Checkpoints:
             ref = self.store.put_shares(
                 assembly.shares,
                 meta={**chief.meta, "run": self._run},
-                parents=self._parents,
+                parents=parents,
                 score=chief.score,
                 tags=tags,
             )
@@ -231,7 +234,8 @@ class Checkpoints:
         except StoreError as error:
             self._end(assembly, Release(assembly.mark, error=error))
             return
-        replaced = [kept for kept in self._kept if kept.step == step and kept.ref != ref]
+        self._line, self._line_before = (ref,), parents
+        replaced = [kept for kept in replaced if kept.ref != ref]
         self._kept = [kept for kept in self._kept if kept.step != step]
         self._kept.append(Kept(step, ref, chief.score))
         self._emit(
