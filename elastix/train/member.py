@@ -71,10 +71,6 @@ class Link(Protocol):
         """Tell the controller that an operation failed."""
         ...
 
-    def leave(self) -> None:
-        """Tell the controller that this worker was given notice, and is to go."""
-        ...
-
     def emit(self, event: Event, serial: int | None = None) -> None:
         """Send an event to the journal. One with a serial may come from several workers."""
         ...
