@@ -146,7 +146,7 @@ def measure_elastix(repeats: int, steps: int) -> dict[str, Any]:
     gaps = [run["join_gaps"] for run in cold if run["join_gaps"] is not None]
     runs = [*cold, *spare]
     return {
-        **summarise(cold),
+        **summarise(cold),  # type: ignore[arg-type]
         "audit_dropped": max(run["audit_dropped"] for run in runs),
         "audit_repeated": max(run["audit_repeated"] for run in runs),
         "join_gap_steps": _median((longest - usual) / usual for longest, usual in gaps),
