@@ -13,6 +13,8 @@ from typing import Any, Literal, Self
 from elastix.errors import ConfigError
 
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
+Recovery = Literal["forward", "rollback"]
+_RECOVERIES = ("forward", "rollback")
 _PLACEMENTS = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -256,6 +258,8 @@ class FailureConfig(_Config):
         wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
         start_timeout_s: how long a run may take to find room on the cluster and form its group.
         replace: start a replacement for each lost worker.
+        recovery: what survivors do with the step that a worker was lost in. "forward": finish it
+            from the gradients that they hold; "rollback": compute it again, with the same samples.
     """
 
     max_worker_losses: int | None = None
@@ -264,8 +268,13 @@ class FailureConfig(_Config):
     wait_s: float = 120.0
     start_timeout_s: float = 300.0
     replace: bool = True
+    recovery: Recovery = "forward"
 
     def __post_init__(self) -> None:
+        _require(
+            self.recovery in _RECOVERIES,
+            f"recovery must be one of {_RECOVERIES}, not {self.recovery!r}.",
+        )
         losses = self.max_worker_losses
         _require(
             losses is None or (type(losses) is int and losses >= 0),

@@ -142,6 +142,7 @@ class Controller:
             checkpoint=plan.checkpoint,
             heritage=plan.heritage,
             until_reports=plan.until_reports,
+            rollback=plan.failure.recovery == "rollback",
         )
         self._begun, settings = begin(self._checkpoints, settings, plan.restore)
         self._journal = Journal(plan.directory / "journal.jsonl")

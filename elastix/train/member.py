@@ -45,6 +45,7 @@ from elastix.train.assembly import Mark, Message
 from elastix.train.evaluation import Evaluation, Metric
 from elastix.train.heritage import Heritage, Leaving
 from elastix.train.restore import leaving_out, newest
+from elastix.train.rewind import Rewind
 from elastix.train.saver import Occasion, Saver
 from elastix.train.schedule import Schedule
 from elastix.train.snapshot import Snapshot, Stager
@@ -69,10 +70,6 @@ class Link(Protocol):
 
     def doubt(self, generation: int, error: BaseException) -> None:
         """Tell the controller that an operation failed."""
-        ...
-
-    def leave(self) -> None:
-        """Tell the controller that this worker was given notice, and is to go."""
         ...
 
     def emit(self, event: Event, serial: int | None = None) -> None:
@@ -106,6 +103,7 @@ class Settings:
         left_out: by loader, the positions in the stream that are never used (any more).
         heritage: what the run takes from other models and leaves to them; None for nothing.
         until_reports: pause at the end of the step after so many reports; None never does.
+        rollback: a step in which a worker is lost is done again, with the same samples.
         alone: the group is this worker and stays so; it may report without preparing anything.
     """
 
@@ -118,6 +116,7 @@ class Settings:
     heritage: Heritage | None = None
     until_reports: int | None = None
     alone: bool = False
+    rollback: bool = False
 
 
 class Paused(BaseException):
@@ -137,7 +136,9 @@ class Member:
         self.settings = settings
         self._link = link
         self._news = news
-        self._rounds = Rounds(self, news, wiring, device, settings.min_workers)
+        redo = Reducer.kind if settings.rollback else 0
+        self._rounds = Rounds(self, news, wiring, device, settings.min_workers, redo)
+        self._rewind = Rewind()
         self._reducer: Reducer | None = None
         self._modules: dict[str, torch.nn.Module] = {}
         self._others: dict[str, Stateful] = {"rng": RandomState()}
@@ -466,18 +467,24 @@ class Member:
                 -proposal,
                 self._link.journaled() if first else -1,
                 int(first and self._schedule.time_is_up()),
+                int(self._rounds.void),
             ]
         )
 
     def committed(self, left: Left) -> None:
-        """A step counts."""
+        """A step counts; or it is void, and its samples are drawn again."""
         self.saver.finish()  # after this the user's code changes what is being captured
         if self._given is not None:
             self._given.finish()
             self._given = None
-        highest, lowest, journaled, due = (int(value) for value in left.result)
+        highest, lowest, journaled, due, void = (int(value) for value in left.result)
         self._schedule.agreed(bool(due))
         self._rounds.step_left(left, highest if highest == -lowest else 0)
+        if void:
+            for loader in self._loaders:
+                loader.commit(())
+            self._rewind.due = True
+            return
         self.step += 1
         contributors = left.contributors
         batches = [batch for loader in self._loaders for batch in loader.commit(contributors)]
@@ -492,6 +499,10 @@ class Member:
         self._confirmed = max(self._confirmed, journaled)
         while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed:
             self._unconfirmed.popleft()
+
+    def voided(self, result: torch.Tensor) -> bool:
+        """Whether a step that was left with this result is to be done again."""
+        return bool(result[-1] > 0)
 
     def _emit_alike(self, event: Event) -> None:
         """An event that every worker generates: rank 0 sends it, the others can step in."""
@@ -508,7 +519,12 @@ class Member:
         if any(loader.pending for loader in self._loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
+        self._rewind.restore(self._others)
         self._rounds.boundary()
+        if self.settings.rollback:
+            self._rewind.keep(self._others)
+            if self._reducer is not None:
+                self._reducer.remember_buffers()
         until = self.settings.until_reports
         if until is not None and self._reports >= until:
             raise Paused

@@ -57,9 +57,6 @@ class _Ear:
     def phase(self, name: str, detail: int) -> None:
         """See Link."""
 
-    def leave(self) -> None:
-        """See Link."""
-
     def save(self, message: Message) -> None:
         """Nobody puts checkpoints together here: what is worth keeping goes to the heritage."""
 

@@ -89,10 +89,6 @@ class ControllerLink:
         """See Link."""
         self._controller.level.remote(self._worker)
 
-    def leave(self) -> None:
-        """See Link."""
-        self._controller.leave.remote(self._worker, "notice")
-
     def entered(self, generation: int) -> None:
         """See Link."""
         self._controller.entered.remote(self._worker, generation)
@@ -150,6 +146,10 @@ class Worker:
         self._job = job
         self._news = News()
         self._member: Member | None = None
+        _on_notice(self._leave)  # here, since `run` is not in the main thread
+
+    def _leave(self) -> None:
+        self._controller.leave.remote(self._worker, "notice")
 
     def __repr__(self) -> str:
         member = self._member
@@ -193,7 +193,6 @@ class Worker:
         member = Member(wiring, device, self._job.settings, self._news, link)
         self._member = member
         link.started()
-        _on_notice(link.leave)
         stop = threading.Event()
         pulse = threading.Thread(target=self._pulse, args=(member, link, stop), daemon=True)
         pulse.start()
