@@ -86,7 +86,7 @@ __all__ = [
     "WorkerFailed",
 ]
 
-_ELSEWHERE = {
+_LATER = {
     "Campaign": "elastix.search.campaign",
     "DeepHyper": "elastix.search.searchers.deephyper",
     "ElasticTrainer": "elastix.train.trainer",
@@ -99,7 +99,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked for
-    """Import what needs Ray or a searcher's library when it is asked for: the store does not."""
-    if name in _ELSEWHERE:
-        return getattr(_importlib.import_module(_ELSEWHERE[name]), name)
+    """Import what needs Ray, DeepHyper or Optuna when it is asked for: the store does not."""
+    if name in _LATER:
+        return getattr(_importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'elastix' has no attribute {name!r}")

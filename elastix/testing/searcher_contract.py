@@ -110,7 +110,7 @@ class SearcherContract:
         with pytest.raises(EmptySpace):
             self.make().start(ConfigurationSpace())
 
-    # -------------------------------------------------------------------- duplicates, pending points
+    # ------------------------------------------------------------------- duplicates, pending points
 
     def test_a_small_space_is_proposed_whole_and_then_no_more(self) -> None:
         searcher = self.started(small())
