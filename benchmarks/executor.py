@@ -119,7 +119,7 @@ def tune_reuse(trials: int) -> float:
 
     ended: list[float] = []
 
-    class Times(tune.Callback):  # type: ignore[misc]
+    class Times(tune.Callback):
         def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:  # noqa: ANN401
             ended.append(time.time())
 

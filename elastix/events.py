@@ -168,13 +168,19 @@ class Recovered(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJoined(Event):
-    """A worker was given the State by a live peer and takes part from the next step on."""
+    """A worker was given the State by a live peer and takes part from the next step on.
+
+    Attributes:
+        watched_steps: operations that it followed before it came in; 0 if the others waited for
+            the copy.
+    """
 
     worker: int
     generation: int
     step: int
     copy_s: float
     copy_bytes: int
+    watched_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,13 @@ class TrialHeritage:
         self._found: Inherited | None = None
         self._signature: tuple[torch.nn.Module, Signature] | None = None
 
+    takes_final = True
+
+    @property
+    def parents(self) -> tuple[Ref, ...]:
+        """See Heritage. A checkpoint of a trial is its own affair."""
+        return ()
+
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """See Heritage. One that was paused inherits from the same ancestor again."""
         terms = self._terms
@@ -107,8 +114,7 @@ class TrialHeritage:
         )
         if self._found is None:
             return None
-        total = sum(t.nbytes for t in model.state_dict().values()) or 1
-        return {**self._found.to_json(), "share": self._found.nbytes / total}
+        return _told(self._found, model)
 
     def resume(self) -> State | None:
         """See Heritage."""
@@ -160,6 +166,40 @@ class TrialHeritage:
         except SearchError:
             return None
         return -losses[0] if all(map(math.isfinite, losses)) else None
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The heritage of a run that begins with the tensors of one stored model. See Heritage."""
+
+    store: Opens
+    ref: Ref
+    takes_final = False
+
+    @property
+    def parents(self) -> tuple[Ref, ...]:
+        """The model."""
+        return (self.ref,)
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Whatever matches of the model."""
+        found = inherit(model, self.store.open(), provider="parent", parent=self.ref)
+        return None if found is None else _told(found, model)
+
+    def resume(self) -> State | None:
+        """The run keeps its States itself."""
+        return None
+
+    def leave(self, leaving: Leaving) -> Ref | None:
+        """The run keeps its States itself."""
+        del leaving
+        return None
+
+
+def _told(found: Inherited, model: torch.nn.Module) -> dict[str, Any]:
+    """For the journal, with the share of the model's bytes."""
+    total = sum(t.nbytes for t in model.state_dict().values()) or 1
+    return {**found.to_json(), "share": found.nbytes / total}
 
 
 def from_scratch(terms: Terms) -> Terms:

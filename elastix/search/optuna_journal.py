@@ -1,4 +1,4 @@
-"""A campaign as a journal file of Optuna's, for optuna-dashboard. Needs the extra `elastix[optuna]`.
+"""A campaign as a journal file of Optuna's, for optuna-dashboard. Needs `elastix[optuna]`.
 
 Not here: Optuna as a searcher (searchers/optuna.py).
 """
@@ -52,7 +52,9 @@ def write(results: "Results", path: Path, flat: "Iterable[Mapping[str, Any]]") -
     study = optuna.create_study(
         study_name=results.facts["name"],
         storage=JournalStorage(JournalFileBackend(str(path))),
-        directions=["minimize" if mode == "min" else "maximize" for mode in results.objectives.modes],
+        directions=[
+            "minimize" if mode == "min" else "maximize" for mode in results.objectives.modes
+        ],
     )
     study.set_metric_names(list(results.objectives.names))
     configs = [dict(config) for config in flat]
@@ -105,7 +107,7 @@ def _curve(trial: "Trial", results: "Results") -> dict[int, float]:
 
 
 def _distributions(configs: Iterable[Mapping[str, Any]]) -> dict[str, BaseDistribution]:
-    """As wide as what was tried: the dashboard wants ranges, and the space may have been changed."""
+    """As wide as what was tried: the dashboard wants ranges, and spaces may have been changed."""
     seen: dict[str, list[Any]] = {}
     for config in configs:
         for name, value in config.items():

@@ -5,10 +5,11 @@ Works while the campaign is running, and without Ray. Not here: changing anythin
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound
 from elastix.search.book import FILE, Book, Line
 from elastix.search.pareto import fronts, order
@@ -18,6 +19,8 @@ from elastix.store import Store
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from elastix.train.trainer import ElasticTrainer, TrainFunction
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,42 @@ class Best:
         Raises:
             NotFound: the trial left no model, or it was retired.
         """
+        with Store(self.store, read_only=True) as store:
+            return store.get(self._model())
+
+    def _model(self) -> Ref:
         if self.ref is None:
             raise NotFound(
                 f"trial {self.trial.number} left no model: its train function did not call "
                 "ctx.prepare. Its configuration is in `config`."
             )
-        with Store(self.store, read_only=True) as store:
-            return store.get(self.ref)
+        return self.ref
+
+    def trainer(
+        self, train: "TrainFunction", config: Mapping[str, Any] | None = None, **options: Any
+    ) -> "ElasticTrainer":
+        """An ElasticTrainer of this trial's configuration that goes on from its model.
+
+        `ctx.inherit` copies the model's tensors, and the run's States have it as their parent.
+
+        Args:
+            train: the train function; may be that of the campaign.
+            config: what differs from the trial's configuration.
+            options: as for ElasticTrainer. The store is the campaign's, whatever `run` says.
+
+        Raises:
+            NotFound: the trial left no model.
+            ConfigError: see ElasticTrainer.
+        """
+        from elastix.search.heritage import Descent, Shelf
+        from elastix.train.trainer import ElasticTrainer  # Ray is imported when it is needed
+
+        store = str(Path(self.store).resolve())
+        run = replace(options.pop("run", None) or RunConfig(), store=store)
+        trainer = ElasticTrainer(
+            train, config={**self.config, **(config or {})}, run=run, **options
+        )
+        return trainer.descending(Descent(Shelf(store), self._model()))
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())

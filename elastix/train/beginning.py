@@ -36,6 +36,8 @@ def begin(
             "changed. Begin it under another name, without those samples in the dataset."
         )
     told: list[Event] = []
+    if chosen is None and settings.heritage is not None:
+        checkpoints.descend_from(settings.heritage.parents)
     paused = settings.heritage.resume() if settings.heritage is not None else None
     if paused is not None and int(paused.meta["step"]) > start:
         told.append(Resumed(step=int(paused.meta["step"]), ref=""))

@@ -109,6 +109,10 @@ class Checkpoints:
         self._parents = () if chosen is None else (chosen.ref,)
         return chosen
 
+    def descend_from(self, parents: tuple[Ref, ...]) -> None:
+        """The run begins, and these are the models that it begins from."""
+        self._parents = parents
+
     # ------------------------------------------------------------------ from the controller
 
     def told(self, worker: int, message: Message) -> None:

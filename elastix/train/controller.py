@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import (
 
 from elastix.comm.group import Rendezvous
 from elastix.comm.membership import Membership, Roster
+from elastix.comm.news import Address
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
@@ -95,7 +96,7 @@ class _Hand:
     pid: int = 0
     node: str = ""
     device: str = ""
-    ready: bool = False
+    feed: Address | None = None  # where joiners can watch it; None before it is ready
     leaves: str = ""  # why, if it was asked to
     slow: float = 0.0  # the factor that was told last
     gone: float = 0.0  # when it was let go
@@ -110,7 +111,7 @@ class Controller:
         self._news = threading.Condition(self._lock)
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
         scaling = plan.scaling
-        self._roster = Roster(founders=plan.size, size=scaling.max_workers)
+        self._roster = Roster(plan.size, scaling.max_workers, scaling.min_workers)
         self._vigil = Vigil(plan.failure.hang_timeout_s, plan.failure.start_timeout_s)
         most = scaling.max_workers + scaling.spares
         self._slots = Slots(plan.placement, plan.size, most, scaling.resources_per_worker)
@@ -193,17 +194,28 @@ class Controller:
                 self._vigil.hear(worker, Sign(), time.monotonic())
 
     @ray.method(concurrency_group="workers")
-    def ready(self, worker: int) -> None:
-        """A worker is up to `prepare`."""
+    def ready(self, worker: int, feed: Address) -> None:
+        """A worker is up to `prepare`, or has lost the peers that it caught up from."""
         with self._lock:
             hand = self._hands.get(worker)
             if hand is None or hand.leaves:
                 return
-            hand.ready = True
-            self._emit(
-                WorkerStarted(worker=worker, pid=hand.pid, node=hand.node, device=hand.device)
-            )
+            if hand.feed is None:
+                self._emit(
+                    WorkerStarted(worker=worker, pid=hand.pid, node=hand.node, device=hand.device)
+                )
+            hand.feed = feed
             self._push(self._roster.ready(worker))
+            if worker in self._roster.watching:
+                donors = [self._hands[donor].feed for donor in self._roster.donors()]
+                hand.actor.invite.remote(tuple(donors))
+
+    @ray.method(concurrency_group="workers")
+    def level(self, worker: int) -> None:
+        """A joiner has caught up."""
+        with self._lock:
+            if worker in self._hands:
+                self._push(self._roster.level(worker))
 
     @ray.method(concurrency_group="workers")
     def leave(self, worker: int, cause: str) -> None:

@@ -32,7 +32,23 @@ class Leaving:
 
 
 class Heritage(Protocol):
-    """Sent to every worker of a run. Its methods are called in the training thread."""
+    """Sent to every worker of a run. Its methods are called in the training thread.
+
+    Attributes:
+        parents: models that the run begins from: parents of the States that it stores itself.
+        takes_final: the final State goes to `leave`; otherwise it stays with the run, as its
+            checkpoints do.
+    """
+
+    @property
+    def parents(self) -> tuple[Ref, ...]:
+        """See above."""
+        ...
+
+    @property
+    def takes_final(self) -> bool:
+        """See above."""
+        ...
 
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """Copy an ancestor's tensors into `model`, the same on every worker; JSON says what."""

@@ -20,14 +20,15 @@ from blake3 import blake3
 from torch.utils.data import Dataset
 
 from elastix import state as states
+from elastix.comm.feed import Feed, Watched
 from elastix.comm.group import Group, Pending, Reduce, Wiring
-from elastix.comm.news import News
+from elastix.comm.news import Address, News
 from elastix.comm.reducer import Reducer, Weight
-from elastix.comm.rounds import Left, Recovery, Rounds
+from elastix.comm.rounds import Joined, Left, Recovery, Rounds
 from elastix.config import CheckpointConfig
 from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
-from elastix.errors import ConfigError, StoreError
+from elastix.errors import ConfigError, StateError, StoreError
 from elastix.events import (
     Event,
     Recovered,
@@ -46,6 +47,7 @@ from elastix.train.heritage import Heritage, Leaving
 from elastix.train.restore import leaving_out, newest
 from elastix.train.saver import Occasion, Saver
 from elastix.train.schedule import Schedule
+from elastix.train.snapshot import Snapshot, Stager
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +55,12 @@ logger = logging.getLogger(__name__)
 class Link(Protocol):
     """What the process around a member does for it. No call blocks for long."""
 
-    def ready(self) -> None:
-        """Tell the controller that this worker waits to be let in."""
+    def ready(self, feed: Address | None) -> None:
+        """Tell the controller that this worker waits to be let in, and where it can be watched."""
+        ...
+
+    def level(self) -> None:
+        """Tell the controller that this joiner can come in at any boundary."""
         ...
 
     def entered(self, generation: int) -> None:
@@ -125,6 +131,7 @@ class Member:
         self, wiring: Wiring, device: torch.device, settings: Settings, news: News, link: Link
     ) -> None:
         self.me = wiring.me
+        self._interface = wiring.interface
         self.device = device
         self.step = 0
         self.settings = settings
@@ -136,6 +143,8 @@ class Member:
         self._others: dict[str, Stateful] = {"rng": RandomState()}
         self._loaders: list[Loader] = []
         self._unclaimed = State({})
+        self._feed: Feed | None = None
+        self._given: Snapshot | None = None
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.save, link.open_store)
         self._saved = Mark(0)
@@ -155,7 +164,7 @@ class Member:
 
     @property
     def rank(self) -> int:
-        """Place in the group; -1 before `prepare`."""
+        """Place in the group; -1 before `prepare`, and for a joiner that is catching up."""
         members = self._members_now()
         return members.index(self.me) if self.me in members else -1
 
@@ -179,7 +188,14 @@ class Member:
         """How long it has been so, altogether. Any thread may ask."""
         return self._rounds.waited_s + self.saver.waited_s
 
+    @property
+    def watching(self) -> bool:
+        """Whether this is a joiner that catches up, and takes no part in the group yet."""
+        return self._rounds.watching
+
     def _members_now(self) -> tuple[int, ...]:
+        if self._rounds.watching:
+            return self._rounds.planned
         return self._news.members.get(self._rounds.generation, ())
 
     # ------------------------------------------------------------------ prepare and track
@@ -220,8 +236,12 @@ class Member:
                 states.check_optimizer(other, names)
             self._add(_kind_of(other), other)
         self._reducer = Reducer(modules, self._rounds, self)
-        self._link.ready()
-        self._rounds.first_entry(_layout(self._modules))
+        layout = _layout(self._modules)
+        if not self.settings.alone:
+            self._feed = Feed(self._interface, layout)
+            self._rounds.feed_joiners(self._feed)
+        self._link.ready(self._feed.address if self._feed is not None else None)
+        self._rounds.first_entry(layout)
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""
@@ -305,6 +325,8 @@ class Member:
         self._serial = state.meta["serial"]
         self._reports = state.meta["reports"]
         self._unclaimed = states.without(state, self._others)
+        for loader in self._loaders:  # a joiner that began anew in the middle of its loop
+            self._claim(f"loader/{loader.number}", loader)
 
     def _claim(self, name: str, other: Stateful) -> bool:
         """Give an object that came after `prepare` its part of the State; False if it has none."""
@@ -316,15 +338,7 @@ class Member:
 
     def save(self, reason: str) -> None:
         """Have the State stored in the background. Returns when a snapshot is under way."""
-        late = {
-            prefix + name
-            for prefix, module in self._modules.items()
-            for name, _ in module.named_parameters(remove_duplicate=False)
-        }
         state = self.capture()
-        for name, other in self._others.items():
-            if isinstance(other, torch.optim.Optimizer):
-                late |= {entry for entry in state.tensors if entry.startswith(f"@{name}/")}
         score = self._schedule.score(self.step)
         self._saved = Mark(self.step, 2 if reason == "final" else int(score is not None))
         occasion = Occasion(
@@ -333,9 +347,35 @@ class Member:
             members=self._members_now(),
             score=score,
         )
-        self.saver.save(state, occasion, late)
+        self.saver.save(state, occasion, self._late(state))
         self._schedule.stored(self.step)
         self.phase("snapshot", self.step)
+
+    def _late(self, state: State) -> set[str]:
+        """Tensors of the State that nothing but `optimizer.step` changes."""
+        late = {
+            prefix + name
+            for prefix, module in self._modules.items()
+            for name, _ in module.named_parameters(remove_duplicate=False)
+        }
+        for name, other in self._others.items():
+            if isinstance(other, torch.optim.Optimizer):
+                late |= {entry for entry in state.tensors if entry.startswith(f"@{name}/")}
+        return late
+
+    def _copy_for_joiners(self) -> Callable[[], State]:
+        """A copy of the State as it is, made while the next step is computed."""
+        self.phase("give", self.step)
+        state = self.capture()
+        self._given = given = Stager().take(state, self.step, self._late(state))
+
+        def complete() -> State:
+            given.finish()
+            if given.torn:
+                raise StateError(f"the State cannot be given to a joiner: {given.torn}.")
+            return given.state
+
+        return complete
 
     def await_stored(self) -> None:
         """Block until the State that `save` was called for last is stored.
@@ -349,18 +389,31 @@ class Member:
 
     # ------------------------------------------------------------------ Participant of Rounds
 
-    def entered(self, generation: int, joined: tuple[float, int] | None) -> None:
+    def digest(self) -> str:
+        """Of what replicas must have in common: models, optimizers, schedulers, scalers."""
+        return _digest(self.capture())
+
+    def level(self) -> None:
+        """This joiner can come in."""
+        self._link.level()
+
+    def lonely(self) -> None:
+        """Nobody is left whom this joiner could watch."""
+        if self._feed is not None:
+            self._link.ready(self._feed.address)
+
+    def entered(self, generation: int, joined: Joined | None) -> None:
         """In the group of `generation`, with the State."""
         self._link.entered(generation)
         if joined is not None and self.step > 0:
-            copy_s, copy_bytes = joined
             self._link.emit(
                 WorkerJoined(
                     worker=self.me,
                     generation=generation,
                     step=self.step,
-                    copy_s=copy_s,
-                    copy_bytes=copy_bytes,
+                    copy_s=joined.copy_s,
+                    copy_bytes=joined.copy_bytes,
+                    watched_steps=joined.watched_steps,
                 )
             )
         if self.rank == 0:  # the one before may have died before it told the journal everything
@@ -422,11 +475,14 @@ class Member:
     def committed(self, left: Left) -> None:
         """A step counts."""
         self.saver.finish()  # after this the user's code changes what is being captured
+        if self._given is not None:
+            self._given.finish()
+            self._given = None
         highest, lowest, journaled, due = (int(value) for value in left.result)
         self._schedule.agreed(bool(due))
         self._rounds.step_left(left, highest if highest == -lowest else 0)
         self.step += 1
-        contributors = self._rounds.members(left.complete)
+        contributors = left.contributors
         batches = [batch for loader in self._loaders for batch in loader.commit(contributors)]
         self._emit_alike(
             StepCommitted(
@@ -459,6 +515,12 @@ class Member:
         until = self.settings.until_reports
         if until is not None and self._reports >= until:
             raise Paused
+        if self._rounds.watching:
+            if self._schedule.due(self.step):
+                self._schedule.stored(self.step)  # by those in the group
+            return
+        if self._feed is not None:
+            self._feed.boundary(self._copy_for_joiners, self._rounds.operation, _digest)
         reason = self._schedule.due(self.step)
         if not reason:
             return
@@ -471,7 +533,7 @@ class Member:
 
     def members(self) -> tuple[int, ...]:
         """The workers over which the next batch is split."""
-        return self._rounds.members(self._rounds.plan)
+        return self._rounds.planned
 
     def drawn(self, share: int) -> None:
         """A batch begins."""
@@ -540,13 +602,15 @@ class Member:
     def finish(self, reason: str = "final") -> None:
         """After the train function: all come to the end, and the final State is stored.
 
-        Collective; then waits for the store, which needs no group. A run with a heritage leaves
-        its State there, and nowhere else.
+        Collective; then waits for the store, which needs no group. A heritage that takes the
+        State has it alone.
 
         Raises:
             StoreError: it could not be stored.
         """
-        if self.settings.heritage is not None:
+        if self._rounds.watching:
+            return  # a joiner that never came in has no part in the end
+        if self.settings.heritage is not None and self.settings.heritage.takes_final:
             self._rounds.run(_Finish(lambda: self._bequeath(reason)))
             return
         self.save(reason)
@@ -593,6 +657,34 @@ class _Finish:
         if group.rank == 0:
             self._before()
         return torch.zeros(1)
+
+    def accept(self, left: Left) -> None:
+        """That all are through is all there is."""
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Nothing."""
+        return ()
+
+    def imitate(self, watched: Watched) -> None:
+        """Nothing."""
+
+
+_REPLICATED = ("optimizer", "scheduler", "scaler")
+
+
+def _digest(state: State) -> str:
+    """Of models, optimizers, schedulers, scalers and the step: equal for equal replicas.
+
+    Random numbers differ by design, and so may objects that the user's code feeds with losses.
+    """
+    names = ("@module", *(f"@{kind}" for kind in _REPLICATED))
+    tensors = {
+        name: tensor
+        for name, tensor in state.tensors.items()
+        if not name.startswith("@") or name.startswith(names)
+    }
+    meta = {name: v for name, v in state.meta.items() if name == "step" or name.startswith(names)}
+    return State(tensors, meta).manifest().ref
 
 
 def _kind_of(other: Stateful) -> str:

@@ -54,6 +54,8 @@ def run_train(
             paused = True
         if member.prepared:
             member.finish("paused" if paused else "final")
+        if member.watching:  # it took no part: nobody has to know that it is through
+            return Outcome(kind="left", step=member.step)
         return Outcome(
             kind="finished",
             paused=paused,

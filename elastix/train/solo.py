@@ -12,7 +12,7 @@ import torch
 
 from elastix.comm.group import Wiring
 from elastix.comm.membership import Membership
-from elastix.comm.news import News
+from elastix.comm.news import Address, News
 from elastix.errors import StoreError
 from elastix.events import Event
 from elastix.store import Store
@@ -32,7 +32,10 @@ class _Ear:
         self._listen = listen
         self._serial = -1
 
-    def ready(self) -> None:
+    def level(self) -> None:
+        """There is nobody to catch up with."""
+
+    def ready(self, feed: Address | None) -> None:
         """See Link."""
 
     def entered(self, generation: int) -> None:

@@ -138,6 +138,11 @@ class ElasticTrainer:
         self._heritage, self._until_reports, self._watch = heritage, until_reports, watch
         return self
 
+    def descending(self, heritage: Heritage) -> Self:
+        """Let `ctx.inherit` take tensors from other models, and make these the parents."""
+        self._heritage = heritage
+        return self
+
     def fit(self) -> Result:
         """Train to the end of the train function, through losses and joins. Blocks.
 

@@ -17,7 +17,7 @@ import torch
 
 from elastix.comm.group import Backend, Wiring
 from elastix.comm.membership import Membership
-from elastix.comm.news import News
+from elastix.comm.news import Address, News
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store, StoreServer
@@ -81,9 +81,13 @@ class ControllerLink:
             waited_s=member.waited_s,
         )
 
-    def ready(self) -> None:
+    def ready(self, feed: Address | None) -> None:
         """See Link."""
-        self._controller.ready.remote(self._worker)
+        self._controller.ready.remote(self._worker, feed)
+
+    def level(self) -> None:
+        """See Link."""
+        self._controller.level.remote(self._worker)
 
     def leave(self) -> None:
         """See Link."""
@@ -162,6 +166,11 @@ class Worker:
         """What the coordinator of checkpoints wants of this worker. Never blocks."""
         if self._member is not None:
             self._member.saver.tell(order)
+
+    @ray.method(concurrency_group="control")
+    def invite(self, donors: tuple[Address, ...]) -> None:
+        """Catch up from one of these peers."""
+        self._news.invite(donors)
 
     @ray.method(concurrency_group="control")
     def dismiss(self, reason: str) -> None:
