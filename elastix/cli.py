@@ -18,6 +18,7 @@ from rich.table import Table
 
 from elastix.errors import ConfigError, ElastixError
 from elastix.store import Entry, Store
+from elastix.verbs import campaign as campaigns
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
@@ -296,3 +297,6 @@ def tag(
             opened.tag(name, ref)
         found = opened.tags()
     _print(as_json, found, ("tag", "ref"), found.items())
+
+
+app.add_typer(campaigns.make(_says, _print), name="campaign")

@@ -203,7 +203,10 @@ class Member:
 
     def seed(self) -> None:
         """Equal random numbers on all workers, so that they build equal models."""
-        torch.manual_seed(self.settings.seed)
+        if torch.cuda.is_available():
+            torch.manual_seed(self.settings.seed)
+        else:  # it looks for every kind of device and takes a millisecond
+            torch.default_generator.manual_seed(self.settings.seed)
         np.random.seed(self.settings.seed % 2**32)
         random.seed(self.settings.seed)
 
