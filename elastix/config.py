@@ -113,11 +113,14 @@ class RunConfig(_Config):
         name: letters, digits, '.', '_' and '-'.
         store: directory for States and journals. Workers on several nodes need it shared.
         seed: of initial weights and of the order of samples.
+        detached: the run goes on without the process that called `fit`, on a Ray cluster that
+            outlives it; `fit` of the same name and store attaches to it again.
     """
 
     name: str = "run"
     store: str = "runs/store"
     seed: int = 0
+    detached: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", str(self.store))
