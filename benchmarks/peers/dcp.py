@@ -26,7 +26,7 @@ Tensors = dict[str, torch.Tensor]
 @contextmanager
 def alone() -> Iterator[None]:
     """A gloo group of one process, which DCP's background save asks for."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         yield
     finally:
