@@ -74,7 +74,7 @@ def events_of(store, kind: type[Event]) -> list:
     return [e for e in journal.read(path) if isinstance(e, kind)] if path.exists() else []
 
 
-def until(condition, timeout_s=90.0):
+def until(condition, timeout_s=180.0):
     """Wait for something that another process does, seen only from outside."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -122,7 +122,7 @@ def nobody_left(store):
     until(lambda: ray.available_resources().get("CPU") == 8)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_killed_controller_comes_back_and_nothing_is_rolled_back(cluster, tmp_path):
     thread, box = in_background(trainer(tmp_path).fit)
     until(lambda: steps_taken(tmp_path) >= 7)
@@ -143,7 +143,7 @@ def test_a_killed_controller_comes_back_and_nothing_is_rolled_back(cluster, tmp_
     nobody_left(tmp_path)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_controller_and_a_worker_are_killed_together(cluster, tmp_path):
     thread, box = in_background(trainer(tmp_path, workers=3).fit)
     until(lambda: steps_taken(tmp_path) >= 7)
@@ -160,7 +160,7 @@ def test_controller_and_a_worker_are_killed_together(cluster, tmp_path):
     nobody_left(tmp_path)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_all_workers_killed_at_once_go_on_from_the_last_stored_state(cluster, tmp_path):
     kills = [Kill(worker=worker, phase="batch", step=12) for worker in range(2)]
     result = trainer(tmp_path, with_kills(paced, kills)).fit()
@@ -172,7 +172,7 @@ def test_all_workers_killed_at_once_go_on_from_the_last_stored_state(cluster, tm
     nobody_left(tmp_path)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_controller_and_all_workers_killed_at_once(cluster, tmp_path):
     thread, box = in_background(trainer(tmp_path).fit)
@@ -188,7 +188,7 @@ def test_controller_and_all_workers_killed_at_once(cluster, tmp_path):
     nobody_left(tmp_path)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_controller_that_is_ended_for_good_is_a_typed_error_and_leaves_nobody(cluster, tmp_path):
     thread, box = in_background(trainer(tmp_path).fit)
     until(lambda: steps_taken(tmp_path) >= 3)
@@ -219,7 +219,7 @@ def start_driver(cluster, store, detached):
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_killed_driver_takes_its_run_along_and_fit_goes_on(cluster, tmp_path):
     driver = start_driver(cluster, tmp_path, detached=False)
     until(lambda: steps_taken(tmp_path) >= 12)
@@ -235,7 +235,7 @@ def test_a_killed_driver_takes_its_run_along_and_fit_goes_on(cluster, tmp_path):
     assert compare(result.directory).relative < 1e-9
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_detached_run_goes_on_without_its_driver_and_fit_attaches(cluster, tmp_path):
     driver = start_driver(cluster, tmp_path, detached=True)
     until(lambda: steps_taken(tmp_path) >= 7)
@@ -252,7 +252,7 @@ def test_a_detached_run_goes_on_without_its_driver_and_fit_attaches(cluster, tmp
     until(lambda: succession.find_controller(run_of(tmp_path)) is None)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_a_detached_run_can_be_stopped(cluster, tmp_path):
     detached = trainer(tmp_path, run={"detached": True})
