@@ -49,6 +49,8 @@ class ScalingConfig(_Config):
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
         placement: strategy of the Ray placement group.
+        affinity: bind each worker to the cores of one NUMA node, that of its GPU if it has one.
+            Where there is only one node nothing is bound in any case.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -56,6 +58,7 @@ class ScalingConfig(_Config):
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     placement: Placement = "SPREAD"
+    affinity: bool = True
 
     def __post_init__(self) -> None:
         sizes: Any = self.num_workers

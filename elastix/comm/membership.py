@@ -120,6 +120,7 @@ class Roster:
         self.founded = False
         self.holders.clear()
         self.leaving.clear()
+        self.waiting, self.watching = self.waiting + self.watching, []
         return self._advance()
 
     def ready(self, worker: int) -> Membership | None:

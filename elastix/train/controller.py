@@ -327,6 +327,13 @@ class Controller:
         self._checkpoints.give_up()
         with self._lock:
             logger.warning("all workers lost, starting over run=%s", self._plan.run.name)
+            for hand in [hand for hand in self._hands.values() if hand.feed is not None]:
+                # A joiner that has caught up halfway must not pass for one that has the State.
+                self._hands.pop(hand.worker)
+                self._roster.lost(hand.worker)
+                self._forget(hand)
+                _kill(hand)
+                self._slots.give_back(hand.slot)
             self._go_back()
             self._short_since = None
             self._push(self._roster.start_over())
@@ -747,6 +754,7 @@ class Controller:
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
             heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
             threads=max(1, int(plan.scaling.cpus_per_worker)),
+            affinity=plan.scaling.affinity,
         )
 
     def _spawn(self, slot: Slot) -> None:

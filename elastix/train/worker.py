@@ -23,6 +23,7 @@ from elastix.comm.news import Address, News
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store, StoreServer
+from elastix.train import affinity
 from elastix.train.assembly import Message, Order, Release
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
@@ -43,6 +44,7 @@ class Job:
         store: where States are kept.
         address: of the Rendezvous.
         heartbeat_s: seconds between signs of life.
+        affinity: bind the worker to the cores of one NUMA node.
     """
 
     train: bytes
@@ -53,6 +55,7 @@ class Job:
     backend: Backend
     heartbeat_s: float
     threads: int
+    affinity: bool = True
 
 
 class ControllerLink:
@@ -263,6 +266,8 @@ class Worker:
         self._over.set()
 
     def _train(self) -> Outcome:
+        if self._job.affinity:  # before any thread is started that computes
+            affinity.bind(self._worker, 0 if torch.cuda.is_available() and _has_gpu() else None)
         torch.set_num_threads(self._job.threads)
         device = torch.device("cuda" if torch.cuda.is_available() and _has_gpu() else "cpu")
         if device.type == "cuda":
