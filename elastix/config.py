@@ -51,6 +51,8 @@ class ScalingConfig(_Config):
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
         placement: strategy of the Ray placement group.
+        affinity: bind each worker to the cores of one NUMA node, that of its GPU if it has one.
+            Where there is only one node nothing is bound in any case.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -58,6 +60,7 @@ class ScalingConfig(_Config):
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     placement: Placement = "SPREAD"
+    affinity: bool = True
 
     def __post_init__(self) -> None:
         sizes: Any = self.num_workers
@@ -115,11 +118,14 @@ class RunConfig(_Config):
         name: letters, digits, '.', '_' and '-'.
         store: directory for States and journals. Workers on several nodes need it shared.
         seed: of initial weights and of the order of samples.
+        detached: the run goes on without the process that called `fit`, on a Ray cluster that
+            outlives it; `fit` of the same name and store attaches to it again.
     """
 
     name: str = "run"
     store: str = "runs/store"
     seed: int = 0
+    detached: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", str(self.store))

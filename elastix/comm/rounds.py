@@ -262,6 +262,10 @@ class Rounds:
         """Members of a generation that was announced to this worker."""
         return self._news.members[generation]
 
+    def meet_at(self, address: tuple[str, int]) -> None:
+        """From now on groups meet at another Rendezvous. Any thread may say so."""
+        self._wiring = replace(self._wiring, address=address)
+
     @property
     def watching(self) -> bool:
         """Whether this worker is a joiner that follows the group from outside."""

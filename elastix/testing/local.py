@@ -446,6 +446,9 @@ class _PipeLink:
             waited_s=member.waited_s,
         )
 
+    def await_controller(self) -> None:
+        pass  # workers end with their supervisor
+
     def save(self, message: Message) -> None:
         self.tell("save", message)
 

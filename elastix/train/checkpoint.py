@@ -41,6 +41,7 @@ PATIENCE_S = 10.0  # how long the offers of all members are waited for
 _TICK_S = 0.2
 _GC_BYTES = 64 << 20  # what retired States must amount to before gc looks through the packs
 _REMEMBERED = 64
+_NOBODY, _EVERYBODY = -1, -2  # in place of a worker's id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,13 @@ class Checkpoints:
     def poke(self) -> None:
         """The journal has got further."""
         if not self._idle.is_set():
-            self._inbox.put((-1, None))
+            self._inbox.put((_NOBODY, None))
+
+    def give_up(self) -> None:
+        """All workers are lost: what is not stored by now never will be. Blocks until it is so."""
+        self._idle.clear()
+        self._inbox.put((_EVERYBODY, None))
+        self._idle.wait()
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until everything that was offered is stored or given up; False if time is up."""
@@ -167,8 +174,7 @@ class Checkpoints:
 
     def _take_in(self, worker: int, message: Message | None) -> None:
         if message is None:
-            for assembly in self._assemblies.values():
-                assembly.lost(worker)
+            self._lost(worker)
             return
         mark = message.mark
         if mark in self._ended and isinstance(message, Offer):
@@ -192,6 +198,15 @@ class Checkpoints:
                 assembly.lost(worker)
             case Withdrawn():
                 self._end(assembly, Release(mark, error=message.error))
+
+    def _lost(self, worker: int) -> None:
+        for assembly in list(self._assemblies.values()):
+            assembly.lost(worker)
+            if worker == _EVERYBODY:
+                self._advance(assembly)  # the last chance, if all of it was written
+                if assembly.mark in self._assemblies:
+                    why = "every worker that held it is lost."
+                    self._end(assembly, Release(assembly.mark, error=StoreError(why)))
 
     def _advance(self, assembly: Assembly) -> None:
         if assembly.hopeless:

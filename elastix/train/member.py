@@ -84,6 +84,10 @@ class Link(Protocol):
         """Where the training thread is."""
         ...
 
+    def await_controller(self) -> None:
+        """Block while nobody leads the run; returns at once otherwise."""
+        ...
+
     def save(self, message: Message) -> None:
         """To whoever puts checkpoints together. May block; not called in the training thread."""
         ...
@@ -193,6 +197,21 @@ class Member:
     def watching(self) -> bool:
         """Whether this is a joiner that catches up, and takes no part in the group yet."""
         return self._rounds.watching
+
+    @property
+    def holder(self) -> bool:
+        """Whether this worker is in the group with the State. Any thread may ask."""
+        return self._rounds.operation >= 0 and not self._rounds.watching
+
+    def adopted(self, address: tuple[str, int]) -> int:
+        """There is a new controller, which meets the group there. Any thread may call it.
+
+        Returns:
+            The newest generation that this worker has heard of.
+        """
+        self._rounds.meet_at(address)
+        self.saver.offer_again()
+        return max(self._news.members, default=0)
 
     def _members_now(self) -> tuple[int, ...]:
         if self._rounds.watching:
@@ -522,6 +541,7 @@ class Member:
         if any(loader.pending for loader in self._loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
+        self._link.await_controller()
         self._rewind.restore(self._others)
         self._rounds.boundary()
         if self.settings.rollback:
