@@ -211,6 +211,7 @@ class Rounds:
         plan: the generation over whose members the next batch is split.
         waiting: this worker is blocked, and others have to move first.
         waited_s: how long it has been so, altogether.
+        on_reduced: called from any thread with the number of a bucket whose reduction has ended.
     """
 
     def __init__(
@@ -226,6 +227,7 @@ class Rounds:
         self.operation = -1
         self.plan = 0
         self.layout: list[str] = []
+        self.on_reduced: Callable[[int], None] | None = None
         self._participant = participant
         self._news = news
         self._wiring = wiring

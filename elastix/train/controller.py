@@ -29,6 +29,7 @@ from elastix.comm.news import Address
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
+    ProfileConfig,
     RestoreConfig,
     RunConfig,
     ScalingConfig,
@@ -36,6 +37,7 @@ from elastix.config import (
 from elastix.errors import ElastixError, QuorumLost, StoreError, TooManyFailures, WorkerFailed
 from elastix.events import (
     Event,
+    Events,
     GenerationFormed,
     Resumed,
     RunEnded,
@@ -47,6 +49,7 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe.journal import Journal
+from elastix.observe.metrics import Metrics
 from elastix.store import Store
 from elastix.train.assembly import Message, Order, Release
 from elastix.train.beginning import begin
@@ -77,6 +80,8 @@ class Plan:
     checkpoint: CheckpointConfig
     restore: RestoreConfig
     failure: FailureConfig
+    profile: ProfileConfig | None
+    metrics: bool
     opening: Event
     placement: PlacementGroup
     size: int
@@ -115,6 +120,7 @@ class Controller:
         self._vigil = Vigil(plan.failure.hang_timeout_s, plan.failure.start_timeout_s)
         most = scaling.max_workers + scaling.spares
         self._slots = Slots(plan.placement, plan.size, most, scaling.resources_per_worker)
+        self._name = str(ray.get_runtime_context().get_actor_name()).removesuffix("/controller")
         self._hands: dict[int, _Hand] = {}
         self._released: list[_Hand] = []
         self._doubts: dict[int, int] = {}
@@ -145,11 +151,16 @@ class Controller:
         )
         self._begun, settings = begin(self._checkpoints, settings, plan.restore)
         self._journal = Journal(plan.directory / "journal.jsonl")
+        self._events = Events()
+        self._events.subscribe(self._journal.append)
+        if plan.metrics:
+            self._events.subscribe(Metrics(plan.run.name).read)
         self._job = self._make_job(settings)
 
     def __repr__(self) -> str:
         newest = self._roster.newest
-        return f"controller {self._plan.run.name} gen={newest.generation} workers={newest.size}"
+        where = f" gen={newest.generation} workers={newest.size}" if newest.generation else ""
+        return f"controller {self._plan.run.name}{where}"
 
     # ------------------------------------------------------------------ from the driver
 
@@ -553,6 +564,7 @@ class Controller:
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
             heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
             threads=max(1, int(plan.scaling.cpus_per_worker)),
+            profile=plan.profile,
         )
 
     def _spawn(self, slot: Slot) -> None:
@@ -562,6 +574,7 @@ class Controller:
         actor: Any = (
             ray.remote(concurrency_groups={"control": 2})(Worker)  # type: ignore[call-overload]
             .options(
+                name=f"{self._name}/worker-{worker}",
                 num_cpus=scaling.cpus_per_worker,
                 num_gpus=scaling.gpus_per_worker,
                 max_restarts=0,
@@ -588,7 +601,7 @@ class Controller:
 
     def _emit(self, event: Event) -> None:
         with self._news:
-            self._journal.append(event)
+            self._events.emit(event)
             self._history.append(event)
             self._news.notify_all()
 

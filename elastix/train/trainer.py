@@ -4,6 +4,7 @@ import inspect
 import logging
 import os
 import platform
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
+    ProfileConfig,
     RestoreConfig,
     RunConfig,
     ScalingConfig,
@@ -26,11 +28,14 @@ from elastix.errors import ConfigError, ElastixError, QuorumLost
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.observe import journal
 from elastix.observe.console import Console
+from elastix.observe.loggers import Feed, Logger
+from elastix.observe.timeline import merge
 from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
 from elastix.train.heritage import Heritage
+from elastix.train.profile import FOLDER
 
 TrainFunction = Callable[[Context], None]
 Watch = Callable[[Sequence[Event]], None]
@@ -85,6 +90,9 @@ class ElasticTrainer:
         checkpoint: when States are stored.
         failure: what counts as a failure, and how many are too many.
         restore: where to go on from, if not from the run's last State.
+        profile: steps of which to write a timeline; none by default.
+        loggers: readers of the run's events in this process: TensorBoard, MLflow, WandB, your own.
+        metrics: feed Ray's metrics endpoint.
         quiet: print nothing.
 
     Raises:
@@ -101,6 +109,9 @@ class ElasticTrainer:
         checkpoint: CheckpointConfig | None = None,
         failure: FailureConfig | None = None,
         restore: RestoreConfig | None = None,
+        profile: ProfileConfig | None = None,
+        loggers: Sequence[Logger] = (),
+        metrics: bool = True,
         quiet: bool = False,
     ) -> None:
         if not callable(train):
@@ -119,6 +130,9 @@ class ElasticTrainer:
         self._checkpoint = checkpoint or CheckpointConfig()
         self._failure = failure or FailureConfig()
         self._restore = restore or RestoreConfig()
+        self._profile = profile
+        self._loggers = tuple(loggers)
+        self._metrics = metrics
         self._quiet = quiet
         self._heritage: Heritage | None = None
         self._until_reports: int | None = None
@@ -184,6 +198,8 @@ class ElasticTrainer:
             checkpoint=self._checkpoint,
             restore=self._restore,
             failure=self._failure,
+            profile=self._profile,
+            metrics=self._metrics,
             opening=RunStarted(
                 name=self._run.name,
                 seed=self._run.seed,
@@ -201,19 +217,25 @@ class ElasticTrainer:
         controller: Any = (
             ray.remote(concurrency_groups={"workers": 4, "store": 4, "driver": 2})(Controller)  # type: ignore[call-overload]
             .options(
+                # Ray wants a name of its own for each actor; the end tells two fits of a run apart.
+                name=f"{self._run.name}@{secrets.token_hex(4)}/controller",
                 num_cpus=0,
                 scheduling_strategy=here,
             )
             .remote(plan)
         )
         console = Console(self._run.name, directory, quiet=self._quiet)
+        feed = Feed(self._loggers)
         try:
-            error, losses = _follow(controller, console, self._watch)
+            error, losses = _follow(controller, console, feed, self._watch)
         except KeyboardInterrupt:
             console.interrupted()
             raise
         finally:
             ray.kill(controller)
+            feed.close()
+            if self._profile is not None:
+                merge(directory / FOLDER, journal.read(directory / "journal.jsonl"))
         if error is not None:
             console.failed(error)
             raise error
@@ -225,6 +247,7 @@ class ElasticTrainer:
 def _follow(
     controller: Any,  # noqa: ANN401
     console: Console,
+    feed: Feed,
     watch: "Watch | None",
 ) -> tuple[ElastixError | None, int]:
     """Show events until the run is over. After Ctrl-C the controller stops its workers first."""
@@ -237,6 +260,7 @@ def _follow(
             seen += len(events)
             for event in events:
                 console.show(event)
+                feed.show(event)
             if watch is not None:
                 watch(events)
             if done and not events:

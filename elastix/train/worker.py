@@ -18,12 +18,14 @@ import torch
 from elastix.comm.group import Backend, Wiring
 from elastix.comm.membership import Membership
 from elastix.comm.news import Address, News
+from elastix.config import ProfileConfig
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store, StoreServer
 from elastix.train.assembly import Message, Order, Release
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
+from elastix.train.profile import Profiler
 from elastix.train.vigil import Sign
 
 
@@ -46,6 +48,7 @@ class Job:
     backend: Backend
     heartbeat_s: float
     threads: int
+    profile: ProfileConfig | None = None
 
 
 class ControllerLink:
@@ -153,7 +156,8 @@ class Worker:
 
     def __repr__(self) -> str:
         member = self._member
-        where = f"rank={member.rank} gen={member.generation}" if member else "starting"
+        run = self._job.settings.directory.name
+        where = f"rank={member.rank} gen={member.generation}" if member else f"of {run}"
         return f"worker {self._worker} {where}"
 
     @ray.method(concurrency_group="control")
@@ -191,6 +195,7 @@ class Worker:
             me=self._worker,
         )
         member = Member(wiring, device, self._job.settings, self._news, link)
+        profiler = self._profile(member)
         self._member = member
         link.started()
         _on_notice(link.leave)
@@ -203,8 +208,17 @@ class Worker:
             member.saver.close()
         finally:
             stop.set()
+            if profiler is not None:
+                profiler.close()
         link.close()
         return outcome
+
+    def _profile(self, member: Member) -> Profiler | None:
+        if self._job.profile is None:
+            return None
+        profiler = Profiler(self._job.profile, self._job.settings.directory, self._worker)
+        profiler.attach(member)
+        return profiler
 
     def _pulse(self, member: Member, link: ControllerLink, stop: threading.Event) -> None:
         while not stop.wait(self._job.heartbeat_s):
