@@ -6,6 +6,7 @@ and the Grafana directory showed while the run went on.
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -57,7 +58,26 @@ def look(address, hold, seen):
     directory = provisioned_directory()
     seen["ray_dashboards"] = sorted(path.name for path in directory.iterdir())
     seen["dashboard"] = str(write_dashboard(directory))
+    for mode in ("token", ""):
+        seen[f"submitted {mode}".strip()] = submit(f"http://{address}", mode)
     hold.unlink()
+
+
+def submit(address, mode):
+    """`ray job submit` as a user types it; its exit code and what it said."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    if mode:
+        environment["RAY_AUTH_MODE"] = mode
+    command = [Path(sys.executable).parent / "ray", "job", "submit", "--address", address]
+    done = subprocess.run(
+        [*command, "--", "echo", "hello from the job"],
+        env={**environment, "HOME": str(Path.home())},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
 
 
 def main() -> None:

@@ -90,3 +90,14 @@ def test_actors_have_names_that_read_well(seen):
 def test_the_dashboard_stands_beside_rays_own(seen):
     assert "default_grafana_dashboard.json" in seen["ray_dashboards"]
     assert Path(seen["dashboard"]).name == FILE
+
+
+def test_jobs_are_taken_with_a_token_and_not_without(seen):
+    """What `elastix doctor` and docs/jobs.md say of RAY_AUTH_MODE."""
+    code, said = seen["submitted token"]
+    assert code == 0, said
+    assert "hello from the job" in said
+    code, said = seen["submitted"]
+    assert code != 0
+    assert "401" in said
+    assert "hello from the job" not in said
