@@ -62,6 +62,13 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
             ("store_physical_bytes", "count", "physical"),
         ),
     ),
+    (
+        "Trials",
+        "short",
+        (("trials", "now", "{{state}}"), ("trials_lost", "count", "lost their worker")),
+    ),
+    ("Best objective", "short", (("best_objective", "now", "{{metric}}"),)),
+    ("Inherited share of the last trial", "percentunit", (("inherited_ratio", "now", "{{run}}"),)),
     ("Reported", "short", (("reported", "now", "{{metric}}"),)),
 )
 
@@ -124,7 +131,10 @@ _RUN: dict[str, Any] = {
     "label": "Run",
     "type": "query",
     "datasource": _SOURCE,
-    "query": {"query": "label_values(ray_elastix_generation, run)", "refId": "run"},
+    "query": {
+        "query": 'label_values({__name__=~"ray_elastix_(generation|trials)"}, run)',
+        "refId": "run",
+    },
     "refresh": 2,
     "multi": True,
     "includeAll": True,

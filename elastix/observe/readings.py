@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from elastix.events import (
     BatchShares,
+    CampaignStarted,
     Event,
     GenerationFormed,
     Recovered,
@@ -20,6 +21,9 @@ from elastix.events import (
     StateNotStored,
     StateStored,
     StepCommitted,
+    TrialEnded,
+    TrialLost,
+    TrialStarted,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
@@ -59,6 +63,10 @@ SERIES = (
     Series("checkpoints_failed", "counter", "States that could not be stored."),
     Series("store_logical_bytes", "counter", "Bytes of the States that this run has stored."),
     Series("store_physical_bytes", "counter", "Of these, bytes that were new to the store."),
+    Series("trials", "gauge", "Trials of the campaign.", "state"),
+    Series("trials_lost", "counter", "Times that a trial lost its worker and began again."),
+    Series("best_objective", "gauge", "Of the best trial so far.", "metric"),
+    Series("inherited_ratio", "gauge", "Share of the last trial's bytes that it inherited."),
     Series("reported", "gauge", "What ctx.report was given last.", "metric"),
 )
 
@@ -72,12 +80,14 @@ class Sink(Protocol):
 
 
 class Readings:
-    """A reader of one run's events."""
+    """A reader of one run's, or one campaign's, events."""
 
     def __init__(self, sink: Sink) -> None:
         self._put = sink.put
         self._committed_t: float | None = None
         self._repeated = 0
+        self._known = 0
+        self._trials: dict[int, str] = {}
         self._accounts: dict[int, Account] = {}
 
     def read(self, event: Event) -> None:
@@ -110,6 +120,17 @@ class Readings:
                 self._accounts.clear()  # what came before is the audit's affair
             case RunEnded():
                 self._put("world_size", 0)
+            case CampaignStarted():
+                self._known = event.known
+            case TrialStarted():
+                self._trial(event.trial, "running")
+            case TrialEnded():
+                self._trial(event.trial, event.state)
+                self._put("inherited_ratio", event.inherited)
+                for name, value in event.values.items() if event.best else ():
+                    self._put("best_objective", value, name)
+            case TrialLost():
+                self._put("trials_lost", 1)
 
     def _commit(self, event: StepCommitted) -> None:
         self._put("steps", 1)
@@ -122,6 +143,15 @@ class Readings:
             self._repeated += account.add(batch)
         self._put("samples_repeated", self._repeated)
         self._put("samples_owed", sum(account.owed for account in self._accounts.values()))
+
+    def _trial(self, trial: int, state: str) -> None:
+        """A trial changes its state; those of an earlier process are counted, not known."""
+        states = {*self._trials.values(), state}
+        self._trials[trial] = state
+        for name in states:
+            self._put("trials", sum(s == name for s in self._trials.values()), name)
+        if self._known:
+            self._put("trials", self._known, "earlier")
 
     def _report(self, event: Reported) -> None:
         for name, value in event.metrics.items():

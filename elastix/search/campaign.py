@@ -163,6 +163,10 @@ class Campaign:
         with Journal(directory / "journal.jsonl") as journal:
             bus.subscribe(journal.append)
             bus.subscribe(console.show)
+            if not isinstance(shelf, Shelf):  # the trials run on Ray, which has an endpoint
+                from elastix.observe.metrics import Metrics
+
+                bus.subscribe(Metrics(self.name).read)
             loop = Loop(
                 LoopTerms(
                     name=self.name,

@@ -55,12 +55,13 @@ trap time_is_over USR1
 mapfile -t hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
 first="${hosts[0]:?scontrol named no host of this job}"
 read -r address _ < <(srun --nodes=1 --ntasks=1 --overlap --nodelist="${first}" hostname -I)
-# Jobs that share a node must not share a port.
-port="${ELASTIX_RAY_PORT:-$((20000 + SLURM_JOB_ID % 20000))}"
+# Jobs that share a node must not share ports: this one and the two after it.
+port="${ELASTIX_RAY_PORT:-$((20000 + SLURM_JOB_ID % 10000 * 3))}"
 export RAY_ADDRESS="${address}:${port}"
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="${first}" \
     ray start --head --block --node-ip-address="${address}" --port="${port}" \
+    --dashboard-port="$((port + 1))" --ray-client-server-port="$((port + 2))" \
     --num-cpus=0 --num-gpus=0 --disable-usage-stats &
 steps+=("$!")
 

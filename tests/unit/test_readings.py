@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from elastix.errors import ConfigError
 from elastix.events import (
     BatchShares,
+    CampaignStarted,
     GenerationFormed,
     Recovered,
     Reported,
@@ -17,6 +18,9 @@ from elastix.events import (
     StateNotStored,
     StateStored,
     StepCommitted,
+    TrialEnded,
+    TrialLost,
+    TrialStarted,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
@@ -131,6 +135,50 @@ def test_a_run_that_goes_on_from_a_state_makes_steps_again():
     again = committed(2, shares((10, 20)))
     assert read(*begun, Resumed(step=1, ref="r"), again)["samples_repeated"] == 0
     assert read(*begun, again)["samples_repeated"] == 10
+
+
+def ended(trial, state, value, best, inherited=0.0):
+    return TrialEnded(
+        trial=trial,
+        state=state,
+        values={"accuracy": value},
+        metrics={},
+        ref="r",
+        epochs=1.0,
+        lineage_epochs=1.0,
+        inherited=inherited,
+        seconds=1.0,
+        best=best,
+    )
+
+
+def test_a_campaign():
+    begun = [TrialStarted(trial=n, config={}, parent=None, attempt=1, rung=None) for n in range(3)]
+    start = CampaignStarted(
+        name="nas",
+        objectives={"accuracy": "max"},
+        budget={},
+        searcher="random",
+        inherit="lcs",
+        known=5,
+        versions={},
+    )
+    values = read(
+        start,
+        *begun,
+        ended(0, "finished", 0.7, best=True),
+        TrialLost(trial=2, attempt=1, cause="died"),
+        ended(1, "stopped", 0.6, best=False, inherited=0.5),
+    )
+    assert values == {
+        ("trials", "earlier"): 5,
+        ("trials", "running"): 1,
+        ("trials", "finished"): 1,
+        ("trials", "stopped"): 1,
+        "trials_lost": 1,
+        ("best_objective", "accuracy"): 0.7,
+        "inherited_ratio": 0.5,
+    }
 
 
 def test_nobody_is_in_the_group_of_a_run_that_is_over():
