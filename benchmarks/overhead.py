@@ -2,8 +2,8 @@
 
 Each round times a block of DDP steps, a block of elastix steps and a second block of DDP steps, in
 rotating order; the ratio of a round is that of its blocks' medians per step. The two DDP blocks
-against each other are the noise of the measurement. elastix runs with commit round, buffers averaged
-and journal written.
+against each other are the noise of the measurement. elastix runs with commit round, buffers
+averaged and journal written.
 
 With `--ray` each model is measured twice more, under ElasticTrainer on a local Ray: once with the
 journal alone, once with every reader of events as well (Ray's metrics and its dashboard, a

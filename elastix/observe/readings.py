@@ -93,16 +93,8 @@ class Readings:
     def read(self, event: Event) -> None:
         """Pass on what the event means."""
         match event:
-            case GenerationFormed():
-                self._put("generation", event.generation)
-                self._put("world_size", len(event.members))
             case StepCommitted():
                 self._commit(event)
-            case WorkerLost():
-                self._put("workers_lost", 1, event.cause)
-            case WorkerJoined():
-                self._put("workers_joined", 1)
-                self._put("join_seconds", event.copy_s)
             case Recovered():
                 self._put("recovery_seconds", event.stall_s)
             case StateStored():
@@ -112,25 +104,42 @@ class Readings:
                 self._put("store_physical_bytes", event.stored_bytes)
             case StateNotStored():
                 self._put("checkpoints_failed", 1)
-            case WorkerLeft():
-                self._put("workers_left", 1, event.cause)
             case Reported():
                 self._report(event)
             case Resumed():
                 self._accounts.clear()  # what came before is the audit's affair
+            case _:
+                self._read_members(event)
+                self._read_trials(event)
+
+    def _read_members(self, event: Event) -> None:
+        match event:
+            case GenerationFormed():
+                self._put("generation", event.generation)
+                self._put("world_size", len(event.members))
+            case WorkerLost():
+                self._put("workers_lost", 1, event.cause)
+            case WorkerLeft():
+                self._put("workers_left", 1, event.cause)
+            case WorkerJoined():
+                self._put("workers_joined", 1)
+                self._put("join_seconds", event.copy_s)
             case RunEnded():
                 self._put("world_size", 0)
+
+    def _read_trials(self, event: Event) -> None:
+        match event:
             case CampaignStarted():
                 self._known = event.known
             case TrialStarted():
                 self._trial(event.trial, "running")
+            case TrialLost():
+                self._put("trials_lost", 1)
             case TrialEnded():
                 self._trial(event.trial, event.state)
                 self._put("inherited_ratio", event.inherited)
                 for name, value in event.values.items() if event.best else ():
                     self._put("best_objective", value, name)
-            case TrialLost():
-                self._put("trials_lost", 1)
 
     def _commit(self, event: StepCommitted) -> None:
         self._put("steps", 1)
