@@ -11,6 +11,7 @@ TensorBoard logger). What the readers cost is the difference of those two ratios
 """
 
 import argparse
+import importlib
 import itertools
 import json
 import logging
