@@ -163,10 +163,18 @@ def run(model: str, rounds: int, steps: int, directory: Path, under: str) -> dic
 def _run_on_ray(config: dict[str, Any], folder: Path, readers: bool) -> None:
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=readers, dashboard_port=0, logging_level=logging.WARNING)
+    ray.init(
+        num_cpus=4,
+        include_dashboard=readers,
+        dashboard_port=0,
+        logging_level=logging.WARNING,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
+    )
+    # Workers import it: `torch.distributed.config`, which pickling by value drags in, has locks.
+    train = importlib.import_module("benchmarks.overhead").measure
     try:
         elastix.ElasticTrainer(
-            measure,
+            train,
             config=config,
             scaling=elastix.ScalingConfig(num_workers=_RANKS),
             run=elastix.RunConfig(name="overhead", store=str(folder / "store")),
