@@ -11,9 +11,10 @@ import copy
 import inspect
 import logging
 import platform
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, Self
 
@@ -43,6 +44,23 @@ from elastix.store import Store
 logger = logging.getLogger(__name__)
 
 _MAX_LOSSES = 3
+
+
+@contextmanager
+def _measured(name: str, bus: Events) -> Iterator[None]:
+    """Feed Ray's metrics endpoint, if the trials run on Ray and there is one."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        yield
+        return
+    from elastix.observe.metrics import Metrics  # needs Ray, which not every executor does
+
+    metrics = Metrics(name)
+    bus.subscribe(metrics.read)
+    try:
+        yield
+    finally:
+        metrics.close()
 
 
 class Campaign:
@@ -160,13 +178,9 @@ class Campaign:
         shelf = executor.reach(str(Path(self._run.store).resolve()))
         bus = Events()
         console = TrialsConsole(self.name, directory, self._budget.trials, quiet=self._quiet)
-        with Journal(directory / "journal.jsonl") as journal:
+        with Journal(directory / "journal.jsonl") as journal, _measured(self.name, bus):
             bus.subscribe(journal.append)
             bus.subscribe(console.show)
-            if not isinstance(shelf, Shelf):  # the trials run on Ray, which has an endpoint
-                from elastix.observe.metrics import Metrics
-
-                bus.subscribe(Metrics(self.name).read)
             loop = Loop(
                 LoopTerms(
                     name=self.name,

@@ -38,6 +38,8 @@ _SECTIONS: dict[str, str | None] = {
     "wait": "wait to be let in",
     "filled": "wait for buckets",
     "left": None,
+    "released": None,
+    "snapshot": "snapshot",
     "evaluate": "evaluate",
     "enter": "build group",
     "meet": "meet",

@@ -15,6 +15,7 @@ from elastix.observe.grafana import FILE, dashboard
 from elastix.observe.readings import SERIES
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def seen():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=390,
         check=False,
     )
     shutil.rmtree(folder, ignore_errors=True)
@@ -47,7 +48,6 @@ def values(seen):
     return found
 
 
-@pytest.mark.timeout(300)
 def test_the_metrics_endpoint_tells_the_run(seen):
     found = values(seen)
     run = ("seen",)

@@ -11,6 +11,8 @@ from elastix.testing.chaos import Kill, with_kills
 from elastix.train.profile import FOLDER
 from tests import trainables
 
+pytestmark = pytest.mark.timeout(300)
+
 
 class Notes:
     """A logger of the user's own."""
