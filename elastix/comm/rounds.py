@@ -212,6 +212,7 @@ class Rounds:
         void: the operation in hand is done for nothing, since its step will be done again.
         waiting: this worker is blocked, and others have to move first.
         waited_s: how long it has been so, altogether.
+        on_reduced: called from any thread with the number of a bucket whose reduction has ended.
     """
 
     def __init__(
@@ -228,6 +229,7 @@ class Rounds:
         self.operation = -1
         self.plan = 0
         self.layout: list[str] = []
+        self.on_reduced: Callable[[int], None] | None = None
         self._participant = participant
         self._news = news
         self._wiring = wiring

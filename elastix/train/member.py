@@ -467,6 +467,10 @@ class Member:
         """Call `listener` at each phase from now on."""
         self._listeners.append(listener)
 
+    def on_reduced(self, listener: Callable[[int], None]) -> None:
+        """Call `listener`, from any thread, with the number of a bucket that is reduced."""
+        self._rounds.on_reduced = listener
+
     # ------------------------------------------------------------------ Steps of the Reducer
 
     def weight(self) -> Weight:
