@@ -25,7 +25,14 @@ from elastix.comm.rounds import Left, Recovery, Rounds
 from elastix.config import CheckpointConfig
 from elastix.data.loader import Collate, Loader, Source
 from elastix.errors import ConfigError
-from elastix.events import Event, Recovered, Reported, StepCommitted, WorkerJoined
+from elastix.events import (
+    EpochsPlanned,
+    Event,
+    Recovered,
+    Reported,
+    StepCommitted,
+    WorkerJoined,
+)
 from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import Checkpoints
 from elastix.train.evaluation import Evaluation, Metric
@@ -356,6 +363,11 @@ class Member:
         if not share and self._reducer is not None:
             self._reducer.hold_buffers()
         self.phase("batch", self.step)
+
+    def planned(self, loader: int, epochs: int) -> None:
+        """So many epochs are meant to be made. For progress bars; may get lost with rank 0."""
+        if self.rank == 0:
+            self._link.emit(EpochsPlanned(loader=loader, epochs=epochs))
 
     # ------------------------------------------------------------------ what Context offers
 

@@ -21,6 +21,7 @@ from elastix.errors import ConfigError, ElastixError, QuorumLost
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.observe import journal
 from elastix.observe.console import Console
+from elastix.observe.progress import Progress
 from elastix.state import Ref, State
 from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
@@ -155,6 +156,7 @@ class ElasticTrainer:
             size=size,
             directory=directory,
         )
+        before = _history(directory)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         controller: Any = (
             ray.remote(concurrency_groups={"workers": 4, "driver": 2})(Controller)  # type: ignore[call-overload]
@@ -164,20 +166,21 @@ class ElasticTrainer:
             )
             .remote(plan)
         )
-        console = Console(self._run.name, directory, quiet=self._quiet)
-        try:
-            error, losses = _follow(controller, console)
-        except KeyboardInterrupt:
-            console.interrupted()
-            raise
-        finally:
-            ray.kill(controller)
-        if error is not None:
-            console.failed(error)
-            raise error
-        result = _result(directory, losses)
-        console.finished(result.ref, result.metrics, result.audit)
-        return result
+        console = Console(self._run.name, self._run.store, quiet=self._quiet, progress=before)
+        with console:
+            try:
+                error, losses = _follow(controller, console)
+            except KeyboardInterrupt:
+                console.interrupted()
+                raise
+            finally:
+                ray.kill(controller)
+            if error is not None:
+                console.failed(error)
+                raise error
+            result = _result(directory, losses)
+            console.finished(result.ref, result.metrics, result.audit)
+            return result
 
 
 def _follow(controller: Any, console: Console) -> tuple[ElastixError | None, int]:  # noqa: ANN401
@@ -191,6 +194,7 @@ def _follow(controller: Any, console: Console) -> tuple[ElastixError | None, int
             seen += len(events)
             for event in events:
                 console.show(event)
+            console.tick()
             if done and not events:
                 outcome: tuple[ElastixError | None, int] = ray.get(over)
                 return outcome
@@ -264,6 +268,15 @@ def _reserve(scaling: ScalingConfig, room: int, timeout_s: float) -> tuple[Place
         f"start_timeout_s={timeout_s:g}; free are {ray.available_resources()}. Nothing was "
         "started. Stop what else runs there, or wait longer."
     )
+
+
+def _history(directory: Path) -> Progress:
+    """What earlier processes of this run came to."""
+    progress = Progress()
+    if (directory / "journal.jsonl").exists():
+        for event in journal.read(directory / "journal.jsonl"):
+            progress.add(event)
+    return progress
 
 
 def _result(directory: Path, losses: int) -> Result:
