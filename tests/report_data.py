@@ -131,10 +131,10 @@ def campaign(trials: int = 120, objectives: int = 1, live: bool = False) -> Camp
     """Evolution with inheritance over a space of six parameters, two of them conditional."""
     chance = random.Random(5)
     made: list[TrialRecord] = []
+    scored: list[TrialRecord] = []
     t = BEGAN
     for number in range(trials):
         t += chance.uniform(2, 9)
-        scored = [trial for trial in made if trial.scored]
         parent = None
         if len(scored) > 15:
             parent = max(chance.sample(scored, 6), key=lambda trial: trial.values[0])
@@ -174,6 +174,7 @@ def campaign(trials: int = 120, objectives: int = 1, live: bool = False) -> Camp
                 traceback=_TRACEBACK if failed else None,
             )
         )
+        scored += [made[-1]] if made[-1].scored else []
     return CampaignRecord(
         name="nas-1",
         objectives=(("accuracy", "max"), ("parameters", "min"))[:objectives],

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from elastix.observe.lines import plain_lines
 from elastix.observe.progress import duration, number
@@ -9,7 +10,8 @@ from elastix.report.campaign_plots import campaign_figures
 from elastix.report.page import Cell, Failure, Section, Table, Tile
 from elastix.report.trials import CampaignRecord, TrialRecord, columns, flatten
 
-_ROWS = 2000  # of the trial table
+_ROWS = 1000  # of the trial table
+_DRAWN = 4000  # trials in the plots
 _PARAMETERS = 24  # columns of it
 
 
@@ -43,8 +45,11 @@ def tiles(campaign: CampaignRecord) -> Iterator[Tile]:
 
 def sections(campaign: CampaignRecord) -> Iterator[Section]:
     """All parts."""
-    figures = campaign_figures(campaign)
+    drawn = _chosen(campaign, _DRAWN)
+    figures = campaign_figures(replace(campaign, trials=tuple(drawn)))
     note = "" if figures else "No trial has a score yet."
+    if len(drawn) < len(campaign.trials):
+        note = f"Drawn are {len(drawn)} of {len(campaign.trials)} trials, the best and the latest."
     yield Section("campaign", "Campaign", figures, (), note)
     yield Section("trials", "Trials", (), [_trials(campaign)])
     if campaign.facts:
@@ -63,17 +68,17 @@ def failure(campaign: CampaignRecord) -> Failure | None:
     return Failure(f"First failure: the train function raised in trial {first.number}", text)
 
 
-def _chosen(campaign: CampaignRecord) -> Sequence[TrialRecord]:
-    """The best and the latest, if there are too many for a table."""
-    if len(campaign.trials) <= _ROWS:
+def _chosen(campaign: CampaignRecord, most: int) -> Sequence[TrialRecord]:
+    """The best and the latest, if there are more than `most`."""
+    if len(campaign.trials) <= most:
         return campaign.trials
-    best = sorted(campaign.scored, key=campaign.loss)[: _ROWS // 2]
-    chosen = {trial.number for trial in (*best, *campaign.trials[-_ROWS // 2 :])}
+    best = sorted(campaign.scored, key=campaign.loss)[: most // 2]
+    chosen = {trial.number for trial in (*best, *campaign.trials[-most // 2 :])}
     return [trial for trial in campaign.trials if trial.number in chosen]
 
 
 def _trials(campaign: CampaignRecord) -> Table:
-    chosen = _chosen(campaign)
+    chosen = _chosen(campaign, _ROWS)
     varied = list(columns(chosen))
     names = varied[:_PARAMETERS]
     best = campaign.best

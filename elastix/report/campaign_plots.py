@@ -288,7 +288,7 @@ def _front(campaign: CampaignRecord) -> Figure:
 
 
 def _lineage(campaign: CampaignRecord) -> Figure:
-    known = campaign.by_number()
+    known = campaign.by_number
     places = tree_layout({trial.number: trial.parent for trial in campaign.trials})
     best = campaign.best
     line = {trial.number for trial in campaign.ancestry(best)} if best else set()
@@ -300,9 +300,11 @@ def _lineage(campaign: CampaignRecord) -> Figure:
         x: list[float | None] = []
         y: list[float | None] = []
         for trial in campaign.trials:
-            on_it = trial.number in line and trial.parent in line
-            if trial.parent in known and on_it is wanted:
-                (depth, row), (above, row_above) = places[trial.number], places[trial.parent]
+            parent = trial.parent
+            if parent is None or parent not in known:
+                continue
+            if (trial.number in line and parent in line) is wanted:
+                (depth, row), (above, row_above) = places[trial.number], places[parent]
                 x += [above, depth, None]
                 y += [row_above, row, None]
         width = 2.5 if wanted else 0.8
@@ -373,7 +375,7 @@ def _nodes(
 
 def _changes(campaign: CampaignRecord, trial: TrialRecord) -> Markup:
     """What differs from the parent."""
-    parent = campaign.by_number().get(-1 if trial.parent is None else trial.parent)
+    parent = campaign.by_number.get(-1 if trial.parent is None else trial.parent)
     if parent is None:
         return Markup("")
     old, new = t.flatten(parent.config), t.flatten(trial.config)

@@ -1,17 +1,22 @@
 // Unpacks plotly, draws the figures in the colours of the page, sorts tables. No network.
 "use strict";
 
-const figures = JSON.parse(document.getElementById("figures").textContent);
+let figures = {};
 
-async function loadPlotly() {
-  const packed = document.getElementById("plotly");
+async function unpack(id) {
+  const packed = document.getElementById(id);
   const bytes = Uint8Array.from(atob(packed.textContent), (c) => c.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  packed.remove();
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+async function load() {
+  figures = JSON.parse(await unpack("figures"));
+  if (Object.keys(figures).length === 0) return;
   const script = document.createElement("script");
   script.nonce = document.querySelector("script[nonce]").nonce;
-  script.textContent = await new Response(stream).text();
+  script.textContent = await unpack("plotly");
   document.head.append(script);
-  packed.remove();
 }
 
 function palette() {
@@ -73,7 +78,7 @@ async function draw() {
 }
 
 function key(cell) {
-  const text = cell.dataset.key;
+  const text = cell.dataset.key ?? cell.textContent;
   const number = Number(text);
   return text !== "" && !Number.isNaN(number) ? number : text;
 }
@@ -99,16 +104,12 @@ for (const button of document.querySelectorAll("table.sortable th button")) {
 }
 document.getElementById("reload")?.addEventListener("click", () => location.reload());
 
-if (Object.keys(figures).length === 0) {
-  document.documentElement.dataset.drawn = 0;
-} else {
-  loadPlotly().then(draw).then(() => {
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  }).catch((error) => {
-    const told = document.createElement("p");
-    told.className = "note";
-    told.textContent = `The plots cannot be drawn: ${error}. They need a browser of 2023 or later.`;
-    document.querySelector("main").prepend(told);
-    document.documentElement.dataset.failed = String(error);
-  });
-}
+load().then(draw).then(() => {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+}).catch((error) => {
+  const told = document.createElement("p");
+  told.className = "note";
+  told.textContent = `The plots cannot be drawn: ${error}. They need a browser of 2023 or later.`;
+  document.querySelector("main").prepend(told);
+  document.documentElement.dataset.failed = String(error);
+});

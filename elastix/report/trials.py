@@ -7,6 +7,7 @@ was found or run.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 Mode = Literal["min", "max"]
 _FOREST = 100  # trees
+_LATEST = 1000  # trials that it learns from
 _ENOUGH = 10  # scored trials before importance is told
 
 
@@ -86,10 +88,10 @@ class CampaignRecord:
         """The first objective."""
         return self.objectives[0][0]
 
-    @property
-    def scored(self) -> list[TrialRecord]:
+    @cached_property
+    def scored(self) -> tuple[TrialRecord, ...]:
         """Trials that can be compared, in order."""
-        return [trial for trial in self.trials if trial.scored]
+        return tuple(trial for trial in self.trials if trial.scored)
 
     @property
     def best(self) -> TrialRecord | None:
@@ -104,19 +106,20 @@ class CampaignRecord:
         pairs = zip(trial.values, self.objectives, strict=True)
         return tuple(value if mode == "min" else -value for value, (_, mode) in pairs)
 
-    def by_number(self) -> dict[int, TrialRecord]:
+    @cached_property
+    def by_number(self) -> Mapping[int, TrialRecord]:
         """Trials by number."""
         return {trial.number: trial for trial in self.trials}
 
     def ancestry(self, trial: TrialRecord) -> list[TrialRecord]:
         """A trial and those it derives from, nearest first."""
-        known = self.by_number()
-        line = [trial]
-        while (parent := known.get(-1 if line[-1].parent is None else line[-1].parent)) is not None:
-            if parent in line:
+        known = self.by_number
+        line = {trial.number: trial}
+        while (parent := known.get(-1 if trial.parent is None else trial.parent)) is not None:
+            if parent.number in line:
                 break
-            line.append(parent)
-        return line
+            line[parent.number] = trial = parent
+        return list(line.values())
 
     def best_so_far(self, trials: Iterable[TrialRecord]) -> Iterator[TrialRecord]:
         """Those of `trials`, in the order given, that are better than all before."""
@@ -132,7 +135,7 @@ class CampaignRecord:
         With one objective the second is the epochs that went into the tensors: what it cost.
         """
         points = [(self._costs(trial), trial) for trial in self.scored]
-        points.sort(key=lambda point: (point[0], point[1].number))
+        points.sort(key=lambda point: (point[0], point[1].number))  # whoever is beaten comes later
         front: list[tuple[tuple[float, ...], TrialRecord]] = []
         for costs, trial in points:
             if not any(_beats(other, costs) for other, _ in front):
@@ -196,7 +199,7 @@ def importance(campaign: CampaignRecord) -> Importance | None:
     from sklearn.ensemble import RandomForestRegressor  # a second to import
     from sklearn.inspection import permutation_importance
 
-    trials = campaign.scored
+    trials = campaign.scored[-_LATEST:]
     varied = columns(trials)
     target = np.array([campaign.loss(trial) for trial in trials])
     if len(trials) < _ENOUGH or not varied or np.ptp(target) == 0:
