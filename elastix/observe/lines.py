@@ -9,8 +9,10 @@ from elastix.events import (
     RunStarted,
     StateStored,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
     WorkerRaised,
+    WorkerSlow,
 )
 from elastix.observe.progress import number
 
@@ -34,6 +36,11 @@ def _line(event: Event) -> tuple[str, str]:
         case WorkerLost():
             rank = f"rank {event.rank}" if event.rank >= 0 else "not in the group yet"
             return f"worker {event.worker} lost ({rank}, {event.cause})", "red"
+        case WorkerLeft():
+            return f"worker {event.worker} left after step {event.step} ({event.cause})", "yellow"
+        case WorkerSlow():
+            factor = f"its part of a step takes {event.factor:.1f} times as long as the others'"
+            return f"worker {event.worker} is slow: {factor}", "yellow"
         case Recovered():
             step = "" if event.outcome == "between steps" else f" step {event.step}"
             stall = f"{event.stall_s:.2f} s ({event.outcome})"

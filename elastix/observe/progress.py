@@ -7,7 +7,7 @@ only clock is the time in the events. Not here: the proof of exactly-once (data.
 from array import array
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastix.events import (
@@ -227,6 +227,29 @@ class Progress:
     def slowest_recovery_s(self) -> float | None:
         """The longest stall of any survivor; None without a recovery."""
         return max((x.stall_s for x in self.losses if x.stall_s is not None), default=None)
+
+    def summary(self, now: float) -> dict[str, Any]:
+        """Where the run stands at `now`, as JSON values."""
+        last = self.losses[-1] if self.losses else None
+        return {
+            "run": self.run.name if self.run else "",
+            "running_s": max(0.0, now - self.started_t),
+            "step": self.step,
+            "samples": self.samples,
+            "epoch": self.epoch[0],
+            "epochs": self.epoch[1],
+            "done": self.done,
+            "left_s": self.left_s,
+            "samples_per_s": self.rate,
+            "goodput": self.goodput.share,
+            "generation": self.generation,
+            "workers": len(self.members),
+            "workers_wanted": self.workers_wanted,
+            "losses": len(self.losses),
+            "last_loss": None if last is None else asdict(last),
+            "slowest_recovery_s": self.slowest_recovery_s,
+            "metrics": dict(self.metrics),
+        }
 
     # ------------------------------------------------------------------ counting
 

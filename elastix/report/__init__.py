@@ -15,7 +15,7 @@ from elastix.report.training import tell
 from elastix.store import Store
 from elastix.store.verify import Stats
 
-__all__ = ["write_report"]
+__all__ = ["runs_in", "write_report"]
 
 
 def write_report(name: str, store: str | Path, out: str | Path | None = None) -> Path:
@@ -43,9 +43,14 @@ def write_report(name: str, store: str | Path, out: str | Path | None = None) ->
     return target
 
 
+def runs_in(store: Path) -> list[str]:
+    """Names of the runs that have a journal in this store."""
+    return sorted(path.parent.name for path in store.glob("runs/*/journal.jsonl"))
+
+
 def _others(store: Path) -> str:
     """Runs that there are, for somebody who mistyped one."""
-    names = sorted(path.parent.name for path in store.glob("runs/*/journal.jsonl"))
+    names = runs_in(store)
     if not names:
         return "it has no runs. Name another store with --store."
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""

@@ -20,13 +20,16 @@ from elastix.events import (
     StateStored,
     StepCommitted,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
     WorkerRaised,
+    WorkerSlow,
 )
 from elastix.observe.progress import Progress
 
 _POINTS = 1000  # of a curve
 _BINS = 300  # of the rate over time
+_MARKS = 2000  # on the timeline, the latest
 _STATES = 200  # rows of the table of States, the latest
 
 
@@ -156,7 +159,7 @@ class Training:
         match event:
             case RunStarted() if t > 0:
                 self._membership(t, ())
-                self.marks.append((t, "restart", -1, "the run goes on in a new process"))
+                self._mark(t, "restart", -1, "the run goes on in a new process")
             case RunEnded():
                 self._membership(t, ())
             case Resumed():
@@ -169,13 +172,20 @@ class Training:
                 self._membership(t, event.members)
             case WorkerLost():
                 self._leave(t, event.worker)
+            case WorkerLeft():
+                text = f"worker {event.worker} left after step {event.step} ({event.cause})"
+                self._mark(t, "left", event.worker, text)
+                self._leave(t, event.worker)
+            case WorkerSlow():
+                text = f"worker {event.worker} took {event.factor:.1f} times as long as the others"
+                self._mark(t, "slow", event.worker, text)
             case WorkerJoined():
                 size = f"{event.copy_bytes / 1e6:.1f} MB in {event.copy_s:.2f} s"
                 text = f"worker {event.worker} joined after step {event.step}: {size}"
-                self.marks.append((t, "join", event.worker, text))
+                self._mark(t, "join", event.worker, text)
             case WorkerRaised():
                 text = f"the train function raised on worker {event.worker}, rank {event.rank}"
-                self.marks.append((t, "error", event.worker, text))
+                self._mark(t, "error", event.worker, text)
             case StepCommitted():
                 self.rates.add(t, sum(batch.samples for batch in event.batches))
             case Reported():
@@ -201,6 +211,10 @@ class Training:
                 self._present[worker] = Bar(worker, t, t)
                 self.bars.append(self._present[worker])
         self.sizes.append((t, len(members)))
+
+    def _mark(self, t: float, kind: str, worker: int, text: str) -> None:
+        """Remember it for the timeline; of very many the latest."""
+        self.marks = [*self.marks[1 - _MARKS :], (t, kind, worker, text)]
 
     def _leave(self, t: float, worker: int) -> None:
         bar = self._present.pop(worker, None)

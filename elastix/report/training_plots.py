@@ -56,6 +56,8 @@ def _membership(training: Training) -> Figure:
     traces.append(_marks("the others recovered", "line-ns-open", "@ok", points, clock))
     for kind, name, symbol, colour in (
         ("join", "joined", "triangle-right", "@ok"),
+        ("left", "left", "triangle-left", "@warn"),
+        ("slow", "slow", "hourglass", "@warn"),
         ("error", "raised", "star", "@loss"),
     ):
         points = [(at, worker, text) for at, k, worker, text in training.marks if k == kind]
@@ -66,7 +68,8 @@ def _membership(training: Training) -> Figure:
         "membership",
         "Membership",
         "Who was in the group when. A cross is a loss, the tick after it the moment at which the "
-        "slowest survivor had the agreed step, a triangle a worker that joined.",
+        "slowest survivor had the agreed step, a green triangle a worker that joined, a yellow one "
+        "a worker that left as agreed.",
         figure(
             [trace for trace in traces if trace["y"]],
             max(190, min(900, 130 + 24 * workers)),

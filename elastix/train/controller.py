@@ -40,6 +40,7 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe.journal import Journal
+from elastix.observe.progress import Progress
 from elastix.train.checkpoint import Checkpoints, ref_of, step_of
 from elastix.train.member import Settings
 from elastix.train.outcome import Outcome
@@ -56,7 +57,11 @@ _LINGER_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the trainer tells the controller: a run, validated, pickled and with room on Ray."""
+    """What the trainer tells the controller: a run, validated, pickled and with room on Ray.
+
+    Attributes:
+        before: what earlier processes of the run came to.
+    """
 
     train: bytes
     config: dict[str, Any]
@@ -65,6 +70,7 @@ class Plan:
     checkpoint: CheckpointConfig
     failure: FailureConfig
     opening: Event
+    before: Progress
     placement: PlacementGroup
     size: int
     directory: Path
@@ -106,6 +112,7 @@ class Controller:
         self._doubted_since = 0.0
         self._next_worker = 0
         self._history: list[Event] = []
+        self._progress = plan.before
         self._serial = -1
         self._step = 0
         self._losses = 0
@@ -155,6 +162,13 @@ class Controller:
         with self._news:
             self._news.wait_for(lambda: len(self._history) > start, wait_s)
             return self._history[start:]
+
+    @ray.method(concurrency_group="driver")
+    def status(self) -> dict[str, Any]:
+        """Where the run stands, as JSON values: see Progress.summary. Never blocks for long."""
+        with self._lock:
+            summary = self._progress.summary(time.time())
+        return {**summary, "store": self._plan.run.store, "directory": str(self._plan.directory)}
 
     # ------------------------------------------------------------------ from workers
 
@@ -538,6 +552,7 @@ class Controller:
         with self._news:
             self._journal.append(event)
             self._history.append(event)
+            self._progress.add(event)
             self._news.notify_all()
 
     def _end(self) -> None:

@@ -4,6 +4,7 @@ import inspect
 import logging
 import os
 import platform
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,8 +139,10 @@ class ElasticTrainer:
                 ray.shutdown()
 
     def _carry_out(self, train: bytes, directory: Path, group: PlacementGroup, size: int) -> Result:
+        before = _history(directory)
         plan = Plan(
             train=train,
+            before=before,
             config=self._config,
             scaling=self._scaling,
             run=self._run,
@@ -156,11 +159,12 @@ class ElasticTrainer:
             size=size,
             directory=directory,
         )
-        before = _history(directory)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         controller: Any = (
-            ray.remote(concurrency_groups={"workers": 4, "driver": 2})(Controller)  # type: ignore[call-overload]
+            ray.remote(concurrency_groups={"workers": 4, "driver": 3})(Controller)  # type: ignore[call-overload]
             .options(
+                # Ray wants a name of its own for each actor; the end tells two fits of a run apart.
+                name=f"{self._run.name}@{secrets.token_hex(4)}/controller",
                 num_cpus=0,
                 scheduling_strategy=here,
             )
