@@ -6,16 +6,27 @@ The public API and nothing else; the lineage model store is `elastix.Store`.
 import importlib as _importlib
 import typing as _typing
 
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import (
+    Budget,
+    CheckpointConfig,
+    FailureConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from elastix.errors import (
     ConfigError,
     Conflict,
     Corrupt,
     ElastixError,
+    EmptySpace,
+    EveryTrialFailed,
     Full,
+    NeverReported,
     NotFound,
     QuorumLost,
     ReadOnly,
+    SearchError,
     StateError,
     StoreError,
     TooManyFailures,
@@ -28,25 +39,43 @@ from elastix.store import Store
 from elastix.train.context import Context
 
 if _typing.TYPE_CHECKING:
+    from elastix.search.campaign import Campaign
+    from elastix.search.results import Results
+    from elastix.search.searchers.deephyper import DeepHyper
+    from elastix.search.searchers.evolution import Evolution
+    from elastix.search.searchers.optuna import Optuna
+    from elastix.search.searchers.random import Random
     from elastix.train.trainer import ElasticTrainer, Result
 
 __all__ = [
+    "Budget",
+    "Campaign",
     "CheckpointConfig",
     "ConfigError",
     "Conflict",
     "Context",
     "Corrupt",
+    "DeepHyper",
     "ElasticTrainer",
     "ElastixError",
+    "EmptySpace",
+    "EveryTrialFailed",
+    "Evolution",
     "FailureConfig",
     "Full",
+    "NeverReported",
     "NotFound",
+    "Optuna",
     "QuorumLost",
+    "Random",
     "ReadOnly",
     "Ref",
+    "RestoreConfig",
     "Result",
+    "Results",
     "RunConfig",
     "ScalingConfig",
+    "SearchError",
     "State",
     "StateError",
     "Store",
@@ -57,11 +86,20 @@ __all__ = [
     "WorkerFailed",
 ]
 
-_ON_RAY = ("ElasticTrainer", "Result")
+_LATER = {
+    "Campaign": "elastix.search.campaign",
+    "DeepHyper": "elastix.search.searchers.deephyper",
+    "ElasticTrainer": "elastix.train.trainer",
+    "Evolution": "elastix.search.searchers.evolution",
+    "Optuna": "elastix.search.searchers.optuna",
+    "Random": "elastix.search.searchers.random",
+    "Result": "elastix.train.trainer",
+    "Results": "elastix.search.results",
+}
 
 
 def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked for
-    """Import what needs Ray when it is asked for: the store and the command line do not."""
-    if name in _ON_RAY:
-        return getattr(_importlib.import_module("elastix.train.trainer"), name)
+    """Import what needs Ray, DeepHyper or Optuna when it is asked for: the store does not."""
+    if name in _LATER:
+        return getattr(_importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'elastix' has no attribute {name!r}")

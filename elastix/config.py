@@ -138,16 +138,65 @@ class RunConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budget(_Config):
+    """When a campaign has done enough. The first limit that is reached ends it.
+
+    Attributes:
+        trials: how many trials are to be final; failed ones count. None: no limit.
+        parallel: how many run at once; None: as many as the cluster has room for.
+        time_s: seconds of this `run()`; running trials are halted and restart next time.
+        epochs: passes over the data by all trials together; running trials finish.
+    """
+
+    trials: int | None = None
+    parallel: int | None = None
+    time_s: float | None = None
+    epochs: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "parallel"):
+            value = getattr(self, name)
+            _require(
+                value is None or (type(value) is int and value >= 1),
+                f"Budget.{name} must be a whole number >= 1 or None, not {value!r}: nothing could "
+                "be tried.",
+            )
+        for name in ("time_s", "epochs"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            _require(
+                value is None or (number and 0 < value < float("inf")),
+                f"Budget.{name} must be a finite number > 0 or None, not {value!r}: nothing could "
+                "be tried.",
+            )
+        _require(
+            any(limit is not None for limit in (self.trials, self.time_s, self.epochs)),
+            "a Budget needs an end: give trials, time_s or epochs.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(_Config):
     """When States are stored while a run goes on. The final State is always stored.
 
     Attributes:
-        every_steps: store a State after every so many steps; None for the final one alone.
-        keep_last: how many of them to keep; None keeps all.
+        every_steps: store a State after every so many steps; None: not for that reason.
+        every_s: and whenever so many seconds have passed since the last one.
+        keep_last: how many of the latest to keep; None keeps all.
+        best: name of a metric; a State is stored when `ctx.report` gives a new best of it.
+        mode: whether "min" or "max" of it is best.
+        keep_best: how many of the best to keep beside the latest.
+        wait: stop training until each State is stored. Training goes on meanwhile by default, and
+            waits only if the next is due before the one before is stored.
     """
 
     every_steps: int | None = None
+    every_s: float | None = None
     keep_last: int | None = 2
+    best: str | None = None
+    mode: Literal["min", "max"] = "max"
+    keep_best: int = 1
+    wait: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "keep_last"):
@@ -156,6 +205,41 @@ class CheckpointConfig(_Config):
                 value is None or (type(value) is int and value >= 1),
                 f"{name} must be a whole number >= 1 or None, not {value!r}.",
             )
+        _require(
+            self.every_s is None or self.every_s > 0,
+            f"every_s must be > 0 or None, not {self.every_s!r}.",
+        )
+        _require(self.mode in ("min", "max"), f"mode must be 'min' or 'max', not {self.mode!r}.")
+        _require(
+            type(self.keep_best) is int and self.keep_best >= 0,
+            f"keep_best must be a whole number >= 0, not {self.keep_best!r}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreConfig(_Config):
+    """Where a run goes on, if not from its last State.
+
+    Attributes:
+        step: go back to the stored State of this step; what came after it is void, and the States
+            of later steps are dropped. None: the last State.
+        leave_out: steps, by number, whose samples are not used again: those that the journal has
+            for them and that come after the State. They are left out for good.
+    """
+
+    step: int | None = None
+    leave_out: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "leave_out", tuple(self.leave_out))
+        _require(
+            self.step is None or (type(self.step) is int and self.step >= 0),
+            f"step must be a whole number >= 0 or None, not {self.step!r}.",
+        )
+        _require(
+            all(type(step) is int and step >= 1 for step in self.leave_out),
+            f"leave_out has the numbers of steps, counted from 1, not {self.leave_out!r}.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
     ElastixError
     ├── ConfigError (ValueError)   the call is wrong; no work has started
+    │   └── EmptySpace             a search space without a valid configuration
     ├── StateError                 something cannot be part of a State, or does not fit one
     ├── StoreError                 what is on disk, or should be
     │   ├── NotFound
@@ -10,10 +11,13 @@
     │   ├── Conflict               somebody else was first, or still needs it
     │   ├── Full                   no room on the disk
     │   └── ReadOnly
-    └── TrainError                 a run that cannot go on
-        ├── WorkerFailed           the train function raised: the user's own error, with its rank
-        ├── QuorumLost             fewer workers than the minimum, and none came in time
-        └── TooManyFailures        more losses than FailureConfig allows
+    ├── TrainError                 a run that cannot go on
+    │   ├── WorkerFailed           the train function raised: the user's own error, with its rank
+    │   ├── QuorumLost             fewer workers than the minimum, and none came in time
+    │   └── TooManyFailures        more losses than FailureConfig allows
+    └── SearchError                a campaign that cannot go on
+        ├── NeverReported          the train function did not report the metric
+        └── EveryTrialFailed       no trial got through: the user's own error, the first of them
 
 The class says whose fault it is. A message is the fact with its values, what elastix did about
 it, and what to do next.
@@ -26,6 +30,10 @@ class ElastixError(Exception):
 
 class ConfigError(ElastixError, ValueError):
     """The call itself is wrong. Raised before any work starts."""
+
+
+class EmptySpace(ConfigError):
+    """No configuration of the search space is valid."""
 
 
 class StateError(ElastixError):
@@ -89,3 +97,26 @@ class QuorumLost(TrainError):
 
 class TooManyFailures(TrainError):
     """More workers were lost than FailureConfig.max_worker_losses allows."""
+
+
+class SearchError(ElastixError):
+    """A campaign cannot go on."""
+
+
+class NeverReported(SearchError):
+    """The train function ended without reporting the campaign's metric."""
+
+
+class EveryTrialFailed(SearchError):
+    """All trials so far failed.
+
+    Attributes:
+        traceback: of the first one, as text.
+    """
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type["EveryTrialFailed"], tuple[str, str]]:
+        return type(self), (str(self), self.traceback)

@@ -84,6 +84,15 @@ class Bucket:
     def accept(self, factor: float) -> None:
         """The step is agreed: hand the values back, times `factor`."""
 
+    def accepted(self) -> torch.Tensor:
+        """After `accept`: a copy on the CPU of everything in the bucket."""
+        return self.flat.detach().to("cpu", copy=True)
+
+    def imitate(self, flat: torch.Tensor) -> None:
+        """Accept what another replica has accepted; `flat` is what its `accepted` gave."""
+        self.renew()
+        self.flat.copy_(flat)
+
     def _flag(self) -> None:
         self._flags.fill_(1)
 
@@ -146,6 +155,12 @@ class GradientBucket(Bucket):
             parameter.grad = None
         self.touched = [False] * len(self.parameters)
 
+    def imitate(self, flat: torch.Tensor) -> None:
+        """`param.grad` becomes that of the other replica, whatever was computed here."""
+        super().imitate(flat)
+        self.drop()
+        self.accept(1.0)
+
     def _flag(self) -> None:
         if all(self.touched):
             self._flags.fill_(1)
@@ -202,6 +217,14 @@ class BufferBucket(Bucket):
         """The step is agreed: buffers change in place."""
         if self.reduce == "sum":
             self._values.mul_(factor).add_(self._base)
+            self._base.copy_(self._values)
+        with torch.no_grad():
+            torch._foreach_copy_(self._tensors(), self.views)
+
+    def imitate(self, flat: torch.Tensor) -> None:
+        """Buffers become those of the other replica."""
+        super().imitate(flat)
+        if self.reduce == "sum":
             self._base.copy_(self._values)
         with torch.no_grad():
             torch._foreach_copy_(self._tensors(), self.views)

@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from elastix.comm.buckets import BufferBucket, GradientBucket, build_buckets
+from elastix.comm.feed import Watched
 from elastix.comm.group import Group, Pending, Reduce
 from elastix.comm.rounds import Left, Rounds
 from elastix.errors import ConfigError
@@ -115,6 +116,8 @@ class Reducer:
                 return
             if not self._active:
                 self._begin()
+            if self._rounds.watching:
+                return  # what is computed here counts for nothing
             bucket.fill(place, self._scale)
             if not bucket.missing:
                 self._launch_filled()
@@ -125,6 +128,8 @@ class Reducer:
         """The first gradient of a step is there."""
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self._active = True
+        if self._rounds.watching:
+            return
         self._weight = self._steps.weight()
         self._scale = self._weight.share / self._weight.total
         self._generation = self._rounds.generation
@@ -154,7 +159,11 @@ class Reducer:
         self._active = False
         for buffers in self._buffers:
             buffers.undo()
-        left = self._rounds.run(self)
+        self._steps.committed(self._rounds.run(self))
+
+    def accept(self, left: Left) -> None:
+        """Gradients and buffers become what was agreed on."""
+        del left
         samples = self._counter.samples()
         if samples:
             for bucket in self._buckets:
@@ -162,7 +171,20 @@ class Reducer:
         else:  # all of a tiny batch was lost with its workers: the step leaves no trace
             for gradients in self._gradients:
                 gradients.drop()
-        self._steps.committed(left)
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """The buckets as they were accepted, one after the other; none if nothing was."""
+        if not self._counter.samples():
+            return []
+        return [bucket.accepted() for bucket in self._buckets]
+
+    def imitate(self, watched: Watched) -> None:
+        """Take over gradients and buffers that others agreed on, instead of one's own."""
+        for bucket, flat in zip(self._buckets, watched.parts, strict=False):
+            bucket.imitate(flat)
+        if not watched.parts:
+            for gradients in self._gradients:
+                gradients.drop()
 
     def launch(self, group: Group) -> Sequence[Pending]:
         """Fill and launch what is not yet launched in `group`; everything, if it is a new one."""

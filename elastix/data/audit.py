@@ -5,9 +5,16 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from elastix.data.cursor import count, merge
+from elastix.data.cursor import count, merge, subtract
 from elastix.errors import Corrupt
-from elastix.events import Event, LoaderOpened, Resumed, Span, StepCommitted
+from elastix.events import (
+    Event,
+    LoaderOpened,
+    Resumed,
+    SamplesLeftOut,
+    Span,
+    StepCommitted,
+)
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,8 @@ class LoaderAudit:
         samples: positions committed, each counted once.
         repeated: positions committed more than once.
         missing: positions below the last one committed that never were.
-        epochs: epochs of which every sample is committed.
+        epochs: epochs of which every sample is committed, or left out on purpose.
+        left_out: positions that were left out on purpose.
     """
 
     loader: int
@@ -27,6 +35,7 @@ class LoaderAudit:
     repeated: tuple[Span, ...]
     missing: tuple[Span, ...]
     epochs: int
+    left_out: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class Audit:
         parts += [
             f"{loader.samples} samples ({loader.epochs} whole epochs of {loader.length}), "
             f"{count(loader.repeated)} repeated, {count(loader.missing)} missing"
+            + (f", {count(loader.left_out)} left out on purpose" if loader.left_out else "")
             for loader in self.loaders
         ]
         return f"{'exact' if self.exact else 'NOT EXACT'}: {'; '.join(parts)}; {self.digest[:12]}"
@@ -64,6 +74,7 @@ class Audit:
 class _Stream:
     opened: LoaderOpened
     spans: list[tuple[int, Span]] = field(default_factory=list)  # step, span
+    left_out: tuple[Span, ...] = ()
 
 
 def audit(events: Iterable[Event]) -> Audit:
@@ -81,6 +92,10 @@ def audit(events: Iterable[Event]) -> Audit:
             steps = [step for step in steps if step <= event.step]
             for stream in streams.values():
                 stream.spans = [entry for entry in stream.spans if entry[0] <= event.step]
+        elif isinstance(event, SamplesLeftOut):
+            stream = streams[event.loader]
+            fresh = subtract(event.spans, stream.left_out)
+            stream.left_out = merge((*stream.left_out, *fresh))
         elif isinstance(event, StepCommitted):
             steps.append(event.step)
             for batch in event.batches:
@@ -111,7 +126,8 @@ def _account(stream: _Stream) -> LoaderAudit:
     repeated: list[Span] = []
     missing: list[Span] = []
     reached = 0
-    for start, stop in sorted(span for _, span in stream.spans):
+    used = [span for _, span in stream.spans]
+    for start, stop in sorted((*used, *stream.left_out)):
         if start > reached:
             missing.append((reached, start))
         if start < reached:
@@ -121,8 +137,9 @@ def _account(stream: _Stream) -> LoaderAudit:
     return LoaderAudit(
         loader=stream.opened.loader,
         length=length,
-        samples=reached - count(missing),
+        samples=reached - count(missing) - count(stream.left_out),
         repeated=merge(repeated),
         missing=tuple(missing),
         epochs=first_gap // length,
+        left_out=stream.left_out,
     )

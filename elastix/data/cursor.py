@@ -5,8 +5,8 @@ that epoch in `order(seed, epoch, length)`, whatever the size of the group. A gl
 drawn, split over the workers, and committed with its step; shares that were lost with a worker
 are given back and stand first in the next batch.
 
-Invariant: every position below `position` was drawn, and is either committed, in a batch that is
-not committed yet, or owed.
+Invariant: every position below `position` was drawn or is left out, and what was drawn is either
+committed, in a batch that is not committed yet, or owed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,6 +58,21 @@ def take(spans: Iterable[Span], amount: int) -> tuple[tuple[Span, ...], tuple[Sp
     return tuple(taken), tuple(rest)
 
 
+def subtract(spans: Iterable[Span], others: Sequence[Span]) -> tuple[Span, ...]:
+    """The positions of `spans`, in their order, that are not in `others` (sorted, disjoint)."""
+    left: list[Span] = []
+    for start, stop in spans:
+        for other_start, other_stop in others:
+            if other_stop <= start or other_start >= stop:
+                continue
+            if other_start > start:
+                left.append((start, other_start))
+            start = other_stop
+        if start < stop:
+            left.append((start, stop))
+    return tuple(left)
+
+
 def split(spans: Sequence[Span], workers: int, batch_size: int) -> tuple[tuple[Span, ...], ...]:
     """Divide a batch into `workers` consecutive shares, as even as can be.
 
@@ -85,11 +100,13 @@ class Cursor:
         length: samples in an epoch.
         position: the first position never drawn.
         owed: positions drawn and given back, in order.
+        left_out: positions that are never drawn (any more).
     """
 
     length: int
     position: int = 0
     owed: tuple[Span, ...] = ()
+    left_out: tuple[Span, ...] = ()
 
     def draw(self, batch_size: int, epoch: int) -> tuple[tuple[Span, ...], "Cursor"]:
         """The next global batch of `epoch`, owed samples first, and the cursor after it.
@@ -97,20 +114,36 @@ class Cursor:
         The batch is smaller at the end of the epoch, and empty when nothing of it is left. It is
         one smaller where a single sample would remain, since batch normalisation refuses one.
         """
-        fresh = max(0, (epoch + 1) * self.length - self.position)
-        available = count(self.owed) + fresh
+        owed, fresh = self._left(epoch)
+        available = count(owed) + count(fresh)
         size = min(batch_size, available)
         if available - size == 1 and size > 2:
             size -= 1
-        batch, owed = take(self.owed, size)
-        stop = self.position + size - count(batch)
-        if stop > self.position:
-            batch = (*batch, (self.position, stop))
-        return batch, Cursor(self.length, stop, owed)
+        batch, owed = take(owed, size)
+        drawn, fresh = take(fresh, size - count(batch))
+        stop = max(self.position, (epoch + 1) * self.length)
+        if fresh:  # not all of the epoch is drawn
+            stop = drawn[-1][1] if drawn else self.position
+        return (*batch, *drawn), Cursor(self.length, stop, owed, self.left_out)
+
+    def left(self, epoch: int) -> int:
+        """How many positions can still be drawn in `epoch`."""
+        return sum(map(count, self._left(epoch)))
+
+    def _left(self, epoch: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+        """What is owed, and what was never drawn."""
+        end = (epoch + 1) * self.length
+        fresh = ((self.position, end),) if end > self.position else ()
+        return subtract(self.owed, self.left_out), subtract(fresh, self.left_out)
+
+    def leave_out(self, spans: Iterable[Span]) -> "Cursor":
+        """Never draw these positions, in case they are not drawn yet."""
+        left_out = merge((*subtract(spans, self.left_out), *self.left_out))
+        return Cursor(self.length, self.position, self.owed, left_out)
 
     def give_back(self, spans: Iterable[Span]) -> "Cursor":
         """Owe positions that were drawn and not committed."""
-        return Cursor(self.length, self.position, merge((*self.owed, *spans)))
+        return Cursor(self.length, self.position, merge((*self.owed, *spans)), self.left_out)
 
 
 def indices(spans: Iterable[Span], seed: int, length: int, shuffle: bool) -> npt.NDArray[np.int64]:

@@ -217,6 +217,7 @@ class Loader:
             "epoch": self.epoch,
             "position": self.cursor.position,
             "owed": [list(span) for span in self.cursor.owed],
+            "left_out": [list(span) for span in self.cursor.left_out],
             "length": self.cursor.length,
             "seed": self._source.seed,
             "shuffle": self._source.shuffle,
@@ -240,9 +241,12 @@ class Loader:
                     f"made with {name}={here}, so its cursor means other samples. Nothing was "
                     "read. Use the same dataset and arguments, or another run name."
                 )
-        owed = tuple((start, stop) for start, stop in state_dict["owed"])
+        owed, left_out = (
+            tuple((start, stop) for start, stop in state_dict.get(name, ()))
+            for name in ("owed", "left_out")
+        )
         self.epoch = state_dict["epoch"]
-        self._ahead = self.cursor = Cursor(source.length, state_dict["position"], owed)
+        self._ahead = self.cursor = Cursor(source.length, state_dict["position"], owed, left_out)
         self._drawn = []
 
     def next_batch(self) -> Any | None:  # noqa: ANN401 - whatever collate makes
@@ -271,9 +275,7 @@ class Loader:
     @property
     def steps_left(self) -> int:
         """Batches until the epoch in progress is drawn, if nothing is lost."""
-        left = (
-            count(self._ahead.owed) + (self.epoch + 1) * self.cursor.length - self._ahead.position
-        )
+        left = self._ahead.left(self.epoch)
         return -(-left // self._source.batch_size)
 
     @property

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastix.store.gc import Collected
 from elastix.store.lineage import Diff, Layer, Signature, shared
+from elastix.store.shares import Share, Vanished
 from elastix.store.signatures import signature
 from elastix.store.store import Entry, Match, Store
 from elastix.store.verify import Damage, Stats
@@ -18,10 +19,12 @@ __all__ = [
     "Entry",
     "Layer",
     "Match",
+    "Share",
     "Signature",
     "Stats",
     "Store",
     "StoreServer",
+    "Vanished",
     "shared",
     "signature",
 ]

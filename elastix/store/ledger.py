@@ -281,7 +281,9 @@ class Ledger:
         index.add_blobs(put.blobs)
         index.tick(put.seq)
         reply = index.add_model(put.ref, put.model, put.seq, put.place, rev)
-        index.extend_pack(put.place.pack, put.place.end)
+        ends = {place.pack: place.end for _, place in sorted(put.blobs, key=lambda b: b[1])}
+        for pack, end in {**ends, put.place.pack: put.place.end}.items():
+            index.extend_pack(pack, end)
         return reply
 
     def _journal(self, kind: Kind, payload: bytes) -> tuple[int, Place]:

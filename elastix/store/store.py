@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,11 +31,13 @@ from elastix.store.reader import Reader
 from elastix.store.records import Header, Kind, Model
 from elastix.store.remote import RemotePacks, locate
 from elastix.store.requests import ANY, Put, Request, Retire, Tag
+from elastix.store.shares import Share, Vanished, joined
 from elastix.store.tensors import flatten, plain
 from elastix.store.verify import Damage, Stats
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@-]{0,199}")
 _ATTEMPTS = 16
+SHARES_SEAL_AT_BYTES = 16 << 20  # of a run's checkpoints most are dropped soon: packs that go whole
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Store:
             ledger: who owns the index, if another does (StoreServer.open does it).
 
         Raises:
+            ConfigError: `path` is a file. NotFound: it is no store, and `read_only` is given.
             Conflict: a StoreServer owns the index, and neither `ledger` nor `read_only` is given.
             TooNew: a later elastix wrote it.
             StoreError: it cannot be opened.
@@ -93,8 +96,8 @@ class Store:
         self._read_only = read_only
         self._pid = os.getpid()
         self._owner = -1
-        if read_only and ledger is None and remote is None and not Path(root).is_dir():
-            raise NotFound(f"there is no store at {root}.")
+        if remote is None:
+            _check_folder(Path(root), folder, begin=not read_only)
         self._writer = None if read_only else self._packs.writer()
         self._own = ledger is None
         try:
@@ -107,6 +110,11 @@ class Store:
             self._release()
             raise
         self._reader = Reader(self._packs, self._ledger)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who owns the index: whoever serves this store to others passes its questions on."""
+        return self._ledger
 
     def close(self) -> None:
         """Seal what was written. The store cannot be used afterwards."""
@@ -218,6 +226,86 @@ class Store:
             raise
         return Put(ref, model, place, seq, tuple(blobs))
 
+    def put_share(self, state: State) -> Share:
+        """Make some tensors of a model durable, for `put_shares` to make them one with the rest.
+
+        Raises:
+            StateError, Full, ReadOnly, StoreError: as `put`. Nothing is visible in any case.
+        """
+        writer = self._check_writable()
+        payloads, infos, tied = flatten(state)
+        digests = {bytes.fromhex(info.digest): name for name, info in infos.items()}
+        with writer.lock:
+            # Now and not when it was filled: gc may remove a sealed pack that no model needs yet.
+            if writer.size >= SHARES_SEAL_AT_BYTES:
+                writer.seal()
+            known = self._ledger.places(tuple(digests))
+            places = {}
+            try:
+                for digest, name in digests.items():
+                    if digest not in known:
+                        payload = payloads[name]
+                        header = Header(Kind.TENSOR, len(payload), digest, dtype=infos[name].dtype)
+                        places[digest] = writer.append(header, payload)
+                writer.sync()
+            except BaseException:
+                writer.cut()
+                raise
+        return Share(infos, tied, places)
+
+    def put_shares(
+        self,
+        shares: Sequence[Share],
+        *,
+        meta: Mapping[str, Any] | None = None,
+        parents: Sequence[str] = (),
+        score: float | None = None,
+        tags: Sequence[str] = (),
+    ) -> Ref:
+        """Store the model that these shares make up, and let tags mean it, all at once.
+
+        Args:
+            shares: of any writers; together they hold every tensor.
+            meta: as State.meta.
+            parents: as for `put`.
+            score: as for `put`.
+            tags: names that mean this model from now on, whatever they meant before.
+
+        Raises:
+            Vanished: some tensors must be written again; nothing was changed.
+            StoreError: as `put`.
+        """
+        writer = self._check_writable()
+        whole = joined(shares)
+        chosen = tuple(self._parent(name) for name in parents)
+        manifest = Manifest(whole.infos, plain(meta or {}), chosen)
+        ref = manifest.ref
+        above = {parent: self._above(parent) for parent in manifest.parents}
+        owners = lineage.inherited(manifest, above)
+        value = None if score is None else float(score)
+        model = Model(manifest, owners, whole.tied, None, value, time.time())
+        for name in tags:
+            self._check_tag(name)
+        blobs = tuple(whole.places.items())
+        missing: Sequence[bytes] = ()
+        for _ in range(2):  # once more if it was the manifest's own pack that went
+            with writer.lock:
+                put = self._write(ref, model, {}, self._ledger.outlook(ref, ()).seq)
+                wishes = [Tag(name, ref, ANY) for name in tags]
+                replies = self._ledger.submit([replace(put, blobs=blobs), *wishes])
+                if isinstance(replies[0], Missing):
+                    missing = replies[0].digests
+                    writer.seal()
+                    continue
+            for reply in replies:
+                if isinstance(reply, StoreError):
+                    raise reply
+            self._reader.keep(ref, model)
+            return ref
+        gone = set(missing or whole.places)
+        lost = [n for n, info in whole.infos.items() if bytes.fromhex(info.digest) in gone]
+        raise Vanished(ref, lost)
+
     def _parent(self, name: str) -> Ref:
         return Ref(name) if _is_ref(name) else self._ledger.find(name).ref
 
@@ -242,12 +330,16 @@ class Store:
             Conflict: it means something else than expected; nothing was changed.
             NotFound: no such model.
         """
+        self._check_tag(name)
+        self._submit(Tag(name, self._ledger.find(ref).ref, expected))
+
+    @staticmethod
+    def _check_tag(name: str) -> None:
         if _TAG.fullmatch(name) is None or ".." in name or _looks_like_ref(name):
             raise ConfigError(
                 f"{name!r} cannot be a tag: 1 to 200 letters, digits or '._/@-', not beginning "
                 "with a sign, without '..', and no 4 or more hexadecimal digits alone."
             )
-        self._submit(Tag(name, self._ledger.find(ref).ref, expected))
 
     def untag(self, name: str, *, expected: str = ANY) -> None:
         """Remove a tag, if it means `expected`; the model stays.
@@ -317,6 +409,14 @@ class Store:
             NotFound: no such model. Corrupt: names it.
         """
         return self._reader.model(ref)[1].manifest
+
+    def score(self, ref: str) -> float | None:
+        """The score that was put with a model."""
+        return self._ledger.find(ref).score
+
+    def nbytes(self, ref: str) -> int:
+        """Logical bytes of a model's tensors."""
+        return self._ledger.find(ref).nbytes
 
     def signature(self, ref: str) -> Signature | None:
         """The signature that was put with a model."""
@@ -471,6 +571,15 @@ class Store:
     def catalogue(self, path: str | os.PathLike[str]) -> None:
         """Write `log` as a Parquet table, metadata as JSON text."""
         exchange.catalogue(self.log(), Path(path))
+
+
+def _check_folder(root: Path, index: Path, begin: bool) -> None:
+    if root.exists() and not root.is_dir():
+        raise ConfigError(
+            f"{root} is a file; a store is a directory. Nothing was changed. Give another path."
+        )
+    if not begin and not (root / "packs").is_dir() and not (index / "index.sqlite").exists():
+        raise NotFound(f"there is no store at {root}: it has neither packs nor an index.")
 
 
 def _is_ref(name: str) -> bool:

@@ -24,24 +24,32 @@ import torch
 
 from elastix.comm.group import Rendezvous, Wiring
 from elastix.comm.membership import Membership, Roster
-from elastix.comm.news import News
-from elastix.config import CheckpointConfig
+from elastix.comm.news import Address, News
+from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.errors import QuorumLost, TrainError
 from elastix.events import (
     Event,
     GenerationFormed,
+    Resumed,
     RunStarted,
+    StepCommitted,
     WorkerLeft,
     WorkerLost,
     WorkerSlow,
 )
 from elastix.observe.journal import Journal
+from elastix.store import Store
+from elastix.train.assembly import Message
+from elastix.train.beginning import begin
+from elastix.train.checkpoint import Checkpoints, Outlets
 from elastix.train.context import Context
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
+from elastix.train.saver import Saver
 from elastix.train.vigil import Sign, Vigil
 
 _HOST = "127.0.0.1"
+_NAME = "local"
 _WARM = ["elastix.testing.local", "torch._dynamo"]  # the second is what making an optimizer imports
 
 
@@ -74,7 +82,8 @@ def run_local(
     hang_timeout_s: float | None = None,
     evict_slower_than: float | None = None,
     checkpoint: CheckpointConfig | None = None,
-    resume: Path | None = None,
+    store: Path | None = None,
+    restore: RestoreConfig | None = None,
     seed: int = 0,
     timeout_s: float = 60.0,
 ) -> LocalRun:
@@ -84,13 +93,14 @@ def run_local(
         train: must be picklable by reference (a function of a module).
         workers: founders.
         config: for `ctx.config`.
-        directory: of the run; a temporary one by default.
+        directory: of the run; a temporary one by default. One that holds a run continues it.
         min_workers: below it survivors pause at the end of the step.
         replace: start a new worker for each lost one, and each that left.
         spares: further workers that are started at once.
         max_workers: the largest group; as many as there are founders by default.
         checkpoint: as for ElasticTrainer.
-        resume: file of a State to start from.
+        store: where States are kept; DIRECTORY/store by default.
+        restore: as for ElasticTrainer.
         seed: as in RunConfig.
         hang_timeout_s: as in FailureConfig; None evicts nobody.
         evict_slower_than: as in FailureConfig.
@@ -103,19 +113,28 @@ def run_local(
     directory = directory or Path(tempfile.mkdtemp(prefix="elastix-local-"))
     settings = Settings(
         directory=directory,
+        run=_NAME,
         seed=seed,
         min_workers=min_workers,
         checkpoint=checkpoint or CheckpointConfig(),
-        resume=resume,
     )
     crew = _Crew(workers, spares, max_workers or workers, replace, evict_slower_than)
     vigil = Vigil(hang_timeout_s or math.inf, 0.0)
-    supervisor = _Supervisor(train, dict(config or {}), settings, crew, vigil)
+    place = _Place(store or directory / "store", restore or RestoreConfig())
+    supervisor = _Supervisor(train, dict(config or {}), settings, place, crew, vigil)
     try:
         supervisor.watch(timeout_s)
     finally:
         supervisor.close()
     return supervisor.run
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where States are kept, and which of them to begin with."""
+
+    store: Path
+    restore: RestoreConfig
 
 
 @dataclass(frozen=True)
@@ -137,17 +156,28 @@ class _Supervisor:
         train: Callable[[Context], None],
         config: dict[str, Any],
         settings: Settings,
+        place: _Place,
         crew: _Crew,
         vigil: Vigil,
     ) -> None:
         self.run = LocalRun(settings.directory)
+        self._step = 0
+        self._sending = threading.RLock()
+        self._journal = Journal(settings.directory / "journal.jsonl")
+        outlets = Outlets(send=self._send, emit=self._emit, journaled=lambda: self._step)
+        self._checkpoints = Checkpoints(
+            Store(place.store), settings.run, settings.checkpoint, outlets
+        )
         self._spawner = multiprocessing.get_context("forkserver")
         self._spawner.set_forkserver_preload(_WARM)
         self._rendezvous = Rendezvous(_HOST)
-        self._roster = Roster(crew.founders, crew.most)
+        self._roster = Roster(crew.founders, crew.most, settings.min_workers)
+        self._feeds: dict[int, Address] = {}
         self._crew = crew
+        self._spares = crew.spares  # to be started when the group has formed
         self._vigil = vigil
-        self._args = (train, config, settings)
+        begun, settings = begin(self._checkpoints, settings, place.restore)
+        self._args = (train, config, settings, place.store)
         self._processes: dict[int, BaseProcess] = {}
         self._lines: dict[int, Connection] = {}
         self._doubts: list[tuple[float, int]] = []
@@ -157,12 +187,15 @@ class _Supervisor:
         self._slow: set[int] = set()
         self._next = 0
         self._serial = -1
-        self._journal = Journal(settings.directory / "journal.jsonl")
         (settings.directory / "train.pkl").write_bytes(pickle.dumps(train))
         self._emit(
-            RunStarted(name="local", seed=settings.seed, config=config, scaling={}, versions={})
+            RunStarted(name=_NAME, seed=settings.seed, config=config, scaling={}, versions={})
         )
-        for _ in range(crew.founders + crew.spares):
+        for event in begun:
+            self._emit(event)
+            if isinstance(event, Resumed):
+                self._step = event.step
+        for _ in range(crew.founders):
             self._start()
 
     def watch(self, timeout_s: float) -> None:
@@ -178,6 +211,8 @@ class _Supervisor:
                 self._serve(by_line[line], line)  # type: ignore[index,arg-type]
             while self._doubts and self._doubts[0][0] < time.monotonic():
                 self._push(self._roster.doubt(self._doubts.pop(0)[1]))
+            if self._roster.founded:
+                self._start_spares()
             self._check_hangs()
             self._check_pace()
             if self._roster.settled:
@@ -191,7 +226,13 @@ class _Supervisor:
             process.join()
         for line in (*self._lines.values(), *self._released.values()):
             line.close()
+        self._checkpoints.close()
         self._journal.close()
+
+    def _start_spares(self) -> None:
+        while self._spares:
+            self._spares -= 1
+            self._start()
 
     def _start(self) -> None:
         worker = self._next
@@ -210,31 +251,53 @@ class _Supervisor:
         except (EOFError, ConnectionError):
             self._lose(worker, "died")
             return
-        if kind == "alive":
-            self._vigil.hear(worker, value, time.monotonic())
-        elif kind == "ready":
-            self._push(self._roster.ready(worker))
-        elif kind == "entered":
-            self._push(self._roster.entered(worker, value))
-            if self._roster.settled:
-                self._doubted.clear()
-        elif kind == "leave":
-            self._ask_to_leave(worker)
-        elif kind == "doubt":
-            self._doubts.append((time.monotonic() + 1.0, value))
-            self._doubted_since = self._doubted_since if self._doubted else time.monotonic()
-            self._doubted[worker] = self._doubted.get(worker, 0) + 1
-        elif kind == "record":
-            for serial, event in value:
-                if serial is None or serial > self._serial:
-                    self._emit(event)
-                self._serial = max(self._serial, -1 if serial is None else serial)
-        elif kind == "outcome":
-            self._end(worker, value)
+        getattr(self, f"_hear_{kind}")(worker, value)
+
+    def _hear_alive(self, worker: int, sign: Sign) -> None:
+        self._vigil.hear(worker, sign, time.monotonic())
+
+    def _hear_ready(self, worker: int, feed: Address) -> None:
+        self._feeds[worker] = feed
+        self._push(self._roster.ready(worker))
+        if worker in self._roster.watching:
+            donors = tuple(self._feeds[donor] for donor in self._roster.donors())
+            self._send(worker, donors)
+
+    def _hear_level(self, worker: int, _nothing: None) -> None:
+        self._push(self._roster.level(worker))
+
+    def _hear_entered(self, worker: int, generation: int) -> None:
+        self._push(self._roster.entered(worker, generation))
+        if self._roster.settled:
+            self._doubted.clear()
+
+    def _hear_leave(self, worker: int, _nothing: None) -> None:
+        self._ask_to_leave(worker)
+
+    def _hear_doubt(self, worker: int, generation: int) -> None:
+        self._doubts.append((time.monotonic() + 1.0, generation))
+        self._doubted_since = self._doubted_since if self._doubted else time.monotonic()
+        self._doubted[worker] = self._doubted.get(worker, 0) + 1
+
+    def _hear_record(self, _worker: int, entries: list[tuple[int | None, Event]]) -> None:
+        for serial, event in entries:
+            if serial is None or serial > self._serial:
+                self._emit(event)
+                if isinstance(event, StepCommitted):
+                    self._step = event.step
+                    self._checkpoints.poke()
+            self._serial = max(self._serial, -1 if serial is None else serial)
+
+    def _hear_save(self, worker: int, message: Message) -> None:
+        self._checkpoints.told(worker, message)
+
+    def _hear_outcome(self, worker: int, outcome: Outcome) -> None:
+        self._end(worker, outcome)
 
     def _end(self, worker: int, outcome: Outcome) -> None:
         self.run.outcomes[worker] = outcome
         self._vigil.forget(worker)
+        self._checkpoints.lost(worker)
         if outcome.kind == "left":
             self._released[worker] = self._lines.pop(worker)
             self._push(self._roster.left(worker, outcome.generation))
@@ -263,6 +326,7 @@ class _Supervisor:
         self._doubted.pop(worker, None)
         self._push(self._roster.lost(worker))
         self._processes[worker].kill()
+        self._checkpoints.lost(worker)
         self._emit(WorkerLost(worker=worker, rank=rank, generation=generation, cause=cause))
         if self._crew.replace and not self._roster.over:
             self._start()
@@ -301,11 +365,7 @@ class _Supervisor:
     def _push(self, membership: Membership | None) -> None:
         if membership is None:
             return
-        for line in list(self._lines.values()):
-            try:
-                line.send(membership)
-            except (BrokenPipeError, ConnectionError):
-                continue  # it is dead, and `wait` will say so
+        self._send(None, membership)
         self._emit(
             GenerationFormed(
                 generation=membership.generation,
@@ -314,16 +374,27 @@ class _Supervisor:
             )
         )
 
+    def _send(self, worker: int | None, message: object) -> None:
+        """To one worker, or to all. Any thread."""
+        with self._sending:
+            for line in [line for w, line in dict(self._lines).items() if worker in (None, w)]:
+                try:
+                    line.send(message)
+                except (BrokenPipeError, ConnectionError):
+                    continue  # it is dead, and `wait` will say so
+
     def _emit(self, event: Event) -> None:
-        self.run.events.append(event)
-        self._journal.append(event)
+        with self._sending:
+            self.run.events.append(event)
+            self._journal.append(event)
 
 
 class _PipeLink:
     """The Link over a pipe. Its methods are described there."""
 
-    def __init__(self, line: Connection) -> None:
+    def __init__(self, line: Connection, store: Path) -> None:
         self._line = line
+        self._store = store
         self._lock = threading.Lock()
         self._serial = -1
         self._where = ("start", 0)
@@ -333,8 +404,11 @@ class _PipeLink:
         with self._lock:
             self._line.send((kind, value))
 
-    def ready(self) -> None:
-        self.tell("ready")
+    def ready(self, feed: Address | None) -> None:
+        self.tell("ready", feed)
+
+    def level(self) -> None:
+        self.tell("level")
 
     def entered(self, generation: int) -> None:
         self.tell("entered", generation)
@@ -369,6 +443,12 @@ class _PipeLink:
             waited_s=member.waited_s,
         )
 
+    def save(self, message: Message) -> None:
+        self.tell("save", message)
+
+    def open_store(self) -> Store:
+        return Store(self._store)
+
 
 def _work(
     worker: int,
@@ -377,17 +457,19 @@ def _work(
     train: Callable[[Context], None],
     config: dict[str, Any],
     settings: Settings,
+    store: Path,
 ) -> None:
     torch.set_num_threads(1)
     news = News()
-    link = _PipeLink(line)
+    link = _PipeLink(line, store)
     wiring = Wiring(address=address, interface=_HOST, backend="gloo", me=worker)
     member = Member(wiring, torch.device("cpu"), settings, news, link)
-    listener = threading.Thread(target=_listen, args=(line, news), daemon=True)
+    listener = threading.Thread(target=_listen, args=(line, news, member.saver), daemon=True)
     listener.start()
     threading.Thread(target=_pulse, args=(link, member), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: link.leave())
     outcome = run_train(train, member, config)
+    member.saver.close()
     link.tell("outcome", outcome)
     if outcome.kind == "left":
         listener.join()  # others may still wait for what was sent to them
@@ -395,10 +477,16 @@ def _work(
     os._exit(0)  # abandoned groups may have threads that wait for the dead
 
 
-def _listen(line: Connection, news: News) -> None:
+def _listen(line: Connection, news: News, saver: Saver) -> None:
     try:
         while True:
-            news.publish(line.recv())
+            heard = line.recv()
+            if isinstance(heard, Membership):
+                news.publish(heard)
+            elif isinstance(heard, tuple):
+                news.invite(heard)
+            else:
+                saver.tell(heard)
     except (EOFError, OSError):
         os._exit(1)  # the supervisor is gone
 

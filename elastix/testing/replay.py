@@ -25,14 +25,13 @@ from typing import Any, cast
 import torch
 from torch.utils.data import Dataset
 
-from elastix import state as states
 from elastix.data.cursor import count
 from elastix.data.loader import Collate, Source, to_device
 from elastix.errors import ElastixError, TrainError
 from elastix.events import BatchShares, Event, Resumed, RunStarted, StateStored, StepCommitted
 from elastix.observe import journal
-from elastix.state import State, Stateful
-from elastix.train.checkpoint import Checkpoints
+from elastix.state import State, Stateful, capture
+from elastix.store import Store
 from elastix.train.context import Context
 from elastix.train.evaluation import Metric, evaluating, measure
 from elastix.train.member import Member
@@ -67,7 +66,8 @@ def replay(directory: Path, device: str = "cpu") -> State:
         TrainError: the train function does not draw the batches that the journal has.
     """
     events = list(journal.read(directory / "journal.jsonl"))
-    opening = next(event for event in events if isinstance(event, RunStarted))
+    # The last one: a run that was continued may have been given more epochs.
+    opening = next(event for event in reversed(events) if isinstance(event, RunStarted))
     steps = _standing(events)
     train = pickle.loads((directory / "train.pkl").read_bytes())
     width = max((len(b.shares) for step in steps for b in step.batches), default=1)
@@ -75,14 +75,20 @@ def replay(directory: Path, device: str = "cpu") -> State:
     return choir.sing(train, opening.config)
 
 
-def compare(directory: Path, device: str = "cpu") -> Difference:
-    """Replay a run and compare the model's tensors with the State that it stored last."""
+def compare(directory: Path, store: Path | None = None, device: str = "cpu") -> Difference:
+    """Replay a run and compare the model's tensors with the State that it stored last.
+
+    Args:
+        directory: of the run.
+        store: that holds its States; by default the one of which `directory` is a run.
+        device: to replay on.
+    """
     stored = [e for e in journal.read(directory / "journal.jsonl") if isinstance(e, StateStored)]
     if not stored:
         raise TrainError(f"the run in {directory} stored no State to compare with.")
     ours = replay(directory, device).model
-    newest = Checkpoints(directory / "states").newest_first()[0]
-    theirs = states.load(newest).model
+    with Store(store or store_of(directory), read_only=True) as opened:
+        theirs = opened.get(stored[-1].ref).model
     worst, relative = "", 0.0
     for name, tensor in theirs.items():
         if not tensor.is_floating_point():
@@ -94,6 +100,12 @@ def compare(directory: Path, device: str = "cpu") -> Difference:
         if not worst or difference > relative:
             worst, relative = name, difference
     return Difference(stored[-1].step, worst, relative)
+
+
+def store_of(directory: Path) -> Path:
+    """The store of the run in `directory`: STORE/runs/NAME, or a local run's own."""
+    own = directory / "store"
+    return own if own.is_dir() else directory.resolve().parents[1]
 
 
 def _standing(events: Sequence[Event]) -> list[StepCommitted]:
@@ -245,7 +257,7 @@ class _Voice:
         """There are none: kills that were in store for the run do not happen here."""
 
     def capture(self) -> State:
-        return states.capture(self.modules, {}).clone()
+        return capture(self.modules, {}).clone()
 
     def _ready(self, _parameter: torch.Tensor) -> None:
         if not self._deferred and not self._active:
@@ -339,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     try:
-        found = compare(options.run, options.device)
+        found = compare(options.run, device=options.device)
     except ElastixError as error:
         print(f"replay: {error}", file=sys.stderr)  # noqa: T201
         return 2

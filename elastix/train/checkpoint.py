@@ -1,58 +1,314 @@
-"""Where a run keeps its States, and which of them it keeps."""
+"""The States of a run in the store: puts them together, names them, drops old ones.
 
+Runs beside the controller, in a thread of its own, and never sees a tensor: workers write shares
+into packs of their own (train.saver), who writes what stands in train.assembly, what is kept in
+train.retention. Tags: `RUN/step-N` for each State that is kept, `RUN/last`, `RUN/best`,
+`RUN/final`.
+
+Invariants: a run goes on from `RUN/last`, which moves in the very transaction that makes the new
+State visible, and not before the journal holds all steps in it.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from elastix import state as states
-from elastix.events import StateDropped, StateStored
-from elastix.state import Ref, State
+from elastix.config import CheckpointConfig
+from elastix.errors import Conflict, NotFound, StoreError
+from elastix.events import Event, StateDropped, StateNotStored, StateStored
+from elastix.state import Ref
+from elastix.store import Store, Vanished
+from elastix.train import retention
+from elastix.train.assembly import (
+    Assembly,
+    Delivered,
+    Mark,
+    Message,
+    Offer,
+    Order,
+    Release,
+    Withdrawn,
+)
+from elastix.train.restore import newest
+from elastix.train.retention import Kept
+
+logger = logging.getLogger(__name__)
+PATIENCE_S = 10.0  # how long the offers of all members are waited for
+_TICK_S = 0.2
+_GC_BYTES = 64 << 20  # what retired States must amount to before gc looks through the packs
+_REMEMBERED = 64
 
 
-@dataclass(frozen=True)
-class Checkpoints:
-    """States of one run as files `STEP-REF.safetensors` in a directory.
-
-    One worker at a time writes; which one may change from State to State.
+@dataclass(frozen=True, kw_only=True)
+class Outlets:
+    """What the coordinator needs of the controller around it. Called in its thread.
 
     Attributes:
-        keep_last: how many States `store` leaves; None for all.
+        send: an order to one worker; None: to all.
+        emit: an event to the journal.
+        journaled: the last step that stands durably in the journal.
     """
 
-    directory: Path
-    keep_last: int | None = None
+    send: Callable[[int | None, Order | Release], None]
+    emit: Callable[[Event], None]
+    journaled: Callable[[], int]
 
-    def store(self, state: State, step: int, reason: str) -> tuple[StateStored, list[StateDropped]]:
-        """Write a State durably, then drop the oldest beyond `keep_last`. Blocks."""
-        started = time.monotonic()
-        ref = state.manifest().ref
-        path = self.directory / f"{step:010d}-{ref}.safetensors"
-        states.save(state, path)
-        dropped = []
-        kept = self.newest_first()
-        for old in kept[self.keep_last :] if self.keep_last else []:
-            old.unlink(missing_ok=True)
-            dropped.append(StateDropped(ref=ref_of(old), step=step_of(old)))
-        stored = StateStored(
-            ref=ref,
-            step=step,
-            path=str(path),
-            reason=reason,
-            stored_bytes=path.stat().st_size,
-            store_s=time.monotonic() - started,
+
+class Checkpoints:
+    """The coordinator of one run. `told`, `lost` and `poke` may be called from any thread."""
+
+    def __init__(
+        self, store: Store, run: str, config: CheckpointConfig, outlets: Outlets | None = None
+    ) -> None:
+        self.store = store
+        self._run = run
+        self._config = config
+        self._outlets = outlets
+        self._kept = _kept(store, run)
+        self._parents: tuple[Ref, ...] = ()
+        self._assemblies: dict[Mark, Assembly] = {}
+        self._ended: dict[Mark, Release] = {}
+        self._retired_bytes = 0
+        self._inbox: queue.SimpleQueue[tuple[int, Message | None] | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
+        if outlets is not None:
+            self._thread.start()
+
+    # ------------------------------------------------------------------ where the run stands
+
+    def last(self) -> Kept | None:
+        """The State that the run goes on from."""
+        ref = newest(self.store, self._run)
+        return next((kept for kept in self._kept if kept.ref == ref), None)
+
+    def go_on_from(self, step: int | None = None) -> Kept | None:
+        """Begin at the last State, or at that of an older step; later ones are then dropped.
+
+        Raises:
+            NotFound: no State of that step is kept; nothing was changed.
+        """
+        chosen = self.last()
+        if step is not None:
+            chosen = next((kept for kept in self._kept if kept.step == step), None)
+            if chosen is None:
+                steps = sorted(kept.step for kept in self._kept)
+                raise NotFound(
+                    f"run {self._run!r} has no State of step {step}; kept are {steps}. Nothing was "
+                    "changed. Choose one of these."
+                )
+            self.store.tag(f"{self._run}/last", chosen.ref)
+            for later in [kept for kept in self._kept if kept.step > step]:
+                self._drop(later)
+            self._tag_best()
+        self._parents = () if chosen is None else (chosen.ref,)
+        return chosen
+
+    def descend_from(self, parents: tuple[Ref, ...]) -> None:
+        """The run begins, and these are the models that it begins from."""
+        self._parents = parents
+
+    # ------------------------------------------------------------------ from the controller
+
+    def told(self, worker: int, message: Message) -> None:
+        """A worker's message."""
+        self._idle.clear()
+        self._inbox.put((worker, message))
+
+    def lost(self, worker: int) -> None:
+        """A worker is dead."""
+        self._inbox.put((worker, None))
+
+    def poke(self) -> None:
+        """The journal has got further."""
+        if not self._idle.is_set():
+            self._inbox.put((-1, None))
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until everything that was offered is stored or given up; False if time is up."""
+        return self._idle.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop, give back what dropped States occupied, and let go of the store."""
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            self._thread.join()
+        try:
+            if self._retired_bytes:
+                self.store.gc()
+        except StoreError as error:
+            logger.warning("gc failed run=%s error=%s", self._run, error)
+        self.store.close()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                item = self._inbox.get(timeout=_TICK_S if self._assemblies else None)
+            except queue.Empty:
+                pass
+            else:
+                if item is None:
+                    return
+                self._take_in(*item)
+            for mark in sorted(self._assemblies):
+                self._advance(self._assemblies[mark])
+            if not self._assemblies:
+                self._idle.set()
+                if not self._inbox.empty():  # it came in between
+                    self._idle.clear()
+
+    def _take_in(self, worker: int, message: Message | None) -> None:
+        if message is None:
+            for assembly in self._assemblies.values():
+                assembly.lost(worker)
+            return
+        mark = message.mark
+        if mark in self._ended and isinstance(message, Offer):
+            self._send(worker, self._ended[mark])
+            return
+        if any(mark < other < (mark.step + 1,) for other in (*self._assemblies, *self._ended)):
+            self._send(worker, Release(mark))  # a joiner that did not hear of the score
+            return
+        if mark not in self._assemblies:
+            if not isinstance(message, Offer):
+                return  # it was ended meanwhile
+            self._assemblies[mark] = Assembly(mark, time.monotonic())
+        assembly = self._assemblies[mark]
+        match message:
+            case Offer():
+                assembly.offer(worker, message)
+            case Delivered():
+                assembly.deliver(message.share)
+            case Withdrawn(error=None):
+                logger.warning("no snapshot worker=%d step=%d: %s", worker, mark.step, message.why)
+                assembly.lost(worker)
+            case Withdrawn():
+                self._end(assembly, Release(mark, error=message.error))
+
+    def _advance(self, assembly: Assembly) -> None:
+        if assembly.hopeless:
+            reason = "every worker that held it is lost"
+            self._end(assembly, Release(assembly.mark, error=StoreError(f"{reason}.")))
+        elif not assembly.gathered(time.monotonic(), PATIENCE_S):
+            return
+        elif not self._wanted(assembly):
+            self._end(assembly, Release(assembly.mark))
+        elif not assembly.complete:
+            for worker, order in assembly.orders().items():
+                self._send(worker, order)
+        elif self._journaled() >= assembly.mark.step:
+            self._commit(assembly)
+
+    def _wanted(self, assembly: Assembly) -> bool:
+        """A State taken for its score alone may turn out not to be among the best."""
+        if assembly.reason != "best":
+            return True
+        return retention.worth_storing(assembly.chief.score, self._kept, self._config.keep_best)
+
+    def _commit(self, assembly: Assembly) -> None:
+        step, chief = assembly.mark.step, assembly.chief
+        tags = [f"{self._run}/{self._label(step)}", f"{self._run}/last"]
+        if chief.reason == "final":
+            tags.append(f"{self._run}/final")
+        try:
+            ref = self.store.put_shares(
+                assembly.shares,
+                meta={**chief.meta, "run": self._run},
+                parents=self._parents,
+                score=chief.score,
+                tags=tags,
+            )
+        except Vanished as gone:
+            assembly.vanished(gone.names)
+            return
+        except StoreError as error:
+            self._end(assembly, Release(assembly.mark, error=error))
+            return
+        replaced = [kept for kept in self._kept if kept.step == step and kept.ref != ref]
+        self._kept = [kept for kept in self._kept if kept.step != step]
+        self._kept.append(Kept(step, ref, chief.score))
+        self._emit(
+            StateStored(
+                ref=ref,
+                step=step,
+                reason=chief.reason,
+                stored_bytes=sum(share.written_bytes for share in assembly.shares),
+                store_s=time.monotonic() - assembly.first_s,
+                stall_s=max(offer.stall_s for offer in (chief, *assembly.offers.values())),
+            )
         )
-        return stored, dropped
+        self._end(assembly, Release(assembly.mark, ref))
+        self._tidy(replaced)
 
-    def newest_first(self) -> list[Path]:
-        """The States there are, the one with the most steps first."""
-        return sorted(self.directory.glob("[0-9]*-*.safetensors"), reverse=True)
+    def _end(self, assembly: Assembly, release: Release) -> None:
+        self._assemblies.pop(assembly.mark, None)
+        self._ended[release.mark] = release
+        while len(self._ended) > _REMEMBERED:
+            self._ended.pop(next(iter(self._ended)))
+        if release.error is not None:
+            why = str(release.error)
+            step = release.mark.step
+            self._emit(StateNotStored(step=step, reason=assembly.reason, why=why))
+        self._send(None, release)
+
+    def _tidy(self, replaced: Sequence[Kept]) -> None:
+        """Name the best, drop what the retention rule does not keep. Never fails the run."""
+        try:
+            self._tag_best()
+            for old in replaced:
+                self._drop(old)
+            config = self._config
+            for old in retention.surplus(self._kept, config.keep_last, config.keep_best):
+                self._drop(old)
+                self._emit(StateDropped(ref=old.ref, step=old.step))
+            if self._retired_bytes >= _GC_BYTES:
+                self._retired_bytes = 0
+                self.store.gc()
+        except StoreError as error:
+            logger.warning("retention failed run=%s error=%s", self._run, error)
+
+    def _tag_best(self) -> None:
+        best = retention.ranked(self._kept)
+        tag = f"{self._run}/best"
+        if best and self.store.tags().get(tag) != best[0].ref:
+            self.store.tag(tag, best[0].ref)
+
+    def _drop(self, old: Kept) -> None:
+        """Take this run's names off a State, and retire it unless others have given it one."""
+        self._kept = [kept for kept in self._kept if kept != old]
+        mine = f"{self._run}/"
+        for tag, ref in self.store.tags().items():
+            if ref == old.ref and tag.startswith(mine):
+                self.store.untag(tag)
+        nbytes = self.store.nbytes(old.ref)
+        with contextlib.suppress(Conflict):  # somebody else's tag: it stays
+            self.store.retire(old.ref)
+            self._retired_bytes += nbytes
+
+    def _label(self, step: int) -> str:
+        return f"step-{step:010d}"
+
+    def _send(self, worker: int | None, order: Order | Release) -> None:
+        if self._outlets is not None:
+            self._outlets.send(worker, order)
+
+    def _emit(self, event: Event) -> None:
+        if self._outlets is not None:
+            self._outlets.emit(event)
+
+    def _journaled(self) -> int:
+        return self._outlets.journaled() if self._outlets is not None else 0
 
 
-def step_of(path: Path) -> int:
-    """Committed steps in the State that a file holds."""
-    return int(path.stem.split("-", 1)[0])
-
-
-def ref_of(path: Path) -> Ref:
-    """Name of the State that a file holds."""
-    return Ref(path.stem.split("-", 1)[1])
+def _kept(store: Store, run: str) -> list[Kept]:
+    """The States of a run that the store holds, from its tags."""
+    mine = f"{run}/step-"
+    found = [(tag, ref) for tag, ref in store.tags().items() if tag.startswith(mine)]
+    return [Kept(int(tag.removeprefix(mine)), ref, store.score(ref)) for tag, ref in found]

@@ -25,8 +25,15 @@ from ray.util.scheduling_strategies import (
 
 from elastix.comm.group import Rendezvous
 from elastix.comm.membership import Membership, Roster
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
+from elastix.comm.news import Address
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
+from elastix.errors import ElastixError, QuorumLost, StoreError, TooManyFailures, WorkerFailed
 from elastix.events import (
     Event,
     GenerationFormed,
@@ -41,7 +48,11 @@ from elastix.events import (
 )
 from elastix.observe.journal import Journal
 from elastix.observe.progress import Progress
-from elastix.train.checkpoint import Checkpoints, ref_of, step_of
+from elastix.store import Store
+from elastix.train.assembly import Message, Order, Release
+from elastix.train.beginning import begin
+from elastix.train.checkpoint import Checkpoints, Outlets
+from elastix.train.heritage import Heritage
 from elastix.train.member import Settings
 from elastix.train.outcome import Outcome
 from elastix.train.slots import Slot, Slots
@@ -53,6 +64,7 @@ _RECOVERY_S = 1.0
 """Starting a worker costs seconds of a core, which the survivors of a loss need for an instant."""
 _SLOW = 1.5  # times the others' part of a step: worth a line
 _LINGER_S = 5.0
+_SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +80,15 @@ class Plan:
     scaling: ScalingConfig
     run: RunConfig
     checkpoint: CheckpointConfig
+    restore: RestoreConfig
     failure: FailureConfig
     opening: Event
     before: Progress
     placement: PlacementGroup
     size: int
     directory: Path
+    heritage: Heritage | None = None
+    until_reports: int | None = None
 
 
 @dataclass
@@ -87,7 +102,7 @@ class _Hand:
     pid: int = 0
     node: str = ""
     device: str = ""
-    ready: bool = False
+    feed: Address | None = None  # where joiners can watch it; None before it is ready
     leaves: str = ""  # why, if it was asked to
     slow: float = 0.0  # the factor that was told last
     gone: float = 0.0  # when it was let go
@@ -102,7 +117,7 @@ class Controller:
         self._news = threading.Condition(self._lock)
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
         scaling = plan.scaling
-        self._roster = Roster(founders=plan.size, size=scaling.max_workers)
+        self._roster = Roster(plan.size, scaling.max_workers, scaling.min_workers)
         self._vigil = Vigil(plan.failure.hang_timeout_s, plan.failure.start_timeout_s)
         most = scaling.max_workers + scaling.spares
         self._slots = Slots(plan.placement, plan.size, most, scaling.resources_per_worker)
@@ -123,10 +138,21 @@ class Controller:
         self._dismissed = False
         self._interrupted = ""
         self._finished = 0
-        path = plan.directory / "journal.jsonl"
-        self._continues = path.exists() and path.stat().st_size > 0
-        self._journal = Journal(path)
-        self._job = self._make_job()
+        outlets = Outlets(send=self._pass_on, emit=self._emit, journaled=lambda: self._step)
+        store = Store(plan.run.store)
+        self._checkpoints = Checkpoints(store, plan.run.name, plan.checkpoint, outlets)
+        settings = Settings(
+            directory=plan.directory,
+            run=plan.run.name,
+            seed=plan.run.seed,
+            min_workers=plan.scaling.min_workers,
+            checkpoint=plan.checkpoint,
+            heritage=plan.heritage,
+            until_reports=plan.until_reports,
+        )
+        self._begun, settings = begin(self._checkpoints, settings, plan.restore)
+        self._journal = Journal(plan.directory / "journal.jsonl")
+        self._job = self._make_job(settings)
 
     def __repr__(self) -> str:
         newest = self._roster.newest
@@ -138,10 +164,10 @@ class Controller:
         """Carry the run through: what ended it early, or None; and the number of losses."""
         with self._lock:
             self._emit(self._plan.opening)
-            if self._continues:
-                stored = self._job.settings.resume
-                self._step = step_of(stored) if stored else 0
-                self._emit(Resumed(step=self._step, ref=ref_of(stored) if stored else ""))
+            for event in self._begun:
+                self._emit(event)
+                if isinstance(event, Resumed):
+                    self._step = event.step
             self._fill()
         try:
             while not (self._error or self._interrupted or self._roster.over):
@@ -182,17 +208,28 @@ class Controller:
                 self._vigil.hear(worker, Sign(), time.monotonic())
 
     @ray.method(concurrency_group="workers")
-    def ready(self, worker: int) -> None:
-        """A worker is up to `prepare`."""
+    def ready(self, worker: int, feed: Address) -> None:
+        """A worker is up to `prepare`, or has lost the peers that it caught up from."""
         with self._lock:
             hand = self._hands.get(worker)
             if hand is None or hand.leaves:
                 return
-            hand.ready = True
-            self._emit(
-                WorkerStarted(worker=worker, pid=hand.pid, node=hand.node, device=hand.device)
-            )
+            if hand.feed is None:
+                self._emit(
+                    WorkerStarted(worker=worker, pid=hand.pid, node=hand.node, device=hand.device)
+                )
+            hand.feed = feed
             self._push(self._roster.ready(worker))
+            if worker in self._roster.watching:
+                donors = [self._hands[donor].feed for donor in self._roster.donors()]
+                hand.actor.invite.remote(tuple(donors))
+
+    @ray.method(concurrency_group="workers")
+    def level(self, worker: int) -> None:
+        """A joiner has caught up."""
+        with self._lock:
+            if worker in self._hands:
+                self._push(self._roster.level(worker))
 
     @ray.method(concurrency_group="workers")
     def leave(self, worker: int, cause: str) -> None:
@@ -245,13 +282,33 @@ class Controller:
                     if serial <= self._serial:
                         continue
                     self._serial = serial
+                self._emit(event)
                 if isinstance(event, StepCommitted):
                     self._step = event.step
                     self._losses_since_step = 0
                     if event.generation == self._roster.newest.generation:
                         self._vacant_since = 0.0
                         self._fill()
-                self._emit(event)
+                    self._checkpoints.poke()
+
+    @ray.method(concurrency_group="workers")
+    def save(self, worker: int, message: Message) -> None:
+        """What a worker has to say on a checkpoint."""
+        if worker in self._hands:
+            self._checkpoints.told(worker, message)
+
+    @ray.method(concurrency_group="store")
+    def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
+        """A worker's question to the store's index; see StoreServer."""
+        if method.startswith("_"):
+            raise StoreError(f"{method!r} is no question to a store.")
+        return getattr(self._checkpoints.store.ledger, method)(*args, **options)
+
+    def _pass_on(self, worker: int | None, order: Order | Release) -> None:
+        with self._lock:
+            for hand in self._hands.values():
+                if worker in (None, hand.worker):
+                    hand.actor.save.remote(order)
 
     # ------------------------------------------------------------------ watching workers
 
@@ -376,6 +433,7 @@ class Controller:
         self._slots.give_back(hand.slot, node=hand.node if hand.leaves == "draining" else "")
 
     def _forget(self, hand: _Hand) -> None:
+        self._checkpoints.lost(hand.worker)
         self._vigil.forget(hand.worker)
         self._doubts.pop(hand.worker, None)
 
@@ -497,20 +555,14 @@ class Controller:
 
     # ------------------------------------------------------------------ acting
 
-    def _make_job(self) -> Job:
+    def _make_job(self, settings: Settings) -> Job:
         plan = self._plan
         gpus = plan.scaling.gpus_per_worker
-        stored = Checkpoints(plan.directory / "states").newest_first()
         return Job(
             train=plan.train,
             config=plan.config,
-            settings=Settings(
-                directory=plan.directory,
-                seed=plan.run.seed,
-                min_workers=plan.scaling.min_workers,
-                checkpoint=plan.checkpoint,
-                resume=stored[0] if stored else None,
-            ),
+            settings=settings,
+            store=plan.run.store,
             address=self._rendezvous.address,
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
             heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
@@ -556,9 +608,12 @@ class Controller:
             self._news.notify_all()
 
     def _end(self) -> None:
+        self._checkpoints.settle(_SETTLE_S)  # what was accepted is stored while holders live
         with self._lock:
             for hand in [*self._hands.values(), *self._released]:
                 _kill(hand)
+        self._checkpoints.close()
+        with self._lock:
             self._slots.close()
             outcome, message = "finished", ""
             if self._error is not None:

@@ -5,18 +5,23 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ray
 import torch
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix import state as states
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from elastix.data.audit import Audit, audit
 from elastix.errors import ConfigError, ElastixError, QuorumLost
 from elastix.events import Event, Reported, RunStarted, StateStored
@@ -24,10 +29,13 @@ from elastix.observe import journal
 from elastix.observe.console import Console
 from elastix.observe.progress import Progress
 from elastix.state import Ref, State
+from elastix.store import Store
 from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
+from elastix.train.heritage import Heritage
 
 TrainFunction = Callable[[Context], None]
+Watch = Callable[[Sequence[Event]], None]
 
 _STOP_S = 10.0
 _PATIENCE_S = 5.0
@@ -42,7 +50,8 @@ class Result:
         metrics: the last value of each metric that was reported.
         audit: the sample account over the whole run, restarts included.
         worker_losses: workers lost since this `fit` began.
-        directory: of the run: journal and States.
+        directory: of the run: its journal.
+        store: where its States are, tagged `NAME/final`, `NAME/best`, `NAME/last`.
     """
 
     ref: Ref
@@ -50,6 +59,7 @@ class Result:
     audit: Audit
     worker_losses: int
     directory: Path
+    store: str = ""
 
     @property
     def events(self) -> Iterator[Event]:
@@ -57,9 +67,13 @@ class Result:
         return journal.read(self.directory / "journal.jsonl")
 
     def load(self) -> State:
-        """The final State, from disk."""
-        path = next((self.directory / "states").glob(f"*-{self.ref}.safetensors"))
-        return states.load(path)
+        """The final State, mapped from disk.
+
+        Raises:
+            NotFound: it was retired since. Corrupt: names what is damaged.
+        """
+        with Store(self.store, read_only=True) as store:
+            return store.get(self.ref)
 
 
 class ElasticTrainer:
@@ -72,6 +86,7 @@ class ElasticTrainer:
         run: which run this is; the same name and store continue it.
         checkpoint: when States are stored.
         failure: what counts as a failure, and how many are too many.
+        restore: where to go on from, if not from the run's last State.
         quiet: print nothing.
 
     Raises:
@@ -87,6 +102,7 @@ class ElasticTrainer:
         run: RunConfig | None = None,
         checkpoint: CheckpointConfig | None = None,
         failure: FailureConfig | None = None,
+        restore: RestoreConfig | None = None,
         quiet: bool = False,
     ) -> None:
         if not callable(train):
@@ -104,7 +120,30 @@ class ElasticTrainer:
         self._run = run or RunConfig()
         self._checkpoint = checkpoint or CheckpointConfig()
         self._failure = failure or FailureConfig()
+        self._restore = restore or RestoreConfig()
         self._quiet = quiet
+        self._heritage: Heritage | None = None
+        self._until_reports: int | None = None
+        self._watch: Watch | None = None
+
+    def as_trial(
+        self, heritage: Heritage | None, until_reports: int | None, watch: "Watch"
+    ) -> Self:
+        """Make this a trial of a campaign.
+
+        Args:
+            heritage: what the run takes from other models and leaves to them.
+            until_reports: pause after so many reports.
+            watch: is called about once a second with what has happened since; may raise
+                KeyboardInterrupt to end the run.
+        """
+        self._heritage, self._until_reports, self._watch = heritage, until_reports, watch
+        return self
+
+    def descending(self, heritage: Heritage) -> Self:
+        """Let `ctx.inherit` take tensors from other models, and make these the parents."""
+        self._heritage = heritage
+        return self
 
     def fit(self) -> Result:
         """Train to the end of the train function, through losses and joins. Blocks.
@@ -120,7 +159,7 @@ class ElasticTrainer:
             TooManyFailures: more losses than allowed.
             KeyboardInterrupt: Ctrl-C; fit() again goes on from the last stored State.
         """
-        train = _pickle(self._train)
+        train = pickle_train(self._train)
         directory = self._run.directory.resolve()
         started_ray = not ray.is_initialized()
         if started_ray:
@@ -145,8 +184,9 @@ class ElasticTrainer:
             before=before,
             config=self._config,
             scaling=self._scaling,
-            run=self._run,
+            run=replace(self._run, store=str(directory.parents[1])),
             checkpoint=self._checkpoint,
+            restore=self._restore,
             failure=self._failure,
             opening=RunStarted(
                 name=self._run.name,
@@ -158,10 +198,12 @@ class ElasticTrainer:
             placement=group,
             size=size,
             directory=directory,
+            heritage=self._heritage,
+            until_reports=self._until_reports,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         controller: Any = (
-            ray.remote(concurrency_groups={"workers": 4, "driver": 3})(Controller)  # type: ignore[call-overload]
+            ray.remote(concurrency_groups={"workers": 4, "store": 4, "driver": 3})(Controller)  # type: ignore[call-overload]
             .options(
                 # Ray wants a name of its own for each actor; the end tells two fits of a run apart.
                 name=f"{self._run.name}@{secrets.token_hex(4)}/controller",
@@ -173,7 +215,7 @@ class ElasticTrainer:
         console = Console(self._run.name, self._run.store, quiet=self._quiet, progress=before)
         with console:
             try:
-                error, losses = _follow(controller, console)
+                error, losses = _follow(controller, console, self._watch)
             except KeyboardInterrupt:
                 console.interrupted()
                 raise
@@ -187,7 +229,11 @@ class ElasticTrainer:
             return result
 
 
-def _follow(controller: Any, console: Console) -> tuple[ElastixError | None, int]:  # noqa: ANN401
+def _follow(
+    controller: Any,  # noqa: ANN401
+    console: Console,
+    watch: "Watch | None",
+) -> tuple[ElastixError | None, int]:
     """Show events until the run is over. After Ctrl-C the controller stops its workers first."""
     over = controller.run.remote()
     seen = 0
@@ -199,6 +245,8 @@ def _follow(controller: Any, console: Console) -> tuple[ElastixError | None, int
             for event in events:
                 console.show(event)
             console.tick()
+            if watch is not None:
+                watch(events)
             if done and not events:
                 outcome: tuple[ElastixError | None, int] = ray.get(over)
                 return outcome
@@ -209,7 +257,12 @@ def _follow(controller: Any, console: Console) -> tuple[ElastixError | None, int
         raise
 
 
-def _pickle(train: TrainFunction) -> bytes:
+def pickle_train(train: TrainFunction) -> bytes:
+    """The train function as workers get it.
+
+    Raises:
+        ConfigError: it cannot be pickled; names what it holds.
+    """
     try:
         return bytes(ray.cloudpickle.dumps(train))
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
@@ -238,7 +291,7 @@ def _check_capacity(scaling: ScalingConfig) -> int:
     """How many workers the cluster could hold if nothing else ran there; at least the minimum."""
     wanted = scaling.resources_per_worker
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(_fit(node, wanted) for node in nodes)
+    room = fit_on_nodes(scaling)
     if room >= scaling.min_workers:
         return room
     has = "; ".join(
@@ -249,6 +302,12 @@ def _check_capacity(scaling: ScalingConfig) -> int:
         f"has room for {room} ({len(nodes)} nodes: {has}). Nothing was started. Ask for fewer "
         "workers, or for a fraction of a CPU or GPU each (cpus_per_worker=0.5)."
     )
+
+
+def fit_on_nodes(scaling: ScalingConfig) -> int:
+    """How many workers the cluster could hold if nothing else ran there."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(_fit(node, scaling.resources_per_worker) for node in nodes)
 
 
 def _fit(resources: Mapping[str, float], wanted: Mapping[str, float]) -> int:
@@ -292,7 +351,7 @@ def _result(directory: Path, losses: int) -> Result:
         elif isinstance(event, Reported):
             metrics.update(event.metrics)
     account = audit(journal.read(directory / "journal.jsonl"))
-    return Result(ref, metrics, account, losses, directory)
+    return Result(ref, metrics, account, losses, directory, str(directory.parents[1]))
 
 
 def _versions() -> dict[str, str]:

@@ -17,9 +17,11 @@ import torch
 
 from elastix.comm.group import Backend, Wiring
 from elastix.comm.membership import Membership
-from elastix.comm.news import News
+from elastix.comm.news import Address, News
 from elastix.errors import QuorumLost
 from elastix.events import Event
+from elastix.store import Store, StoreServer
+from elastix.train.assembly import Message, Order, Release
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
 from elastix.train.vigil import Sign
@@ -31,6 +33,7 @@ class Job:
 
     Attributes:
         train: the train function as ray.cloudpickle wrote it.
+        store: where States are kept.
         address: of the Rendezvous.
         heartbeat_s: seconds between signs of life.
     """
@@ -38,6 +41,7 @@ class Job:
     train: bytes
     config: Mapping[str, Any]
     settings: Settings
+    store: str
     address: tuple[str, int]
     backend: Backend
     heartbeat_s: float
@@ -47,8 +51,9 @@ class Job:
 class ControllerLink:
     """The Link to the controller. Events are sent in batches by a thread of their own."""
 
-    def __init__(self, worker: int, controller: Any, device: str) -> None:  # noqa: ANN401
+    def __init__(self, worker: int, controller: Any, device: str, store: str) -> None:  # noqa: ANN401
         self._worker = worker
+        self._store = store
         self._controller = controller
         self._device = device
         self._events: queue.SimpleQueue[tuple[int | None, Event] | None] = queue.SimpleQueue()
@@ -76,9 +81,13 @@ class ControllerLink:
             waited_s=member.waited_s,
         )
 
-    def ready(self) -> None:
+    def ready(self, feed: Address | None) -> None:
         """See Link."""
-        self._controller.ready.remote(self._worker)
+        self._controller.ready.remote(self._worker, feed)
+
+    def level(self) -> None:
+        """See Link."""
+        self._controller.level.remote(self._worker)
 
     def leave(self) -> None:
         """See Link."""
@@ -104,6 +113,14 @@ class ControllerLink:
         """See Link."""
         self._where = (name, detail)
         self._passed += 1
+
+    def save(self, message: Message) -> None:
+        """See Link."""
+        ray.get(self._controller.save.remote(self._worker, message))
+
+    def open_store(self) -> Store:
+        """See Link: packs are this worker's own, questions to the index go to the controller."""
+        return StoreServer(self._controller, self._store).open()
 
     def close(self) -> None:
         """Wait until every event is in the journal."""
@@ -145,6 +162,17 @@ class Worker:
         self._news.publish(membership)
 
     @ray.method(concurrency_group="control")
+    def save(self, order: Order | Release) -> None:
+        """What the coordinator of checkpoints wants of this worker. Never blocks."""
+        if self._member is not None:
+            self._member.saver.tell(order)
+
+    @ray.method(concurrency_group="control")
+    def invite(self, donors: tuple[Address, ...]) -> None:
+        """Catch up from one of these peers."""
+        self._news.invite(donors)
+
+    @ray.method(concurrency_group="control")
     def dismiss(self, reason: str) -> None:
         """Nobody will come any more: give up waiting for others."""
         self._news.dismiss(QuorumLost(reason))
@@ -155,7 +183,7 @@ class Worker:
         device = torch.device("cuda" if torch.cuda.is_available() and _has_gpu() else "cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        link = ControllerLink(self._worker, self._controller, str(device))
+        link = ControllerLink(self._worker, self._controller, str(device), self._job.store)
         wiring = Wiring(
             address=self._job.address,
             interface=ray.util.get_node_ip_address(),
@@ -172,6 +200,7 @@ class Worker:
         try:
             train = ray.cloudpickle.loads(self._job.train)
             outcome = run_train(train, member, self._job.config)
+            member.saver.close()
         finally:
             stop.set()
         link.close()

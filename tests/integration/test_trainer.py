@@ -121,7 +121,12 @@ def test_a_failed_run_continues_from_its_last_checkpoint(cluster, tmp_path):
     assert [event.step for event in of(StateStored, result)][:2] == [4, 8]
     steps = [event.step for event in of(StepCommitted, result)]
     assert steps == [*range(1, 11), *range(9, 17)]
-    assert len(list((result.directory / "states").iterdir())) == 2
+    with elastix.Store(tmp_path, read_only=True) as store:
+        steps = sorted(tag for tag in store.tags() if tag.startswith("test/step-"))
+        assert steps == ["test/step-0000000012", "test/step-0000000016"]
+        assert store.tags()["test/final"] == result.ref
+        assert len(store.log()) == 2
+        assert not store.verify()
 
 
 def raise_on_rank_1(ctx):

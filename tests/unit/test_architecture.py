@@ -11,6 +11,7 @@ import elastix
 import search_spaces
 
 ROOT = Path(elastix.__file__).parent
+SEATS = ("search", "executors")
 SOURCES = sorted(ROOT.rglob("*.py"))
 
 
@@ -33,7 +34,7 @@ def imported(tree):
 
 
 def test_all_is_what_is_exported():
-    public = {name for name in vars(elastix) if not name.startswith("_")} | set(elastix._ON_RAY)
+    public = {name for name in vars(elastix) if not name.startswith("_")} | set(elastix._LATER)
     modules = {name for name in public if hasattr(getattr(elastix, name), "__path__")}
     submodules = {m.name for m in pkgutil.iter_modules(elastix.__path__)}
     assert public - modules - submodules == set(elastix.__all__)
@@ -58,7 +59,9 @@ def test_ray_lives_only_in_the_shell(path):
     names = set(imported(ast.parse(path.read_text())))
     if any(name == "ray" or name.startswith("ray.") for name in names):
         shell = {f"train/{name}.py" for name in ("trainer", "controller", "worker", "slots")}
-        assert path.relative_to(ROOT).as_posix() in {*shell, "store/server.py", "verbs/status.py"}
+        place = path.relative_to(ROOT)
+        allowed = {*shell, "store/server.py", "tune.py", "verbs/status.py"}
+        assert place.as_posix() in allowed or place.parts[:2] == SEATS
 
 
 @pytest.mark.parametrize("name", sorted(module_names()))
@@ -66,17 +69,3 @@ def test_every_module_imports_and_says_what_it_is(name):
     module = importlib.import_module(name)
     assert module.__doc__
     assert len(module.__doc__.strip()) > 20
-
-
-@pytest.mark.parametrize("space", ["convnet", "mlp"])
-def test_every_space_builds_what_it_samples(space):
-    import torch
-
-    module = importlib.import_module(f"search_spaces.{space}")
-    module.space.seed(3)
-    for configuration in module.space.sample_configuration(8):
-        model = module.build(dict(configuration))
-        logits = model(torch.rand(4, 1, 8, 8))
-        assert logits.shape == (4, 10)
-        logits.sum().backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())

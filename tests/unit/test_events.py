@@ -37,6 +37,8 @@ batches = st.builds(
 def strategy_of(annotation) -> st.SearchStrategy:
     if annotation == tuple[BatchShares, ...]:
         return st.lists(batches, max_size=2).map(tuple)
+    if annotation == tuple[events.Span, ...]:
+        return spans
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(strategy_of, typing.get_args(annotation)))

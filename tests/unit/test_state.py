@@ -22,7 +22,6 @@ from elastix.state import (
     raw_bytes,
     restore,
 )
-from elastix.train.checkpoint import Checkpoints
 
 
 class Net(torch.nn.Module):
@@ -453,28 +452,3 @@ def test_a_ref_changes_with_whatever_changes():
 def test_logical_bytes_count_each_name():
     x = torch.zeros(10)
     assert State({"a": x, "b": x}).nbytes == 80
-
-
-# ---------------------------------------------------------------------------------- checkpoints
-
-
-def test_checkpoints_keep_the_newest_and_say_what_they_dropped(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep_last=2)
-    dropped = []
-    for step in (1, 2, 10):
-        state = State({"x": torch.full((2,), float(step))})
-        stored, gone = checkpoints.store(state, step, "every_steps")
-        assert stored.ref == state.manifest().ref
-        assert stored.stored_bytes > 0
-        dropped += [event.step for event in gone]
-    assert dropped == [1]
-    newest, older = checkpoints.newest_first()
-    assert states.load(newest).tensors["x"].tolist() == [10.0, 10.0]
-    assert states.load(older).tensors["x"].tolist() == [2.0, 2.0]
-
-
-def test_checkpoints_without_a_limit_keep_all(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep_last=None)
-    for step in range(4):
-        checkpoints.store(State({"x": torch.zeros(step + 1)}), step, "every_steps")
-    assert len(checkpoints.newest_first()) == 4

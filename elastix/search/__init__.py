@@ -1,0 +1,1 @@
+"""Searching: searchers propose, rungs decide, executors run; each is useful without the others."""

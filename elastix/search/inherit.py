@@ -1,0 +1,188 @@
+"""Start a model from an ancestor's tensors: which ancestor, which tensors, and the copying.
+
+Layers match where type, configuration and all shapes are the same (store.lineage.shared says
+which of them, by longest prefix or longest common subsequence). What does not match keeps its
+fresh initialisation; nothing is ever copied in part. All stays trainable unless asked otherwise.
+
+Not here: when a trial inherits (campaign), or how a stored model is found fast (store.nearest).
+
+Source: LP and LCS of Liu et al., CLUSTER'21.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from elastix.errors import ConfigError, NotFound, StateError
+from elastix.state import Ref, State
+from elastix.store import Signature, Store, shared, signature
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["lcs", "lp", "none"]
+Provider = Literal["parent", "store"]
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What a model took over from an ancestor.
+
+    Attributes:
+        ref: the ancestor.
+        layers: how many layers match, `of_layers` of the model's.
+        tensors: own tensor name to the ancestor's.
+        nbytes: bytes copied.
+        lineage_epochs: passes over the data that these tensors have seen in the ancestor and its
+            own ancestors, as its metadata say (`lineage_epochs`); 0.0 if they do not.
+        frozen: the copied tensors will not be trained.
+        match_s, load_s: seconds of CPU spent on finding the ancestor and its layers, and on
+            reading and copying the tensors.
+    """
+
+    ref: Ref
+    layers: int
+    of_layers: int
+    tensors: Mapping[str, str]
+    nbytes: int
+    lineage_epochs: float
+    frozen: bool
+    match_s: float
+    load_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def inherit(
+    model: nn.Module,
+    store: Store,
+    *,
+    mode: Mode = "lcs",
+    provider: Provider = "parent",
+    parent: Ref | None = None,
+    own: Signature | None = None,
+    where: Mapping[str, str | int | float | bool] | None = None,
+    freeze: bool = False,
+) -> Inherited | None:
+    """Copy what matches of an ancestor into `model`, in place. Deterministic; not collective.
+
+    Args:
+        model: freshly built, before the optimizer is made if `freeze` is set.
+        store: where the ancestor is, put with its signature.
+        mode: "lp" longest prefix, "lcs" longest common subsequence, "none" nothing at all.
+        provider: "parent" takes `parent`; "store" the stored model that shares most layers.
+        parent: the suggestion's; with provider "store" it is not needed.
+        own: the model's signature, if it has been taken already.
+        where: with provider "store", only models whose metadata have these values.
+        freeze: train only what was not copied. Frozen tensors stay bit-equal to the ancestor's,
+            running statistics included, and so cost no bytes in the store.
+
+    Returns:
+        What was inherited; None if there is no ancestor, it has gone, or nothing matches.
+
+    Raises:
+        ConfigError: a mode or provider that does not exist.
+        Corrupt: the ancestor cannot be read.
+    """
+    if mode not in ("lcs", "lp", "none") or provider not in ("parent", "store"):
+        raise ConfigError(
+            f'mode={mode!r}, provider={provider!r}: mode is "lcs", "lp" or "none", provider '
+            '"parent" or "store". Nothing was copied.'
+        )
+    if mode == "none":
+        return None
+    began = time.process_time()
+    mine = signature(model) if own is None else own
+    if provider == "store":
+        match = store.nearest(mine, mode, where=where)
+        parent = match.ref if match else None
+    if parent is None:
+        return None
+    try:
+        theirs = store.signature(parent)
+        state = store.get(parent, lazy=True)
+    except NotFound:
+        logger.warning("inherit ancestor=%s gone=true: fresh initialisation is kept", parent[:12])
+        return None
+    tensors, layers = match_tensors(mine, theirs, mode) if theirs else ({}, 0)
+    matched = time.process_time()
+    if not tensors:
+        return None
+    nbytes = copy_tensors(model, state, tensors)
+    if freeze:
+        freeze_tensors(model, tensors)
+    return Inherited(
+        ref=parent,
+        layers=layers,
+        of_layers=len(mine.layers),
+        tensors=tensors,
+        nbytes=nbytes,
+        lineage_epochs=float(state.meta.get("lineage_epochs", 0.0)),
+        frozen=freeze,
+        match_s=matched - began,
+        load_s=time.process_time() - matched,
+    )
+
+
+def match_tensors(
+    mine: Signature, theirs: Signature, mode: Literal["lcs", "lp"]
+) -> tuple[dict[str, str], int]:
+    """Own tensor names to the ancestor's, and how many layers these are. Pure."""
+    pairs = shared(mine, theirs, mode)
+    names = {
+        _name(own.name, tensor): _name(other.name, tensor)
+        for own, other in pairs
+        for tensor, _ in own.tensors
+    }
+    return names, len(pairs)
+
+
+def copy_tensors(model: nn.Module, state: State, names: Mapping[str, str]) -> int:
+    """Copy `state`'s tensors into `model` in place, under its own names; bytes copied.
+
+    Raises:
+        StateError: a tensor is missing or its shape differs; nothing was copied then.
+    """
+    targets = model.state_dict(keep_vars=True)
+    sources = {}
+    for own, other in names.items():
+        source, target = state.tensors.get(other), targets.get(own)
+        if source is None or target is None or source.shape != target.shape:
+            raise StateError(
+                f"tensor {own!r} cannot be inherited from {other!r}: "
+                f"{'absent' if target is None else tuple(target.shape)} here, "
+                f"{'absent' if source is None else tuple(source.shape)} there. Nothing was copied."
+            )
+        sources[own] = source
+    with torch.no_grad():
+        for own, source in sources.items():
+            targets[own].copy_(source)
+    return sum(source.nbytes for source in sources.values())
+
+
+def freeze_tensors(model: nn.Module, names: Mapping[str, str]) -> None:
+    """Keep these tensors as they are while the rest is trained.
+
+    A layer with statistics of its own (batch norm) normalises by those it has inherited.
+    """
+    for name, parameter in model.named_parameters():
+        if name in names:
+            parameter.requires_grad_(False)
+    for prefix, module in model.named_modules():
+        own = [_name(prefix, name) for name, _ in module.named_buffers(recurse=False)]
+        if any(name in names for name in own):
+            module.register_forward_pre_hook(_stays_in_evaluation)
+
+
+def _stays_in_evaluation(module: nn.Module, inputs: Any) -> None:  # noqa: ANN401 - any inputs
+    module.eval()
+
+
+def _name(prefix: str, tensor: str) -> str:
+    return ".".join(part for part in (prefix, tensor) if part)

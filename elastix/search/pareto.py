@@ -1,0 +1,71 @@
+"""Which of several losses is better: non-dominated fronts, and crowding within a front.
+
+Pure. With one objective the order is that of the numbers. What is not finite comes last.
+
+Source: Deb et al., NSGA-II, 2002.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Losses = Sequence[float]
+
+
+def dominates(a: Losses, b: Losses) -> bool:
+    """No loss of `a` is higher, and one is lower."""
+    return all(x <= y for x, y in zip(a, b, strict=True)) and tuple(a) != tuple(b)
+
+
+def order(losses: Sequence[Losses]) -> list[int]:
+    """Places of `losses`, best first: by front, then the least crowded, then the first.
+
+    Args:
+        losses: as many values each, lower is better; empty, NaN and infinite ones come last.
+    """
+    finite = [i for i, loss in enumerate(losses) if _finite(loss)]
+    rest = [i for i, loss in enumerate(losses) if not _finite(loss)]
+    if finite and len(losses[finite[0]]) == 1:
+        return sorted(finite, key=lambda i: losses[i][0]) + rest
+    ranked = []
+    for front in fronts([losses[i] for i in finite]):
+        members = [finite[i] for i in front]
+        distance = crowding([losses[i] for i in members])
+        pairs = sorted(zip(members, distance, strict=True), key=lambda pair: -pair[1])
+        ranked += [member for member, _ in pairs]
+    return ranked + rest
+
+
+def fronts(losses: Sequence[Losses]) -> list[list[int]]:
+    """Places of finite `losses` by front: nobody in the first is dominated, and so on."""
+    if not losses:
+        return []
+    values = np.array(losses, dtype=float)
+    never_worse: NDArray[np.bool_] = np.all(values[:, None] <= values[None], axis=2)
+    above = never_worse & ~never_worse.T  # [i, j]: i dominates j
+    left = np.ones(len(values), dtype=bool)
+    found = []
+    while left.any():
+        front = left & ~above[left].any(axis=0)
+        found.append(np.flatnonzero(front).tolist())
+        left &= ~front
+    return found
+
+
+def crowding(front: Sequence[Losses]) -> list[float]:
+    """How far a member's neighbours are, summed over objectives; infinite at the ends."""
+    distance = [0.0] * len(front)
+    for k in range(len(front[0]) if front else 0):
+        by = sorted(range(len(front)), key=lambda i: front[i][k])
+        width = front[by[-1]][k] - front[by[0]][k]
+        distance[by[0]] = distance[by[-1]] = math.inf
+        for before, here, after in zip(by, by[1:], by[2:], strict=False):
+            if width > 0:
+                distance[here] += (front[after][k] - front[before][k]) / width
+    return distance
+
+
+def _finite(loss: Losses) -> bool:
+    return bool(loss) and all(map(math.isfinite, loss))

@@ -1,0 +1,167 @@
+"""DeepHyper's CBO (a forest of random trees as surrogate) through ask and tell.
+
+DeepHyper keeps no record of pending points (asked twice, it answers with the same one), keeps
+state that cannot be saved, writes into the current directory, and maximises. So nothing of it
+outlives a call here: observations and pending points are kept as plain values, and each `ask`
+makes a CBO, tells it all of them at once, the pending ones with a lie, and asks.
+
+This is the only file that imports deephyper.
+
+Source: Ginsbourger et al., Kriging is well-suited to parallelize optimization, 2010 (the lie).
+"""
+
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from ConfigSpace import ConfigurationSpace
+from deephyper.hpo import CBO, HpProblem
+from deephyper.hpo.utils import get_inactive_value_of_hyperparameter
+
+from elastix.errors import ConfigError
+from elastix.search.searchers.known import Known, Started
+from elastix.search.space import Space
+from elastix.search.trial import Config, Suggestion, Trial
+from elastix.search.values import generator, plain
+
+AcqOptimizer = Literal["auto", "sampling", "mixedga"]
+
+_LONG_S = 60.0
+_POINTS = 3_000
+_POINTS_WITH_CONDITIONS = 250  # these are drawn and checked one by one
+
+
+def problem(space: Space) -> HpProblem:
+    """The space as DeepHyper has it: flat, block sequences as conditional hyperparameters."""
+    return HpProblem(space.flat)
+
+
+class DeepHyper:
+    """Bayesian optimisation by DeepHyper's CBO.
+
+    Args:
+        initial: random configurations that come first; None: two per hyperparameter and one.
+        trial_s: how long a trial takes, roughly; decides `acq_optimizer="auto"`.
+        acq_optimizer: how the next point is found. "mixedga", DeepHyper's default, costs about
+            0.7 s of CPU for each suggestion; "sampling" 0.05 s, with no loss of regret seen.
+            "auto" takes the first for trials of a minute or longer.
+        options: further arguments of CBO, such as surrogate_model or acq_func.
+    """
+
+    known = Started()
+
+    def __init__(
+        self,
+        initial: int | None = None,
+        trial_s: float = 0.0,
+        acq_optimizer: AcqOptimizer = "auto",
+        **options: Any,  # noqa: ANN401 - DeepHyper's own
+    ) -> None:
+        if acq_optimizer not in ("auto", "sampling", "mixedga"):
+            raise ConfigError(
+                f'acq_optimizer={acq_optimizer!r}: it is "auto", "sampling" or "mixedga". Nothing '
+                "was started."
+            )
+        self.initial = initial
+        chosen = "mixedga" if trial_s >= _LONG_S else "sampling"
+        self.acq_optimizer = chosen if acq_optimizer == "auto" else acq_optimizer
+        self.options = options
+        self._observed: list[tuple[dict[str, Any], list[float] | None]] = []
+
+    def start(
+        self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
+    ) -> None:
+        """See Searcher."""
+        self.known = Known.begin(space, objectives, seed)
+        self._problem = problem(self.known.space)
+        self._inactive = {
+            name: plain(get_inactive_value_of_hyperparameter(hyperparameter))
+            for name, hyperparameter in self.known.space.flat.items()
+        }
+        if self.initial is None:
+            self.initial = 2 * len(self._inactive) + 1
+
+    def ask(self, n: int = 1) -> list[Suggestion]:
+        """See Searcher."""
+        found: list[Suggestion] = []
+        scored = sum(losses is not None for _, losses in self._observed)
+        proposed = self._propose(n) if scored >= (self.initial or 1) else []
+        for place in range(n):
+            rng = self.known.rng()
+            config = proposed[place] if place < len(proposed) else None
+            if config is None or not self.known.is_new(config):
+                config = self.known.fresh(rng)
+            if config is None:
+                break
+            found.append(self.known.propose(Suggestion(config)))
+        return found
+
+    def _propose(self, n: int) -> list[Config]:
+        """DeepHyper's own proposals; they may be known already, or not allowed and left out."""
+        known = self.known
+        results: list[tuple[dict[str, Any], Any]] = [
+            (values, "F" if losses is None else _objective(losses))
+            for values, losses in self._observed
+        ]
+        told = [losses for _, losses in self._observed if losses is not None]
+        lie = _objective(np.max(told, axis=0).tolist())  # the worst: stay away from what is pending
+        results += [(self._values(pending.config), lie) for pending in known.pending.values()]
+        with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            search = CBO(
+                self._problem,
+                random_state=int(generator(known.seed, known.count).randint(2**31)),
+                log_dir=scratch,
+                checkpoint_history_to_csv=False,
+                n_initial_points=1,
+                **self._settings(),
+            )
+            # What these would hold if it had been asked for all of it: where its schedule of
+            # exploration stands, and what it must not propose again.
+            search._num_asked = len(results)
+            search._setup_optimizer()
+            names = self._problem.hyperparameter_names
+            search._opt.sampled.extend([values[name] for name in names] for values, _ in results)
+            search.tell(results)
+            asked = search.ask(n)
+        configs = [known.space.from_flat(values) for values in asked]
+        return [config for config in configs if known.space.is_valid(config)]
+
+    def _settings(self) -> dict[str, Any]:
+        conditions = bool(self._problem.space.conditions or self._problem.space.forbidden_clauses)
+        points = _POINTS_WITH_CONDITIONS if conditions else _POINTS
+        kwargs = {"n_points": points, "max_total_failures": -1}  # the campaign counts failures
+        return {
+            "acq_optimizer": self.acq_optimizer,
+            "acq_optimizer_kwargs": kwargs,
+            **self.options,
+        }
+
+    def _values(self, config: Config) -> dict[str, Any]:
+        """A value for every hyperparameter; inactive ones as DeepHyper represents them."""
+        return self._inactive | self.known.space.to_flat(config)
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """See Searcher. A failed trial counts as the worst there is."""
+        self.known.tell(trials)
+        for trial in trials:
+            losses = list(trial.losses) if trial.scored else None
+            if self.known.space.is_valid(trial.config):
+                self._observed.append((self._values(trial.config), losses))
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Searcher."""
+        return {**self.known.state_dict(), "observed": [list(pair) for pair in self._observed]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See Searcher."""
+        self.known.load_state_dict(state_dict)
+        self._observed = [(values, losses) for values, losses in state_dict["observed"]]
+
+
+def _objective(losses: Sequence[float]) -> Any:  # noqa: ANN401 - one number or several
+    """DeepHyper maximises."""
+    negative = [-loss for loss in losses]
+    return negative[0] if len(negative) == 1 else negative

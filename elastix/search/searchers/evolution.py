@@ -1,0 +1,98 @@
+"""Aging evolution that keeps the parent and never proposes a configuration twice.
+
+The youngest `population` of scored trials live. For each child some of them are drawn, the best
+of these is the parent, and one mutation makes the child, which carries the parent's stored model.
+With several objectives "best" is by NSGA-II rank, and it is the best that live, not the youngest,
+or the ends of the front would age away.
+
+Source: Real et al., Regularized Evolution for Image Classifier Architecture Search, AAAI'19;
+Deb et al., NSGA-II, 2002. Refusing repeats alone halves the regret on small tables.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ConfigSpace import ConfigurationSpace
+from numpy.random import RandomState
+
+from elastix.errors import ConfigError
+from elastix.search.pareto import order
+from elastix.search.searchers.known import Known, Started
+from elastix.search.space import Space
+from elastix.search.trial import Suggestion, Trial
+
+_TRIES = 20
+
+
+class Evolution:
+    """Aging evolution.
+
+    Args:
+        population: how many live; as many random ones come first.
+        sample: how many are drawn for each child, the best of which is its parent.
+    """
+
+    known = Started()
+
+    def __init__(self, population: int = 32, sample: int = 8) -> None:
+        if not 1 <= sample <= population:
+            raise ConfigError(
+                f"Evolution(population={population}, sample={sample}): 1 <= sample <= population. "
+                "Nothing was started."
+            )
+        self.population = population
+        self.sample = sample
+        self._living: list[Trial] = []
+
+    def start(
+        self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
+    ) -> None:
+        """See Searcher."""
+        self.known = Known.begin(space, objectives, seed)
+
+    def ask(self, n: int = 1) -> list[Suggestion]:
+        """See Searcher."""
+        found = []
+        for _ in range(n):
+            rng = self.known.rng()
+            suggestion = self._child(rng) or self._random(rng)
+            if suggestion is None:
+                break
+            found.append(self.known.propose(suggestion))
+        return found
+
+    def _random(self, rng: RandomState) -> Suggestion | None:
+        config = self.known.fresh(rng)
+        return None if config is None else Suggestion(config)
+
+    def _child(self, rng: RandomState) -> Suggestion | None:
+        """A new mutation of one of the best; None while too few live, or if none was found."""
+        if len(self._living) < self.population:
+            return None
+        for _ in range(_TRIES):
+            drawn = rng.choice(len(self._living), size=self.sample, replace=False).tolist()
+            parent = self._living[drawn[order([self._living[i].losses for i in drawn])[0]]]
+            config = self.known.space.mutate(parent.config, rng)
+            if config is not None and self.known.is_new(config):
+                return Suggestion(config, parent.ref, parent.number)
+        return None
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """See Searcher. A failed trial has no children, nor has one of another space."""
+        self.known.tell(trials)
+        valid = self.known.space.is_valid
+        self._living += [trial for trial in trials if trial.scored and valid(trial.config)]
+        if self.known.objectives == 1:
+            self._living = self._living[-self.population :]
+        elif len(self._living) > self.population:
+            best = order([trial.losses for trial in self._living])[: self.population]
+            self._living = [self._living[i] for i in sorted(best)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Searcher."""
+        return {**self.known.state_dict(), "living": [trial.to_json() for trial in self._living]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See Searcher."""
+        self.known.load_state_dict(state_dict)
+        self._living = [Trial.from_json(values) for values in state_dict["living"]]

@@ -1,0 +1,346 @@
+"""What may be tried: a ConfigSpace, and block sequences for architectures.
+
+A configuration is plain JSON: a name with a value for each active hyperparameter, and for each
+`Blocks` a list of mappings. Searchers that change structure use `mutate`; those that know nothing
+of sequences use `flat`, in which a sequence is a length and conditional hyperparameters.
+
+Not here: how DeepHyper, Optuna or Ray Tune write a space (each in the file that knows them).
+
+Invariant: `sample`, `mutate` and `from_flat` give configurations that `check` accepts, and that
+are equal to themselves after a trip through JSON. Randomness comes from the generator given.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from ConfigSpace import ConfigurationSpace, Constant, GreaterThanCondition, Integer
+from numpy.random import RandomState
+
+from elastix.errors import ConfigError, EmptySpace
+from elastix.search import values
+from elastix.search.trial import Config, config_key
+from elastix.search.values import Parameter, Values, generator
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A sequence of `min` to `max` blocks, each a configuration of `block`.
+
+    In a configuration it is a list under `name`. An architecture is grown and shrunk by `insert`
+    and `delete`, altered by `change` and `reorder`; each gives another list that differs in that
+    one place, or None if there is no such list.
+    """
+
+    name: str
+    block: ConfigurationSpace
+    min: int = 1
+    max: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min <= self.max or self.max < 1:
+            raise ConfigError(
+                f"Blocks({self.name!r}, min={self.min}, max={self.max}): there must be 0 <= min "
+                "<= max and room for one block. Nothing was made."
+            )
+        values.check_choices(self.block, f"a block of {self.name!r}")
+
+    def sample(self, rng: RandomState) -> list[Values]:
+        """A random length, then random blocks."""
+        length = int(rng.randint(self.min, self.max + 1))
+        return [values.draw(self.block, rng) for _ in range(length)]
+
+    def default(self) -> list[Values]:
+        """Default blocks, as many as halfway between min and max."""
+        return [values.default(self.block) for _ in range((self.min + self.max) // 2)]
+
+    def insert(self, blocks: Sequence[Values], rng: RandomState) -> list[Values] | None:
+        """A new block at a random place."""
+        if len(blocks) >= self.max:
+            return None
+        place = int(rng.randint(0, len(blocks) + 1))
+        return [*blocks[:place], values.draw(self.block, rng), *blocks[place:]]
+
+    def delete(self, blocks: Sequence[Values], rng: RandomState) -> list[Values] | None:
+        """One block less."""
+        if len(blocks) <= self.min:
+            return None
+        place = int(rng.randint(0, len(blocks)))
+        return [*blocks[:place], *blocks[place + 1 :]]
+
+    def change(self, blocks: Sequence[Values], rng: RandomState) -> list[Values] | None:
+        """One hyperparameter of one block."""
+        for place in rng.permutation(len(blocks)).tolist():
+            changed = values.change(self.block, blocks[place], rng)
+            if changed is not None:
+                return [*blocks[:place], changed, *blocks[place + 1 :]]
+        return None
+
+    def reorder(self, blocks: Sequence[Values], rng: RandomState) -> list[Values] | None:
+        """Two different neighbours change places."""
+        places = [i for i in range(len(blocks) - 1) if blocks[i] != blocks[i + 1]]
+        if not places:
+            return None
+        place = places[int(rng.randint(0, len(places)))]
+        swapped = [blocks[place + 1], blocks[place]]
+        return [*blocks[:place], *swapped, *blocks[place + 2 :]]
+
+
+class Space:
+    """A ConfigSpace with block sequences.
+
+        space = Space([Float("lr", (1e-4, 1e-1), log=True)], Blocks("body", block, min=2, max=6))
+
+    Attributes:
+        plain: the hyperparameters outside of sequences.
+        blocks: the sequences, by name.
+    """
+
+    def __init__(
+        self,
+        plain: ConfigurationSpace | Iterable[Parameter] = (),
+        *blocks: Blocks,
+        valid: Callable[[Config], bool] | None = None,
+    ) -> None:
+        """Put a space together.
+
+        Args:
+            plain: conditions and forbidden clauses come along.
+            blocks: sequences, with names that differ from each other's and from those in `plain`.
+            valid: says of a configuration whether it may be tried, for what forbidden clauses
+                cannot express.
+
+        Raises:
+            ConfigError: names collide, or a choice is no JSON scalar.
+            EmptySpace: there is nothing to choose, or no configuration is valid.
+        """
+        if not isinstance(plain, ConfigurationSpace):
+            hyperparameters = list(plain)
+            plain = ConfigurationSpace()
+            plain.add(hyperparameters)
+        self.plain = plain
+        self.blocks = {part.name: part for part in blocks}
+        self._valid = valid
+        names = [*plain, *(part.name for part in blocks)]
+        if len(set(names)) < len(names) or any("." in name for name in self.blocks):
+            raise ConfigError(
+                f"the names {names} must differ, and those of block sequences have no dot. "
+                "Nothing was made."
+            )
+        if not names:
+            raise EmptySpace(
+                "the space has no hyperparameter and no block sequence, so there is nothing to "
+                "search. Nothing was started. Add one."
+            )
+        values.check_choices(plain, "the space", may_be_empty=True)
+        self.sample(generator(0))  # raises EmptySpace
+
+    def plus(self, *hyperparameters: Parameter) -> "Space":
+        """This space with further plain hyperparameters, such as those of an optimizer."""
+        plain = deepcopy(self.plain)
+        plain.add(list(hyperparameters))
+        return Space(plain, *self.blocks.values(), valid=self._valid)
+
+    # ---------------------------------------------------------------------------------- proposals
+
+    def sample(self, rng: RandomState | int) -> Config:
+        """A random configuration: every hyperparameter and length by its own distribution.
+
+        Raises:
+            EmptySpace: none of very many was valid.
+        """
+        rng = generator(rng) if isinstance(rng, int) else rng
+        for _ in range(values.TRIES):
+            config = values.draw(self.plain, rng)
+            config |= {name: part.sample(rng) for name, part in self.blocks.items()}
+            if self._valid is None or self._valid(config):
+                return config
+        raise EmptySpace(
+            f"none of {values.TRIES} random configurations is valid, the last of them {config}. "
+            "Nothing was started. Loosen the forbidden clauses or `valid`."
+        )
+
+    def get_default_configuration(self) -> Config:
+        """Every hyperparameter at its default, or a random one if that is not valid."""
+        config = values.default(self.plain)
+        config |= {name: part.default() for name, part in self.blocks.items()}
+        return config if self.is_valid(config) else self.sample(generator(0))
+
+    def mutate(self, config: Config, rng: RandomState) -> Config | None:
+        """Another valid configuration that differs in one place; None if none was found.
+
+        A place is a plain hyperparameter (those that it activates are drawn anew), or one
+        insertion, deletion, change or exchange in a block sequence. A sequence is chosen as often
+        as it has blocks, or once if it has none.
+        """
+        weights = [1.0 if name in config else 0.0 for name in self.plain]
+        weights += [max(1.0, len(config[name])) for name in self.blocks]
+        places = [*self.plain, *self.blocks]
+        chances = np.array(weights) / sum(weights)
+        for _ in range(50):
+            name = places[int(rng.choice(len(places), p=chances))]
+            changed = self._mutate_at(name, config, rng)
+            if changed is not None and changed != config and self._is_allowed(changed):
+                return changed
+        return None
+
+    def _mutate_at(self, name: str, config: Config, rng: RandomState) -> Config | None:
+        if name not in self.blocks:
+            plain = {key: value for key, value in config.items() if key not in self.blocks}
+            changed = values.change(self.plain, plain, rng, name)
+            return changed and changed | {key: config[key] for key in self.blocks}
+        part = self.blocks[name]
+        edits = [part.insert, part.delete, part.change, part.reorder]
+        edited = edits[int(rng.randint(0, len(edits)))](config[name], rng)
+        return None if edited is None else {**config, name: edited}
+
+    # ------------------------------------------------------------------------------------- checks
+
+    def check(self, config: Config) -> None:
+        """Refuse a configuration that is not of this space.
+
+        Raises:
+            ConfigError: says what is wrong with it.
+        """
+        plain = {key: value for key, value in config.items() if key not in self.blocks}
+        values.check(self.plain, plain, "the configuration")
+        for name, part in self.blocks.items():
+            blocks = config.get(name)
+            if not isinstance(blocks, list) or not part.min <= len(blocks) <= part.max:
+                raise ConfigError(
+                    f"{name!r} must be a list of {part.min} to {part.max} blocks, not {blocks!r}."
+                )
+            for place, block in enumerate(blocks):
+                values.check(part.block, block, f"block {place} of {name!r}")
+        if self._valid is not None and not self._valid(config):
+            raise ConfigError(f"the space's own rule does not allow {dict(config)}.")
+
+    def is_valid(self, config: Config) -> bool:
+        """Whether `check` accepts it."""
+        try:
+            self.check(config)
+        except ConfigError:
+            return False
+        return True
+
+    def _is_allowed(self, config: Config) -> bool:
+        return self._valid is None or self._valid(config)
+
+    # --------------------------------------------------------------------------------------- flat
+
+    @cached_property
+    def flat(self) -> ConfigurationSpace:
+        """All of it as conditional hyperparameters: `body.length`, `body.0.width`, ..
+
+        A block's own ones are active where the sequence is longer than its place. The space's own
+        rule `valid` cannot be expressed and is not part of it.
+        """
+        flat = ConfigurationSpace()
+        # Copies: ConfigSpace renames the parts of a conjunction where they are.
+        flat.add_configuration_space("", deepcopy(self.plain), delimiter="")
+        for name, part in self.blocks.items():
+            length = _length(part)
+            flat.add(length)
+            for place in range(part.max):
+                at = f"{name}.{place}."
+                flat.add_configuration_space(at[:-1], deepcopy(part.block), delimiter=".")
+                if place >= part.min:
+                    roots = [flat[at + n] for n in part.block.unconditional_hyperparameters]
+                    flat.add([GreaterThanCondition(r, flat[length.name], place) for r in roots])
+        return flat
+
+    def to_flat(self, config: Config) -> Values:
+        """The values of a configuration under the names of `flat`; active ones alone."""
+        found = {key: value for key, value in config.items() if key not in self.blocks}
+        for name in self.blocks:
+            found[f"{name}.length"] = len(config[name])
+            for place, block in enumerate(config[name]):
+                found |= {f"{name}.{place}.{key}": value for key, value in block.items()}
+        return found
+
+    def from_flat(self, flat: Mapping[str, Any]) -> Config:
+        """The inverse of `to_flat`. Values of inactive hyperparameters are dropped.
+
+        Raises:
+            KeyError: an active hyperparameter has no value.
+        """
+        config = values.active(self.plain, flat.__getitem__)
+        for name, part in self.blocks.items():
+            config[name] = [
+                values.active(part.block, _Below(flat, f"{name}.{place}.").__getitem__)
+                for place in range(int(flat[f"{name}.length"]))
+            ]
+        return config
+
+    # ------------------------------------------------------------------------------------- size
+
+    @property
+    def size(self) -> float:
+        """How many configurations there are at most; infinite with a Float."""
+        total = float(self.plain.estimate_size()) if len(self.plain) else 1.0
+        for part in self.blocks.values():
+            each = float(part.block.estimate_size())
+            total *= sum(each**length for length in range(part.min, part.max + 1))
+        return total
+
+    def unseen(self, seen: set[str], limit: int = 20_000) -> Iterator[Config]:
+        """Every valid configuration whose key is not in `seen`, of a space no larger than `limit`.
+
+        For the end of a small space, when random ones are nearly all known.
+        """
+        if self.size > limit:
+            return
+        for plain in values.grid(self.plain):
+            for config in _sequences(plain, list(self.blocks.values())):
+                if config_key(config) not in seen and self._is_allowed(config):
+                    yield config
+
+
+def as_space(space: "Space | ConfigurationSpace") -> Space:
+    """A Space, made of a bare ConfigurationSpace if need be.
+
+    Raises:
+        ConfigError: it is neither. EmptySpace: it has no valid configuration.
+    """
+    if isinstance(space, Space):
+        return space
+    if isinstance(space, ConfigurationSpace):
+        return Space(space)
+    raise ConfigError(
+        f"space must be a Space or a ConfigSpace.ConfigurationSpace, not {type(space).__name__}. "
+        "Nothing was started."
+    )
+
+
+@dataclass(frozen=True)
+class _Below:
+    """The values whose names begin with a prefix."""
+
+    values: Mapping[str, Any]
+    prefix: str
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a value of any hyperparameter
+        return self.values[self.prefix + name]
+
+
+def _length(part: Blocks) -> Parameter:
+    name = f"{part.name}.length"
+    if part.min == part.max:
+        return Constant(name, part.min)
+    return Integer(name, (part.min, part.max), default=(part.min + part.max) // 2)
+
+
+def _sequences(config: Values, parts: Sequence[Blocks]) -> Iterator[Values]:
+    if not parts:
+        yield config
+        return
+    part, *rest = parts
+    sequences: list[list[Values]] = [[]]
+    for length in range(part.max + 1):
+        if length >= part.min:
+            for sequence in sequences:
+                yield from _sequences({**config, part.name: sequence}, rest)
+        sequences = [[*begun, block] for begun in sequences for block in values.grid(part.block)]

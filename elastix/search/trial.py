@@ -1,0 +1,234 @@
+"""What a searcher proposes, what becomes of it, and the protocol between the two.
+
+Not here: how a proposal is made (searchers/), where it runs (executors/), whether it goes on
+(rungs.py), or where results are kept (campaign.py).
+
+Invariant: inside elastix everything is minimised. `Objectives` turns what a train function
+reported into losses at the door; searchers and rungs see losses and never a mode.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+
+from elastix.errors import ConfigError, SearchError
+from elastix.state import Ref
+
+if TYPE_CHECKING:
+    from ConfigSpace import ConfigurationSpace
+
+    from elastix.search.space import Space
+
+Config = Mapping[str, Any]
+"""A configuration: plain JSON values, block sequences as lists of mappings."""
+
+Mode = Literal["min", "max"]
+
+
+def config_key(config: Config) -> str:
+    """Equal for equal configurations, whatever the order of their keys."""
+    return json.dumps(config, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A configuration to try, with the trial that it was made from.
+
+    Attributes:
+        config: plain JSON values.
+        parent: the stored model that it derives from, if that trial has one.
+        parent_number: number of the trial it was changed from; None for a fresh one. Known even
+            where nothing is stored.
+    """
+
+    config: Config
+    parent: Ref | None = None
+    parent_number: int | None = None
+
+    @property
+    def key(self) -> str:
+        """What makes two suggestions the same one: the configuration."""
+        return config_key(self.config)
+
+
+class TrialState(StrEnum):
+    """Where a trial stands. The first three may still change."""
+
+    WAITING = "waiting"  # asked for, not yet started (or to be started again)
+    RUNNING = "running"
+    PAUSED = "paused"  # at a rung, its State stored; may be promoted
+    FINISHED = "finished"  # ran to its end
+    STOPPED = "stopped"  # ended early by a rung: it has losses
+    FAILED = "failed"  # raised, or reported no finite value of the metric
+
+    @property
+    def is_final(self) -> bool:
+        """Nothing more will happen to it."""
+        return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of one suggestion. Frozen: what happens to it makes another Trial (`but`).
+
+    Attributes:
+        number: its only identity, counted from 0 in a campaign.
+        suggestion: what runs.
+        state: where it stands.
+        losses: one value per objective, lower is better; empty until something was reported.
+        results: every report of the train function, in order.
+        metrics: the last value of each metric.
+        ref: its stored model.
+        epochs: passes over the data that this trial itself made.
+        lineage_epochs: those, and those of every ancestor that its tensors come from.
+        inherited: what was inherited, as `Inherited.to_json` gives it; None for nothing.
+        asked_s, started_s, finished_s: seconds since the epoch; None until then.
+        traceback: of a train function that raised.
+    """
+
+    number: int
+    suggestion: Suggestion
+    state: TrialState = TrialState.WAITING
+    losses: tuple[float, ...] = ()
+    results: tuple[Mapping[str, Any], ...] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    ref: Ref | None = None
+    epochs: float = 0.0
+    lineage_epochs: float = 0.0
+    inherited: Mapping[str, Any] | None = None
+    asked_s: float | None = None
+    started_s: float | None = None
+    finished_s: float | None = None
+    traceback: str | None = None
+
+    @property
+    def config(self) -> Config:
+        """What the train function gets."""
+        return self.suggestion.config
+
+    @property
+    def scored(self) -> bool:
+        """It did not fail, and every loss is a finite number: it may be compared with others."""
+        finite = bool(self.losses) and all(map(math.isfinite, self.losses))
+        return finite and self.state is not TrialState.FAILED
+
+    def but(self, **changes: Any) -> Self:  # noqa: ANN401 - values of any field
+        """This trial with some fields changed."""
+        return replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` is the inverse. Infinite and NaN losses survive."""
+        return {**asdict(self), "losses": [repr(loss) for loss in self.losses]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of to_json."""
+        return cls(
+            **{
+                **values,
+                "suggestion": Suggestion(**values["suggestion"]),
+                "state": TrialState(values["state"]),
+                "losses": tuple(map(float, values["losses"])),
+                "results": tuple(values["results"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What is optimised: names of metrics, and for each whether more is better.
+
+    Attributes:
+        names: metrics that the train function reports.
+        modes: "min" or "max", one per name.
+    """
+
+    names: tuple[str, ...]
+    modes: tuple[Mode, ...]
+
+    @classmethod
+    def of(cls, metric: str | Sequence[str], mode: str | Sequence[str] = "max") -> Self:
+        """From one name or several, with one mode for all or one each.
+
+        Raises:
+            ConfigError: no name, a name twice, or a mode that is neither "min" nor "max".
+        """
+        names = (metric,) if isinstance(metric, str) else tuple(metric)
+        modes = (mode,) * len(names) if isinstance(mode, str) else tuple(mode)
+        known = [m for m in modes if m in ("min", "max")]
+        if not names or len(set(names)) < len(names) or len(known) != len(names):
+            raise ConfigError(
+                f"metric={metric!r}, mode={mode!r}: there must be one metric or several different "
+                'ones, and for each the mode "min" or "max". Nothing was started.'
+            )
+        return cls(names, tuple(known))  # type: ignore[arg-type]  # narrowed by the list above
+
+    def losses(self, metrics: Mapping[str, Any]) -> tuple[float, ...]:
+        """What is minimised; NaN and infinities are passed on, `Trial.scored` tells them.
+
+        Raises:
+            SearchError: a metric is not among those reported, or is no number.
+        """
+        found = []
+        for name, mode in zip(self.names, self.modes, strict=True):
+            value = metrics.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise SearchError(
+                    f"the train function never reported a number as {name!r}; it reported "
+                    f"{sorted(metrics) or 'nothing'}. Call ctx.report({name}=...) in it, or name "
+                    "another metric."
+                )
+            found.append(float(value) if mode == "min" else -float(value))
+        return tuple(found)
+
+    def values(self, losses: Iterable[float]) -> tuple[float, ...]:
+        """The inverse of `losses`, for people."""
+        pairs = zip(losses, self.modes, strict=True)
+        return tuple(loss if mode == "min" else -loss for loss, mode in pairs)
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """Proposes. Not thread safe: one loop asks and tells. No clock, no Ray, no files of its own.
+
+    `start` comes first and once. What was asked for and not told yet is *pending*: it is never
+    proposed again, and a model of the space takes it into account. Trials may be told that were
+    never asked for (an old campaign, a user's own points). A trial is told once it is final.
+
+    The same seed with the same calls gives the same suggestions, in another process too.
+    `state_dict` is JSON; a searcher of the same arguments that is given it after `start` goes on
+    as this one would have, except where its class says what it does instead. Its pending points
+    are part of it.
+    """
+
+    def start(
+        self, space: "Space | ConfigurationSpace", *, objectives: int = 1, seed: int = 0
+    ) -> None:
+        """Take the space. How many losses a trial will have is `objectives`.
+
+        Raises:
+            EmptySpace: no configuration is valid. ConfigError: see the message.
+        """
+        ...
+
+    def ask(self, n: int = 1) -> list[Suggestion]:
+        """Up to `n` suggestions, all different, none ever proposed before.
+
+        Fewer than `n` mean that the space has no further configuration; they stay fewer.
+        """
+        ...
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Learn from trials. One without finite losses counts as failed, whatever its state."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All it knows, as JSON values."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what another one of the same kind knew."""
+        ...

@@ -1,0 +1,176 @@
+"""Configurations of one ConfigurationSpace as plain values: drawn, changed, checked, counted.
+
+Not here: sequences of them (space.py).
+
+Invariant: a value that leaves here is JSON, and a configuration that is drawn or changed here
+satisfies the conditions and the forbidden clauses.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from ConfigSpace import Configuration, ConfigurationSpace, Constant, ForbiddenValueError
+from ConfigSpace.hyperparameters import (
+    CategoricalHyperparameter,
+    Hyperparameter,
+    OrdinalHyperparameter,
+)
+from ConfigSpace.types import NotSet
+from numpy.random import MT19937, RandomState, SeedSequence
+
+from elastix.errors import ConfigError, EmptySpace
+
+Values = dict[str, Any]
+Parameter = Hyperparameter[Any, Any]
+
+TRIES = 2000
+_NEAR = 0.2  # standard deviation of a small change, as a share of the range
+
+
+def generator(seed: int, count: int = 0) -> RandomState:
+    """The `count`-th generator of `seed`: independent ones, of the kind that ConfigSpace takes.
+
+    A searcher that makes each proposal with a generator of its own has only a count to save.
+    """
+    return RandomState(MT19937(SeedSequence([seed, count])))
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - a value of any hyperparameter
+    """A Python value in place of NumPy's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def active(space: ConfigurationSpace, value_of: Callable[[str], Any]) -> Values:
+    """Active hyperparameters with their values, parents first (the order of the space)."""
+    values: Values = {}
+    for name in space:
+        values[name] = plain(value_of(name)) if _is_active(space, name, values) else NotSet
+    return {name: value for name, value in values.items() if value is not NotSet}
+
+
+def draw(space: ConfigurationSpace, rng: RandomState) -> Values:
+    """Random values that are allowed.
+
+    Raises:
+        EmptySpace: none of very many was.
+    """
+    for _ in range(TRIES):
+        values = active(space, lambda name: space[name].sample_value(seed=rng))
+        if not forbidden(space, values):
+            return values
+    raise EmptySpace(
+        f"none of {TRIES} random configurations satisfies the forbidden clauses "
+        f"{list(space.forbidden_clauses)}. Nothing was started. Loosen them."
+    )
+
+
+def default(space: ConfigurationSpace) -> Values:
+    """Every active hyperparameter at its default."""
+    return {name: plain(value) for name, value in space.get_default_configuration().items()}
+
+
+def change(
+    space: ConfigurationSpace, values: Values, rng: RandomState, name: str | None = None
+) -> Values | None:
+    """`values` with one hyperparameter changed; newly active ones are drawn, others dropped."""
+    names = [name] if name else rng.permutation(list(values)).tolist()
+    for chosen in names:
+        other = _another(space[chosen], values[chosen], rng)
+        if other is None:
+            continue
+        known = {**values, chosen: other}
+        changed = active(
+            space,
+            lambda n, known=known: known[n] if n in known else space[n].sample_value(seed=rng),  # type: ignore[misc]
+        )
+        if not forbidden(space, changed):
+            return changed
+    return None
+
+
+def _another(hyperparameter: Parameter, value: Any, rng: RandomState) -> Any:  # noqa: ANN401
+    """Another value; of numbers and ordered choices, a near one as often as any."""
+    if isinstance(hyperparameter, Constant):
+        return None
+    ordered = not isinstance(hyperparameter, CategoricalHyperparameter)
+    for _ in range(20):
+        if ordered and rng.random_sample() < 0.5:
+            near = hyperparameter.neighbors_values(value, 1, seed=rng, std=_NEAR)
+            if len(near) == 0:
+                return None
+            other = plain(near[int(rng.randint(0, len(near)))])
+        else:
+            other = plain(hyperparameter.sample_value(seed=rng))
+        if other != value:
+            return other
+    return None
+
+
+def forbidden(space: ConfigurationSpace, values: Values) -> bool:
+    """Whether a forbidden clause excludes these values."""
+    if not space.forbidden_clauses:
+        return False
+    try:
+        Configuration(space, values=values)
+    except ForbiddenValueError:
+        return True
+    return False
+
+
+def check(space: ConfigurationSpace, values: Any, what: str) -> None:  # noqa: ANN401
+    """Raise ConfigError with what is wrong with `values`, which is called `what`."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{what} must be a mapping of names to values, not {values!r}.")
+    strange = sorted(values.keys() - set(space))
+    if strange:
+        raise ConfigError(f"{what} has {strange}, which the space does not know.")
+    try:
+        Configuration(space, values=dict(values))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{what} {dict(values)} is not valid: {error}") from error
+
+
+def check_choices(space: ConfigurationSpace, what: str, may_be_empty: bool = False) -> None:
+    """Refuse choices that are no JSON scalars, with ConfigError, and no choice at all."""
+    if len(space) == 0 and not may_be_empty:
+        raise EmptySpace(f"{what} has no hyperparameter. Nothing was made. Add one.")
+    for hyperparameter in space.values():
+        for choice in choices(hyperparameter) or ():
+            if not isinstance(plain(choice), bool | int | float | str | None):
+                raise ConfigError(
+                    f"choice {choice!r} of {hyperparameter.name!r} in {what} is a "
+                    f"{type(choice).__name__}; only numbers, text, booleans and None survive JSON. "
+                    "Nothing was made. Name the choices and look them up in `build`."
+                )
+
+
+def choices(hyperparameter: Parameter) -> tuple[Any, ...] | None:
+    """All values, if there is a list of them."""
+    if isinstance(hyperparameter, CategoricalHyperparameter):
+        return tuple(hyperparameter.choices)
+    if isinstance(hyperparameter, OrdinalHyperparameter):
+        return tuple(hyperparameter.sequence)
+    if isinstance(hyperparameter, Constant):
+        return (hyperparameter.value,)
+    return None
+
+
+def grid(space: ConfigurationSpace) -> list[Values]:
+    """Every allowed configuration of a finite space, each once."""
+    found: list[Values] = [{}]
+    for name, hyperparameter in space.items():
+        listed = choices(hyperparameter)
+        if listed is None:
+            listed = tuple(range(hyperparameter.lower, hyperparameter.upper + 1))  # type: ignore[attr-defined]
+        found = [
+            {**begun, name: plain(value)}
+            for begun in found
+            for value in (listed if _is_active(space, name, begun) else (NotSet,))
+        ]
+    cleaned = ({n: v for n, v in values.items() if v is not NotSet} for values in found)
+    return [values for values in cleaned if not forbidden(space, values)]
+
+
+def _is_active(space: ConfigurationSpace, name: str, values: Values) -> bool:
+    return all(c.satisfied_by_value(values) for c in space.parent_conditions_of[name])

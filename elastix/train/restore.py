@@ -1,0 +1,72 @@
+"""From what a run goes on: which stored State, and which samples are left out. No Ray."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from elastix.data.cursor import merge, subtract
+from elastix.errors import ConfigError
+from elastix.events import Event, Resumed, SamplesLeftOut, Span, StepCommitted
+from elastix.state import Ref, State
+from elastix.store import Store
+
+
+def newest(store: Store, run: str) -> Ref | None:
+    """What a run goes on from; None if it has stored nothing."""
+    return store.tags().get(f"{run}/last")
+
+
+def left_out(events: Iterable[Event]) -> dict[int, tuple[Span, ...]]:
+    """By loader, the positions that the journal says are left out."""
+    spans: dict[int, tuple[Span, ...]] = {}
+    for event in events:
+        if isinstance(event, SamplesLeftOut):
+            old = spans.get(event.loader, ())
+            spans[event.loader] = merge((*old, *subtract(event.spans, old)))
+    return spans
+
+
+def samples_of(
+    steps: Sequence[int], events: Iterable[Event], from_step: int
+) -> dict[int, tuple[Span, ...]]:
+    """By loader, the positions that the journal has for these steps.
+
+    Raises:
+        ConfigError: a step is part of the State already, or the journal has none of that number.
+    """
+    batches: dict[int, StepCommitted] = {}
+    for event in events:
+        if isinstance(event, Resumed):
+            batches = {step: batch for step, batch in batches.items() if step <= event.step}
+        elif isinstance(event, StepCommitted):
+            batches[event.step] = event
+    spans: dict[int, list[Span]] = {}
+    for step in steps:
+        if step <= from_step:
+            raise ConfigError(
+                f"leave_out names step {step}, and the run goes on from the State after step "
+                f"{from_step}, which has learnt from it. Nothing was changed. Go back to an older "
+                "State (RestoreConfig(step=...))."
+            )
+        if step not in batches:
+            raise ConfigError(
+                f"leave_out names step {step}, which the journal does not have (its last is "
+                f"{max(batches, default=0)}). Nothing was changed."
+            )
+        for batch in batches[step].batches:
+            shares = (span for share in batch.shares.values() for span in share)
+            spans.setdefault(batch.loader, []).extend(shares)
+    return {loader: merge(found) for loader, found in spans.items()}
+
+
+def leaving_out(state: State, spans: Mapping[int, Sequence[Span]]) -> State:
+    """The State with these positions struck off its cursors' lists."""
+    meta: dict[str, Any] = dict(state.meta)
+    for loader, positions in spans.items():
+        key = f"@loader/{loader}"
+        if key in meta:
+            cursor = copy.deepcopy(meta[key])
+            old = [(start, stop) for start, stop in cursor.get("left_out", ())]
+            new = merge((*old, *subtract(positions, sorted(old))))
+            meta[key] = {**cursor, "left_out": [list(span) for span in new]}
+    return State(state.tensors, meta, state.parents)

@@ -1,0 +1,191 @@
+"""A worker's part in storing States: takes snapshots, and writes the shares it is asked for.
+
+The training thread takes a snapshot at a boundary and goes on; a thread of its own offers it to
+the coordinator (train.checkpoint), writes what it is told to, and lets go of it when the State is
+stored. Not here: when a State is due (member), who writes what (assembly).
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from elastix.errors import StoreError
+from elastix.state import State, identity
+from elastix.store import Store
+from elastix.train.assembly import Delivered, Mark, Message, Offer, Order, Release, Withdrawn
+from elastix.train.snapshot import Snapshot, Stager
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occasion:
+    """Why and with whom a snapshot is taken. The fields are those of Offer."""
+
+    mark: Mark
+    reason: str
+    members: tuple[int, ...]
+    score: float | None = None
+
+
+class Saver:
+    """One worker's. `save`, `finish` and `wait` are for the training thread, `tell` for others.
+
+    Args:
+        send: takes a message to the coordinator; may block, and may be called again with the same.
+        open_store: opens the store, when something is first written.
+
+    Attributes:
+        waiting: the training thread is blocked here, on the store or on other workers.
+        waited_s: how long it has been so, since the worker began.
+    """
+
+    def __init__(self, send: Callable[[Message], None], open_store: Callable[[], Store]) -> None:
+        self.waiting = False
+        self.waited_s = 0.0
+        self._send = send
+        self._open_store = open_store
+        self._stager = Stager()
+        self._changed = threading.Condition()
+        self._current: Snapshot | None = None
+        self._occasion: Occasion | None = None
+        self._offered = False
+        self._ended: Release | None = None
+        self._work: queue.SimpleQueue[Snapshot | Order | Release | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._store: Store | None = None
+
+    # ------------------------------------------------------------------ the training thread
+
+    def save(self, state: State, occasion: Occasion, late: Collection[str]) -> None:
+        """Take a snapshot of live tensors, and have it stored in the background.
+
+        Blocks while the one before is not stored yet: two at a time would need the memory of two.
+
+        Args:
+            state: views of live tensors.
+            occasion: what it is.
+            late: tensors that stay as they are until `finish` was called.
+        """
+        started = time.monotonic()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="saver", daemon=True)
+            self._thread.start()
+        self._wait(lambda: self._current is None)
+        waited_s = time.monotonic() - started
+        snapshot = self._stager.take(state, occasion.mark.step, late)
+        snapshot.stall_s += waited_s
+        with self._changed:
+            self._current, self._occasion, self._offered = snapshot, occasion, False
+        self._work.put(snapshot)
+
+    def finish(self) -> None:
+        """What was captured is about to change: block until it is copied."""
+        snapshot = self._current
+        if snapshot is not None:
+            snapshot.finish()
+
+    def wait(self, mark: Mark) -> Release:
+        """Block until that checkpoint is stored, or is known not to be."""
+        self._wait(lambda: self._ended is not None and self._ended.mark >= mark)
+        return self._ended or Release(mark)
+
+    def settle(self, timeout_s: float) -> None:
+        """Block until what was taken last is stored or given up, but not longer than that."""
+        self._wait(lambda: self._current is None, timeout_s)
+
+    def _wait(self, until: Callable[[], bool], timeout_s: float | None = None) -> None:
+        started = time.monotonic()
+        self.waiting = True
+        try:
+            with self._changed:
+                self._changed.wait_for(until, timeout_s)
+        finally:
+            self.waiting = False
+            self.waited_s += time.monotonic() - started
+
+    # ------------------------------------------------------------------ other threads
+
+    def tell(self, order: Order | Release) -> None:
+        """What the coordinator wants. Never blocks."""
+        self._work.put(order)
+
+    def offer_again(self) -> None:
+        """There is a new coordinator, who knows of nothing."""
+        snapshot = self._current
+        if snapshot is not None and self._offered:
+            self._work.put(snapshot)
+
+    def close(self) -> None:
+        """Seal what was written. Nothing is expected of this worker any more."""
+        self._work.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while (item := self._work.get()) is not None:
+            if isinstance(item, Snapshot):
+                self._offer(item)
+            elif isinstance(item, Order):
+                self._write(item)
+            else:
+                self._release(item)
+        if self._store is not None:
+            self._store.close()
+
+    def _offer(self, snapshot: Snapshot) -> None:
+        occasion = self._occasion
+        if snapshot is not self._current or occasion is None:
+            return
+        snapshot.finish_copy()
+        if snapshot.torn:
+            self._send(Withdrawn(occasion.mark, why=snapshot.torn))
+            self._let_go()
+            return
+        self._offered = True
+        self._send(
+            Offer(
+                mark=occasion.mark,
+                reason=occasion.reason,
+                members=occasion.members,
+                groups=_groups(snapshot.state),
+                meta=snapshot.state.meta,
+                score=occasion.score,
+                stall_s=snapshot.stall_s,
+            )
+        )
+
+    def _write(self, order: Order) -> None:
+        snapshot, occasion = self._current, self._occasion
+        if snapshot is None or occasion is None or occasion.mark != order.mark:
+            return  # it was released meanwhile
+        tensors = {name: snapshot.state.tensors[name] for name in order.names}
+        message: Message
+        try:
+            if self._store is None:
+                self._store = self._open_store()
+            message = Delivered(order.mark, self._store.put_share(State(tensors)))
+        except StoreError as error:
+            message = Withdrawn(order.mark, error)
+        self._send(message)
+
+    def _release(self, release: Release) -> None:
+        with self._changed:
+            if self._ended is None or release.mark >= self._ended.mark:
+                self._ended = release
+            self._changed.notify_all()
+        if self._occasion is not None and self._occasion.mark <= release.mark:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._changed:
+            self._current = None
+            self._changed.notify_all()
+
+
+def _groups(state: State) -> tuple[tuple[tuple[str, ...], int], ...]:
+    """Names by the memory that they share, with its bytes."""
+    groups: dict[object, list[str]] = {}
+    for name, tensor in state.tensors.items():
+        groups.setdefault(identity(tensor) if tensor.numel() else name, []).append(name)
+    return tuple((tuple(names), state.tensors[names[0]].nbytes) for names in groups.values())

@@ -1,0 +1,146 @@
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from elastix.errors import ConfigError, StateError
+from elastix.search.inherit import copy_tensors, inherit, match_tensors
+from elastix.state import Ref, State
+from elastix.store import Store, signature
+
+
+def net(*widths: int, norm: bool = True) -> nn.Sequential:
+    """Convolutions of these widths, with batch norm, on one channel."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip((1, *widths), widths, strict=False):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 3))
+
+
+def put(store: Store, model: nn.Module, **meta: float) -> Ref:
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.add_(1)  # nothing that a fresh initialisation could have by itself
+    return store.put(State(model.state_dict(), meta), signature=signature(model), score=1.0)
+
+
+def copied(before: dict[str, torch.Tensor], model: nn.Module) -> set[str]:
+    return {n for n, t in model.state_dict().items() if not torch.equal(before[n], t)}
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("mode", "parts"),
+    [("lp", {"0", "1"}), ("lcs", {"0", "1", "6", "7", "11"}), ("none", set())],
+)
+def test_what_matches_is_copied_and_the_rest_stays(store, mode, parts):
+    ancestor = net(4, 8, 8)
+    ref = put(store, ancestor, lineage_epochs=2.5)
+    model = net(4, 4, 8, 8)  # a layer inserted
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = inherit(model, store, mode=mode, parent=ref)
+    parts = {"lcs": {"0", "1", "6", "7", "9", "10", "14"}}.get(mode, parts)
+    names = {name for name in before if name.split(".")[0] in parts}
+    changed = copied(before, model)
+    assert changed == names
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    if mode == "none":
+        assert found is None
+        return
+    assert (found.ref, found.lineage_epochs) == (ref, 2.5)
+    assert (found.layers, found.of_layers) == (len(parts), 9)
+    assert set(found.tensors) == names
+    theirs = ancestor.state_dict()
+    for own, other in found.tensors.items():
+        assert torch.equal(model.state_dict()[own], theirs[other])
+    assert found.nbytes == sum(before[name].nbytes for name in names)
+
+
+def test_the_copies_belong_to_the_model_alone(store):
+    ref = put(store, net(4))
+    model = net(4)
+    inherit(model, store, parent=ref)
+    before = store.get(ref).manifest()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert store.get(ref).manifest() == before
+    assert store.verify() == []
+
+
+def test_the_store_provides_the_model_that_shares_most(store):
+    put(store, net(8, 8), campaign="a")
+    best = put(store, net(4, 8, 8), campaign="b")
+    found = inherit(net(4, 8, 16), store, mode="lp", provider="store")
+    assert found is not None
+    assert found.ref == best
+    here = inherit(net(4, 8, 16), store, provider="store", where={"campaign": "a"})
+    assert here is None or here.ref != best
+
+
+def test_no_ancestor_and_a_retired_one_leave_the_model_fresh(store):
+    ref = put(store, net(4))
+    store.retire(ref)
+    model = net(4)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert inherit(model, store, parent=ref) is None
+    assert inherit(model, store, parent=None) is None
+    assert inherit(model, store, provider="store") is None
+    assert copied(before, model) == set()
+
+
+def test_an_ancestor_without_a_signature_has_nothing_to_match(store):
+    ref = store.put(State(net(4).state_dict()))
+    assert inherit(net(4), store, parent=ref) is None
+
+
+def test_frozen_tensors_cost_no_bytes_in_the_store(store):
+    ref = put(store, net(4, 8))
+    model = net(4, 8, 16)
+    found = inherit(model, store, parent=ref, freeze=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        model.train()
+        optimizer.zero_grad()
+        model(torch.rand(6, 1, 8, 8)).sum().backward()
+        optimizer.step()
+    blobs = store.stats().blobs
+    child = store.put(State(model.state_dict()), parents=[ref])
+    fresh = [name for name in model.state_dict() if name not in found.tensors]
+    assert fresh
+    assert store.stats().blobs - blobs <= len(fresh)
+    assert all(
+        store.owner(child, own) == ref for own, other in found.tensors.items() if own == other
+    )
+
+
+def test_a_shape_that_differs_copies_nothing():
+    model = net(4)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = State({"a": torch.ones(4), "b": torch.ones(7)})
+    with pytest.raises(StateError, match=r"'0\.weight'.*\(4, 1, 3, 3\) here, \(7,\) there"):
+        copy_tensors(model, state, {"0.bias": "a", "0.weight": "b"})
+    assert copied(before, model) == set()
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "best"}, {"provider": "friend"}])
+def test_words_that_do_not_exist(store, wrong):
+    with pytest.raises(ConfigError):
+        inherit(net(4), store, **wrong)
+
+
+def test_matching_takes_less_than_5_ms(store):
+    """Of CPU, so that a busy machine does not decide; the best of some, as for any timing."""
+    mine, theirs = signature(net(*range(8, 20))), signature(net(*range(8, 24)))
+    times = []
+    for _ in range(10):
+        began = time.process_time()
+        match_tensors(mine, theirs, "lcs")
+        times.append(time.process_time() - began)
+    assert min(times) < 0.005

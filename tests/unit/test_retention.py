@@ -1,0 +1,116 @@
+"""Which States are kept, and when one is due."""
+
+import pytest
+
+from elastix.config import CheckpointConfig, RestoreConfig
+from elastix.errors import ConfigError
+from elastix.state import Ref
+from elastix.train.retention import Kept, ranked, surplus, worth_storing
+from elastix.train.schedule import Schedule
+
+
+def kept(*scores):
+    return [Kept(10 * n, Ref(f"{n:064x}"), score) for n, score in enumerate(scores, start=1)]
+
+
+def steps(found):
+    return [one.step for one in found]
+
+
+def test_the_last_ones_and_the_best_ones_stay():
+    states = kept(0.1, 0.9, 0.3, None, 0.9, 0.2)
+    assert steps(surplus(states, 2, 1)) == [10, 30, 40]
+    assert steps(surplus(states, 2, 2)) == [10, 30, 40]
+    assert steps(surplus(states, 1, 0)) == [10, 20, 30, 40, 50]
+    assert surplus(states, None, 1) == []
+    assert surplus(states[:1], 1, 0) == []
+
+
+def test_of_equal_scores_the_earlier_is_best():
+    assert steps(ranked(kept(0.5, 0.9, None, 0.9))) == [20, 40, 10]
+
+
+def test_a_state_is_worth_storing_if_it_would_be_among_the_best():
+    states = kept(0.5, 0.9)
+    assert worth_storing(0.91, states, 1)
+    assert not worth_storing(0.9, states, 1)
+    assert worth_storing(0.6, states, 2)
+    assert worth_storing(0.1, states, 3)
+    assert not worth_storing(None, states, 3)
+    assert not worth_storing(1.0, states, 0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_every_few_steps_once_each():
+    schedule = Schedule(CheckpointConfig(every_steps=4))
+    assert [step for step in range(9) if schedule.due(step)] == [4, 8]
+    schedule.stored(4)
+    assert schedule.due(4) == ""
+    assert schedule.due(8) == "every_steps"
+
+
+def test_time_counts_when_the_group_agrees_on_it():
+    clock = Clock()
+    schedule = Schedule(CheckpointConfig(every_s=60.0), clock)
+    clock.now = 59.0
+    assert not schedule.time_is_up()
+    clock.now = 60.0
+    assert schedule.time_is_up()
+    assert schedule.due(5) == ""  # rank 0 may see it otherwise
+    schedule.agreed(True)
+    assert schedule.due(5) == "every_s"
+    schedule.stored(5)
+    assert not schedule.time_is_up()
+    assert schedule.due(6) == ""
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("max", 0.5), ("min", -0.5)])
+def test_a_reported_metric_makes_its_state_due_with_its_score(mode, expected):
+    schedule = Schedule(CheckpointConfig(every_steps=4, best="accuracy", mode=mode))
+    schedule.stored(4)
+    schedule.reported(4, {"accuracy": 0.5, "loss": 1.0})
+    assert schedule.score(4) == expected
+    assert schedule.due(4) == "best"  # the State at hand is stored already, but without its score
+    schedule.stored(4)
+    assert schedule.due(4) == ""
+    assert schedule.score(5) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), "good", None])
+def test_a_metric_that_cannot_be_compared_is_no_score(value):
+    schedule = Schedule(CheckpointConfig(best="accuracy"))
+    schedule.reported(4, {"accuracy": value})
+    assert schedule.due(4) == ""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every_steps": 0},
+        {"every_s": 0.0},
+        {"every_s": -1.0},
+        {"keep_last": 0},
+        {"keep_best": -1},
+        {"mode": "most"},
+    ],
+)
+def test_impossible_checkpoint_settings_are_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        CheckpointConfig(**options)
+
+
+@pytest.mark.parametrize("options", [{"step": -1}, {"leave_out": [0]}, {"leave_out": ["1"]}])
+def test_impossible_restore_settings_are_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        RestoreConfig(**options)
+
+
+def test_restore_settings_survive_json():
+    config = RestoreConfig(step=3, leave_out=[4, 5])
+    assert RestoreConfig.from_dict(config.to_dict()) == config

@@ -1,0 +1,169 @@
+import itertools
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastix.errors import ConfigError
+from elastix.search.pareto import crowding, dominates, fronts, order
+from elastix.search.rungs import Asha, Median, Rungs, Verdict
+
+POINTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
+
+
+@given(POINTS)
+def test_fronts_are_the_definition(points):
+    left = set(range(len(points)))
+    for front in fronts(points):
+        nobody = {i for i in left if not any(dominates(points[j], points[i]) for j in left)}
+        assert set(front) == nobody
+        left -= nobody
+    assert not left
+
+
+@given(POINTS)
+def test_order_never_puts_a_dominated_point_first(points):
+    ranked = order(points)
+    assert sorted(ranked) == list(range(len(points)))
+    for before, after in itertools.pairwise(ranked):
+        assert not dominates(points[after], points[before])
+
+
+def test_order_of_numbers_is_stable_and_puts_what_is_not_finite_last():
+    losses = [(2.0,), (math.nan,), (1.0,), (), (1.0,), (-math.inf,)]
+    assert order(losses) == [2, 4, 0, 1, 3, 5]
+
+
+def test_crowding_prefers_the_ends_and_the_lonely():
+    front = [(0.0, 4.0), (1.0, 3.0), (1.1, 2.9), (3.0, 1.0), (4.0, 0.0)]
+    distance = crowding(front)
+    assert distance[0] == distance[4] == math.inf
+    assert distance[3] > distance[1]
+
+
+@pytest.mark.parametrize("rule", [Asha(), Median()])
+def test_both_are_rungs(rule):
+    assert isinstance(rule, Rungs)
+
+
+def test_asha_pauses_then_promotes_when_enough_have_come():
+    asha = Asha(first=1, eta=3, last=9)
+    assert asha.levels == [1, 3]
+    assert asha.report(0, 1, (0.1,)) is Verdict.PAUSE  # the best of one is not the best third
+    assert asha.report(1, 1, (0.5,)) is Verdict.PAUSE
+    assert asha.promotable() == []
+    assert asha.report(2, 1, (0.9,)) is Verdict.PAUSE
+    assert asha.promotable() == [0]
+    asha.promote(0)
+    assert asha.promotable() == []
+    assert asha.report(0, 2, (0.1,)) is Verdict.CONTINUE
+    assert asha.report(0, 3, (0.1,)) is Verdict.PAUSE
+    assert asha.report(3, 1, (0.01,)) is Verdict.CONTINUE  # the best of four goes straight on
+    assert asha.promotable() == []
+    for number, loss in ((4, 0.7), (5, 0.8)):
+        assert asha.report(number, 1, (loss,)) is Verdict.PAUSE
+    assert asha.promotable() == []  # the best two of six have passed already
+    asha.report(6, 1, (0.05,))
+    asha.report(7, 1, (0.95,))
+    asha.report(8, 1, (0.99,))
+    assert asha.promotable() == []
+
+
+def test_a_report_repeated_after_a_crash_counts_once():
+    asha = Asha(eta=2)
+    for _ in range(5):
+        assert asha.report(0, 1, (0.5,)) is Verdict.PAUSE
+    assert asha.report(1, 1, (0.1,)) is Verdict.CONTINUE
+    assert asha.report(1, 1, (0.1,)) is Verdict.CONTINUE
+    assert asha.promotable() == []
+
+
+def test_asha_leaves_trials_alone_from_the_last_level_on():
+    assert Asha(first=2, eta=2, last=4).report(0, 4, (9.0,)) is Verdict.CONTINUE
+    assert Asha(first=2, eta=2, last=4).report(0, 1, (9.0,)) is Verdict.CONTINUE
+
+
+def test_dropped_and_hopeless_trials_are_not_promoted():
+    asha = Asha(eta=2)
+    for number, loss in enumerate([math.nan, math.nan, math.inf, 3.0]):
+        asha.report(number, 1, (loss,))
+    assert asha.promotable() == []  # trial 3 went straight on, the others have no finite loss
+    asha = Asha(eta=2)
+    asha.report(0, 1, (0.1,))
+    asha.report(1, 1, (0.2,))
+    assert asha.promotable() == [0]
+    asha.drop(0)
+    assert asha.promotable() == []
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 2))
+def test_asha_goes_on_from_saved_state_and_keeps_its_share(seed, objectives):
+    rng = random.Random(seed)
+    asha, level = Asha(eta=3, last=27), {}
+    for number in range(40):
+        running = [number]
+        while running:
+            trial = running.pop()
+            at = level.get(trial, 0) + 1
+            losses = tuple(rng.random() for _ in range(objectives))
+            copy = Asha(eta=3, last=27)
+            copy.load_state_dict(json.loads(json.dumps(asha.state_dict())))
+            verdict = asha.report(trial, at, losses)
+            assert copy.report(trial, at, losses) is verdict
+            assert copy.promotable() == asha.promotable()
+            level[trial] = at
+            if verdict is Verdict.CONTINUE and at < 27:
+                running.append(trial)
+            for paused in asha.promotable():
+                asha.promote(paused)
+                running.append(paused)
+    for rung in asha.levels:
+        came = sum(at >= rung for at in level.values())
+        passed = sum(at > rung for at in level.values())
+        # Who passed while it was among the best third may fall back later, so more than a third
+        # may have passed; but nobody passes where fewer than three came.
+        assert passed <= came
+        assert passed == 0 or came >= 3
+
+
+def test_the_median_rule_stops_the_worse_half_once_there_are_enough():
+    rule = Median(grace=1, others=4)
+    for number in range(5):
+        for level in (1, 2, 3):
+            assert rule.report(number, level, (float(number),)) in (
+                Verdict.CONTINUE,
+                Verdict.STOP if number == 4 else Verdict.CONTINUE,
+            )
+    assert rule.report(9, 1, (99.0,)) is Verdict.CONTINUE  # grace
+    assert rule.report(9, 2, (99.0,)) is Verdict.STOP
+    assert rule.report(8, 1, (0.5,)) is Verdict.CONTINUE
+    assert rule.report(8, 2, (99.0,)) is Verdict.CONTINUE  # its best counts
+    assert rule.report(7, 1, (math.nan,)) is Verdict.CONTINUE
+    assert rule.report(7, 2, (math.nan,)) is Verdict.STOP
+    assert rule.promotable() == []
+
+
+def test_the_median_rule_with_two_objectives_and_saved_state():
+    rule = Median(grace=0, others=3)
+    for number, losses in enumerate([(0.0, 1.0), (1.0, 0.0), (0.5, 0.5)]):
+        rule.report(number, 1, losses)
+    copy = Median(grace=0, others=3)
+    copy.load_state_dict(json.loads(json.dumps(rule.state_dict())))
+    assert rule.report(3, 1, (2.0, 2.0)) is copy.report(3, 1, (2.0, 2.0)) is Verdict.STOP
+    assert rule.report(4, 1, (0.0, 0.0)) is copy.report(4, 1, (0.0, 0.0)) is Verdict.CONTINUE
+
+
+@pytest.mark.parametrize("wrong", [{"first": 0}, {"eta": 1}, {"first": 9, "last": 3}])
+def test_asha_refuses_what_makes_no_rungs(wrong):
+    with pytest.raises(ConfigError):
+        Asha(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"grace": -1}, {"others": 0}])
+def test_median_refuses_nonsense(wrong):
+    with pytest.raises(ConfigError):
+        Median(**wrong)

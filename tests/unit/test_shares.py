@@ -1,0 +1,77 @@
+"""A model put in shares by several writers is the model put by one."""
+
+import pytest
+import torch
+
+from elastix.errors import ConfigError
+from elastix.state import State
+from elastix.store import Store, Vanished
+
+
+@pytest.fixture
+def state():
+    torch.manual_seed(0)
+    shared = torch.randn(50)
+    return State({"a": torch.randn(9, 9), "b": shared, "c": shared, "@o/x": torch.ones(3)})
+
+
+def part(state, *names):
+    return State({name: state.tensors[name] for name in names})
+
+
+def test_shares_of_two_writers_make_the_model_that_one_puts(tmp_path, state):
+    with Store(tmp_path / "one") as one:
+        expected = one.put(State(state.tensors, {"step": 3}))
+    with Store(tmp_path / "two") as store, Store(tmp_path / "two") as other:
+        shares = [store.put_share(part(state, "b", "c")), other.put_share(part(state, "a", "@o/x"))]
+        assert store.log() == []  # nothing is visible before it is whole
+        ref = store.put_shares(shares, meta={"step": 3}, tags=["run/last"], score=0.5)
+        assert ref == expected
+        assert other.tags() == {"run/last": ref}
+        found = other.get("run/last")
+        assert found.tensors["b"] is found.tensors["c"]
+        assert store.score(ref) == 0.5
+        assert store.nbytes(ref) == state.nbytes
+    with Store(tmp_path / "two") as again:
+        assert again.get(ref).manifest().ref == ref
+        assert again.verify() == []
+
+
+def test_what_the_store_has_is_not_written_again(tmp_path, state):
+    with Store(tmp_path) as store:
+        store.put(state)
+        share = store.put_share(part(state, "a", "b"))
+        assert share.written_bytes == 0
+        assert store.put_share(State({"n": torch.zeros(7)})).written_bytes == 28
+
+
+def test_a_share_that_gc_took_is_named_and_can_be_written_again(tmp_path, state):
+    with Store(tmp_path) as store:
+        with Store(tmp_path) as writer:
+            share = writer.put_share(part(state, "a"))
+        rest = store.put_share(part(state, "b", "c", "@o/x"))
+        store.gc()  # the writer is gone, and no model needs what it wrote
+        with pytest.raises(Vanished) as caught:
+            store.put_shares([share, rest], tags=["run/last"])
+        assert "a" in caught.value.names
+        assert store.tags() == {}
+        again = [store.put_share(part(state, name)) for name in caught.value.names]
+        ref = store.put_shares([share, rest, *again], tags=["run/last"])
+        assert store.get("run/last").manifest().ref == ref
+        assert store.verify() == []
+
+
+def test_a_bad_tag_leaves_nothing_visible(tmp_path, state):
+    with Store(tmp_path) as store:
+        share = store.put_share(state)
+        with pytest.raises(ConfigError):
+            store.put_shares([share], tags=["../escape"])
+        assert store.log() == []
+
+
+def test_tags_move_with_the_commit(tmp_path, state):
+    with Store(tmp_path) as store:
+        first = store.put_shares([store.put_share(state)], meta={"step": 1}, tags=["run/last"])
+        second = store.put_shares([store.put_share(state)], meta={"step": 2}, tags=["run/last"])
+        assert first != second
+        assert store.tags() == {"run/last": second}

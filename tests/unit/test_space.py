@@ -1,0 +1,238 @@
+import json
+
+import pytest
+from ConfigSpace import (
+    AndConjunction,
+    Categorical,
+    ConfigurationSpace,
+    Constant,
+    EqualsCondition,
+    Float,
+    ForbiddenAndConjunction,
+    ForbiddenEqualsClause,
+    GreaterThanCondition,
+    Integer,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastix.errors import ConfigError, EmptySpace
+from elastix.search.space import Blocks, Space, as_space
+from elastix.search.trial import config_key
+from elastix.search.values import generator
+
+SEEDS = st.integers(0, 2**31)
+quick = settings(max_examples=60, deadline=None)
+
+
+def awkward() -> ConfigurationSpace:
+    """Conditions within conditions, forbidden clauses, every kind of hyperparameter."""
+    cs = ConfigurationSpace()
+    kind = Categorical("kind", ["conv", "pool", "none"])
+    kernel = Categorical("kernel", [1, 3, 5], ordered=True)
+    depth = Integer("depth", (1, 4))
+    rate = Float("rate", (1e-3, 1.0), log=True)
+    flag = Categorical("flag", [True, False])
+    cs.add([kind, kernel, depth, rate, flag, Constant("k", 7)])
+    cs.add(EqualsCondition(kernel, kind, "conv"))
+    cs.add(
+        AndConjunction(EqualsCondition(rate, kind, "conv"), GreaterThanCondition(rate, depth, 2))
+    )
+    cs.add(
+        ForbiddenAndConjunction(ForbiddenEqualsClause(kernel, 5), ForbiddenEqualsClause(depth, 4))
+    )
+    return cs
+
+
+SPACES = {
+    "plain": Space(awkward()),
+    "blocks": Space((), Blocks("body", awkward(), min=0, max=4)),
+    "both": Space(awkward(), Blocks("a", awkward(), min=2, max=2), Blocks("b", awkward())),
+    "ruled": Space(
+        [Integer("x", (0, 9)), Integer("y", (0, 9))], valid=lambda config: config["x"] > config["y"]
+    ),
+}
+
+
+def edits(a: dict, b: dict, space: Space) -> int:
+    """How many places differ. A hyperparameter that its parent switched on or off is no place."""
+    count = hyperparameter_edits(
+        {k: v for k, v in a.items() if k not in space.blocks},
+        {k: v for k, v in b.items() if k not in space.blocks},
+    )
+    return count + sum(sequence_edits(a[name], b[name]) for name in space.blocks)
+
+
+def hyperparameter_edits(a: dict, b: dict) -> int:
+    return sum(a[key] != b[key] for key in a.keys() & b.keys())
+
+
+def sequence_edits(a: list, b: list) -> int:
+    if a == b:
+        return 0
+    if abs(len(a) - len(b)) == 1:
+        longer, shorter = (a, b) if len(a) > len(b) else (b, a)
+        return 1 if any(longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer))) else 99
+    if len(a) != len(b):
+        return 99
+    places = [i for i in range(len(a)) if a[i] != b[i]]
+    if len(places) == 1:
+        return hyperparameter_edits(a[places[0]], b[places[0]])
+    swapped = len(places) == 2 and places[1] == places[0] + 1
+    return 1 if swapped and [b[i] for i in reversed(places)] == [a[i] for i in places] else 99
+
+
+@pytest.mark.parametrize("name", SPACES)
+@quick
+@given(SEEDS)
+def test_samples_are_valid_and_survive_json_and_flattening(name, seed):
+    space = SPACES[name]
+    config = space.sample(seed)
+    space.check(config)
+    assert config_key(json.loads(json.dumps(config))) == config_key(config)
+    assert json.loads(json.dumps(config)) == config
+    flat = space.to_flat(config)
+    assert space.from_flat(flat) == config
+    assert space.sample(seed) == config
+
+
+@pytest.mark.parametrize("name", SPACES)
+@quick
+@given(SEEDS)
+def test_what_the_flat_space_samples_is_valid(name, seed):
+    space = SPACES[name]
+    space.flat.seed(seed)
+    values = dict(space.flat.sample_configuration())
+    config = space.from_flat(values)
+    if name != "ruled":  # a rule of one's own is no part of the flat space
+        space.check(config)
+    assert space.to_flat(config).keys() == values.keys()
+
+
+@pytest.mark.parametrize("name", SPACES)
+@quick
+@given(SEEDS)
+def test_a_mutation_is_valid_and_differs_in_one_place(name, seed):
+    space = SPACES[name]
+    config = space.sample(seed)
+    before = json.dumps(config)
+    changed = space.mutate(config, generator(seed, 1))
+    assert json.dumps(config) == before
+    assert changed is not None
+    space.check(changed)
+    assert json.loads(json.dumps(changed)) == changed
+    assert edits(config, changed, space) == 1
+
+
+def test_mutation_reaches_all_that_it_should():
+    space = SPACES["blocks"]
+    config = space.sample(3)
+    reached = {config_key(config)}
+    lengths, swaps = set(), 0
+    for count in range(400):
+        changed = space.mutate(config, generator(5, count))
+        swaps += sorted(map(config_key, changed["body"])) == sorted(map(config_key, config["body"]))
+        lengths.add(len(changed["body"]))
+        reached.add(config_key(changed))
+        config = changed
+    assert lengths == {0, 1, 2, 3, 4}
+    assert swaps > 10
+    assert len(reached) > 200
+
+
+def test_the_flat_space_has_conditions_on_the_length():
+    flat = Space((), Blocks("body", awkward(), min=1, max=3)).flat
+    assert flat["body.length"].lower == 1
+    assert flat["body.length"].upper == 3
+    assert not flat.parents_of["body.0.kind"]
+    assert [p.name for p in flat.parents_of["body.2.kind"]] == ["body.length"]
+    assert {p.name for p in flat.parents_of["body.2.rate"]} == {"body.2.kind", "body.2.depth"}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_default_is_valid(name):
+    SPACES[name].check(SPACES[name].get_default_configuration())
+
+
+def test_all_configurations_of_a_small_space_are_listed_once():
+    block = ConfigurationSpace(space=[Categorical("op", ["a", "b"]), Integer("n", (1, 2))])
+    space = Space([Categorical("x", [1, 2])], Blocks("body", block, min=0, max=2))
+    every = [config_key(config) for config in space.unseen(set())]
+    assert len(every) == len(set(every)) == space.size == 2 * (1 + 4 + 16)
+    assert list(space.unseen(set(every[1:]))) == [json.loads(every[0])]
+    assert list(Space([Float("x", (0, 1))]).unseen(set())) == []
+    ruled = [config["x"] - config["y"] for config in SPACES["ruled"].unseen(set())]
+    assert len(ruled) == 45
+    assert min(ruled) > 0
+    allowed = list(Space(finite(awkward())).unseen(set()))
+    assert len(allowed) == (3 * 4 - 1 + 4 + 4) * 2
+    for config in allowed:
+        rated = config["kind"] == "conv" and config["depth"] > 2
+        SPACES["plain"].check({**config, "rate": 0.5} if rated else config)
+
+
+def finite(cs: ConfigurationSpace) -> ConfigurationSpace:
+    """`awkward` without its Float."""
+    small = ConfigurationSpace()
+    kind, kernel, depth = cs["kind"], cs["kernel"], cs["depth"]
+    small.add([kind, kernel, depth, cs["flag"], cs["k"]])
+    small.add(EqualsCondition(kernel, kind, "conv"))
+    small.add(
+        ForbiddenAndConjunction(ForbiddenEqualsClause(kernel, 5), ForbiddenEqualsClause(depth, 4))
+    )
+    return small
+
+
+def test_further_hyperparameters():
+    space = SPACES["both"].plus(Float("momentum", (0.0, 0.9)))
+    assert 0 <= space.sample(0)["momentum"] <= 0.9
+    assert "momentum" not in SPACES["both"].sample(0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Space(),
+        lambda: Space(ConfigurationSpace()),
+        lambda: Blocks("body", ConfigurationSpace()),
+        lambda: Space([Integer("x", (0, 9))], valid=lambda config: config["x"] > 9),
+    ],
+)
+def test_a_space_with_no_valid_configuration(wrong):
+    with pytest.raises(EmptySpace, match="Nothing was"):
+        wrong()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Blocks("body", awkward(), min=3, max=2),
+        lambda: Blocks("body", awkward(), min=0, max=0),
+        lambda: Blocks("body", awkward(), min=-1, max=2),
+        lambda: Space([Integer("body", (0, 1))], Blocks("body", awkward())),
+        lambda: Space((), Blocks("a.b", awkward())),
+        lambda: Space([Categorical("x", [(1, 2), (3, 4)])]),
+        lambda: as_space({"x": [1, 2]}),
+    ],
+)
+def test_what_makes_no_space(wrong):
+    with pytest.raises(ConfigError):
+        wrong()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"strange": 1},
+        {"kind": "dense"},
+        {"a": []},
+        {"a": 3},
+        {"a": [{"kind": "none", "depth": 1, "flag": True, "k": 7}, 5]},
+        {"b": [{"kind": "none", "kernel": 3, "depth": 1, "flag": True, "k": 7}]},
+    ],
+)
+def test_what_is_no_configuration(change):
+    space = SPACES["both"]
+    with pytest.raises(ConfigError):
+        space.check({**space.sample(1), **change})
+    assert not space.is_valid({**space.sample(1), **change})

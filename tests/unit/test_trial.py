@@ -1,0 +1,78 @@
+import json
+import math
+
+import pytest
+
+import elastix
+from elastix.search.trial import Objectives, Suggestion, Trial, TrialState, config_key
+
+SUGGESTION = Suggestion({"lr": 0.1, "body": [{"op": "conv"}]}, elastix.Ref("a" * 64), 3)
+
+
+@pytest.mark.parametrize("loss", [0.25, math.inf, -math.inf, math.nan])
+def test_a_trial_survives_json_with_any_loss(loss):
+    trial = Trial(
+        7,
+        SUGGESTION,
+        TrialState.STOPPED,
+        losses=(loss, 1.0),
+        results=({"accuracy": 0.5, "epoch": 1},),
+        metrics={"accuracy": 0.5},
+        ref=elastix.Ref("b" * 64),
+        epochs=2.0,
+        lineage_epochs=5.0,
+        inherited={"tensors": {"a": "b"}},
+        traceback="Traceback",
+    )
+    back = Trial.from_json(json.loads(json.dumps(trial.to_json())))
+    assert repr(back) == repr(trial)  # NaN is not equal to itself
+    assert back.state is TrialState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("losses", "state", "scored"),
+    [
+        ((0.1,), TrialState.FINISHED, True),
+        ((0.1,), TrialState.STOPPED, True),
+        ((0.1,), TrialState.FAILED, False),
+        ((), TrialState.FINISHED, False),
+        ((0.1, math.nan), TrialState.FINISHED, False),
+        ((math.inf,), TrialState.FINISHED, False),
+    ],
+)
+def test_only_finite_losses_score(losses, state, scored):
+    assert Trial(0, SUGGESTION, state, losses).scored is scored
+
+
+def test_the_key_ignores_the_order_of_names():
+    assert config_key({"a": 1, "b": [1, 2]}) == config_key({"b": [1, 2], "a": 1})
+    assert config_key({"b": [1, 2]}) != config_key({"b": [2, 1]})
+
+
+def test_objectives_turn_at_the_door_and_back():
+    objectives = Objectives.of(["accuracy", "latency"], ["max", "min"])
+    losses = objectives.losses({"accuracy": 0.9, "latency": 3, "else": "x"})
+    assert losses == (-0.9, 3.0)
+    assert objectives.values(losses) == (0.9, 3.0)
+
+
+@pytest.mark.parametrize("reported", [{}, {"acc": 1.0}, {"accuracy": None}, {"accuracy": True}])
+def test_a_metric_that_is_never_reported_is_named_with_what_was(reported):
+    with pytest.raises(elastix.SearchError, match="'accuracy'") as caught:
+        Objectives.of("accuracy").losses(reported)
+    assert all(name in str(caught.value) for name in reported)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        ([], "max"),
+        (["a", "a"], "max"),
+        ("a", "best"),
+        (["a", "b"], ["max"]),
+        (["a", "b"], ["max", "?"]),
+    ],
+)
+def test_wrong_objectives_are_refused(metric, mode):
+    with pytest.raises(elastix.ConfigError, match="metric"):
+        Objectives.of(metric, mode)
