@@ -118,10 +118,10 @@ def run_events(
                 t=t,
                 ref=f"{step:064x}",
                 step=step,
-                path=f"states/{step}",
                 reason="every_steps",
                 stored_bytes=4_300_000,
                 store_s=0.06,
+                stall_s=0.002,
             )
     if ended:
         yield RunEnded(t=t + 0.1, outcome="finished", step=steps)
@@ -182,7 +182,8 @@ def campaign(trials: int = 120, objectives: int = 1, live: bool = False) -> Camp
         facts={"searcher": "Evolution", "inherit": "lcs", "executor": "pool"},
         budget=200,
         began=BEGAN,
-        live=live,
+        last=t,
+        outcome="" if live else "finished",
     )
 
 

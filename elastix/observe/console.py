@@ -55,7 +55,7 @@ class Console:
     ) -> None:
         self.progress = progress or Progress()
         self._name = plain(name)
-        self._store = plain(store)
+        self._where = where(self._name, plain(store))
         self._clock = clock
         self._terminal = terminal or Terminal(quiet=quiet, highlight=False, soft_wrap=True)
         self._started = self._summed = clock()
@@ -164,11 +164,6 @@ class Console:
     # ------------------------------------------------------------------ pieces
 
     @property
-    def _where(self) -> str:
-        command = shlex.join(["elastix", "report", self._name, "--store", self._store])
-        return f"store {self._store}   report: {command}"
-
-    @property
     def _running(self) -> str:
         return duration(self._clock() - self._started)
 
@@ -207,24 +202,17 @@ class Console:
         """At most 12 lines: 5 of facts, a rule, the latest events."""
         progress = self.progress
         head = f"{self._name}   running {self._running}   {self._counts()}"
-        rows: list[RenderableType] = [_row(head, "bold")]
-        bar = Table.grid(expand=True, padding=(0, 3, 0, 0))
-        bar.add_column(ratio=1)
-        bar.add_column(no_wrap=True)
-        done = progress.done
-        pulse = done is None
-        bar.add_row(
-            ProgressBar(total=1.0, completed=done or 0.0, pulse=pulse),
-            _row(self._pace() or "starting"),
-        )
-        rows.append(bar)
-        rows.append(_row(f"group  {self._group()}"))
+        rows: list[RenderableType] = [one_line(head, "bold")]
+        rows.append(bar(progress.done, self._pace() or "starting"))
+        rows.append(one_line(f"group  {self._group()}"))
         if progress.metrics:
-            rows.append(_row(f"score  {shown(progress.metrics)}   (step {progress.metrics_step})"))
+            rows.append(
+                one_line(f"score  {shown(progress.metrics)}   (step {progress.metrics_step})")
+            )
         if progress.stored is not None:
             stored = progress.stored
             size = f"{stored.stored_bytes / 1e6:.1f} MB in {stored.store_s:.2f} s"
-            rows.append(_row(f"state  {stored.ref[:12]} after step {stored.step}, {size}"))
+            rows.append(one_line(f"state  {stored.ref[:12]} after step {stored.step}, {size}"))
         rows += self._latest
         return Group(*rows)
 
@@ -246,7 +234,24 @@ class Console:
             self._live = None
 
 
-def _row(text: str, style: str = "") -> Text:
+def where(name: str, store: str) -> str:
+    """The store, and the command that makes the report."""
+    command = shlex.join(["elastix", "report", name, "--store", store])
+    return f"store {store}   report: {command}"
+
+
+def bar(done: float | None, beside: str) -> RenderableType:
+    """A line with a progress bar (one that moves, if nobody knows how far it is) and a text."""
+    grid = Table.grid(expand=True, padding=(0, 3, 0, 0))
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True)
+    moving = ProgressBar(total=1.0, completed=done or 0.0, pulse=done is None)
+    grid.add_row(moving, one_line(beside))
+    return grid
+
+
+def one_line(text: str, style: str = "") -> Text:
+    """Cut where the terminal ends."""
     return Text(plain(text), style, no_wrap=True, overflow="ellipsis")
 
 

@@ -7,6 +7,8 @@ from elastix.events import (
     Reported,
     Resumed,
     RunStarted,
+    SamplesLeftOut,
+    StateNotStored,
     StateStored,
     WorkerJoined,
     WorkerLeft,
@@ -23,7 +25,7 @@ def line(event: Event) -> tuple[str, str]:
     return plain(text), style
 
 
-def _line(event: Event) -> tuple[str, str]:
+def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
     match event:
         case RunStarted():
             versions = ", ".join(f"{name} {value}" for name, value in event.versions.items())
@@ -53,6 +55,11 @@ def _line(event: Event) -> tuple[str, str]:
             return f"step {event.step}  {metrics}", ""
         case StateStored():
             return f"state {event.ref[:12]} stored after step {event.step} ({event.reason})", ""
+        case StateNotStored():
+            return f"State after step {event.step} not stored ({event.reason}): {event.why}", "red"
+        case SamplesLeftOut():
+            left_out = sum(stop - start for start, stop in event.spans)
+            return f"{left_out} samples of loader {event.loader} are left out on purpose", "yellow"
         case WorkerRaised():
             last = event.traceback.strip().splitlines()[-1:] or ["an error"]
             where = f"worker {event.worker}, rank {event.rank}, after step {event.step}"

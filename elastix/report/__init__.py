@@ -9,8 +9,9 @@ from pathlib import Path
 
 from elastix.errors import NotFound, StoreError
 from elastix.observe import journal
-from elastix.report.compose import training_page
+from elastix.report.compose import campaign_page, training_page
 from elastix.report.page import write
+from elastix.report.sources import campaign_record, is_campaign
 from elastix.report.training import tell
 from elastix.store import Store
 from elastix.store.verify import Stats
@@ -19,7 +20,7 @@ __all__ = ["runs_in", "write_report"]
 
 
 def write_report(name: str, store: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run; an older one is replaced at once.
+    """Write the page of a training run or a campaign; an older one is replaced at once.
 
     Args:
         name: of the run.
@@ -37,9 +38,14 @@ def write_report(name: str, store: str | Path, out: str | Path | None = None) ->
     path = directory / "journal.jsonl"
     if not path.is_file():
         raise NotFound(f"there is no run {name!r} in {store}: {_others(Path(store))}")
-    training = tell(journal.read(path))
     target = Path(out) if out is not None else directory / "report.html"
-    write(training_page(name, Path(store), training, _stats(Path(store)), time.time()), target)
+    root, now = Path(store), time.time()
+    if is_campaign(directory):
+        record = campaign_record(root, name, journal.read(path))
+        page = campaign_page(record, root, _stats(root), now)
+    else:
+        page = training_page(name, root, tell(journal.read(path)), _stats(root), now)
+    write(page, target)
     return target
 
 

@@ -51,6 +51,8 @@ def sections(campaign: CampaignRecord) -> Iterator[Section]:
     if len(drawn) < len(campaign.trials):
         note = f"Drawn are {len(drawn)} of {len(campaign.trials)} trials, the best and the latest."
     yield Section("campaign", "Campaign", figures, (), note)
+    if campaign.controls:
+        yield Section("controls", "From scratch", (), [_controls(campaign)])
     yield Section("trials", "Trials", (), [_trials(campaign)])
     if campaign.facts:
         rows = [[Cell(k), Cell(number(v))] for k, v in flatten(campaign.facts, lists=False).items()]
@@ -62,6 +64,8 @@ def failure(campaign: CampaignRecord) -> Failure | None:
     """The first traceback, if every trial that ended has failed: then it is not chance."""
     failed = [trial for trial in campaign.trials if trial.traceback]
     if not failed or campaign.scored:
+        if campaign.outcome == "failed":
+            return Failure("Why the campaign failed", "\n".join(plain_lines(campaign.message)))
         return None
     first = min(failed, key=lambda trial: (trial.finished_s or 0.0, trial.number))
     text = "\n".join(plain_lines((first.traceback or "").strip()))
@@ -105,6 +109,32 @@ def _trials(campaign: CampaignRecord) -> Table:
     )
     caption = " ".join(part for part in left_out if part)
     return Table("trials-table", "Trials", heads, rows, caption, sortable=True, wide=True)
+
+
+def _controls(campaign: CampaignRecord) -> Table:
+    """What the best are worth without what they inherited."""
+    known = campaign.by_number
+    rows = []
+    for control in campaign.controls:
+        trial = known.get(-1 if control.parent is None else control.parent)
+        score = control.values[0] if control.values else None
+        before = trial.values[0] if trial is not None and trial.values else None
+        rows.append(
+            [
+                _known(control.parent),
+                _known(score, "good"),
+                _known(before),
+                _known(control.epochs),
+                _known(trial.lineage_epochs if trial is not None else None),
+                Cell(control.state, control.state, "bad" if control.state == "failed" else ""),
+            ]
+        )
+    heads = ("trial", "from scratch", "as found", "epochs", "epochs behind it as found", "state")
+    caption = (
+        "The best trials run again from fresh weights: a child has been trained for its ancestors' "
+        "epochs too, these have not."
+    )
+    return Table("controls-table", campaign.metric, heads, rows, caption, sortable=True, wide=True)
 
 
 def _row(

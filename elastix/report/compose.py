@@ -39,12 +39,14 @@ def training_page(
 def campaign_page(campaign: CampaignRecord, store: Path, stats: Stats | None, now: float) -> Page:
     """The page of a campaign at `now`, seconds since the Unix epoch."""
     ends = [trial.finished_s for trial in campaign.trials if trial.finished_s is not None]
-    until = now if campaign.live else max(ends, default=campaign.began)
+    heard = max([*ends, campaign.last, campaign.began])
+    going = "silent" if now - heard > _SILENT_S else "running"
+    until = heard if campaign.outcome or going == "silent" else now
     words = [f"store {store}", f"began {_date(campaign.began)}"]
     return Page(
         name=campaign.name,
         kind="campaign",
-        status="running" if campaign.live else "finished",
+        status=campaign.outcome or going,
         about=[*words, f"ran {duration(until - campaign.began)}"],
         tiles=list(campaign_part.tiles(campaign)),
         sections=[*campaign_part.sections(campaign), *_store(stats)],

@@ -17,6 +17,7 @@ from elastix.events import (
     RunEnded,
     RunStarted,
     StateDropped,
+    StateNotStored,
     StateStored,
     StepCommitted,
     WorkerJoined,
@@ -194,6 +195,9 @@ class Training:
                 self.states_stored += 1
                 self.stored_bytes += event.stored_bytes
                 self.states = [*self.states[1 - _STATES :], (t, event)]
+            case StateNotStored():
+                text = f"the State after step {event.step} was not stored: {event.why}"
+                self._mark(t, "error", -1, text)
             case StateDropped():
                 self.states_dropped += 1
                 self.states = [entry for entry in self.states if entry[1].ref != event.ref]

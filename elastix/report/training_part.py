@@ -148,6 +148,7 @@ def _states(training: Training) -> Table:
             Cell(stored.reason, stored.reason),
             Cell(size(stored.stored_bytes), stored.stored_bytes),
             seconds(stored.store_s),
+            seconds(stored.stall_s),
         ]
         for at, stored in reversed(training.states)
     ]
@@ -155,7 +156,7 @@ def _states(training: Training) -> Table:
         f"{training.states_stored} were stored, {size(training.stored_bytes)} written in all; "
         f"{training.states_dropped} were dropped again by the retention rule."
     )
-    names = ("ref", "step", "after", "why", "bytes", "written in")
+    names = ("ref", "step", "after", "why", "new bytes", "written in", "held up training")
     return Table("states-table", "Stored States", names, rows, caption, sortable=True, wide=True)
 
 

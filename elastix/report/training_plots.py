@@ -58,9 +58,13 @@ def _membership(training: Training) -> Figure:
         ("join", "joined", "triangle-right", "@ok"),
         ("left", "left", "triangle-left", "@warn"),
         ("slow", "slow", "hourglass", "@warn"),
-        ("error", "raised", "star", "@loss"),
+        ("error", "went wrong", "star", "@loss"),
     ):
-        points = [(at, worker, text) for at, k, worker, text in training.marks if k == kind]
+        points = [
+            (at, worker, text)
+            for at, k, worker, text in training.marks
+            if k == kind and worker >= 0
+        ]
         traces.append(_marks(name, symbol, colour, points, clock))
     restarts = [at for at, kind, _, _ in training.marks if kind == "restart"]
     workers = len({bar.worker for bar in bars})

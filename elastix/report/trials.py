@@ -71,8 +71,10 @@ class CampaignRecord:
         objectives: names of the metrics and "min" or "max" for each; the first decides on best.
         facts: what else is worth telling, by name: searcher, executor, inheritance.
         budget: of trials; None without one.
-        began: seconds since the Unix epoch.
-        live: whether it is still going on.
+        began, last: of the campaign and of its latest event, seconds since the Unix epoch.
+        controls: the best, run again without inheritance; `parent` says which.
+        outcome: finished, failed or interrupted; empty while it goes on.
+        message: why it failed.
     """
 
     name: str
@@ -81,7 +83,10 @@ class CampaignRecord:
     facts: Mapping[str, Any] = field(default_factory=dict)
     budget: int | None = None
     began: float = 0.0
-    live: bool = False
+    last: float = 0.0
+    controls: tuple[TrialRecord, ...] = ()
+    outcome: str = "finished"
+    message: str = ""
 
     @property
     def metric(self) -> str:
