@@ -152,14 +152,24 @@ def summary(path: Path, campaign: elastix.Results, result: elastix.Result) -> bo
 
     print()
     print(f"search      {len(campaign.trials)} trials; best: {best}")
-    print(f"inherited   {len(inherited)} trials began with {sum(inherited) / max(1, len(inherited)):.0%} of a parent's bytes")
+    print(
+        f"inherited   {len(inherited)} trials began with {sum(inherited) / max(1, len(inherited)):.0%} of a parent's bytes"
+    )
     print(f"lost        {', '.join(f'worker {e.worker}: {e.cause}' for e in losses)}")
-    print(f"recovered   in {', '.join(f'{s:.2f} s' for s in sorted(set(stalls)))}; steps lost: {result.audit.steps_lost}")
+    print(
+        f"recovered   in {', '.join(f'{s:.2f} s' for s in sorted(set(stalls)))}; steps lost: {result.audit.steps_lost}"
+    )
     print(f"samples     {result.audit}")
     print(f"store       {stats}")
     print(f"lineage     {len(line)} ancestors of the final model")
-    print(f"accuracy    {result.metrics['test_accuracy']:.3f} on the test set; {plain:.3f} by plain torch from {exported}")
-    return result.audit.exact and len(losses) >= 2 and abs(plain - result.metrics["test_accuracy"]) < 1e-6
+    print(
+        f"accuracy    {result.metrics['test_accuracy']:.3f} on the test set; {plain:.3f} by plain torch from {exported}"
+    )
+    return (
+        result.audit.exact
+        and len(losses) >= 2
+        and abs(plain - result.metrics["test_accuracy"]) < 1e-6
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -78,7 +79,7 @@ def _membership(training: Training) -> Figure:
             [trace for trace in traces if trace["y"]],
             max(190, min(900, 130 + 24 * workers)),
             barmode="overlay",
-            xaxis=clock.axis("run"),
+            xaxis=_since(training, clock),
             yaxis={
                 "title": {"text": "worker"},
                 "autorange": "reversed",
@@ -88,6 +89,14 @@ def _membership(training: Training) -> Figure:
         ),
         wide=True,
     )
+
+
+def _since(training: Training, clock: Clock) -> dict[str, Any]:
+    """Time since the run began, from shortly before there was a group: starting may take long."""
+    start = min((bar.start for bar in training.bars), default=0.0)
+    margin = 0.02 * (training.length_s - start)
+    ends = [clock(max(0.0, start - margin)), clock(training.length_s + margin)]
+    return {**clock.axis("run"), "range": ends}
 
 
 def _loss_text(loss: Loss) -> Markup:
@@ -128,6 +137,7 @@ def _rates(training: Training) -> Figure:
     rates = training.rates
     full = training.progress.goodput.full_rate
     at = [clock((i + 0.5) * rates.width_s) for i in range(len(rates.samples))]
+    sizes = [*training.sizes, *((training.length_s, n) for _, n in training.sizes[-1:])]
     per_s = [round(samples / rates.width_s, 3) for samples in rates.samples]
     traces: list[Trace] = [
         {
@@ -144,8 +154,8 @@ def _rates(training: Training) -> Figure:
             "type": "scatter",
             "mode": "lines",
             "name": "workers",
-            "x": [clock(at) for at, _ in training.sizes],
-            "y": [size for _, size in training.sizes],
+            "x": [clock(at) for at, _ in sizes],
+            "y": [size for _, size in sizes],
             "yaxis": "y2",
             "line": {"color": "@1", "width": 1.5, "shape": "hv"},
             "hovertemplate": Markup("%{y} workers<extra></extra>"),
@@ -165,7 +175,7 @@ def _rates(training: Training) -> Figure:
         f"rate of the largest group while nothing happened.{known}",
         figure(
             traces,
-            xaxis=clock.axis("run"),
+            xaxis=_since(training, clock),
             yaxis={"title": {"text": "samples/s"}, "rangemode": "tozero"},
             yaxis2={
                 "title": {"text": "workers"},
