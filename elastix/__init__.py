@@ -17,6 +17,7 @@ from elastix.config import (
 from elastix.errors import (
     ConfigError,
     Conflict,
+    ControllerLost,
     Corrupt,
     ElastixError,
     EmptySpace,
@@ -54,6 +55,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "Context",
+    "ControllerLost",
     "Corrupt",
     "DeepHyper",
     "ElasticTrainer",

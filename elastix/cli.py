@@ -13,6 +13,7 @@ import typer
 
 from elastix.errors import ConfigError, ElastixError
 from elastix.store import Entry, Store
+from elastix.verbs import campaign as campaigns
 from elastix.verbs import output
 from elastix.verbs.output import AsJson
 from elastix.verbs.output import print_table as _print
@@ -297,3 +298,6 @@ def rebuild(store: Where = _STORE, as_json: AsJson = False) -> None:
         found = opened.stats()
     value = {"models": found.models, "packs": found.packs}
     _print(as_json, value, ("what", "how many"), value.items())
+
+
+app.add_typer(campaigns.make(_says, _print), name="campaign")

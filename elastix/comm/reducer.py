@@ -45,8 +45,12 @@ class Steps(Protocol):
         """This worker's part of the commit round; reduced by maximum."""
         ...
 
+    def voided(self, result: torch.Tensor) -> bool:
+        """Whether a commit round with this result says that the step is to be done again."""
+        ...
+
     def committed(self, left: Left) -> None:
-        """The step counts; gradients are in place."""
+        """The step counts and gradients are in place; or it is void, and there are none."""
         ...
 
 
@@ -83,6 +87,7 @@ class Reducer:
         self._launched = 0
         self._deferred = False
         self._active = False
+        self._void = False  # the last step was
         for bucket in self._gradients:
             for place, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, place)
@@ -163,18 +168,32 @@ class Reducer:
 
     def accept(self, left: Left) -> None:
         """Gradients and buffers become what was agreed on."""
-        del left
+        self._void = self._steps.voided(left.result)
+        if self._void:
+            self._leave_no_trace()
+            return
         samples = self._counter.samples()
         if samples:
             for bucket in self._buckets:
                 bucket.accept(self._weight.total / samples)
-        else:  # all of a tiny batch was lost with its workers: the step leaves no trace
+        else:  # all of a tiny batch was lost with its workers
             for gradients in self._gradients:
                 gradients.drop()
 
+    def remember_buffers(self) -> None:
+        """Buffers may have to be put back to what they are now."""
+        for buffers in self._buffers:
+            buffers.remember()
+
+    def _leave_no_trace(self) -> None:
+        for gradients in self._gradients:
+            gradients.drop()
+        for buffers in self._buffers:
+            buffers.put_back()
+
     def parts(self) -> Sequence[torch.Tensor]:
         """The buckets as they were accepted, one after the other; none if nothing was."""
-        if not self._counter.samples():
+        if self._void or not self._counter.samples():
             return []
         return [bucket.accepted() for bucket in self._buckets]
 
@@ -182,7 +201,7 @@ class Reducer:
         """Take over gradients and buffers that others agreed on, instead of one's own."""
         for bucket, flat in zip(self._buckets, watched.parts, strict=False):
             bucket.imitate(flat)
-        if not watched.parts:
+        if not watched.parts:  # and buffers were put back after a forward pass of placeholders
             for gradients in self._gradients:
                 gradients.drop()
 

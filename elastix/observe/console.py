@@ -136,9 +136,22 @@ class Console:
                 self._print(f"    {text}")
         self._print(f"{self._name} failed   {self._where}", "bold red")
 
-    def interrupted(self) -> None:
-        """The last lines after Ctrl-C."""
+    def leaderless(self) -> None:
+        """The controller's process died."""
+        lost = "controller lost: the workers keep their State; it is started again"
+        self._tell(self._clock(), lost, "red")
+
+    def interrupted(self, *, goes_on: bool = False) -> None:
+        """The last lines after Ctrl-C. `goes_on`: the run does not need this process."""
         self._end_block()
+        if goes_on:
+            self._print(
+                f"{self._name} goes on after step {self.progress.step}; fit() again attaches to "
+                "it, stop() ends it",
+                "bold yellow",
+            )
+            self._print(f"{self._name} goes on   {self._where}", "bold yellow")
+            return
         self._print(
             f"{self._name} interrupted after step {self.progress.step}; fit() again goes on from "
             "the last stored State",

@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -299,10 +300,12 @@ class Campaign:
 
     # ------------------------------------------------------------------ for `campaign resume`
 
-    def with_budget(self, budget: Budget) -> Self:
-        """The same campaign with another budget."""
+    def again(self, *, budget: Budget, store: str, quiet: bool) -> Self:
+        """The same campaign with another budget, in a store that may have moved."""
         other = copy.copy(self)
         other._budget = budget
+        other._run = replace(self._run, store=store)
+        other._quiet = quiet
         return other
 
     @property

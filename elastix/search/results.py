@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from elastix.config import RunConfig
-from elastix.errors import NotFound
+from elastix.errors import ConfigError, NotFound
 from elastix.search.book import FILE, Book, Line
 from elastix.search.pareto import fronts, order
 from elastix.search.trial import Config, Objectives, Trial
@@ -69,7 +69,10 @@ class Best:
         return self.ref
 
     def trainer(
-        self, train: "TrainFunction", config: Mapping[str, Any] | None = None, **options: Any
+        self,
+        train: "TrainFunction",
+        config: Mapping[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401 - whatever ElasticTrainer takes
     ) -> "ElasticTrainer":
         """An ElasticTrainer of this trial's configuration that goes on from its model.
 
@@ -216,6 +219,20 @@ class Results(Sequence[Trial]):
         columns = {name: _column([row.get(name) for row in rows]) for name in names}
         pq.write_table(pa.table(columns), path)
         return Path(path)
+
+    def to_optuna(self, path: str | Path) -> Path:
+        """Write an Optuna journal; `optuna-dashboard PATH` shows it.
+
+        Raises:
+            ConfigError: Optuna is not installed. Conflict: the file is there already.
+        """
+        try:
+            from elastix.search import optuna_journal
+        except ImportError as error:
+            raise ConfigError(
+                f"{error}. Nothing was written. Install the extra: pip install 'elastix[optuna]'."
+            ) from error
+        return optuna_journal.write(self, Path(path), [flatten(trial.config) for trial in self])
 
 
 def names(store: str | Path) -> list[str]:

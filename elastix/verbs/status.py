@@ -8,10 +8,10 @@ import typer
 
 from elastix.errors import TrainError
 from elastix.observe.progress import duration, shown
+from elastix.train.succession import CONTROLLER, NAMESPACE
 from elastix.verbs.output import AsJson, print_table
 
 _ANSWER_S = 5.0
-_MARK = "/controller"  # the end of every controller's name
 
 
 def status(
@@ -45,8 +45,8 @@ def live(address: str) -> list[dict[str, Any]]:
                 "starts one that stays."
             ) from error
     try:
-        actors = ray.util.list_named_actors(all_namespaces=True)
-        found = [_ask(entry) for entry in actors if entry["name"].endswith(_MARK)]
+        names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]
+        found = [_ask(name) for name in names if name.endswith(CONTROLLER)]
     finally:
         if ours:
             ray.shutdown()
@@ -54,10 +54,10 @@ def live(address: str) -> list[dict[str, Any]]:
     return sorted(answers, key=lambda answer: (answer["run"], answer["store"]))
 
 
-def _ask(entry: dict[str, str]) -> dict[str, Any] | None:
+def _ask(name: str) -> dict[str, Any] | None:
     """One controller's answer; None from one that ended meanwhile, or is no controller of ours."""
     try:
-        actor: Any = ray.get_actor(entry["name"], entry["namespace"])
+        actor: Any = ray.get_actor(name, NAMESPACE)
         answer: dict[str, Any] = ray.get(actor.status.remote(), timeout=_ANSWER_S)
     except (ValueError, AttributeError, ray.exceptions.RayError):
         return None

@@ -28,6 +28,7 @@ from elastix.train.trainer import fit_on_nodes, pickle_train
 _ASK_EVERY_S = 0.5
 _RECRUIT_EVERY_S = 2.0
 _SHORT_S = 0.05
+_VERY_SHORT_S = 0.005
 _DEATHS_AT_START = 3
 
 
@@ -105,7 +106,7 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """Idle workers; short work is also queued, one piece each, so that none waits for us."""
+        """Idle workers; short work is also queued, so that none of them waits for us."""
         depth = self._depth
         return sum(max(0, depth - len(seat.inhand)) for seat in self._seats.values() if seat.ready)
 
@@ -156,8 +157,10 @@ class Pool:
 
     @property
     def _depth(self) -> int:
-        """A round trip costs some milliseconds: it is hidden behind work that is as short."""
-        return 2 if self._usual_s < _SHORT_S and self._scaling.max_workers == 1 else 1
+        """A round trip and a sync of the book cost milliseconds: short work is queued meanwhile."""
+        if self._scaling.max_workers > 1 or self._usual_s > _SHORT_S:
+            return 1
+        return 2 if self._usual_s > _VERY_SHORT_S else 8
 
     def _places(self) -> Sequence[tuple[Any, _Seat]]:
         found = []
@@ -196,7 +199,7 @@ class Pool:
         seat.asked_s = time.monotonic()
         if isinstance(value, Ended):
             seconds = value.finished_s - value.started_s
-            self._usual_s = 0.9 * min(self._usual_s, 1.0) + 0.1 * seconds
+            self._usual_s = 0.7 * min(self._usual_s, 1.0) + 0.3 * seconds
             return value
         return Ended(  # the call itself failed: its arguments or its answer cannot be sent
             number=work.number, kind="raised", summary=str(value.cause), traceback=str(value)
