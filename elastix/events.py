@@ -80,6 +80,14 @@ class LoaderOpened(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochsPlanned(Event):
+    """The train function asked a loader for the epochs up to this number, counted from 1."""
+
+    loader: int
+    epochs: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchShares:
     """One global batch of one loader as it was committed.
 
@@ -354,6 +362,7 @@ _EVENTS: dict[str, type[Event]] = {
         Resumed,
         SamplesLeftOut,
         LoaderOpened,
+        EpochsPlanned,
         StepCommitted,
         WorkerLost,
         WorkerLeft,

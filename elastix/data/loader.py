@@ -43,6 +43,10 @@ class Pace(Protocol):
         """A batch begins; this worker has `share` samples of it."""
         ...
 
+    def planned(self, loader: int, epochs: int) -> None:
+        """The train function is going to make so many epochs of a loader, all told."""
+        ...
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -139,6 +143,7 @@ class Loader:
 
         Samples left over by a `break` come first in the next epoch; none is skipped.
         """
+        self._pace.planned(self.number, total)
         self._within = True
         try:
             while self.epoch < total:

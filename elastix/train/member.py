@@ -30,6 +30,7 @@ from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
 from elastix.errors import ConfigError, StateError, StoreError
 from elastix.events import (
+    EpochsPlanned,
     Event,
     Recovered,
     Reported,
@@ -580,6 +581,11 @@ class Member:
         if not share and self._reducer is not None:
             self._reducer.hold_buffers()
         self.phase("batch", self.step)
+
+    def planned(self, loader: int, epochs: int) -> None:
+        """So many epochs are meant to be made. For progress bars; may get lost with rank 0."""
+        if self.rank == 0:
+            self._link.emit(EpochsPlanned(loader=loader, epochs=epochs))
 
     # ------------------------------------------------------------------ what Context offers
 
