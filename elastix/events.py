@@ -161,7 +161,8 @@ class Recovered(Event):
     Attributes:
         step: the step in hand; between steps, the last one committed.
         outcome: "accepted" (all survivors held every bucket), "passed on" (somebody had left the
-            commit round), "reduced again", or "between steps".
+            commit round), "reduced again", "done again" (FailureConfig(recovery="rollback")), or
+            "between steps".
         rebuild_s: news of the new generation to a working process group.
         stall_s: news of the new generation to the agreed result of the operation at hand.
     """
