@@ -7,6 +7,7 @@ import importlib as _importlib
 import typing as _typing
 
 from elastix.config import (
+    Budget,
     CheckpointConfig,
     FailureConfig,
     RestoreConfig,
@@ -16,10 +17,13 @@ from elastix.config import (
 from elastix.errors import (
     ConfigError,
     Conflict,
+    ControllerLost,
     Corrupt,
     ElastixError,
     EmptySpace,
+    EveryTrialFailed,
     Full,
+    NeverReported,
     NotFound,
     QuorumLost,
     ReadOnly,
@@ -36,6 +40,8 @@ from elastix.store import Store
 from elastix.train.context import Context
 
 if _typing.TYPE_CHECKING:
+    from elastix.search.campaign import Campaign
+    from elastix.search.results import Results
     from elastix.search.searchers.deephyper import DeepHyper
     from elastix.search.searchers.evolution import Evolution
     from elastix.search.searchers.optuna import Optuna
@@ -43,18 +49,23 @@ if _typing.TYPE_CHECKING:
     from elastix.train.trainer import ElasticTrainer, Result
 
 __all__ = [
+    "Budget",
+    "Campaign",
     "CheckpointConfig",
     "ConfigError",
     "Conflict",
     "Context",
+    "ControllerLost",
     "Corrupt",
     "DeepHyper",
     "ElasticTrainer",
     "ElastixError",
     "EmptySpace",
+    "EveryTrialFailed",
     "Evolution",
     "FailureConfig",
     "Full",
+    "NeverReported",
     "NotFound",
     "Optuna",
     "QuorumLost",
@@ -63,6 +74,7 @@ __all__ = [
     "Ref",
     "RestoreConfig",
     "Result",
+    "Results",
     "RunConfig",
     "ScalingConfig",
     "SearchError",
@@ -77,12 +89,14 @@ __all__ = [
 ]
 
 _LATER = {
+    "Campaign": "elastix.search.campaign",
     "DeepHyper": "elastix.search.searchers.deephyper",
     "ElasticTrainer": "elastix.train.trainer",
     "Evolution": "elastix.search.searchers.evolution",
     "Optuna": "elastix.search.searchers.optuna",
     "Random": "elastix.search.searchers.random",
     "Result": "elastix.train.trainer",
+    "Results": "elastix.search.results",
 }
 
 

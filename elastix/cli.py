@@ -18,6 +18,7 @@ from rich.table import Table
 
 from elastix.errors import ConfigError, ElastixError
 from elastix.store import Entry, Store
+from elastix.verbs import campaign as campaigns
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
@@ -120,7 +121,7 @@ def show(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
     with Store(store, read_only=True) as opened:
         manifest = opened.manifest(ref)
         rows = [
-            (name, info.dtype, list(info.shape), opened.owner(ref, name)[:12])
+            (name, info.dtype, list(info.shape), opened.owner(ref, name))
             for name, info in manifest.tensors.items()
         ]
     value = {
@@ -133,7 +134,8 @@ def show(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
         typer.echo(f"ref      {manifest.ref}")
         typer.echo(f"parents  {' '.join(manifest.parents) or '-'}")
         typer.echo(f"meta     {json.dumps(manifest.meta)[:400]}")
-    _print(as_json, value, ("tensor", "dtype", "shape", "owner"), rows)
+    lines = [(*row, owner[:12]) for *row, owner in rows]
+    _print(as_json, value, ("tensor", "dtype", "shape", "owner"), lines)
 
 
 @store_app.command()
@@ -183,11 +185,21 @@ def export(
     ref: Name,
     path: Annotated[Path, typer.Argument(help="X.safetensors: the model; X.parquet: the list.")],
     store: Where = _STORE,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a model as safetensors; `export all X.parquet` writes the catalogue."""
+    catalogue = path.suffix == ".parquet"
+    if catalogue and ref != "all":
+        raise ConfigError(
+            f"a .parquet file holds the list of all models, not {ref!r}. Nothing was written. "
+            "Say `export all X.parquet`, or give a .safetensors file for the model."
+        )
+    if path.exists() and not (force and path.is_file()):
+        how = "Give another name." if path.is_dir() else "Give another name, or --force."
+        raise ConfigError(f"{path} exists. Nothing was written. {how}")
     with Store(store, read_only=True) as opened:
-        if path.suffix == ".parquet":
+        if catalogue:
             opened.catalogue(path)
         else:
             opened.export(ref, path)
@@ -228,11 +240,17 @@ def verify(store: Where = _STORE, as_json: AsJson = False) -> None:
         typer.echo(f"{models} models, nothing damaged")
 
 
+def _existing(path: str) -> Store:
+    """A store to change; a mistyped path must not begin another one."""
+    Store(path, read_only=True).close()
+    return Store(path)
+
+
 @store_app.command()
 @_says
 def gc(store: Where = _STORE, as_json: AsJson = False) -> None:
     """Give back the bytes of retired models. Works on a full disk."""
-    with Store(store) as opened:
+    with _existing(store) as opened:
         found = opened.gc()
     rows = [("freed", _size(found.freed_bytes)), ("packs removed", len(found.removed))]
     rows += [(pack, why) for pack, why in found.kept.items()]
@@ -254,7 +272,7 @@ def stats(store: Where = _STORE, as_json: AsJson = False) -> None:
 @_says
 def retire(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
     """Drop a model; gc gives its bytes back."""
-    with Store(store) as opened:
+    with _existing(store) as opened:
         full = opened.manifest(ref).ref
         opened.retire(full)
     _print(as_json, {"retired": full}, ("retired",), [(full,)])
@@ -272,10 +290,13 @@ def tag(
     """Name a model, or remove a name."""
     if (ref is None) != delete:
         raise ConfigError("give a model to tag, or --delete, not both or neither.")
-    with Store(store) as opened:
+    with _existing(store) as opened:
         if ref is None:
             opened.untag(name)
         else:
             opened.tag(name, ref)
         found = opened.tags()
     _print(as_json, found, ("tag", "ref"), found.items())
+
+
+app.add_typer(campaigns.make(_says, _print), name="campaign")

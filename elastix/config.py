@@ -13,6 +13,8 @@ from typing import Any, Literal, Self
 from elastix.errors import ConfigError
 
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
+Recovery = Literal["forward", "rollback"]
+_RECOVERIES = ("forward", "rollback")
 _PLACEMENTS = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -49,6 +51,8 @@ class ScalingConfig(_Config):
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
         placement: strategy of the Ray placement group.
+        affinity: bind each worker to the cores of one NUMA node, that of its GPU if it has one.
+            Where there is only one node nothing is bound in any case.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -56,6 +60,7 @@ class ScalingConfig(_Config):
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     placement: Placement = "SPREAD"
+    affinity: bool = True
 
     def __post_init__(self) -> None:
         sizes: Any = self.num_workers
@@ -113,11 +118,14 @@ class RunConfig(_Config):
         name: letters, digits, '.', '_' and '-'.
         store: directory for States and journals. Workers on several nodes need it shared.
         seed: of initial weights and of the order of samples.
+        detached: the run goes on without the process that called `fit`, on a Ray cluster that
+            outlives it; `fit` of the same name and store attaches to it again.
     """
 
     name: str = "run"
     store: str = "runs/store"
     seed: int = 0
+    detached: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", str(self.store))
@@ -135,6 +143,44 @@ class RunConfig(_Config):
     def directory(self) -> Path:
         """Where the run keeps its journal and States: STORE/runs/NAME."""
         return Path(self.store) / "runs" / self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(_Config):
+    """When a campaign has done enough. The first limit that is reached ends it.
+
+    Attributes:
+        trials: how many trials are to be final; failed ones count. None: no limit.
+        parallel: how many run at once; None: as many as the cluster has room for.
+        time_s: seconds of this `run()`; running trials are halted and restart next time.
+        epochs: passes over the data by all trials together; running trials finish.
+    """
+
+    trials: int | None = None
+    parallel: int | None = None
+    time_s: float | None = None
+    epochs: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "parallel"):
+            value = getattr(self, name)
+            _require(
+                value is None or (type(value) is int and value >= 1),
+                f"Budget.{name} must be a whole number >= 1 or None, not {value!r}: nothing could "
+                "be tried.",
+            )
+        for name in ("time_s", "epochs"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            _require(
+                value is None or (number and 0 < value < float("inf")),
+                f"Budget.{name} must be a finite number > 0 or None, not {value!r}: nothing could "
+                "be tried.",
+            )
+        _require(
+            any(limit is not None for limit in (self.trials, self.time_s, self.epochs)),
+            "a Budget needs an end: give trials, time_s or epochs.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +264,8 @@ class FailureConfig(_Config):
         wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
         start_timeout_s: how long a run may take to find room on the cluster and form its group.
         replace: start a replacement for each lost worker.
+        recovery: what survivors do with the step that a worker was lost in. "forward": finish it
+            from the gradients that they hold; "rollback": compute it again, with the same samples.
     """
 
     max_worker_losses: int | None = None
@@ -226,8 +274,13 @@ class FailureConfig(_Config):
     wait_s: float = 120.0
     start_timeout_s: float = 300.0
     replace: bool = True
+    recovery: Recovery = "forward"
 
     def __post_init__(self) -> None:
+        _require(
+            self.recovery in _RECOVERIES,
+            f"recovery must be one of {_RECOVERIES}, not {self.recovery!r}.",
+        )
         losses = self.max_worker_losses
         _require(
             losses is None or (type(losses) is int and losses >= 0),

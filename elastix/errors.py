@@ -13,9 +13,12 @@
     │   └── ReadOnly
     ├── TrainError                 a run that cannot go on
     │   ├── WorkerFailed           the train function raised: the user's own error, with its rank
+    │   ├── ControllerLost         the process that leads the run is gone and did not come back
     │   ├── QuorumLost             fewer workers than the minimum, and none came in time
     │   └── TooManyFailures        more losses than FailureConfig allows
     └── SearchError                a campaign that cannot go on
+        ├── NeverReported          the train function did not report the metric
+        └── EveryTrialFailed       no trial got through: the user's own error, the first of them
 
 The class says whose fault it is. A message is the fact with its values, what elastix did about
 it, and what to do next.
@@ -89,6 +92,10 @@ class WorkerFailed(TrainError):
         return type(self), (str(self), self.rank, self.worker, self.traceback)
 
 
+class ControllerLost(TrainError):
+    """The controller of a run was ended for good, or could not be started again."""
+
+
 class QuorumLost(TrainError):
     """Fewer workers than the minimum were left, and no replacement came in time."""
 
@@ -99,3 +106,22 @@ class TooManyFailures(TrainError):
 
 class SearchError(ElastixError):
     """A campaign cannot go on."""
+
+
+class NeverReported(SearchError):
+    """The train function ended without reporting the campaign's metric."""
+
+
+class EveryTrialFailed(SearchError):
+    """All trials so far failed.
+
+    Attributes:
+        traceback: of the first one, as text.
+    """
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type["EveryTrialFailed"], tuple[str, str]]:
+        return type(self), (str(self), self.traceback)

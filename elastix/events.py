@@ -168,13 +168,19 @@ class Recovered(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJoined(Event):
-    """A worker was given the State by a live peer and takes part from the next step on."""
+    """A worker was given the State by a live peer and takes part from the next step on.
+
+    Attributes:
+        watched_steps: operations that it followed before it came in; 0 if the others waited for
+            the copy.
+    """
 
     worker: int
     generation: int
     step: int
     copy_s: float
     copy_bytes: int
+    watched_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +190,13 @@ class Reported(Event):
     seq: int
     step: int
     metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorsInherited(Event):
+    """The model begins with tensors of an ancestor; `found` says which, and how many."""
+
+    found: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +254,96 @@ class RunEnded(Event):
     digest: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CampaignStarted(Event):
+    """A search begins, or goes on: `known` trials are final already.
+
+    Attributes:
+        objectives: name of each metric to its mode, "min" or "max".
+        budget: what Budget.to_dict gives.
+        searcher, inherit: what proposes, and how trials inherit.
+    """
+
+    name: str
+    objectives: Mapping[str, str]
+    budget: Mapping[str, Any]
+    searcher: str
+    inherit: str
+    known: int
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStarted(Event):
+    """A trial was given to a worker; `attempt` counts from 1, a promotion begins anew.
+
+    Attributes:
+        parent: number of the trial that its configuration was changed from.
+        rung: reports after which it pauses; None for its end.
+    """
+
+    trial: int
+    config: Mapping[str, Any]
+    parent: int | None
+    attempt: int
+    rung: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialReported(Event):
+    """A running trial called `ctx.report`; `seq` counts its calls."""
+
+    trial: int
+    seq: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialLost(Event):
+    """The worker of a trial died, and the trial starts again."""
+
+    trial: int
+    attempt: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded(Event):
+    """A trial is finished, paused, stopped or failed, and the journal has it.
+
+    Attributes:
+        values: of the objectives, in the user's sense; empty for a failed one.
+        metrics: the last value of each metric.
+        epochs: of its own. lineage_epochs: with its ancestors'.
+        inherited: share of the model's bytes that came from an ancestor.
+        seconds: on the worker.
+        best: whether it is the best so far (multi-objective: on the front).
+        message: why it failed, in a line.
+    """
+
+    trial: int
+    state: str
+    values: Mapping[str, float]
+    metrics: Mapping[str, Any]
+    ref: str
+    epochs: float
+    lineage_epochs: float
+    inherited: float
+    seconds: float
+    best: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignEnded(Event):
+    """The search is over: "finished", "failed" or "interrupted"; `best` is a trial or -1."""
+
+    outcome: str
+    trials: int
+    best: int
+    message: str = ""
+
+
 _EVENTS: dict[str, type[Event]] = {
     cls.__name__: cls
     for cls in (
@@ -257,11 +360,18 @@ _EVENTS: dict[str, type[Event]] = {
         Recovered,
         WorkerJoined,
         Reported,
+        TensorsInherited,
         StateStored,
         StateNotStored,
         StateDropped,
         WorkerRaised,
         RunEnded,
+        CampaignStarted,
+        TrialStarted,
+        TrialReported,
+        TrialLost,
+        TrialEnded,
+        CampaignEnded,
     )
 }
 

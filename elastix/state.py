@@ -391,7 +391,10 @@ def save(state: State, path: Path) -> Ref:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        draft.touch()
+        mode = draft.stat().st_mode  # save_file makes files that nobody else may read
         save_file(unique, draft, metadata=header)
+        draft.chmod(mode)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)

@@ -14,8 +14,13 @@ def assert_exactly_once(events: list[Event], epochs: int) -> None:
         assert loader.samples == epochs * loader.length
 
 
-def assert_replicas_identical(directory, lost: set[int]) -> None:
-    """Law 1: all workers held bit-identical States after every step, and nobody missed one."""
+def assert_replicas_identical(directory, lost: set[int], events: list[Event] = ()) -> None:
+    """Law 1: all workers held bit-identical States after every step, and nobody missed one.
+
+    A joiner may have followed the group from outside, lost its donor, and begun anew: what counts
+    for it is the time from its entry on, if `events` say when that was.
+    """
+    entered = {join.worker: join.step for join in joins(events)}
     written = notes(directory)
     agreed = {}
     for worker, steps in written.items():
@@ -24,8 +29,10 @@ def assert_replicas_identical(directory, lost: set[int]) -> None:
     last = max(agreed)
     assert sorted(agreed) == list(range(1, last + 1))
     for worker, steps in written.items():
-        if worker not in lost:
-            assert sorted(steps) == list(range(min(steps), last + 1))
+        outside = min(steps) > 1 and events and worker not in entered  # watched to the end
+        if worker not in lost and not outside:
+            first = entered.get(worker, min(steps) - 1) + 1
+            assert sorted(s for s in steps if s >= first) == list(range(first, last + 1))
 
 
 def committed(events: list[Event]) -> list[StepCommitted]:

@@ -84,6 +84,15 @@ class Bucket:
     def accept(self, factor: float) -> None:
         """The step is agreed: hand the values back, times `factor`."""
 
+    def accepted(self) -> torch.Tensor:
+        """After `accept`: a copy on the CPU of everything in the bucket."""
+        return self.flat.detach().to("cpu", copy=True)
+
+    def imitate(self, flat: torch.Tensor) -> None:
+        """Accept what another replica has accepted; `flat` is what its `accepted` gave."""
+        self.renew()
+        self.flat.copy_(flat)
+
     def _flag(self) -> None:
         self._flags.fill_(1)
 
@@ -146,6 +155,12 @@ class GradientBucket(Bucket):
             parameter.grad = None
         self.touched = [False] * len(self.parameters)
 
+    def imitate(self, flat: torch.Tensor) -> None:
+        """`param.grad` becomes that of the other replica, whatever was computed here."""
+        super().imitate(flat)
+        self.drop()
+        self.accept(1.0)
+
     def _flag(self) -> None:
         if all(self.touched):
             self._flags.fill_(1)
@@ -167,6 +182,7 @@ class BufferBucket(Bucket):
     def __init__(self, places: Sequence[tuple[torch.nn.Module, str]], reduce: Reduce) -> None:
         self._places = list(places)
         self._held: list[torch.Tensor] = []
+        self._remembered: list[torch.Tensor] = []
         tensors = self._tensors()
         dtype = tensors[0].dtype if tensors[0].dtype != torch.bool else torch.uint8
         super().__init__(tensors, reduce, dtype)
@@ -180,6 +196,16 @@ class BufferBucket(Bucket):
     def hold(self) -> None:
         """Remember the values before a forward pass that does not count."""
         self._held = [tensor.clone() for tensor in self._tensors()]
+
+    def remember(self) -> None:
+        """The values of now may have to be put back."""
+        self._remembered = [tensor.clone() for tensor in self._tensors()]
+
+    def put_back(self) -> None:
+        """Put back what was remembered."""
+        if self._remembered:
+            with torch.no_grad():
+                torch._foreach_copy_(self._tensors(), self._remembered)
 
     def undo(self) -> None:
         """Put back what was held. After backward, which may still need what forward left."""
@@ -202,6 +228,14 @@ class BufferBucket(Bucket):
         """The step is agreed: buffers change in place."""
         if self.reduce == "sum":
             self._values.mul_(factor).add_(self._base)
+            self._base.copy_(self._values)
+        with torch.no_grad():
+            torch._foreach_copy_(self._tensors(), self.views)
+
+    def imitate(self, flat: torch.Tensor) -> None:
+        """Buffers become those of the other replica."""
+        super().imitate(flat)
+        if self.reduce == "sum":
             self._base.copy_(self._values)
         with torch.no_grad():
             torch._foreach_copy_(self._tensors(), self.views)

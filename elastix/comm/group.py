@@ -70,6 +70,17 @@ class Pending:
         return self._error
 
 
+class _Done(Pending):
+    """Over before anybody asks."""
+
+    def __init__(self) -> None:
+        self._error = None
+        self._future = None
+
+    def settle(self) -> BaseException | None:
+        return None
+
+
 class _StreamPending(Pending):
     """NCCL: the future is done when the operation is enqueued; only the work knows its end."""
 
@@ -141,6 +152,31 @@ class Group:
         threading.Thread(
             target=_bury, args=(group, leftovers), name=f"bury-{self.generation}", daemon=True
         ).start()
+
+
+class Alone(Group):
+    """A group of one: no process group, no connection, every operation is over at once."""
+
+    def __init__(self, wiring: "Wiring") -> None:
+        super().__init__(wiring, None)
+
+    def all_reduce(self, tensor: torch.Tensor, reduce: Reduce = "sum") -> Pending:
+        """The sum over one."""
+        del tensor, reduce
+        return _Done()
+
+    def all_gather(self, tensor: torch.Tensor, into: list[torch.Tensor]) -> Pending:
+        """A copy."""
+        into[0].copy_(tensor)
+        return _Done()
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
+        """Nobody listens."""
+        del tensor, root
+        return _Done()
+
+    def abandon(self) -> None:
+        """Nothing is under way."""
 
 
 def _bury(group: Any, pending: list[Pending]) -> None:  # noqa: ANN401

@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from elastix.comm.membership import Membership
 
+Address = tuple[str, int]
+"""Host and port."""
+
 
 class News:
     """Thread-safe mailbox of memberships. Any thread may call any method.
@@ -24,6 +27,7 @@ class News:
         self._urgent = Membership(0, ())
         self._proposed = Membership(0, ())
         self._dismissed: Exception | None = None
+        self._invitation: tuple[Address, ...] = ()
         self._on_proposal: Callable[[Membership], None] | None = None
         self.members: dict[int, tuple[int, ...]] = {}
         self.heard_at: dict[int, float] = {}
@@ -55,6 +59,17 @@ class News:
             if not membership.urgent and membership.generation > self._proposed.generation:
                 self._proposed = membership
             self._changed.notify_all()
+
+    def invite(self, donors: tuple[Address, ...]) -> None:
+        """Catch up from one of these peers, the first of them if it is there."""
+        with self._changed:
+            self._invitation = donors
+            self._changed.notify_all()
+
+    @property
+    def invitation(self) -> tuple[Address, ...]:
+        """Peers that a joiner may catch up from, in order; empty if it was not invited."""
+        return self._invitation
 
     @property
     def dismissed(self) -> Exception | None:

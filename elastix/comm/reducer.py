@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from elastix.comm.buckets import BufferBucket, GradientBucket, build_buckets
+from elastix.comm.feed import Watched
 from elastix.comm.group import Group, Pending, Reduce
 from elastix.comm.rounds import Left, Rounds
 from elastix.errors import ConfigError
@@ -44,8 +45,12 @@ class Steps(Protocol):
         """This worker's part of the commit round; reduced by maximum."""
         ...
 
+    def voided(self, result: torch.Tensor) -> bool:
+        """Whether a commit round with this result says that the step is to be done again."""
+        ...
+
     def committed(self, left: Left) -> None:
-        """The step counts; gradients are in place."""
+        """The step counts and gradients are in place; or it is void, and there are none."""
         ...
 
 
@@ -82,6 +87,7 @@ class Reducer:
         self._launched = 0
         self._deferred = False
         self._active = False
+        self._void = False  # the last step was
         for bucket in self._gradients:
             for place, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, place)
@@ -115,6 +121,8 @@ class Reducer:
                 return
             if not self._active:
                 self._begin()
+            if self._rounds.watching:
+                return  # what is computed here counts for nothing
             bucket.fill(place, self._scale)
             if not bucket.missing:
                 self._launch_filled()
@@ -125,6 +133,8 @@ class Reducer:
         """The first gradient of a step is there."""
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self._active = True
+        if self._rounds.watching:
+            return
         self._weight = self._steps.weight()
         self._scale = self._weight.share / self._weight.total
         self._generation = self._rounds.generation
@@ -154,15 +164,46 @@ class Reducer:
         self._active = False
         for buffers in self._buffers:
             buffers.undo()
-        left = self._rounds.run(self)
+        self._steps.committed(self._rounds.run(self))
+
+    def accept(self, left: Left) -> None:
+        """Gradients and buffers become what was agreed on."""
+        self._void = self._steps.voided(left.result)
+        if self._void:
+            self._leave_no_trace()
+            return
         samples = self._counter.samples()
         if samples:
             for bucket in self._buckets:
                 bucket.accept(self._weight.total / samples)
-        else:  # all of a tiny batch was lost with its workers: the step leaves no trace
+        else:  # all of a tiny batch was lost with its workers
             for gradients in self._gradients:
                 gradients.drop()
-        self._steps.committed(left)
+
+    def remember_buffers(self) -> None:
+        """Buffers may have to be put back to what they are now."""
+        for buffers in self._buffers:
+            buffers.remember()
+
+    def _leave_no_trace(self) -> None:
+        for gradients in self._gradients:
+            gradients.drop()
+        for buffers in self._buffers:
+            buffers.put_back()
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """The buckets as they were accepted, one after the other; none if nothing was."""
+        if self._void or not self._counter.samples():
+            return []
+        return [bucket.accepted() for bucket in self._buckets]
+
+    def imitate(self, watched: Watched) -> None:
+        """Take over gradients and buffers that others agreed on, instead of one's own."""
+        for bucket, flat in zip(self._buckets, watched.parts, strict=False):
+            bucket.imitate(flat)
+        if not watched.parts:  # and buffers were put back after a forward pass of placeholders
+            for gradients in self._gradients:
+                gradients.drop()
 
     def launch(self, group: Group) -> Sequence[Pending]:
         """Fill and launch what is not yet launched in `group`; everything, if it is a new one."""

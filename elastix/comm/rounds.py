@@ -19,12 +19,23 @@ import torch
 from blake3 import blake3
 
 from elastix.comm import transfer
-from elastix.comm.group import Builder, Group, Pending, Reduce, Wiring
+from elastix.comm.feed import Digest, Entering, Feed, Mark, Watch, Watched
+from elastix.comm.group import Alone, Builder, Group, Pending, Reduce, Wiring
 from elastix.comm.membership import Membership
 from elastix.comm.news import News
 from elastix.comm.recovery import Decision, Position, decide
 from elastix.errors import ConfigError, TrainError
 from elastix.state import State
+
+_NEAR = 2
+"""A joiner with so few operations left to do asks to be let in."""
+
+_PATIENCE = 200
+"""After so many it asks anyway: it is slower than the group, which has to wait for it."""
+
+
+_FAILURES = 3
+"""A joiner that was dropped so often is given the State in the group, which has to wait for it."""
 
 
 class Fenced(BaseException):
@@ -64,6 +75,18 @@ class Operation(Protocol):
         """What this worker adds to the round; of the same shape on all."""
         ...
 
+    def accept(self, left: "Left") -> None:
+        """The operation was left: take over what was agreed."""
+        ...
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """After `accept`: flat copies of what an onlooker needs to do the same."""
+        ...
+
+    def imitate(self, watched: Watched) -> None:
+        """Instead of all of the above: take over what the others agreed on."""
+        ...
+
 
 @dataclass(frozen=True)
 class Left:
@@ -73,11 +96,13 @@ class Left:
         result: the reduced payload.
         complete: generation whose members contributed to the buckets.
         generation: the generation in which its round was left.
+        contributors: the members of `complete`.
     """
 
     result: torch.Tensor
     complete: int
     generation: int
+    contributors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +123,21 @@ class Recovery:
     stall_s: float
 
 
+@dataclass(frozen=True)
+class Joined:
+    """How a worker came by the State.
+
+    Attributes:
+        copy_s: how long the copy took.
+        copy_bytes: size of the State.
+        watched_steps: operations that it followed before it came in; 0 if all waited for the copy.
+    """
+
+    copy_s: float
+    copy_bytes: int
+    watched_steps: int = 0
+
+
 class Participant(Protocol):
     """What the worker around Rounds provides. Called in the training thread."""
 
@@ -109,8 +149,20 @@ class Participant(Protocol):
         """Become equal to the peer that gave `state`."""
         ...
 
-    def entered(self, generation: int, joined: tuple[float, int] | None) -> None:
-        """In the group, with the State; `joined` has seconds and bytes of the copy, if any."""
+    def digest(self) -> str:
+        """Of the State as it is, equal for equal replicas."""
+        ...
+
+    def level(self) -> None:
+        """This joiner has drawn level, or shall be given the State in the group instead."""
+        ...
+
+    def lonely(self) -> None:
+        """This joiner has lost all its donors."""
+        ...
+
+    def entered(self, generation: int, joined: Joined | None) -> None:
+        """In the group, with the State."""
         ...
 
     def recovered(self, recovery: Recovery) -> None:
@@ -126,6 +178,29 @@ class Participant(Protocol):
         ...
 
 
+@dataclass
+class Catchup:
+    """How far a joiner is that follows the group from outside.
+
+    Attributes:
+        nbytes: size of the State it was given.
+        plan: the workers over which the operation in hand was split.
+        mine: digest of the State here at the donor's mark.
+        equal: the donor's is the same.
+        told: the controller knows that this joiner is level.
+        followed: operations imitated.
+    """
+
+    watch: Watch
+    nbytes: int
+    copy_s: float = 0.0
+    plan: tuple[int, ...] = ()
+    mine: str = ""
+    equal: bool = False
+    told: bool = False
+    followed: int = 0
+
+
 class Rounds:
     """One worker's side of all operations. Used by one thread at a time.
 
@@ -134,6 +209,7 @@ class Rounds:
         generation: the newest generation that this worker entered or tries to enter.
         operation: number of the operation in hand, or the next; -1 without the State.
         plan: the generation over whose members the next batch is split.
+        void: the operation in hand is done for nothing, since its step will be done again.
         waiting: this worker is blocked, and others have to move first.
         waited_s: how long it has been so, altogether.
     """
@@ -145,6 +221,7 @@ class Rounds:
         wiring: Wiring,
         device: torch.device,
         min_workers: int = 1,
+        redo: int = 0,
     ) -> None:
         self.group: Group | None = None
         self.generation = 0
@@ -167,8 +244,14 @@ class Rounds:
         self._recovering_since = 0.0
         self._rebuild_s = 0.0
         self._outcome = ""
+        self.void = False
+        self._redo = redo  # kind of operation that is not finished by survivors but done again
         self.waiting = False
         self.waited_s = 0.0
+        self._watch: Catchup | None = None  # of a joiner that follows the group from outside
+        self._joined: Joined | None = None
+        self._failures = 0
+        self._feed: Feed | None = None
         self._ahead: Builder | None = None  # of the newest proposal; see _build_ahead
         self._ahead_lock = threading.Lock()
         news.on_proposal(self._build_ahead)
@@ -178,6 +261,24 @@ class Rounds:
     def members(self, generation: int) -> tuple[int, ...]:
         """Members of a generation that was announced to this worker."""
         return self._news.members[generation]
+
+    def meet_at(self, address: tuple[str, int]) -> None:
+        """From now on groups meet at another Rendezvous. Any thread may say so."""
+        self._wiring = replace(self._wiring, address=address)
+
+    @property
+    def watching(self) -> bool:
+        """Whether this worker is a joiner that follows the group from outside."""
+        return self._watch is not None
+
+    @property
+    def planned(self) -> tuple[int, ...]:
+        """The workers over which the next batch is split."""
+        return self._watch.plan if self._watch is not None else self.members(self.plan)
+
+    def feed_joiners(self, feed: Feed) -> None:
+        """Tell joiners how operations end, from now on."""
+        self._feed = feed
 
     @property
     def usable(self) -> bool:
@@ -194,12 +295,18 @@ class Rounds:
             ConfigError: the layouts differ; names the first line that does.
         """
         self.layout = layout
-        me = self._wiring.me
         self._participant.phase("wait", 0)
+        self._come_in()
+
+    def _come_in(self) -> None:
+        """Until this worker has the State: in a group, or from a peer that it goes on to watch."""
+        me = self._wiring.me
         while self.operation < 0:
-            self._pass_time(lambda: any(m.generation > self.generation for m in self._heard()))
+            self._pass_time(self._addressed)
             newest = max(self._heard(), key=lambda m: m.generation)
-            if me in newest.members:
+            if self._news.invitation and not self._called(self._news.proposed):
+                self._catch_up_outside()
+            elif me in newest.members:
                 try:
                     self._enter(newest)
                 except _Superseded:
@@ -217,7 +324,10 @@ class Rounds:
             Fenced: this worker was taken out.
             TrainError: the others run something else.
         """
+        if self._watch is not None:
+            return self._imitate(operation)
         self._kind = operation.kind
+        plan = self._news.members.get(self.plan, ())
         left: Left | None = None
         while left is None:
             try:
@@ -233,6 +343,21 @@ class Rounds:
         self._complete = 0
         self._passed = None
         self._result = left.result
+        operation.accept(left)
+        self.void = False
+        if self._feed is not None and self._feed.watched:
+            self._feed.tell(
+                Watched(
+                    operation=self.operation,
+                    kind=operation.kind,
+                    plan=plan,
+                    contributors=left.contributors,
+                    complete=left.complete,
+                    generation=left.generation,
+                    result=left.result,
+                    parts=tuple(operation.parts()),
+                )
+            )
         self.operation += 1
         if self._recovering_since:
             self._tell_recovered(operation.kind)
@@ -246,6 +371,8 @@ class Rounds:
             proposal: generation of the proposal that all members know; 0 for none. It is entered
                 at the next boundary.
         """
+        if self._watch is not None:
+            return  # its donor says where the group enters
         self._agreed = max(self._agreed, proposal)
         self.plan = max(self.plan, left.generation, proposal)
 
@@ -257,7 +384,11 @@ class Rounds:
         """
         while True:
             try:
-                if self._news.urgent.generation > self.generation:
+                if self._watch is not None:
+                    self._follow(self._watch)
+                    if self._watch is not None:
+                        return
+                elif self._news.urgent.generation > self.generation:
                     self._catch_up()
                     self._outcome = "between steps"
                     self._tell_recovered(0)
@@ -276,6 +407,8 @@ class Rounds:
             # The group stays up: others may still wait for what this worker has sent there.
             self._participant.phase("released", self._agreed)
             raise Released(self._agreed)
+        if self._feed is not None:
+            self._feed.entering(self._agreed, members)
         self._enter(Membership(self._agreed, members, urgent=False))
 
     def _too_few(self) -> bool:
@@ -310,11 +443,161 @@ class Rounds:
             return 0
         with self._ahead_lock:
             builder = self._ahead
-        if builder is None or builder.generation != proposed.generation:
-            return 0 if self._wiring.me in proposed.members else proposed.generation
+        alone = self._wiring.me not in proposed.members or proposed.size == 1
+        if alone or builder is None or builder.generation != proposed.generation:
+            return proposed.generation if alone else 0
         if builder.failed is not None:
             self._participant.doubt(proposed.generation, builder.failed)
         return proposed.generation if builder.ready else 0
+
+    # ------------------------------------------------------------------ a joiner outside the group
+
+    def _called(self, proposed: Membership) -> bool:
+        """Whether a proposal that still stands has this worker in it."""
+        newest = max(self.generation, self._news.urgent.generation)
+        return proposed.generation > newest and self._wiring.me in proposed.members
+
+    def _addressed(self) -> bool:
+        """Whether there is news for a worker without the State."""
+        if self._news.invitation:
+            return True
+        return any(m.generation > self.generation for m in self._heard())
+
+    def _catch_up_outside(self) -> None:
+        """Be given the State by a peer, and watch the group from then on."""
+        donors = self._news.invitation
+        self._news.invite(())
+        for donor in donors:
+            started = time.monotonic()
+            watch = Watch(donor, self._wiring.me, self._news.notify)
+            self._participant.phase("take", 0)
+            self._pass_time(
+                lambda watch=watch: watch.given or watch.failed or self._called(self._news.proposed)  # type: ignore[misc]
+            )
+            given = watch.given
+            if given is None:
+                watch.close()
+                if self._called(self._news.proposed):
+                    return  # the group stands still until it has more members
+                continue
+            if given.layout != self.layout:
+                raise ConfigError(_first_difference([given.layout, self.layout]))
+            watch.ask_digest()
+            self._participant.adopt_state(given.state)
+            self.operation = given.operation
+            self._watch = Catchup(watch, given.state.nbytes, time.monotonic() - started)
+            watch.given = None
+            return
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """All donors are lost, or have dropped this joiner: others, or the State in the group."""
+        self._failures += 1
+        if self._failures < _FAILURES:
+            self._participant.lonely()
+        else:
+            self._participant.level()
+
+    def _follow(self, catchup: Catchup) -> None:
+        """At a boundary: until the next operation's end was told, or the group is entered."""
+        while True:
+            head = catchup.watch.head
+            if isinstance(head, Watched):
+                catchup.plan = head.plan or catchup.plan
+                self._tell_level(catchup)
+                return
+            if isinstance(head, Entering):
+                self._enter_from_outside(catchup, head.generation)
+                return
+            if isinstance(head, Mark):
+                catchup.mine = self._participant.digest()
+            elif isinstance(head, Digest):
+                if head.digest != catchup.mine:
+                    self._give_up(catchup, "unequal")
+                    return
+                catchup.equal = True
+            if head is not None:
+                catchup.watch.pop()
+                continue
+            self._wait_for_more(catchup)
+            if self._watch is None:
+                return
+
+    def _wait_for_more(self, catchup: Catchup) -> None:
+        """Nothing that was told is left to be done."""
+        news, watch = self._news, catchup.watch
+        self._tell_level(catchup)
+        cold = self._called(news.proposed) and not catchup.told
+        if watch.failed or cold:
+            watch.close()
+            self._watch = None
+            self.operation = -1
+            if not cold:
+                self._ask_again()
+            self._come_in()
+            return
+        self._pass_time(
+            lambda: (
+                watch.head is not None
+                or watch.failed
+                or (self._called(news.proposed) and not catchup.told)
+            )
+        )
+
+    def _tell_level(self, catchup: Catchup) -> None:
+        """Ask to be let in, if the State is as it should be and there is little left to do."""
+        near = catchup.watch.backlog <= _NEAR or catchup.followed >= _PATIENCE
+        if catchup.equal and near and not catchup.told:
+            catchup.told = True
+            self._participant.level()
+
+    def _give_up(self, catchup: Catchup, why: str) -> None:
+        """Be given the State in the group, where everybody waits for it."""
+        self._participant.phase(why, self.operation)
+        catchup.watch.close()
+        self._watch = None
+        self.operation = -1
+        self._participant.level()
+        self._come_in()
+
+    def _enter_from_outside(self, catchup: Catchup, generation: int) -> None:
+        catchup.watch.close()
+        self._watch = None
+        self._pass_time(lambda: generation in self._news.members)
+        if catchup.equal:
+            self._joined = Joined(catchup.copy_s, catchup.nbytes, catchup.followed)
+        else:
+            self.operation = -1  # it goes without saying only if it was compared
+        try:
+            self._enter(Membership(generation, self.members(generation), urgent=False))
+        except _Superseded:
+            self.operation = -1  # whoever has not confirmed is not in what came after
+            self._come_in()
+
+    def _imitate(self, operation: Operation) -> Left:
+        """What `run` is for a joiner outside the group."""
+        catchup = self._watch
+        if catchup is None:
+            raise TrainError("this worker watches nobody; this is a bug in elastix.")
+        watch = catchup.watch
+        self._pass_time(lambda: watch.head is not None or watch.failed)
+        head = watch.head
+        if not isinstance(head, Watched):
+            raise Fenced(
+                f"worker {self._wiring.me} lost its donor in the middle of operation "
+                f"{self.operation} and cannot go on from there"
+            )
+        if (head.kind, head.operation) != (operation.kind, self.operation):
+            raise TrainError(
+                f"joiner {self._wiring.me} is in a call of kind {operation.kind} (operation "
+                f"{self.operation}), the group was in one of kind {head.kind} (operation "
+                f"{head.operation}). All workers must make the same calls on ctx in the same order."
+            )
+        watch.pop()
+        operation.imitate(head)
+        catchup.followed += 1
+        self.operation += 1
+        return Left(head.result, head.complete, head.generation, head.contributors)
 
     # ------------------------------------------------------------------ one operation
 
@@ -323,7 +606,7 @@ class Rounds:
             return self._passed
         group = self._present_group()
         if not self._complete:
-            for pending in operation.launch(group):
+            for pending in () if self.void else operation.launch(group):
                 self._finish(pending)
             self._complete = self.generation
         self._sent = operation.payload(group)
@@ -331,7 +614,12 @@ class Rounds:
         self._participant.phase("round", operation.kind)
         self._finish(group.all_reduce(result, operation.reduce))
         self._participant.phase("left", operation.kind)
-        return Left(result.to(self._sent.device), self._complete, self.generation)
+        return Left(
+            result.to(self._sent.device),
+            self._complete,
+            self.generation,
+            self.members(self._complete),
+        )
 
     def _finish(self, pending: Pending) -> None:
         if not pending.finished():
@@ -397,7 +685,7 @@ class Rounds:
         self._rebuild_s = time.monotonic() - started
         self._participant.phase("meet", membership.generation)
         decision = decide(self._gather_positions(group))
-        joined = None
+        joined, self._joined = self._joined, None
         if decision.donor is not None:
             self._check_layout(group)
             joined = self._transfer(group, decision.donor, decision.newcomers)
@@ -409,9 +697,11 @@ class Rounds:
         self._participant.entered(membership.generation, joined)
 
     def _build(self, generation: int, members: tuple[int, ...], scope: str = "all") -> Group:
+        wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
         builder = self._take_ahead(generation) if scope == "all" else None
+        if len(members) == 1:
+            return Alone(wiring)
         if builder is None:
-            wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
             builder = Builder(wiring, self._news.notify)
         try:
             self._wait(lambda: builder.result is not None)
@@ -434,7 +724,7 @@ class Rounds:
             outdated = self._ahead
             if outdated is not None and outdated.generation >= proposed.generation:
                 return
-            mine = self._wiring.me in proposed.members
+            mine = self._wiring.me in proposed.members and proposed.size > 1
             self._ahead = Builder(wiring, self._news.notify) if mine else None
         if outdated is not None:
             outdated.abandon()
@@ -481,19 +771,25 @@ class Rounds:
             buffer = held.to(self._device, copy=True)
             self._finish(group.broadcast(buffer, decision.source))
             if behind:
-                self._passed = Left(buffer.to(held.device), self._complete, decision.plan)
+                self._passed = Left(
+                    buffer.to(held.device),
+                    self._complete,
+                    decision.plan,
+                    self.members(self._complete) if self._complete else (),
+                )
         self._begun = decision.begun
         if behind:
             self._outcome = "passed on"
         else:
-            self._outcome = "accepted" if decision.complete else "reduced again"
+            lost = decision.begun and not decision.complete
+            self.void = self.void or (lost and decision.kind == self._redo)
+            again = "done again" if self.void else "reduced again"
+            self._outcome = "accepted" if decision.complete else again
             self._complete = decision.complete
             self.plan = max(self.plan, decision.plan) or self.generation
 
-    def _transfer(
-        self, group: Group, donor: int, newcomers: tuple[int, ...]
-    ) -> tuple[float, int] | None:
-        """Give or take the State if that is on this rank; seconds and bytes if it was taken."""
+    def _transfer(self, group: Group, donor: int, newcomers: tuple[int, ...]) -> Joined | None:
+        """Give or take the State if that is on this rank; what it cost if it was taken."""
         ranks = (donor, *newcomers)
         if group.rank not in ranks:
             return None
@@ -513,7 +809,7 @@ class Rounds:
                 circle, 0 if circle is not group else donor, self._device, self._finish
             )
             self._participant.adopt_state(state)
-            return time.monotonic() - started, state.nbytes
+            return Joined(time.monotonic() - started, state.nbytes)
         finally:
             if circle is not group:
                 circle.abandon()

@@ -5,6 +5,7 @@ Collective over that group. Blocks until done; `wait` makes it end early when th
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -28,16 +29,7 @@ def give(group: Group, state: State, device: torch.device, wait: Wait) -> int:
     Returns:
         Payload bytes; tied tensors count once.
     """
-    first: dict[tuple[object, ...], str] = {}
-    index = {}
-    parts = []
-    for name, tensor in state.tensors.items():
-        original = first.setdefault(identity(tensor), name)
-        tied = original if original != name else None
-        index[name] = (dtype_name(tensor), list(tensor.shape), tied)
-        if tied is None:
-            parts.append(raw_bytes(tensor))
-    body = {"index": index, "meta": state.meta, "parents": state.parents}
+    body, parts = describe(state)
     header = torch.frombuffer(bytearray(json.dumps(body).encode()), dtype=torch.uint8).to(device)
     wait(
         group.broadcast(
@@ -57,6 +49,32 @@ def take(group: Group, root: int, device: torch.device, wait: Wait) -> State:
     header = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
     wait(group.broadcast(header, root))
     body = json.loads(header.cpu().numpy().tobytes())
+    tensors, parts = rooms(body)
+    for pieces in _chunks(parts):
+        sizes = [piece.numel() for piece in pieces]
+        chunk = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        wait(group.broadcast(chunk, root))
+        for piece, received in zip(pieces, torch.split(chunk, sizes), strict=True):
+            piece.copy_(received)
+    return assemble(body, tensors)
+
+
+def describe(state: State) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """A State without its bytes, as JSON values; and its bytes, tied tensors once, in order."""
+    first: dict[tuple[object, ...], str] = {}
+    index = {}
+    parts = []
+    for name, tensor in state.tensors.items():
+        original = first.setdefault(identity(tensor), name)
+        tied = original if original != name else None
+        index[name] = (dtype_name(tensor), list(tensor.shape), tied)
+        if tied is None:
+            parts.append(raw_bytes(tensor))
+    return {"index": index, "meta": state.meta, "parents": state.parents}, parts
+
+
+def rooms(body: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Tensors for what `describe` described, and their bytes, to be filled in order."""
     tensors: dict[str, torch.Tensor] = {}
     parts = []
     for name, (dtype, shape, tied) in body["index"].items():
@@ -65,12 +83,11 @@ def take(group: Group, root: int, device: torch.device, wait: Wait) -> State:
             continue
         tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
         parts.append(raw_bytes(tensors[name]))
-    for pieces in _chunks(parts):
-        sizes = [piece.numel() for piece in pieces]
-        chunk = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-        wait(group.broadcast(chunk, root))
-        for piece, received in zip(pieces, torch.split(chunk, sizes), strict=True):
-            piece.copy_(received)
+    return tensors, parts
+
+
+def assemble(body: dict[str, Any], tensors: dict[str, torch.Tensor]) -> State:
+    """The State, when its tensors are filled."""
     return State(tensors, body["meta"], tuple(Ref(parent) for parent in body["parents"]))
 
 

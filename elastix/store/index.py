@@ -15,7 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elastix.errors import Conflict, NotFound
+from elastix.errors import Conflict, NotFound, TooNew
 from elastix.state import Ref
 from elastix.store.lineage import Signature
 from elastix.store.nearest import Entry, pack_ids
@@ -126,6 +126,7 @@ class Index:
 
         Raises:
             sqlite3.DatabaseError: it is no index, or one of another schema.
+            TooNew: a later elastix made it.
         """
         if path is None:
             self.sql = _connect(":memory:")
@@ -148,6 +149,12 @@ class Index:
         version = self.sql.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and create:
             self.sql.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={SCHEMA};COMMIT;")
+        elif version > SCHEMA:
+            raise TooNew(
+                f"the store's index is of version {version}; this elastix knows up to {SCHEMA}. "
+                "Nothing was changed. Use a later elastix, or remove the index (index.sqlite*) "
+                "while nobody uses the store: it is made anew from the packs."
+            )
         elif version != SCHEMA:
             raise sqlite3.DatabaseError(f"schema {version}, not {SCHEMA}")
 

@@ -3,14 +3,16 @@
 Workers write their own packs where all can reach them (a shared directory, an object store) and
 ask the actor to commit; no tensor passes through it. The index stands on a disk local to it.
 
-Invariant: as for a Ledger. The actor may be killed at any moment: Ray starts it anew, it adopts
-what was committed, and callers ask again; every request may be repeated harmlessly.
+Invariant: as for a Ledger. The actor may be killed at any moment: a second one, which stood by with
+everything imported, adopts what was committed, and callers ask it; every request may be repeated
+harmlessly. Who holds the lock of the index is the owner: two cannot be, whatever callers believe.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,9 +20,10 @@ from typing import Any, Self, cast
 
 import ray
 from pyarrow.fs import FileSystem
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix.errors import StoreError
+from elastix.errors import Conflict, StoreError
 from elastix.store.ledger import Ledger
 from elastix.store.packs import LocalPacks, Packs, own
 from elastix.store.remote import RemotePacks, locate
@@ -29,6 +32,7 @@ from elastix.store.store import Store
 
 _CALLS = 64
 _PATIENCE_S = 60.0
+_PAUSE_S = 0.05
 
 
 @dataclass
@@ -76,6 +80,10 @@ class _GroupCommit:
                 ticket.replies = [next(replies) for _ in ticket.requests]
 
 
+class _StandingBy(Conflict):
+    """Another process owns the index; this one would, if that one died."""
+
+
 class _Server:
     """The actor. Its methods are those of a Ledger, by name."""
 
@@ -88,11 +96,18 @@ class _Server:
         return f"store {self._place[0]}"
 
     def _opened(self) -> _GroupCommit:
-        """Opens when first asked: an error then reaches the caller, and the next call may retry."""
+        """Opens when first asked: an error then reaches the caller, and the next call may retry.
+
+        Raises:
+            _StandingBy: another process owns the index.
+        """
         with self._opening:
             if self._group is None:
                 root, remote, folder = locate(*self._place)
-                self._owner = own(folder, alone=True)
+                try:
+                    self._owner = own(folder, alone=True)
+                except Conflict as error:
+                    raise _StandingBy(str(error)) from error
                 packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
                 self._writer = packs.writer()
                 try:
@@ -117,12 +132,14 @@ class _Server:
         return {"pid": os.getpid(), "commits": self._opened().commits}
 
     def close(self) -> None:
-        """Seal the journal and close the index."""
-        group = self._opened()
-        with self._writer.lock:
-            self._writer.close()
-        group.ledger.close()
-        os.close(self._owner)
+        """Seal the journal and close the index, if it is open here."""
+        with self._opening:
+            if self._group is not None:
+                with self._writer.lock:
+                    self._writer.close()
+                self._group.ledger.close()
+                os.close(self._owner)
+                self._group = None
 
 
 class _Client:
@@ -138,26 +155,41 @@ class _Client:
         return partial(self._ask, method)
 
 
-def ask(remote: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - a method of the actor
-    """Call a method of the actor; once more whenever it died meanwhile.
+@dataclass
+class _Line:
+    """The way to whichever actor owns the index."""
 
-    Raises:
-        StoreError: what the method raised, or the actor was away for a minute.
-    """
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return ray.get(remote.remote(*args, **options), timeout=_PATIENCE_S)
-        except RayTaskError as error:
-            cause = error.cause
-            raise (cause if isinstance(cause, StoreError) else error) from None
-        except (RayActorError, GetTimeoutError) as error:
-            if time.monotonic() > deadline:
-                raise StoreError(
-                    f"the store's server did not answer for {_PATIENCE_S:.0f} s: {error}. What it "
-                    "acknowledged is safe; whether the last request was carried out is unknown, "
-                    "and repeating it is harmless. Start StoreServer again."
-                ) from error
+    actors: Sequence[Any]
+    at: int = 0  # who answered last
+
+    def ask(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - a method's
+        """Call a method of the owner; again, of the next actor, whenever it died meanwhile.
+
+        Raises:
+            StoreError: what the method raised, or no actor was there for a minute.
+        """
+        refused, died_s = 0, None
+        while True:
+            actor = self.actors[self.at % len(self.actors)]
+            try:
+                return ray.get(getattr(actor, method).remote(*args, **options))
+            except RayTaskError as error:
+                cause = error.cause
+                refused += 1
+                if not isinstance(cause, _StandingBy) or refused == len(self.actors):
+                    raise (cause if isinstance(cause, StoreError) else error) from None
+            except RayActorError as error:
+                refused = 0
+                died_s = died_s or time.monotonic()
+                if time.monotonic() - died_s > _PATIENCE_S:
+                    raise StoreError(
+                        f"the store's server was away for {_PATIENCE_S:.0f} s: {error}. What it "
+                        "acknowledged is safe; whether the last request was carried out is "
+                        "unknown, and repeating it is harmless. Start StoreServer again."
+                    ) from error
+            self.at += 1
+            if died_s and self.at % len(self.actors) == 0:
+                time.sleep(_PAUSE_S)  # neither is there yet
 
 
 @dataclass(frozen=True)
@@ -165,13 +197,15 @@ class StoreServer:
     """A store whose index one Ray actor owns. May be sent to workers.
 
     Attributes:
-        handle: of the actor.
+        handle: of the actor; one of any class that has `call` as _Server has it.
         path: where the packs are. filesystem: on which pyarrow file system; None: a directory.
+        standby: another actor that takes over when that one dies; None: wait for its restart.
     """
 
     handle: Any
     path: str
     filesystem: FileSystem | None = None
+    standby: Any = None
 
     @classmethod
     def start(
@@ -182,47 +216,61 @@ class StoreServer:
         index: str | os.PathLike[str] | None = None,
         name: str | None = None,
     ) -> Self:
-        """Start the actor, or find the one of that name.
+        """Start the actors on this node, or find those of that name.
 
         Args:
             path: as Store takes it; every worker must reach it.
             filesystem: as Store takes it.
-            index: directory of the index, on a disk local to the actor.
-            name: of the actor; None: none.
+            index: directory of the index, on a disk of this node.
+            name: of the actor; the one that stands by has it with `-standby`. None: none.
 
         Raises:
             Conflict: another process uses this store.
         """
         text = os.fspath(path) if "://" in os.fspath(path) else os.path.abspath(path)  # noqa: PTH100
         place = os.fspath(path) if filesystem else text
-        actor = ray.remote(_Server).options(
-            name=name,
-            get_if_exists=name is not None,
-            max_restarts=-1,
-            max_task_retries=-1,
-            max_concurrency=_CALLS,
-            num_cpus=0,
-        )
-        handle = actor.remote(place, filesystem, os.fspath(index) if index else None)
-        server = cls(handle, place, filesystem)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+
+        def actor(suffix: str) -> Any:  # noqa: ANN401 - Ray's handles have no type
+            options = ray.remote(_Server).options(
+                name=name and name + suffix,
+                get_if_exists=name is not None,
+                max_restarts=-1,
+                max_task_retries=0,  # a lost call goes to the other actor, and not to a restart
+                max_concurrency=_CALLS,
+                num_cpus=0,
+                scheduling_strategy=here,
+            )
+            return options.remote(place, filesystem, os.fspath(index) if index else None)
+
+        server = cls(actor(""), place, filesystem, actor("-standby"))
         try:
             server.about()
         except StoreError:
             if name is None:
-                ray.kill(cast(Any, handle), no_restart=True)
+                server._kill()
             raise
         return server
 
     def open(self) -> Store:
         """The Store as this process sees it; it writes packs of its own."""
-        ledger = cast(Ledger, _Client(partial(ask, self.handle.call)))
+        ledger = cast(Ledger, _Client(partial(self._line().ask, "call")))
         return Store(self.path, filesystem=self.filesystem, ledger=ledger)
 
     def about(self) -> dict[str, int]:
-        """Process id of the actor and commits since it started; waits while it restarts."""
-        return dict(ask(self.handle.about))
+        """Process id of the actor and commits since it started; waits while there is none."""
+        return dict(self._line().ask("about"))
 
     def stop(self) -> None:
-        """Close the index and end the actor."""
-        ask(self.handle.close)
-        ray.kill(self.handle, no_restart=True)
+        """Close the index and end the actors."""
+        for actor in self._line().actors:
+            with suppress(RayActorError):  # it is dead, and what it had is adopted at next opening
+                ray.get(actor.close.remote())
+        self._kill()
+
+    def _line(self) -> _Line:
+        return _Line([actor for actor in (self.handle, self.standby) if actor is not None])
+
+    def _kill(self) -> None:
+        for actor in self._line().actors:
+            ray.kill(actor, no_restart=True)

@@ -86,6 +86,7 @@ class Store:
             ledger: who owns the index, if another does (StoreServer.open does it).
 
         Raises:
+            ConfigError: `path` is a file. NotFound: it is no store, and `read_only` is given.
             Conflict: a StoreServer owns the index, and neither `ledger` nor `read_only` is given.
             TooNew: a later elastix wrote it.
             StoreError: it cannot be opened.
@@ -95,8 +96,8 @@ class Store:
         self._read_only = read_only
         self._pid = os.getpid()
         self._owner = -1
-        if read_only and ledger is None and remote is None and not Path(root).is_dir():
-            raise NotFound(f"there is no store at {root}.")
+        if remote is None:
+            _check_folder(Path(root), folder, begin=not read_only)
         self._writer = None if read_only else self._packs.writer()
         self._own = ledger is None
         try:
@@ -570,6 +571,15 @@ class Store:
     def catalogue(self, path: str | os.PathLike[str]) -> None:
         """Write `log` as a Parquet table, metadata as JSON text."""
         exchange.catalogue(self.log(), Path(path))
+
+
+def _check_folder(root: Path, index: Path, begin: bool) -> None:
+    if root.exists() and not root.is_dir():
+        raise ConfigError(
+            f"{root} is a file; a store is a directory. Nothing was changed. Give another path."
+        )
+    if not begin and not (root / "packs").is_dir() and not (index / "index.sqlite").exists():
+        raise NotFound(f"there is no store at {root}: it has neither packs nor an index.")
 
 
 def _is_ref(name: str) -> bool:

@@ -24,7 +24,7 @@ import torch
 
 from elastix.comm.group import Rendezvous, Wiring
 from elastix.comm.membership import Membership, Roster
-from elastix.comm.news import News
+from elastix.comm.news import Address, News
 from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.errors import QuorumLost, TrainError
 from elastix.events import (
@@ -39,7 +39,7 @@ from elastix.events import (
 )
 from elastix.observe.journal import Journal
 from elastix.store import Store
-from elastix.train.assembly import Message, Order, Release
+from elastix.train.assembly import Message
 from elastix.train.beginning import begin
 from elastix.train.checkpoint import Checkpoints, Outlets
 from elastix.train.context import Context
@@ -81,6 +81,7 @@ def run_local(
     max_workers: int | None = None,
     hang_timeout_s: float | None = None,
     evict_slower_than: float | None = None,
+    recovery: str = "forward",
     checkpoint: CheckpointConfig | None = None,
     store: Path | None = None,
     restore: RestoreConfig | None = None,
@@ -104,6 +105,7 @@ def run_local(
         seed: as in RunConfig.
         hang_timeout_s: as in FailureConfig; None evicts nobody.
         evict_slower_than: as in FailureConfig.
+        recovery: as in FailureConfig.
         timeout_s: kill everything and raise TrainError after so long.
 
     Raises:
@@ -117,6 +119,7 @@ def run_local(
         seed=seed,
         min_workers=min_workers,
         checkpoint=checkpoint or CheckpointConfig(),
+        rollback=recovery == "rollback",
     )
     crew = _Crew(workers, spares, max_workers or workers, replace, evict_slower_than)
     vigil = Vigil(hang_timeout_s or math.inf, 0.0)
@@ -171,8 +174,10 @@ class _Supervisor:
         self._spawner = multiprocessing.get_context("forkserver")
         self._spawner.set_forkserver_preload(_WARM)
         self._rendezvous = Rendezvous(_HOST)
-        self._roster = Roster(crew.founders, crew.most)
+        self._roster = Roster(crew.founders, crew.most, settings.min_workers)
+        self._feeds: dict[int, Address] = {}
         self._crew = crew
+        self._spares = crew.spares  # to be started when the group has formed
         self._vigil = vigil
         begun, settings = begin(self._checkpoints, settings, place.restore)
         self._args = (train, config, settings, place.store)
@@ -193,7 +198,7 @@ class _Supervisor:
             self._emit(event)
             if isinstance(event, Resumed):
                 self._step = event.step
-        for _ in range(crew.founders + crew.spares):
+        for _ in range(crew.founders):
             self._start()
 
     def watch(self, timeout_s: float) -> None:
@@ -209,6 +214,8 @@ class _Supervisor:
                 self._serve(by_line[line], line)  # type: ignore[index,arg-type]
             while self._doubts and self._doubts[0][0] < time.monotonic():
                 self._push(self._roster.doubt(self._doubts.pop(0)[1]))
+            if self._roster.founded:
+                self._start_spares()
             self._check_hangs()
             self._check_pace()
             if self._roster.settled:
@@ -224,6 +231,11 @@ class _Supervisor:
             line.close()
         self._checkpoints.close()
         self._journal.close()
+
+    def _start_spares(self) -> None:
+        while self._spares:
+            self._spares -= 1
+            self._start()
 
     def _start(self) -> None:
         worker = self._next
@@ -242,28 +254,35 @@ class _Supervisor:
         except (EOFError, ConnectionError):
             self._lose(worker, "died")
             return
-        if kind == "alive":
-            self._vigil.hear(worker, value, time.monotonic())
-        elif kind == "ready":
-            self._push(self._roster.ready(worker))
-        elif kind == "entered":
-            self._push(self._roster.entered(worker, value))
-            if self._roster.settled:
-                self._doubted.clear()
-        elif kind == "leave":
-            self._ask_to_leave(worker)
-        elif kind == "doubt":
-            self._doubts.append((time.monotonic() + 1.0, value))
-            self._doubted_since = self._doubted_since if self._doubted else time.monotonic()
-            self._doubted[worker] = self._doubted.get(worker, 0) + 1
-        elif kind == "record":
-            self._record(value)
-        elif kind == "save":
-            self._checkpoints.told(worker, value)
-        elif kind == "outcome":
-            self._end(worker, value)
+        getattr(self, f"_hear_{kind}")(worker, value)
 
-    def _record(self, entries: list[tuple[int | None, Event]]) -> None:
+    def _hear_alive(self, worker: int, sign: Sign) -> None:
+        self._vigil.hear(worker, sign, time.monotonic())
+
+    def _hear_ready(self, worker: int, feed: Address) -> None:
+        self._feeds[worker] = feed
+        self._push(self._roster.ready(worker))
+        if worker in self._roster.watching:
+            donors = tuple(self._feeds[donor] for donor in self._roster.donors())
+            self._send(worker, donors)
+
+    def _hear_level(self, worker: int, _nothing: None) -> None:
+        self._push(self._roster.level(worker))
+
+    def _hear_entered(self, worker: int, generation: int) -> None:
+        self._push(self._roster.entered(worker, generation))
+        if self._roster.settled:
+            self._doubted.clear()
+
+    def _hear_leave(self, worker: int, _nothing: None) -> None:
+        self._ask_to_leave(worker)
+
+    def _hear_doubt(self, worker: int, generation: int) -> None:
+        self._doubts.append((time.monotonic() + 1.0, generation))
+        self._doubted_since = self._doubted_since if self._doubted else time.monotonic()
+        self._doubted[worker] = self._doubted.get(worker, 0) + 1
+
+    def _hear_record(self, _worker: int, entries: list[tuple[int | None, Event]]) -> None:
         for serial, event in entries:
             if serial is None or serial > self._serial:
                 self._emit(event)
@@ -271,6 +290,12 @@ class _Supervisor:
                     self._step = event.step
                     self._checkpoints.poke()
             self._serial = max(self._serial, -1 if serial is None else serial)
+
+    def _hear_save(self, worker: int, message: Message) -> None:
+        self._checkpoints.told(worker, message)
+
+    def _hear_outcome(self, worker: int, outcome: Outcome) -> None:
+        self._end(worker, outcome)
 
     def _end(self, worker: int, outcome: Outcome) -> None:
         self.run.outcomes[worker] = outcome
@@ -352,7 +377,7 @@ class _Supervisor:
             )
         )
 
-    def _send(self, worker: int | None, message: Membership | Order | Release) -> None:
+    def _send(self, worker: int | None, message: object) -> None:
         """To one worker, or to all. Any thread."""
         with self._sending:
             for line in [line for w, line in dict(self._lines).items() if worker in (None, w)]:
@@ -382,8 +407,11 @@ class _PipeLink:
         with self._lock:
             self._line.send((kind, value))
 
-    def ready(self) -> None:
-        self.tell("ready")
+    def ready(self, feed: Address | None) -> None:
+        self.tell("ready", feed)
+
+    def level(self) -> None:
+        self.tell("level")
 
     def entered(self, generation: int) -> None:
         self.tell("entered", generation)
@@ -417,6 +445,9 @@ class _PipeLink:
             waiting=member.waiting,
             waited_s=member.waited_s,
         )
+
+    def await_controller(self) -> None:
+        pass  # workers end with their supervisor
 
     def save(self, message: Message) -> None:
         self.tell("save", message)
@@ -458,6 +489,8 @@ def _listen(line: Connection, news: News, saver: Saver) -> None:
             heard = line.recv()
             if isinstance(heard, Membership):
                 news.publish(heard)
+            elif isinstance(heard, tuple):
+                news.invite(heard)
             else:
                 saver.tell(heard)
     except (EOFError, OSError):

@@ -36,7 +36,12 @@ def begin(
             "changed. Begin it under another name, without those samples in the dataset."
         )
     told: list[Event] = []
-    if chosen is not None or events:
+    if chosen is None and settings.heritage is not None:
+        checkpoints.descend_from(settings.heritage.parents)
+    paused = settings.heritage.resume() if settings.heritage is not None else None
+    if paused is not None and int(paused.meta["step"]) > start:
+        told.append(Resumed(step=int(paused.meta["step"]), ref=""))
+    elif chosen is not None or events:
         told.append(Resumed(step=chosen.step if chosen else 0, ref=chosen.ref if chosen else ""))
     told += [SamplesLeftOut(loader=loader, spans=spans) for loader, spans in new.items()]
     return told, replace(settings, left_out=restore.left_out((*events, *told)))

@@ -82,6 +82,21 @@ class Context:
         self._member.prepare(objects)
         return objects if len(objects) > 1 else objects[0]
 
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Begin with tensors of an ancestor, if this is a trial that has one. Before prepare.
+
+        Which ancestor and which tensors is the campaign's affair. Outside of a campaign, and for
+        a trial without ancestors, nothing happens. Not collective; blocks while it reads them.
+
+        Returns:
+            What was inherited, as JSON values; None for nothing.
+
+        Raises:
+            ConfigError: the model was prepared already.
+            StoreError: the ancestor cannot be read.
+        """
+        return self._member.inherit(model)
+
     def track(self, **objects: Stateful) -> None:
         """Make further objects part of the State under these names: an EMA, a scheduler, a count.
 
@@ -164,7 +179,8 @@ class Context:
 
         All workers must call it, as rank 0 may be lost in between.
         """
-        self._need_prepare("report")
+        if not self._member.settings.alone:
+            self._need_prepare("report")
         self._member.report({name: _plain(name, value) for name, value in metrics.items()})
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -180,7 +196,7 @@ class Context:
         """Call `listener(name, detail)` in the training thread wherever this worker gets to.
 
         For traces and for tests that kill a worker at a chosen place. Names: wait, boundary, batch,
-        bucket (detail: its number), round, left, evaluate, enter, meet, give, take, pause,
+        bucket (detail: its number), round, left, evaluate, report, enter, meet, give, take, pause,
         released.
         """
         self._member.on_phase(listener)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from elastix.comm.feed import Watched
 from elastix.comm.group import Group, Pending, Reduce
+from elastix.comm.rounds import Left
 from elastix.data.loader import Collate, to_device
 
 Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
@@ -56,6 +58,18 @@ class Evaluation:
             starts = range(start, stop, self._batch_size)
             parts = [self._batch(range(s, min(s + self._batch_size, stop))) for s in starts]
             return torch.stack(parts).sum(0)
+
+    def accept(self, left: Left) -> None:
+        """The result is all there is."""
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Nothing beside the result."""
+        return ()
+
+    def imitate(self, watched: Watched) -> None:
+        """The names of the metrics come from a small sample, their values from the others."""
+        with evaluating(self._model):
+            self._batch(range(min(1, len(self._dataset))))  # type: ignore[arg-type]
 
     def _batch(self, where: range) -> torch.Tensor:
         batch = to_device(self._collate([self._dataset[i] for i in where]), self._device)

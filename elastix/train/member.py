@@ -6,6 +6,7 @@ needs from the process around it is a Link.
 
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,21 +20,35 @@ from blake3 import blake3
 from torch.utils.data import Dataset
 
 from elastix import state as states
+from elastix.comm.feed import Feed, Watched
 from elastix.comm.group import Group, Pending, Reduce, Wiring
-from elastix.comm.news import News
+from elastix.comm.news import Address, News
 from elastix.comm.reducer import Reducer, Weight
-from elastix.comm.rounds import Left, Recovery, Rounds
+from elastix.comm.rounds import Joined, Left, Recovery, Rounds
 from elastix.config import CheckpointConfig
+from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
-from elastix.errors import ConfigError, StoreError
-from elastix.events import Event, Recovered, Reported, Span, StepCommitted, WorkerJoined
+from elastix.errors import ConfigError, StateError, StoreError
+from elastix.events import (
+    Event,
+    Recovered,
+    Reported,
+    Span,
+    StateStored,
+    StepCommitted,
+    TensorsInherited,
+    WorkerJoined,
+)
 from elastix.state import RandomState, State, Stateful
 from elastix.store import Store
 from elastix.train.assembly import Mark, Message
 from elastix.train.evaluation import Evaluation, Metric
+from elastix.train.heritage import Heritage, Leaving
 from elastix.train.restore import leaving_out, newest
+from elastix.train.rewind import Rewind
 from elastix.train.saver import Occasion, Saver
 from elastix.train.schedule import Schedule
+from elastix.train.snapshot import Snapshot, Stager
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +56,12 @@ logger = logging.getLogger(__name__)
 class Link(Protocol):
     """What the process around a member does for it. No call blocks for long."""
 
-    def ready(self) -> None:
-        """Tell the controller that this worker waits to be let in."""
+    def ready(self, feed: Address | None) -> None:
+        """Tell the controller that this worker waits to be let in, and where it can be watched."""
+        ...
+
+    def level(self) -> None:
+        """Tell the controller that this joiner can come in at any boundary."""
         ...
 
     def entered(self, generation: int) -> None:
@@ -51,10 +70,6 @@ class Link(Protocol):
 
     def doubt(self, generation: int, error: BaseException) -> None:
         """Tell the controller that an operation failed."""
-        ...
-
-    def leave(self) -> None:
-        """Tell the controller that this worker was given notice, and is to go."""
         ...
 
     def emit(self, event: Event, serial: int | None = None) -> None:
@@ -67,6 +82,10 @@ class Link(Protocol):
 
     def phase(self, name: str, detail: int) -> None:
         """Where the training thread is."""
+        ...
+
+    def await_controller(self) -> None:
+        """Block while nobody leads the run; returns at once otherwise."""
         ...
 
     def save(self, message: Message) -> None:
@@ -86,6 +105,10 @@ class Settings:
         directory: of the run.
         run: its name; the State to start from is what the store has as `RUN/last`.
         left_out: by loader, the positions in the stream that are never used (any more).
+        heritage: what the run takes from other models and leaves to them; None for nothing.
+        until_reports: pause at the end of the step after so many reports; None never does.
+        rollback: a step in which a worker is lost is done again, with the same samples.
+        alone: the group is this worker and stays so; it may report without preparing anything.
     """
 
     directory: Path
@@ -94,6 +117,14 @@ class Settings:
     min_workers: int
     checkpoint: CheckpointConfig
     left_out: Mapping[int, tuple[Span, ...]] = field(default_factory=dict)
+    heritage: Heritage | None = None
+    until_reports: int | None = None
+    alone: bool = False
+    rollback: bool = False
+
+
+class Paused(BaseException):
+    """As many reports were made as were wanted. Not an Exception: user code must not catch it."""
 
 
 class Member:
@@ -103,22 +134,28 @@ class Member:
         self, wiring: Wiring, device: torch.device, settings: Settings, news: News, link: Link
     ) -> None:
         self.me = wiring.me
+        self._interface = wiring.interface
         self.device = device
         self.step = 0
         self.settings = settings
         self._link = link
         self._news = news
-        self._rounds = Rounds(self, news, wiring, device, settings.min_workers)
+        redo = Reducer.kind if settings.rollback else 0
+        self._rounds = Rounds(self, news, wiring, device, settings.min_workers, redo)
+        self._rewind = Rewind()
         self._reducer: Reducer | None = None
         self._modules: dict[str, torch.nn.Module] = {}
         self._others: dict[str, Stateful] = {"rng": RandomState()}
         self._loaders: list[Loader] = []
         self._unclaimed = State({})
+        self._feed: Feed | None = None
+        self._given: Snapshot | None = None
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.save, link.open_store)
         self._saved = Mark(0)
         self._serial = 0  # events that all workers generate alike are numbered
         self._reports = 0
+        self._metrics: dict[str, Any] = {}
         self._unconfirmed: deque[tuple[int, Event]] = deque()
         self._confirmed = -1
         self._listeners: list[Callable[[str, int], None]] = []
@@ -132,7 +169,7 @@ class Member:
 
     @property
     def rank(self) -> int:
-        """Place in the group; -1 before `prepare`."""
+        """Place in the group; -1 before `prepare`, and for a joiner that is catching up."""
         members = self._members_now()
         return members.index(self.me) if self.me in members else -1
 
@@ -156,14 +193,39 @@ class Member:
         """How long it has been so, altogether. Any thread may ask."""
         return self._rounds.waited_s + self.saver.waited_s
 
+    @property
+    def watching(self) -> bool:
+        """Whether this is a joiner that catches up, and takes no part in the group yet."""
+        return self._rounds.watching
+
+    @property
+    def holder(self) -> bool:
+        """Whether this worker is in the group with the State. Any thread may ask."""
+        return self._rounds.operation >= 0 and not self._rounds.watching
+
+    def adopted(self, address: tuple[str, int]) -> int:
+        """There is a new controller, which meets the group there. Any thread may call it.
+
+        Returns:
+            The newest generation that this worker has heard of.
+        """
+        self._rounds.meet_at(address)
+        self.saver.offer_again()
+        return max(self._news.members, default=0)
+
     def _members_now(self) -> tuple[int, ...]:
+        if self._rounds.watching:
+            return self._rounds.planned
         return self._news.members.get(self._rounds.generation, ())
 
     # ------------------------------------------------------------------ prepare and track
 
     def seed(self) -> None:
         """Equal random numbers on all workers, so that they build equal models."""
-        torch.manual_seed(self.settings.seed)
+        if torch.cuda.is_available():
+            torch.manual_seed(self.settings.seed)
+        else:  # it looks for every kind of device and takes a millisecond
+            torch.default_generator.manual_seed(self.settings.seed)
         np.random.seed(self.settings.seed % 2**32)
         random.seed(self.settings.seed)
 
@@ -194,8 +256,12 @@ class Member:
                 states.check_optimizer(other, names)
             self._add(_kind_of(other), other)
         self._reducer = Reducer(modules, self._rounds, self)
-        self._link.ready()
-        self._rounds.first_entry(_layout(self._modules))
+        layout = _layout(self._modules)
+        if not self.settings.alone:
+            self._feed = Feed(self._interface, layout)
+            self._rounds.feed_joiners(self._feed)
+        self._link.ready(self._feed.address if self._feed is not None else None)
+        self._rounds.first_entry(layout)
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""
@@ -209,6 +275,20 @@ class Member:
                 raise ConfigError(f"the name {name!r} is taken or has a '/'; choose another.")
             self._add(name, other)
             self._claim(name, other)
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
+        if self._reducer is not None:
+            raise ConfigError(
+                "ctx.inherit was called after ctx.prepare, so workers that join later would not "
+                "have what it copied. Nothing was copied. Call it first."
+            )
+        if self.settings.heritage is None:
+            return None
+        found = self.settings.heritage.inherit(model)
+        if found is not None:
+            self._emit_alike(TensorsInherited(found=found))
+        return found
 
     def _add(self, name: str, other: Stateful) -> None:
         taken = sum(key.rstrip("0123456789") == name for key in self._others)
@@ -233,13 +313,23 @@ class Member:
     def give_state(self, founding: bool) -> State:
         """For newcomers. The first founder restores the stored State, if the run has one."""
         if founding:
+            state = self._stored()
+            if state is not None:
+                self._adopt(state)
+                self._schedule.stored(self.step)
+        return self.capture()
+
+    def _stored(self) -> State | None:
+        """What the run goes on from: its last State, or the one that was left at a pause."""
+        heritage = self.settings.heritage
+        found = [heritage.resume()] if heritage is not None else []
+        if not self.settings.alone:
             with self._link.open_store() as store:
                 ref = newest(store, self.settings.run)
                 if ref is not None:
-                    state = leaving_out(store.get(ref), self.settings.left_out)
-                    self._adopt(state)
-                    self._schedule.stored(self.step)
-        return self.capture()
+                    found.append(leaving_out(store.get(ref), self.settings.left_out))
+        there = [state for state in found if state is not None]
+        return max(there, key=lambda state: int(state.meta["step"]), default=None)
 
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer, but for the random numbers to come."""
@@ -255,6 +345,8 @@ class Member:
         self._serial = state.meta["serial"]
         self._reports = state.meta["reports"]
         self._unclaimed = states.without(state, self._others)
+        for loader in self._loaders:  # a joiner that began anew in the middle of its loop
+            self._claim(f"loader/{loader.number}", loader)
 
     def _claim(self, name: str, other: Stateful) -> bool:
         """Give an object that came after `prepare` its part of the State; False if it has none."""
@@ -266,15 +358,7 @@ class Member:
 
     def save(self, reason: str) -> None:
         """Have the State stored in the background. Returns when a snapshot is under way."""
-        late = {
-            prefix + name
-            for prefix, module in self._modules.items()
-            for name, _ in module.named_parameters(remove_duplicate=False)
-        }
         state = self.capture()
-        for name, other in self._others.items():
-            if isinstance(other, torch.optim.Optimizer):
-                late |= {entry for entry in state.tensors if entry.startswith(f"@{name}/")}
         score = self._schedule.score(self.step)
         self._saved = Mark(self.step, 2 if reason == "final" else int(score is not None))
         occasion = Occasion(
@@ -283,9 +367,35 @@ class Member:
             members=self._members_now(),
             score=score,
         )
-        self.saver.save(state, occasion, late)
+        self.saver.save(state, occasion, self._late(state))
         self._schedule.stored(self.step)
         self.phase("snapshot", self.step)
+
+    def _late(self, state: State) -> set[str]:
+        """Tensors of the State that nothing but `optimizer.step` changes."""
+        late = {
+            prefix + name
+            for prefix, module in self._modules.items()
+            for name, _ in module.named_parameters(remove_duplicate=False)
+        }
+        for name, other in self._others.items():
+            if isinstance(other, torch.optim.Optimizer):
+                late |= {entry for entry in state.tensors if entry.startswith(f"@{name}/")}
+        return late
+
+    def _copy_for_joiners(self) -> Callable[[], State]:
+        """A copy of the State as it is, made while the next step is computed."""
+        self.phase("give", self.step)
+        state = self.capture()
+        self._given = given = Stager().take(state, self.step, self._late(state))
+
+        def complete() -> State:
+            given.finish()
+            if given.torn:
+                raise StateError(f"the State cannot be given to a joiner: {given.torn}.")
+            return given.state
+
+        return complete
 
     def await_stored(self) -> None:
         """Block until the State that `save` was called for last is stored.
@@ -299,18 +409,31 @@ class Member:
 
     # ------------------------------------------------------------------ Participant of Rounds
 
-    def entered(self, generation: int, joined: tuple[float, int] | None) -> None:
+    def digest(self) -> str:
+        """Of what replicas must have in common: models, optimizers, schedulers, scalers."""
+        return _digest(self.capture())
+
+    def level(self) -> None:
+        """This joiner can come in."""
+        self._link.level()
+
+    def lonely(self) -> None:
+        """Nobody is left whom this joiner could watch."""
+        if self._feed is not None:
+            self._link.ready(self._feed.address)
+
+    def entered(self, generation: int, joined: Joined | None) -> None:
         """In the group of `generation`, with the State."""
         self._link.entered(generation)
         if joined is not None and self.step > 0:
-            copy_s, copy_bytes = joined
             self._link.emit(
                 WorkerJoined(
                     worker=self.me,
                     generation=generation,
                     step=self.step,
-                    copy_s=copy_s,
-                    copy_bytes=copy_bytes,
+                    copy_s=joined.copy_s,
+                    copy_bytes=joined.copy_bytes,
+                    watched_steps=joined.watched_steps,
                 )
             )
         if self.rank == 0:  # the one before may have died before it told the journal everything
@@ -366,17 +489,26 @@ class Member:
                 -proposal,
                 self._link.journaled() if first else -1,
                 int(first and self._schedule.time_is_up()),
+                int(self._rounds.void),
             ]
         )
 
     def committed(self, left: Left) -> None:
-        """A step counts."""
+        """A step counts; or it is void, and its samples are drawn again."""
         self.saver.finish()  # after this the user's code changes what is being captured
-        highest, lowest, journaled, due = (int(value) for value in left.result)
+        if self._given is not None:
+            self._given.finish()
+            self._given = None
+        highest, lowest, journaled, due, void = (int(value) for value in left.result)
         self._schedule.agreed(bool(due))
         self._rounds.step_left(left, highest if highest == -lowest else 0)
+        if void:
+            for loader in self._loaders:
+                loader.commit(())
+            self._rewind.due = True
+            return
         self.step += 1
-        contributors = self._rounds.members(left.complete)
+        contributors = left.contributors
         batches = [batch for loader in self._loaders for batch in loader.commit(contributors)]
         self._emit_alike(
             StepCommitted(
@@ -390,12 +522,16 @@ class Member:
         while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed:
             self._unconfirmed.popleft()
 
+    def voided(self, result: torch.Tensor) -> bool:
+        """Whether a step that was left with this result is to be done again."""
+        return bool(result[-1] > 0)
+
     def _emit_alike(self, event: Event) -> None:
         """An event that every worker generates: rank 0 sends it, the others can step in."""
         serial = self._serial
         self._serial += 1
         self._unconfirmed.append((serial, event))
-        if self.rank == 0:
+        if self.rank == 0 or self.settings.alone:
             self._link.emit(event, serial)
 
     # ------------------------------------------------------------------ Pace of the Loaders
@@ -405,7 +541,22 @@ class Member:
         if any(loader.pending for loader in self._loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
+        self._link.await_controller()
+        self._rewind.restore(self._others)
         self._rounds.boundary()
+        if self.settings.rollback:
+            self._rewind.keep(self._others)
+            if self._reducer is not None:
+                self._reducer.remember_buffers()
+        until = self.settings.until_reports
+        if until is not None and self._reports >= until:
+            raise Paused
+        if self._rounds.watching:
+            if self._schedule.due(self.step):
+                self._schedule.stored(self.step)  # by those in the group
+            return
+        if self._feed is not None:
+            self._feed.boundary(self._copy_for_joiners, self._rounds.operation, _digest)
         reason = self._schedule.due(self.step)
         if not reason:
             return
@@ -418,7 +569,7 @@ class Member:
 
     def members(self) -> tuple[int, ...]:
         """The workers over which the next batch is split."""
-        return self._rounds.members(self._rounds.plan)
+        return self._rounds.planned
 
     def drawn(self, share: int) -> None:
         """A batch begins."""
@@ -472,19 +623,55 @@ class Member:
         self._schedule.reported(self.step, metrics)
         event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
         self._reports += 1
+        self._metrics.update(event.metrics)
+        self.phase("report", event.seq)
         self._emit_alike(event)
 
-    def finish(self) -> None:
+    @property
+    def epochs(self) -> float:
+        """Passes over the data of the first loader so far; without a loader, reports."""
+        if not self._loaders:
+            return float(self._reports)
+        cursor = self._loaders[0].cursor
+        return (cursor.position - count(cursor.owed)) / cursor.length
+
+    def finish(self, reason: str = "final") -> None:
         """After the train function: all come to the end, and the final State is stored.
 
-        Collective; then waits for the store, which needs no group.
+        Collective; then waits for the store, which needs no group. A heritage that takes the
+        State has it alone.
 
         Raises:
             StoreError: it could not be stored.
         """
-        self.save("final")
-        self._rounds.run(_Finish())
+        if self._rounds.watching:
+            return  # a joiner that never came in has no part in the end
+        if self.settings.heritage is not None and self.settings.heritage.takes_final:
+            self._rounds.run(_Finish(lambda: self._bequeath(reason)))
+            return
+        self.save(reason)
+        self._rounds.run(_Finish(lambda: None))
         self.await_stored()
+
+    def _bequeath(self, reason: str) -> None:
+        """Leave the State to other models. Blocks this worker, and those that wait for it."""
+        heritage = self.settings.heritage
+        if heritage is None:
+            return
+        started = time.monotonic()
+        left = Leaving(self._modules[""], self.capture(), self._metrics, self.epochs, reason)
+        ref = heritage.leave(left)
+        if ref is not None:
+            self._link.emit(
+                StateStored(
+                    ref=ref,
+                    step=self.step,
+                    reason=reason,
+                    stored_bytes=left.state.nbytes,
+                    store_s=time.monotonic() - started,
+                    stall_s=time.monotonic() - started,
+                )
+            )
 
 
 class _Finish:
@@ -493,6 +680,9 @@ class _Finish:
     kind = 3
     reduce: Reduce = "max"
 
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._before = before  # what rank 0 does before anybody leaves
+
     def launch(self, group: Group) -> Sequence[Pending]:
         """Nothing but the round."""
         del group
@@ -500,8 +690,37 @@ class _Finish:
 
     def payload(self, group: Group) -> torch.Tensor:
         """Nothing to tell; that all are here is enough."""
-        del group
+        if group.rank == 0:
+            self._before()
         return torch.zeros(1)
+
+    def accept(self, left: Left) -> None:
+        """That all are through is all there is."""
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Nothing."""
+        return ()
+
+    def imitate(self, watched: Watched) -> None:
+        """Nothing."""
+
+
+_REPLICATED = ("optimizer", "scheduler", "scaler")
+
+
+def _digest(state: State) -> str:
+    """Of models, optimizers, schedulers, scalers and the step: equal for equal replicas.
+
+    Random numbers differ by design, and so may objects that the user's code feeds with losses.
+    """
+    names = ("@module", *(f"@{kind}" for kind in _REPLICATED))
+    tensors = {
+        name: tensor
+        for name, tensor in state.tensors.items()
+        if not name.startswith("@") or name.startswith(names)
+    }
+    meta = {name: v for name, v in state.meta.items() if name == "step" or name.startswith(names)}
+    return State(tensors, meta).manifest().ref
 
 
 def _kind_of(other: Stateful) -> str:

@@ -8,22 +8,31 @@ from typing import Any
 from elastix.comm.rounds import Fenced, Released
 from elastix.errors import ElastixError, QuorumLost, StoreError
 from elastix.train.context import Context
-from elastix.train.member import Member
+from elastix.train.member import Member, Paused
+
+
+class Halted(BaseException):
+    """Whoever runs the function wants it to end. Not an Exception: user code must not catch it."""
+
 
 _SETTLE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a worker's run ended: "finished", "raised", "left", "fenced" or "dismissed".
+    """How a worker's run ended: "finished", "raised", "left", "halted", "fenced" or "dismissed".
 
     Attributes:
+        epochs: passes over the data that this worker saw committed.
+        paused: it finished before its end, with its State stored, as its settings ask for.
         generation: of the group that a finished worker left; the first without one that was let go.
         error: what was raised, if it is elastix's own.
         traceback: of what was raised, as text.
     """
 
     kind: str
+    paused: bool = False
+    epochs: float = 0.0
     generation: int = 0
     rank: int = -1
     step: int = 0
@@ -37,13 +46,26 @@ def run_train(
 ) -> Outcome:
     """Call `train` with a Context. Never raises; blocks until it is through."""
     member.seed()
+    paused = False
     try:
-        train(Context(member, config))
+        try:
+            train(Context(member, config))
+        except Paused:
+            paused = True
         if member.prepared:
-            member.finish()
+            member.finish("paused" if paused else "final")
+        if member.watching:  # it took no part: nobody has to know that it is through
+            return Outcome(kind="left", step=member.step)
         return Outcome(
-            kind="finished", generation=member.generation, rank=member.rank, step=member.step
+            kind="finished",
+            paused=paused,
+            epochs=member.epochs,
+            generation=member.generation,
+            rank=member.rank,
+            step=member.step,
         )
+    except Halted:
+        return Outcome(kind="halted", epochs=member.epochs, rank=member.rank, step=member.step)
     except Released as released:
         return Outcome(kind="left", generation=released.generation, step=member.step)
     except Fenced as fenced:
@@ -59,6 +81,7 @@ def run_train(
         member.saver.settle(_SETTLE_S)  # what was accepted before is stored nevertheless
         return Outcome(
             kind="raised",
+            epochs=member.epochs,
             rank=member.rank,
             step=member.step,
             error=error if isinstance(error, ElastixError) else None,

@@ -20,7 +20,7 @@ def run(tmp_path, train, workers=3, config=None, **options):
     result = run_local(train, workers, config=settings, directory=tmp_path / "run", **options)
     assert_exactly_once(result.events, settings["epochs"])
     left = {event.worker for event in of(WorkerLeft, result)}
-    assert_replicas_identical(logs, set(result.lost) | left)
+    assert_replicas_identical(logs, set(result.lost) | left, result.events)
     return result
 
 
@@ -126,16 +126,15 @@ def test_a_worker_that_stays_cut_off_is_taken_out(tmp_path):
 
 
 def test_a_straggler_is_reported_and_goes_only_if_asked(tmp_path):
-    config = {"samples": 900, "slow_worker": 1, "slow_s": 0.05, "epochs": 2}
+    config = {"samples": 900, "slow_worker": 1, "slow_s": 0.1, "step_s": 0.02, "epochs": 2}
     result = run(tmp_path, train, config=config)
-    slow = of(WorkerSlow, result)
-    assert [event.worker for event in slow] == [1]
-    assert slow[0].factor > 1.5
+    (slow,) = [event for event in of(WorkerSlow, result) if event.worker == 1]
+    assert slow.factor > 2
     assert not of(WorkerLeft, result)
 
 
 def test_a_straggler_is_let_go_on_request(tmp_path):
-    config = {"samples": 900, "slow_worker": 1, "slow_s": 0.05, "epochs": 2}
-    result = run(tmp_path, train, config=config, evict_slower_than=1.5)
+    config = {"samples": 900, "slow_worker": 1, "slow_s": 0.2, "step_s": 0.03, "epochs": 2}
+    result = run(tmp_path, train, config=config, evict_slower_than=4.0)
     assert [event.worker for event in of(WorkerLeft, result)] == [1]
     assert not owed(result)

@@ -21,7 +21,7 @@ def run(tmp_path, kills, workers=3, config=None, **options):
     result = run_local(doomed, workers, config=settings, directory=tmp_path / "run", **options)
     assert {kill.worker for kill in kills} == set(result.lost)
     assert_exactly_once(result.events, settings["epochs"])
-    assert_replicas_identical(logs, set(result.lost))
+    assert_replicas_identical(logs, set(result.lost), result.events)
     return result
 
 

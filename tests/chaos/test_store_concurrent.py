@@ -26,14 +26,14 @@ def answers(pipes: list, seconds: float) -> list:
     return found
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_sixteen_writers_with_half_in_common(tmp_path: Path) -> None:
     path = tmp_path / "store"
     running = [start(put_some, str(path), seed, 5) for seed in range(16)]
     pipes = [pipe for _, pipe in running]
-    assert answers(pipes, 60) == ["ready"] * 16
+    assert answers(pipes, 100) == ["ready"] * 16
     say(pipes, "go")
-    results = answers(pipes, 60)
+    results = answers(pipes, 100)
     errors = [result for result in results if isinstance(result, str)]
     assert errors == []
     for process, _ in running:
@@ -62,7 +62,7 @@ def collect_under_load(path: Path, writers: int, rounds: int) -> tuple[int, int]
     running = [start(churn, str(path), seed, rounds) for seed in range(writers)]
     readers = [start(read_for_ever, str(path)) for _ in range(2)]
     pipes = [pipe for _, pipe in running]
-    assert answers(pipes + [pipe for _, pipe in readers], 60) == ["ready"] * (writers + 2)
+    assert answers(pipes + [pipe for _, pipe in readers], 100) == ["ready"] * (writers + 2)
     collections = freed = 0
     with Store(path) as store:
         while not all(pipe.poll() for pipe in pipes):
@@ -88,7 +88,7 @@ def collect_under_load(path: Path, writers: int, rounds: int) -> tuple[int, int]
     return collections, freed
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_gc_against_live_readers_and_writers(tmp_path: Path) -> None:
     collections, freed = collect_under_load(tmp_path / "store", writers=3, rounds=40)
     assert collections > 3

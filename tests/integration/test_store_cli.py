@@ -46,8 +46,8 @@ def test_looking(built: tuple[Path, Ref, Ref]) -> None:
     assert first[:12] in run(root, "log").stdout
     assert [entry["ref"] for entry in answer(root, "log", first[:8])] == [first]
     shown = answer(root, "show", "best")
-    assert shown["tensors"]["layer0.weight"]["owner"] == first[:12]
-    assert shown["tensors"]["layer1.weight"]["owner"] == second[:12]
+    assert shown["tensors"]["layer0.weight"]["owner"] == first
+    assert shown["tensors"]["layer1.weight"]["owner"] == second
     assert "layer1.weight" in run(root, "show", "best").stdout
     assert answer(root, "diff", first, "best")["changed"] == ["layer1.weight"]
     assert "~\tlayer1.weight" in run(root, "diff", first, "best").stdout
@@ -83,6 +83,18 @@ def test_errors_are_messages_with_exit_codes(built: tuple[Path, Ref, Ref], tmp_p
     assert "tagged best" in run(root, "retire", second, code=1).stderr
     assert "no store at" in run(tmp_path / "absent", "log", code=1).stderr
     assert not (tmp_path / "absent").exists()
+    for verb in (("gc",), ("retire", second), ("tag", "x", second)):  # a typo begins no store
+        assert "no store at" in run(tmp_path / "absent", *verb, code=1).stderr
+    assert not (tmp_path / "absent").exists()
+    file = tmp_path / "taken.safetensors"
+    file.write_text("mine")
+    assert "is a file" in run(file, "log", code=2).stderr
+    assert "exists" in run(root, "export", "best", str(file), code=2).stderr
+    assert file.read_text() == "mine"
+    run(root, "export", "best", str(file), "--force")
+    assert set(load_file(file)) == set(small(1).tensors)
+    assert "exists" in run(root, "export", "best", str(tmp_path), "--force", code=2).stderr
+    assert "list of all" in run(root, "export", "best", str(tmp_path / "x.parquet"), code=2).stderr
     run(root, "nearest", "best", "--mode", "x", code=2)
     run(root, "tag", "-", second, code=2)
     run(root, "tag", "name", code=2)

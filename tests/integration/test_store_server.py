@@ -120,7 +120,7 @@ def kill_the_index(folder: Path, kills: int, workers: int) -> tuple[dict[Ref, in
 def collect(pending: dict[Any, Any], at_least: int) -> dict[Ref, int]:
     found: dict[Ref, int] = {}
     while len(found) < at_least * 5:
-        (done,), _ = ray.wait(list(pending), timeout=60)
+        (done,), _ = ray.wait(list(pending), timeout=150)
         worker = pending.pop(done)
         found |= dict(ray.get(done))
         pending[worker.put.remote(5)] = worker
@@ -141,6 +141,31 @@ def test_the_index_killed_fifty_times_under_eight_workers(tmp_path: Path) -> Non
     print(f"{len(acknowledged)} acknowledged, away {median:.2f} s, at most {max(away):.2f} s")
     # The median: on a loaded machine a single start of a process may take any time.
     assert median < 5.0, away
+
+
+def process_of(actor: Any) -> int:
+    return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60))
+
+
+def test_the_one_that_stands_by_takes_over(tmp_path: Path) -> None:
+    server = StoreServer.start(tmp_path / "store")
+    first, second = process_of(server.handle), process_of(server.standby)
+    assert server.about()["pid"] == first
+    with server.open() as store:
+        ref = store.put(small(1))
+        os.kill(first, signal.SIGKILL)
+        assert same(store.get(ref), small(1))
+        other = store.put(small(2))
+        assert server.about()["pid"] == second
+        third = process_of(server.handle)  # Ray started it anew: now it stands by
+        assert third not in (first, second)
+        os.kill(second, signal.SIGKILL)
+        assert {entry.ref for entry in store.log()} == {ref, other}
+        assert server.about()["pid"] == third
+    server.stop()
+    with Store(tmp_path / "store") as store:
+        assert store.verify() == []
+        assert store.stats().models == 2
 
 
 def test_one_owner(tmp_path: Path) -> None:

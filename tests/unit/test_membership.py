@@ -18,6 +18,14 @@ def founded(*members: int) -> Roster:
     return roster
 
 
+def come(roster: Roster, worker: int) -> Membership | None:
+    """A worker is ready and, if it has to, catches up at once."""
+    roster.ready(worker)
+    if worker in roster.watching:
+        return roster.level(worker)
+    return roster.newest if worker in roster.newest.members else None
+
+
 def brief(membership: Membership | None) -> tuple | None:
     if membership is None:
         return None
@@ -89,15 +97,15 @@ def test_a_founder_may_confirm_late_that_the_founding_came_through():
 
 def test_a_newcomer_is_proposed_at_once_and_the_group_is_not_disturbed():
     roster = founded(0, 1)
-    assert brief(roster.ready(2)) == (2, (0, 1, 2), False, "join")
+    assert brief(come(roster, 2)) == (2, (0, 1, 2), False, "join")
     assert roster.joining == (2,)
 
 
 def test_newcomers_come_one_proposal_at_a_time():
     roster = founded(0, 1)
-    roster.ready(2)
-    assert roster.ready(4) is None
-    assert roster.ready(3) is None
+    come(roster, 2)
+    assert come(roster, 4) is None
+    assert come(roster, 3) is None
     assert roster.entered(0, 2) is None
     assert brief(roster.entered(2, 2)) == (3, (0, 1, 2, 3, 4), False, "join")
 
@@ -119,14 +127,14 @@ def test_the_loss_of_a_member_regroups_the_others_urgently():
 
 def test_the_loss_of_a_joiner_withdraws_its_proposal():
     roster = founded(0, 1)
-    roster.ready(2)
+    come(roster, 2)
     assert brief(roster.lost(2)) == (3, (0, 1), True, "loss")
     assert roster.waiting == []
 
 
 def test_a_loss_sends_joiners_back_to_wait_and_they_are_proposed_again():
     roster = founded(0, 1, 2)
-    roster.ready(3)
+    come(roster, 3)
     assert brief(roster.lost(1)) == (3, (0, 2), True, "loss")
     assert roster.waiting == [3]
     assert brief(roster.entered(0, 3)) == (4, (0, 2, 3), False, "join")
@@ -222,7 +230,7 @@ def test_nobody_is_let_in_once_somebody_has_finished():
 
 def test_a_confirmation_from_before_a_worker_was_sent_back_to_wait_counts_for_nothing():
     roster = founded(0, 1)
-    roster.ready(2)
+    come(roster, 2)
     assert brief(roster.lost(1)) == (3, (0,), True, "loss")
     assert brief(roster.entered(0, 3)) == (4, (0, 2), False, "join")
     assert roster.entered(2, 2) is None
@@ -231,7 +239,7 @@ def test_a_confirmation_from_before_a_worker_was_sent_back_to_wait_counts_for_no
 
 def test_doubt_counts_while_a_proposal_is_open():
     roster = founded(0, 1)
-    roster.ready(2)
+    come(roster, 2)
     assert brief(roster.doubt(1)) == (3, (0, 1), True, "doubt")
 
 
@@ -289,8 +297,57 @@ def test_whoever_waits_for_a_worker_that_has_left_is_told_to_go_on_without_it():
 def test_the_last_ones_do_not_leave_before_others_have_the_state():
     roster = founded(0)
     assert roster.leave(0) is None
-    assert brief(roster.ready(1)) == (2, (0, 1), False, "join")
+    assert brief(come(roster, 1)) == (2, (0, 1), False, "join")
     assert brief(roster.entered(1, 2)) == (3, (1,), False, "leave")
+
+
+def test_a_newcomer_catches_up_outside_while_the_group_goes_on():
+    roster = founded(0, 1)
+    assert roster.ready(2) is None
+    assert roster.watching == [2]
+    assert brief(roster.level(2)) == (2, (0, 1, 2), False, "join")
+    assert roster.watching == []
+
+
+def test_a_joiner_that_dies_while_it_catches_up_is_noticed_by_nobody():
+    roster = founded(0, 1)
+    roster.ready(2)
+    assert roster.lost(2) is None
+    assert roster.newest.generation == 1
+
+
+def test_a_joiner_that_lost_its_donors_begins_anew():
+    roster = founded(0, 1)
+    roster.ready(2)
+    assert roster.ready(2) is None
+    assert roster.watching == [2]
+
+
+def test_nobody_has_to_catch_up_with_a_group_that_stands_still():
+    roster = Roster(founders=2, size=3, min_workers=2)
+    for worker in (0, 1):
+        roster.ready(worker)
+    for worker in (0, 1):
+        roster.entered(worker, 1)
+    roster.ready(2)
+    assert brief(roster.lost(0)) == (2, (1,), True, "loss")
+    assert roster.watching == []
+    assert brief(roster.entered(1, 2)) == (3, (1, 2), False, "join")
+
+
+def test_a_spare_does_not_catch_up_before_it_is_needed():
+    roster = Roster(founders=2, size=2)
+    for worker in (0, 1):
+        roster.ready(worker)
+    for worker in (0, 1):
+        roster.entered(worker, 1)
+    roster.ready(2)
+    assert (roster.waiting, roster.watching) == ([2], [])
+
+
+def test_joiners_are_sent_to_one_donor_after_the_other():
+    roster = founded(0, 1, 2)
+    assert [roster.donors() for _ in range(4)] == [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 1, 2)]
 
 
 def test_a_leaver_that_dies_is_a_loss():
@@ -355,6 +412,12 @@ class Lives(RuleBasedStateMachine):
         self.take(self.roster.ready(self.next_worker))
         self.next_worker += 1
 
+    @precondition(lambda self: self.roster.watching and self.going)
+    @rule(data=st.data(), lonely=st.booleans())
+    def level(self, data, lonely):
+        worker = data.draw(st.sampled_from(self.roster.watching))
+        self.take((self.roster.ready if lonely else self.roster.level)(worker))
+
     @precondition(lambda self: self.alive and self.going)
     @rule(data=st.data())
     def entered(self, data):
@@ -415,8 +478,9 @@ class Lives(RuleBasedStateMachine):
             return
         there = set(roster.newest.members) | set(roster.leaving)
         assert roster.holders <= there
-        assert not set(roster.waiting) & there
-        assert set(self.alive) <= set(roster.waiting) | there
+        outside = set(roster.waiting) | set(roster.watching)
+        assert not outside & there
+        assert set(self.alive) <= outside | there
 
 
 TestLives = Lives.TestCase

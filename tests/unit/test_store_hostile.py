@@ -11,7 +11,7 @@ import pytest
 import torch
 from blake3 import blake3
 
-from elastix.errors import Corrupt, NotFound, StoreError, TooNew
+from elastix.errors import ConfigError, Corrupt, NotFound, StoreError, TooNew
 from elastix.state import Manifest, Ref, State, TensorInfo
 from elastix.store import Store
 from elastix.store.packs import LocalPacks
@@ -316,11 +316,34 @@ def test_an_unreadable_index_is_made_anew(tmp_path: Path) -> None:
     (root / "index.sqlite").write_bytes(b"this is no database" * 1000)
     with Store(root) as store:
         assert same(store.get("best"), small(1))
+
+
+def test_an_index_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with Store(root) as store:
+        store.put(small(1))
     with sqlite3.connect(root / "index.sqlite") as sql:
         sql.execute("PRAGMA user_version = 99")
     sql.close()
-    with Store(root) as store:
-        assert same(store.get("best"), small(1))
+    before = (root / "index.sqlite").read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(TooNew, match="version 99"):
+            Store(root, read_only=read_only)
+    assert (root / "index.sqlite").read_bytes() == before
+    with pytest.raises(TooNew):  # it holds no lock either
+        Store(root)
+
+
+def test_what_is_no_store_is_not_taken_for_one(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for read_only in (False, True):
+        with pytest.raises(ConfigError, match="is a file"):
+            Store(file, read_only=read_only)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(NotFound, match="neither packs nor an index"):
+        Store(tmp_path / "folder", read_only=True)
+    assert not any((tmp_path / "folder").iterdir())
 
 
 def test_a_record_must_be_where_it_was_written(tmp_path: Path) -> None:

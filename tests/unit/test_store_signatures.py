@@ -1,5 +1,6 @@
 """Signatures taken from modules: traced, watched on a sample, or in module order."""
 
+import importlib
 from itertools import pairwise
 
 import pytest
@@ -46,6 +47,17 @@ class Dynamic(nn.Module):
             if x.sum() > -1e9:
                 x = torch.tanh(block(x)) + x
         return x
+
+
+class Wrapped(nn.Module):
+    """The same module where torch.fx cannot follow."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) if float(x.sum()) > -1e9 else x
 
 
 def lp(a: Signature, b: Signature) -> list[str]:
@@ -101,14 +113,6 @@ def test_what_cannot_be_traced_is_run_or_taken_in_order(example: torch.Tensor | 
 
 
 def test_running_and_tracing_agree_on_what_is_shared() -> None:
-    class Untraceable(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x) if float(x.sum()) > -1e9 else x
-
     def nets() -> list[nn.Module]:
         return [
             nn.Sequential(Block(), Block(), nn.Conv2d(4, 2, 1)),
@@ -116,9 +120,29 @@ def test_running_and_tracing_agree_on_what_is_shared() -> None:
         ]
 
     a, b = (signature(net) for net in nets())
-    x, y = (signature(Untraceable(net), torch.ones(1, 4, 8, 8)) for net in nets())
+    x, y = (signature(Wrapped(net), torch.ones(1, 4, 8, 8)) for net in nets())
     assert len(shared(a, b, "lp")) == len(shared(x, y, "lp")) == 2
     assert len(shared(a, b, "lcs")) == len(shared(x, y, "lcs")) == 3
+
+
+@pytest.mark.parametrize("name", ["convnet", "mlp"])
+def test_the_spaces_that_are_shipped(name: str) -> None:
+    space = importlib.import_module(f"search_spaces.{name}")
+    space.space.seed(5)
+    taken = {}
+    for configuration in space.space.sample_configuration(12):
+        config = dict(configuration)
+        model = space.build(config)
+        found = signature(model)
+        names = [f"{la.name}.{tensor}" for la in found.layers for tensor, _ in la.tensors]
+        assert sorted(names) == sorted(model.state_dict())
+        assert found == signature(space.build(config))
+        x = torch.rand(2, 1, 8, 8)
+        run = signature(Wrapped(model), x)  # cannot be traced: what comes first is told by running
+        assert [la.kind for la in run.layers] == [la.kind for la in found.layers]
+        taken[str(sorted(config.items()))] = found
+    lengths = {len(shared(a, b, "lp")) for a in taken.values() for b in taken.values()}
+    assert len(lengths) > 2  # from nothing in common to everything
 
 
 def test_shared_and_unused_layers_come_once() -> None:

@@ -1,6 +1,6 @@
 """Optuna's TPE through ask and tell. Needs the extra `elastix[optuna]`.
 
-This is the only file that imports optuna.
+This file and search/optuna_journal.py alone import optuna.
 """
 
 from collections.abc import Mapping, Sequence

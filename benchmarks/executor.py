@@ -1,0 +1,190 @@
+"""No-op trials per second: what an executor costs when the trial costs nothing.
+
+    python -m benchmarks.executor --out FILE [--repeats 3] [--trials 600]
+
+One after the other, on the same two slots of one local Ray: elastix's pool under a whole campaign
+(searcher, book and journal on disk, store open), a bare loop over Ray actors that keeps nothing,
+DeepHyper's Ray evaluator, and Ray Tune with reused actors. Counted from the first result to the
+last, so that starting workers is not part of it; Tune and DeepHyper make fewer trials, as they
+take longer. The median of the repeats is reported.
+"""
+
+import argparse
+import logging
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import elastix
+from benchmarks import record
+from elastix.search.searchers.random import Random
+
+SLOTS = 2
+FEWER = {"deephyper_ray": 5, "tune_reuse": 20}
+
+
+def noop(ctx: elastix.Context) -> None:
+    """What every system here runs, in its own words."""
+    ctx.report(score=ctx.config["x"])
+
+
+def _space() -> Any:  # noqa: ANN401 - a ConfigurationSpace
+    from ConfigSpace import ConfigurationSpace, Float
+
+    return ConfigurationSpace(space=[Float("x", (0.0, 1.0))])
+
+
+def elastix_pool(trials: int) -> float:
+    """A campaign with all that belongs to one."""
+    folder = tempfile.mkdtemp(prefix="elastix-executor-")
+    try:
+        results = elastix.Campaign(
+            noop,
+            space=_space(),
+            searcher=Random(),
+            metric="score",
+            budget=elastix.Budget(trials=trials, parallel=SLOTS),
+            run=elastix.RunConfig(name="noop", store=folder),
+            quiet=True,
+        ).run()
+        ended = sorted(trial.finished_s or 0.0 for trial in results)
+    finally:
+        shutil.rmtree(folder)
+    return _rate(ended)
+
+
+def bare_pool(trials: int) -> float:
+    """Two actors and ray.wait."""
+
+    class Worker:
+        def run(self, config: Mapping[str, float]) -> float:
+            return config["x"]
+
+    workers: list[Any] = [ray.remote(Worker).remote() for _ in range(SLOTS)]
+    ray.get([worker.run.remote({"x": 0.0}) for worker in workers])
+    ended = []
+    live = {worker.run.remote({"x": 0.5}): worker for worker in workers}
+    left = trials - len(live)
+    while live:
+        (done,), _ = ray.wait(list(live), num_returns=1)
+        worker = live.pop(done)
+        ray.get(done)
+        ended.append(time.time())
+        if left:
+            live[worker.run.remote({"x": 0.5})] = worker
+            left -= 1
+    for worker in workers:
+        ray.kill(worker)
+    return _rate(ended)
+
+
+def _deephyper_noop(job: Any) -> float:  # noqa: ANN401 - DeepHyper's RunningJob
+    return float(job["x"])
+
+
+def deephyper_ray(trials: int) -> float:
+    """Its evaluator alone, without a search around it."""
+    from deephyper.evaluator import Evaluator
+
+    evaluator = Evaluator.create(
+        _deephyper_noop,
+        method="ray",
+        method_kwargs={"num_cpus": SLOTS, "num_cpus_per_task": 1, "num_workers": SLOTS},
+    )
+    ended: list[float] = []
+    evaluator.submit([{"x": 0.5}] * SLOTS)
+    submitted = SLOTS
+    while len(ended) < trials:
+        jobs = evaluator.gather("BATCH", size=1)
+        jobs = jobs[0] if isinstance(jobs, tuple) else jobs
+        ended += [time.time()] * len(jobs)
+        more = min(len(jobs), trials - submitted)
+        if more:
+            evaluator.submit([{"x": 0.5}] * more)
+            submitted += more
+    evaluator.close()
+    return _rate(ended)
+
+
+def tune_reuse(trials: int) -> float:
+    """A function trainable, random search, reuse_actors=True."""
+    from ray import tune
+
+    ended: list[float] = []
+
+    class Times(tune.Callback):
+        def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:  # noqa: ANN401
+            ended.append(time.time())
+
+    def run(config: Mapping[str, float]) -> None:
+        tune.report({"score": config["x"]})
+
+    folder = tempfile.mkdtemp(prefix="elastix-tune-")
+    try:
+        tune.Tuner(
+            tune.with_resources(run, {"cpu": 1}),
+            param_space={"x": tune.uniform(0.0, 1.0)},
+            tune_config=tune.TuneConfig(
+                metric="score",
+                mode="max",
+                num_samples=trials,
+                max_concurrent_trials=SLOTS,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(storage_path=folder, verbose=0, callbacks=[Times()]),
+        ).fit()
+    finally:
+        shutil.rmtree(folder)
+    return _rate(ended)
+
+
+def _rate(ended: list[float]) -> float:
+    return (len(ended) - 1) / (max(ended) - min(ended))
+
+
+SYSTEMS: dict[str, Callable[[int], float]] = {
+    "elastix_pool": elastix_pool,
+    "bare_pool": bare_pool,
+    "deephyper_ray": deephyper_ray,
+    "tune_reuse": tune_reuse,
+}
+
+
+def measure(repeats: int, trials: int, systems: list[str]) -> dict[str, float]:
+    """Median rate of each, interleaved: one after the other, then all again."""
+    rates: dict[str, list[float]] = {name: [] for name in systems}
+    for number in range(repeats):
+        for name in systems:
+            count = max(8, trials // FEWER.get(name, 1))
+            rates[name].append(SYSTEMS[name](count))
+            print(f"{number} {name:14} {rates[name][-1]:8.1f} trials/s ({count} trials)")
+    return {name: statistics.median(found) for name, found in rates.items()}
+
+
+def main() -> None:
+    """Measure, print the ratios, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=600)
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ray.init(num_cpus=SLOTS, include_dashboard=False, logging_level=logging.ERROR)
+    rates = measure(options.repeats, options.trials, options.systems)
+    ray.shutdown()
+    for name, rate in rates.items():
+        ratio = rates.get("elastix_pool", rate) / rate
+        print(f"{name:14} {rate:8.1f} trials/s   elastix pool: {ratio:.1f}x")
+    record.save(options.out, {"trials_per_s": {n: round(rate, 2) for n, rate in rates.items()}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The book of a campaign: every trial, in SQLite, one transaction for what happened at once.
+
+It stands beside the store's index, not in it, as the index can be rebuilt from packs and trials
+cannot. Not here: what trials mean, or who may run (campaign).
+
+Invariant: a result is in the book whole or not at all, and what `commit` returned from stays,
+whatever process is killed when. One process writes; others may read meanwhile.
+"""
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError, TooNew
+from elastix.search.trial import Trial
+
+FILE = "campaign.sqlite"
+Role = Literal["search", "rerank"]
+_VERSION = 1
+_BUSY_S = 30.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS trials(
+    number INTEGER PRIMARY KEY, state TEXT NOT NULL, role TEXT NOT NULL,
+    done INTEGER, body TEXT NOT NULL
+);
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A trial as it stands in the book.
+
+    Attributes:
+        done: place among the final trials in the order in which they became so, from 1.
+        role: "search" for what a searcher proposed, "rerank" for a control from scratch.
+    """
+
+    trial: Trial
+    role: Role = "search"
+    done: int | None = None
+
+
+class Book:
+    """Opened for writing, it is this process's alone until it is closed or the process ends."""
+
+    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+        """Open the book of the campaign in `directory`, or begin one.
+
+        Raises:
+            NotFound: read_only, and there is none.
+            Conflict: another process runs this campaign.
+            TooNew, Corrupt, Full, StoreError: it cannot be opened.
+        """
+        self._path = directory / FILE
+        self._lock = -1
+        if read_only and not self._path.is_file():
+            raise NotFound(f"there is no campaign in {directory}.")
+        if not read_only:
+            with _errors(self._path):
+                directory.mkdir(parents=True, exist_ok=True)
+                self._own()
+        try:
+            with _errors(self._path):
+                self._open(read_only)
+        except BaseException:
+            self._release()
+            raise
+
+    def _own(self) -> None:
+        """The lock ends with the process, however that ends."""
+        self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._release()
+            raise Conflict(
+                f"another process runs the campaign in {self._path.parent}. Nothing was started. "
+                "Stop it, or choose another name."
+            ) from error
+
+    def _open(self, read_only: bool) -> None:
+        address = f"{self._path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        self._sql = sqlite3.connect(address, uri=True, timeout=_BUSY_S, isolation_level=None)
+        version = self._sql.execute("PRAGMA user_version").fetchone()[0]
+        if version > _VERSION:
+            raise TooNew(
+                f"{self._path} has format {version}; this version reads {_VERSION}. Nothing was "
+                "changed. Use the version of elastix that wrote it."
+            )
+        if not read_only:
+            self._sql.execute("PRAGMA journal_mode=WAL")
+            self._sql.execute("PRAGMA synchronous=FULL")
+            self._sql.executescript(_TABLES)
+            self._sql.execute(f"PRAGMA user_version={_VERSION}")
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def close(self) -> None:
+        """Let others write."""
+        self._sql.close()
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------- use
+
+    def commit(self, lines: Iterable[Line], facts: Mapping[str, Any] | None = None) -> None:
+        """Write trials and facts, all or nothing, durably.
+
+        Raises:
+            Full, StoreError: nothing was written.
+        """
+        rows = [
+            (
+                line.trial.number,
+                line.trial.state.value,
+                line.role,
+                line.done,
+                json.dumps(line.trial.to_json(), separators=(",", ":")),
+            )
+            for line in lines
+        ]
+        values = [(name, json.dumps(value)) for name, value in (facts or {}).items()]
+        if not rows and not values:
+            return
+        with _errors(self._path):
+            self._sql.execute("BEGIN IMMEDIATE")
+            try:
+                self._sql.executemany("INSERT OR REPLACE INTO trials VALUES(?,?,?,?,?)", rows)
+                self._sql.executemany("INSERT OR REPLACE INTO facts VALUES(?,?)", values)
+                self._sql.execute("COMMIT")
+            except BaseException:
+                if self._sql.in_transaction:
+                    self._sql.execute("ROLLBACK")
+                raise
+
+    def lines(self) -> list[Line]:
+        """Every trial, by number."""
+        with _errors(self._path):
+            rows = self._sql.execute("SELECT role, done, body FROM trials ORDER BY number")
+            return [Line(Trial.from_json(json.loads(b)), role, done) for role, done, b in rows]
+
+    def fact(self, name: str) -> Any:  # noqa: ANN401 - any JSON
+        """What was committed under that name; None for nothing."""
+        with _errors(self._path):
+            row = self._sql.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def count(self) -> dict[str, int]:
+        """How many trials are in each state."""
+        with _errors(self._path):
+            found = self._sql.execute("SELECT state, count(*) FROM trials GROUP BY state")
+            return {str(state): int(number) for state, number in found}
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        text = f"the campaign's book {path} failed: {error} ({name})."
+        if name == "SQLITE_FULL":
+            raise Full(
+                f"{text} What it has is safe, the last results are not in it. Make room and run "
+                "the campaign again."
+            ) from error
+        if name.startswith("SQLITE_READONLY"):
+            raise ReadOnly(f"{text} Nothing was changed.") from error
+        if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+            raise Corrupt(f"{text} Nothing was changed. Restore it from a backup.") from error
+        raise StoreError(f"{text} The last results are not in it; run it again.") from error
+    except OSError as error:
+        kind = Full if error.errno == 28 else StoreError  # ENOSPC
+        raise kind(f"the campaign's book {path} failed: {error}. Nothing was changed.") from error
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise Corrupt(f"{path} holds a trial that cannot be read: {error!r}.") from error

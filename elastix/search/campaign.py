@@ -1,0 +1,349 @@
+"""Campaign: one search, from the first suggestion to the best model, whatever happens between.
+
+It puts the parts together: a book, a searcher, rungs, an executor, the store. Not here: the loop
+that moves them (loop.py), and anything that Ray does (executors/).
+
+Invariant: `run()` with the same name and store continues: no final trial is lost or run twice,
+pending ones are started again.
+"""
+
+import copy
+import inspect
+import logging
+import platform
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+from blake3 import blake3
+from ConfigSpace import ConfigurationSpace
+
+from elastix.config import Budget, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.errors import ConfigError, Conflict, ElastixError, NotFound, StoreError
+from elastix.events import CampaignEnded, CampaignStarted, Events
+from elastix.observe.journal import Journal
+from elastix.observe.trials import TrialsConsole
+from elastix.search.book import Book, Role
+from elastix.search.executors.work import Executor, TrainFunction, Work
+from elastix.search.heritage import Opens, Shelf, Terms, TrialHeritage, from_scratch
+from elastix.search.inherit import Mode, Provider
+from elastix.search.loop import Loop
+from elastix.search.loop import Terms as LoopTerms
+from elastix.search.results import Results
+from elastix.search.rungs import Rungs
+from elastix.search.searchers.evolution import Evolution
+from elastix.search.space import Space
+from elastix.search.trial import Objectives, Searcher, Trial
+from elastix.state import Ref
+from elastix.store import Store
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOSSES = 3
+
+
+class Campaign:
+    """Searches a space with a train function, inherits weights, and survives being killed.
+
+    Args:
+        train: what ElasticTrainer runs too; calls `ctx.report` with the metric.
+        space: a ConfigSpace, or a Space with Blocks.
+        searcher: proposes; Evolution by default.
+        metric, mode: what is optimised, and whether "max" or "min"; several for a Pareto front.
+        budget: when it has done enough.
+        inherit: "lcs", "lp" or "none": what `ctx.inherit` copies.
+        provider: from which model: "parent" that the suggestion was made from, or the best match
+            among this campaign's models in the "store". By default the parent with Evolution,
+            which has parents, and the store with any other searcher.
+        run: name, store and seed. The same name and store continue a campaign.
+        rungs: Asha or Median: which trials go on.
+        rerank: run so many of the best again without inheritance at the end; "scratch" means 5.
+        scaling: what a trial occupies; several workers make each trial an elastic group.
+        checkpoint, failure: of trials that are such groups. `failure.max_worker_losses` is also
+            how often any trial may lose its worker, 3 by default.
+        retries: how often a trial that raised is run again.
+        executor: where trials run; a Pool of Ray workers by default.
+        quiet: print nothing.
+
+    Raises:
+        ConfigError: something given here cannot work. Nothing was started.
+    """
+
+    def __init__(
+        self,
+        train: TrainFunction,
+        *,
+        space: ConfigurationSpace | Space,
+        searcher: Searcher | None = None,
+        metric: str | Sequence[str],
+        mode: str | Sequence[str] = "max",
+        budget: Budget,
+        inherit: Mode = "lcs",
+        provider: Provider | None = None,
+        run: RunConfig | None = None,
+        rungs: Rungs | None = None,
+        rerank: Literal["scratch"] | int = 0,
+        scaling: ScalingConfig | None = None,
+        checkpoint: CheckpointConfig | None = None,
+        failure: FailureConfig | None = None,
+        retries: int = 0,
+        executor: Executor | None = None,
+        quiet: bool = False,
+    ) -> None:
+        _check_train(train)
+        self.objectives = Objectives.of(metric, mode)
+        if inherit not in ("lcs", "lp", "none") or provider not in (None, "parent", "store"):
+            raise ConfigError(
+                f'inherit={inherit!r}, provider={provider!r}: inherit is "lcs", "lp" or "none", '
+                'provider "parent" or "store". Nothing was started.'
+            )
+        again = 5 if rerank == "scratch" else rerank
+        if type(again) is not int or again < 0 or type(retries) is not int or retries < 0:
+            raise ConfigError(
+                f'rerank={rerank!r}, retries={retries!r}: rerank is "scratch" or a number of '
+                "trials, retries a number >= 0. Nothing was started."
+            )
+        self.name = (run or RunConfig()).name
+        self._train = train
+        self._space = space
+        self._searcher = searcher if searcher is not None else Evolution()
+        self._budget = budget
+        self._inherit: Mode = inherit
+        has_parents = isinstance(self._searcher, Evolution)
+        self._provider: Provider = provider or ("parent" if has_parents else "store")
+        self._run = run or RunConfig()
+        self._rungs = rungs
+        self._rerank = again
+        self._scaling = scaling or ScalingConfig()
+        self._checkpoint = checkpoint or CheckpointConfig()
+        self._failure = failure or FailureConfig()
+        self._retries = retries
+        self._executor = executor
+        self._quiet = quiet
+
+    # ------------------------------------------------------------------ running
+
+    def run(self) -> Results:
+        """Search until the budget is spent. Blocks; shows progress.
+
+        Returns:
+            What was found, over all runs of this campaign.
+
+        Raises:
+            EmptySpace, ConfigError: before anything is started.
+            NeverReported: the first trial ended without a number for the metric.
+            EveryTrialFailed: the first trials all failed; has the first traceback.
+            Conflict: another process runs this campaign.
+            Full, StoreError: the store cannot be written; what is in it stays.
+            KeyboardInterrupt: Ctrl-C; `run()` again goes on.
+        """
+        searcher = copy.deepcopy(self._searcher)
+        searcher.start(self._space, objectives=len(self.objectives.names), seed=self._run.seed)
+        directory = self._run.directory
+        with Book(directory) as book:
+            same = self._introduce(book)
+            with Store(self._run.store):
+                pass  # it can be opened and written, or says why not before anything is started
+            executor = self._executor or self._pool()
+            try:
+                executor.open(self._train)
+                self._keep_recipe(directory)
+                return self._carry_out(book, searcher, executor, same)
+            finally:
+                executor.close()
+
+    def _carry_out(self, book: Book, searcher: Searcher, executor: Executor, same: bool) -> Results:
+        directory = self._run.directory
+        shelf = executor.reach(str(Path(self._run.store).resolve()))
+        bus = Events()
+        console = TrialsConsole(self.name, directory, self._budget.trials, quiet=self._quiet)
+        with Journal(directory / "journal.jsonl") as journal:
+            bus.subscribe(journal.append)
+            bus.subscribe(console.show)
+            loop = Loop(
+                LoopTerms(
+                    name=self.name,
+                    seed=self._run.seed,
+                    max_losses=self._losses_allowed(),
+                    retries=self._retries,
+                    rerank=self._rerank,
+                ),
+                book,
+                searcher,
+                copy.deepcopy(self._rungs),
+                executor,
+                self.objectives,
+                self._budget,
+                self._work_maker(shelf),
+                bus.emit,
+            )
+            known = loop.restore(same)
+            bus.emit(self._started(known))
+            outcome, message = "interrupted", "run() again goes on"
+            try:
+                loop.run()
+                outcome, message = "finished", ""
+            except ElastixError as error:
+                outcome, message = "failed", str(error)
+                raise
+            finally:
+                results = Results.of(book, self._run.store)
+                self._tidy(shelf, results, loop.superseded)
+                bus.emit(_over(results, outcome, message))
+        return results
+
+    def _tidy(self, shelf: Opens, results: Results, superseded: Sequence[Ref]) -> None:
+        """Name the best model, and let go of States that trials have gone beyond."""
+        best = results.top(1)
+        try:
+            with Store(self._run.store) if isinstance(shelf, Shelf) else shelf.open() as store:
+                for ref in superseded:
+                    with suppress(NotFound, Conflict):
+                        store.retire(ref)
+                if best and best[0].ref is not None:
+                    store.tag(f"{self.name}/best", best[0].ref)
+        except StoreError as error:  # full, or gone: the results matter more
+            logger.warning("store not tidied campaign=%s error=%s", self.name, error)
+
+    def _losses_allowed(self) -> int:
+        allowed = self._failure.max_worker_losses
+        return _MAX_LOSSES if allowed is None else allowed
+
+    def _pool(self) -> Executor:
+        from elastix.search.executors.pool import Pool  # Ray is imported when it is needed
+
+        return Pool(
+            scaling=self._scaling,
+            parallel=self._budget.parallel,
+            checkpoint=self._checkpoint,
+            failure=self._failure,
+            store=self._run.store,
+        )
+
+    def _work_maker(self, shelf: Opens) -> Callable[[Trial, Role, int | None], Work]:
+        terms = Terms(
+            store=shelf,
+            campaign=self.name,
+            objectives=self.objectives,
+            mode=self._inherit,
+            provider=self._provider,
+        )
+        plain = from_scratch(terms)
+
+        def make(trial: Trial, role: Role, rung: int | None) -> Work:
+            heritage = TrialHeritage(
+                plain if role == "rerank" else terms,
+                trial.number,
+                trial.config,
+                parent=trial.suggestion.parent,
+                paused=trial.ref,
+                inherited=trial.inherited,
+            )
+            return Work(
+                number=trial.number,
+                name=f"{self.name}-{trial.number:05d}"[-100:],
+                config=trial.config,
+                seed=(self._run.seed + trial.number) % 2**63,
+                heritage=heritage,
+                until_reports=rung,
+            )
+
+        return make
+
+    # ------------------------------------------------------------------ what the book says of us
+
+    def _introduce(self, book: Book) -> bool:
+        """Write down what this campaign is; whether searcher and space are those of before.
+
+        Raises:
+            ConfigError: the campaign of that name optimises something else.
+        """
+        facts = {
+            "name": self.name,
+            "metrics": list(self.objectives.names),
+            "modes": list(self.objectives.modes),
+            "searcher": type(self._searcher).__name__,
+            "space": _fingerprint(self._space),
+            "inherit": self._inherit,
+            "provider": self._provider,
+            "budget": self._budget.to_dict(),
+            "seed": self._run.seed,
+            "began_s": time.time(),
+        }
+        before = book.fact("campaign")
+        if before is not None:
+            for key in ("metrics", "modes"):
+                if before[key] != facts[key]:
+                    raise ConfigError(
+                        f"the campaign {self.name!r} has {key} {before[key]}, and now {facts[key]} "
+                        "is asked for: its scores cannot be compared. Nothing was started. Choose "
+                        "another name."
+                    )
+            facts["began_s"] = before["began_s"]
+        book.commit([], {"campaign": facts})
+        return before is not None and all(before[k] == facts[k] for k in ("searcher", "space"))
+
+    def _started(self, known: int) -> CampaignStarted:
+        return CampaignStarted(
+            name=self.name,
+            objectives=dict(zip(self.objectives.names, self.objectives.modes, strict=True)),
+            budget=self._budget.to_dict(),
+            searcher=type(self._searcher).__name__,
+            inherit=f"{self._inherit} ({self._provider})" if self._inherit != "none" else "none",
+            known=known,
+            versions={"python": platform.python_version(), "torch": torch.__version__},
+        )
+
+    # ------------------------------------------------------------------ for `campaign resume`
+
+    def again(self, *, budget: Budget, store: str, quiet: bool) -> Self:
+        """The same campaign with another budget, in a store that may have moved."""
+        other = copy.copy(self)
+        other._budget = budget
+        other._run = replace(self._run, store=store)
+        other._quiet = quiet
+        return other
+
+    @property
+    def budget(self) -> Budget:
+        """When it has done enough."""
+        return self._budget
+
+    def _keep_recipe(self, directory: Path) -> None:
+        """Leave this campaign where `elastix campaign resume` finds it, if it can be pickled."""
+        from elastix.search.executors import recipe
+
+        plain = copy.copy(self)
+        plain._executor = None
+        recipe.keep(plain, directory)
+
+
+def _over(results: Results, outcome: str, message: str) -> CampaignEnded:
+    best = results.top(1)
+    return CampaignEnded(
+        outcome=outcome,
+        trials=sum(trial.finished_s is not None for trial in results.trials),
+        best=best[0].trial.number if best else -1,
+        message=message,
+    )
+
+
+def _check_train(train: TrainFunction) -> None:
+    if not callable(train):
+        raise ConfigError(f"train must be a function of one argument, not {train!r}.")
+    try:
+        inspect.signature(train).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"train must take exactly one argument, the Context: {error}. Give it what else it "
+            "needs through the space, as a Constant."
+        ) from error
+
+
+def _fingerprint(space: ConfigurationSpace | Space) -> str:
+    """Equal for equal spaces: a searcher's state is only worth something in its own space."""
+    return blake3(repr(space).encode()).hexdigest()[:16]

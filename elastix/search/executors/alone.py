@@ -1,0 +1,84 @@
+"""One piece of work in this process, at world size 1. No Ray: the executors' common core."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastix.config import CheckpointConfig
+from elastix.events import Event, Reported, StateStored, TensorsInherited
+from elastix.search.executors.work import Ended, Progress, TrainFunction, Work
+from elastix.state import Ref
+from elastix.train.member import Settings
+from elastix.train.outcome import Outcome
+from elastix.train.solo import run_alone
+
+_NOWHERE = Path("/nonexistent")  # States go to the heritage; nothing is written to a directory
+_CHECKPOINT = CheckpointConfig()
+
+
+class Findings:
+    """Collects what an Ended will say from the events of a run."""
+
+    def __init__(self, number: int, tell: Callable[[Progress], None]) -> None:
+        self.results: dict[int, Mapping[str, Any]] = {}
+        self.inherited: Mapping[str, Any] | None = None
+        self.ref: Ref | None = None
+        self._number = number
+        self._tell = tell
+
+    def hear(self, event: Event) -> None:
+        """One event of the run."""
+        if isinstance(event, Reported):
+            self.results[event.seq] = event.metrics
+            self._tell(Progress(number=self._number, seq=event.seq, metrics=event.metrics))
+        elif isinstance(event, TensorsInherited):
+            self.inherited = event.found
+        elif isinstance(event, StateStored):
+            self.ref = Ref(event.ref)
+
+
+def execute(
+    train: TrainFunction,
+    work: Work,
+    *,
+    worker: str,
+    tell: Callable[[Progress], None],
+    device: torch.device | None = None,
+    halt: threading.Event | None = None,
+) -> Ended:
+    """Run a piece of work to its end, here. Never raises."""
+    settings = Settings(
+        directory=_NOWHERE,
+        run=work.name,
+        seed=work.seed,
+        min_workers=1,
+        checkpoint=_CHECKPOINT,
+        heritage=work.heritage,
+        until_reports=work.until_reports,
+        alone=True,
+    )
+    found = Findings(work.number, tell)
+    started_s = time.time()
+    outcome = run_alone(train, work.config, settings, found.hear, device=device, halt=halt)
+    return Ended(
+        number=work.number,
+        kind="paused" if outcome.paused else outcome.kind,
+        results=found.results,
+        ref=found.ref,
+        epochs=outcome.epochs,
+        inherited=found.inherited,
+        error=outcome.error,
+        summary=_summary(outcome),
+        traceback=outcome.traceback,
+        started_s=started_s,
+        finished_s=time.time(),
+        worker=worker,
+    )
+
+
+def _summary(outcome: Outcome) -> str:
+    return outcome.summary or (str(outcome.error) if outcome.error else "")

@@ -1,0 +1,125 @@
+"""What an executor is given, what it gives back, and the protocol in between.
+
+Not here: why a piece of work is done (campaign), or what its reports mean (trial.Objectives).
+
+Invariant: every piece of work that was submitted ends exactly once, whatever becomes of the
+worker that had it.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from elastix.errors import ElastixError
+from elastix.search.heritage import Opens
+from elastix.search.trial import Config
+from elastix.state import Ref
+from elastix.train.context import Context
+from elastix.train.heritage import Heritage
+
+TrainFunction = Callable[[Context], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One run of a trial.
+
+    Attributes:
+        number: of the trial; no two pieces of work under way have the same.
+        name: of the run, where one is written to disk.
+        config: for `ctx.config`.
+        seed: of weights and samples.
+        heritage: what it takes from other models, and where its own is left.
+        until_reports: pause after so many reports; None: run to the end.
+    """
+
+    number: int
+    name: str
+    config: Config
+    seed: int
+    heritage: Heritage | None = None
+    until_reports: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """A report of work under way. `seq` counts the reports of the trial from 0."""
+
+    number: int
+    seq: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What came of a piece of work.
+
+    Attributes:
+        kind: "finished"; "paused" after the reports it was to make; "halted" because it was asked
+            to; "raised" by the train function; "lost" with its worker; "returned": its worker
+            died before it began.
+        results: all reports by their seq, those that were passed on as Progress included.
+        ref: of the model that it left.
+        epochs: passes over the data, those before a pause included.
+        inherited: what `ctx.inherit` gave.
+        error: what was raised, if it is elastix's own.
+        summary, traceback: of what was raised, as text.
+        started_s, finished_s: seconds since the epoch, on the worker's clock.
+        worker: where it ran, for people.
+    """
+
+    number: int
+    kind: str
+    results: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    ref: Ref | None = None
+    epochs: float = 0.0
+    inherited: Mapping[str, Any] | None = None
+    error: ElastixError | None = None
+    summary: str = ""
+    traceback: str = ""
+    started_s: float = field(default_factory=time.time)
+    finished_s: float = field(default_factory=time.time)
+    worker: str = ""
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Runs work on workers that stay. Used by one thread; `open` comes first, `close` last."""
+
+    def open(self, train: TrainFunction) -> None:
+        """Get workers ready for this train function. Does not wait for them.
+
+        Raises:
+            ConfigError: the function cannot be sent, or there can never be a worker for it.
+        """
+        ...
+
+    def reach(self, store: str) -> Opens:
+        """How workers get at the store in this directory. After `open`."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """How many pieces of work may be submitted now; it changes in `poll`."""
+        ...
+
+    def submit(self, work: Work) -> None:
+        """Have it run. Never blocks. No more than `room` at a time."""
+        ...
+
+    def poll(self, timeout_s: float) -> Sequence[Progress | Ended]:
+        """What has happened; waits up to `timeout_s` for something.
+
+        Raises:
+            SearchError: no worker can be had any more.
+        """
+        ...
+
+    def halt(self, number: int) -> None:
+        """Let a piece of work end soon. It may still finish, pause or raise. Never blocks."""
+        ...
+
+    def close(self) -> None:
+        """End all workers, with what they have in hand. Leaves nothing behind."""
+        ...

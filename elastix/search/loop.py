@@ -1,0 +1,515 @@
+"""The loop of a campaign: ask, run, write down, tell. No Ray, no torch, no terminal.
+
+Not here: what stands around it (campaign), where trials run (executors/), how they are kept (book).
+
+Invariant: a searcher is told of a trial, and rungs act on it, only with the transaction that puts
+it into the book; a trial that is final in the book never runs again.
+"""
+
+import logging
+import math
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastix.config import Budget
+from elastix.errors import (
+    ElastixError,
+    EveryTrialFailed,
+    NeverReported,
+    SearchError,
+    StoreError,
+)
+from elastix.events import Event, TrialEnded, TrialLost, TrialReported, TrialStarted
+from elastix.search.book import Book, Line, Role
+from elastix.search.executors.work import Ended, Executor, Progress, Work
+from elastix.search.pareto import dominates, order
+from elastix.search.rungs import Rungs, Verdict
+from elastix.search.trial import Objectives, Searcher, Suggestion, Trial, TrialState
+from elastix.state import Ref
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_SNAPSHOT_S = 5.0
+_HALT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a loop goes by, beside its parts.
+
+    Attributes:
+        name: of the campaign.
+        seed: of the first trial; the others have the following ones.
+        max_losses: how often a trial may lose its worker before it counts as failed.
+        retries: how often a trial that raised is run again.
+        give_up_after: so many failed trials, and none that did not fail, end the campaign.
+        rerank: how many of the best are run again without inheritance at the end.
+    """
+
+    name: str
+    seed: int = 0
+    max_losses: int = 3
+    retries: int = 0
+    give_up_after: int = 5
+    rerank: int = 0
+
+
+@dataclass
+class _Case:
+    """A trial with what the loop knows of it."""
+
+    trial: Trial
+    role: Role = "search"
+    done: int | None = None
+    results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    losses_of_workers: int = 0
+    raised: int = 0
+    stop: bool = False
+    rung: int | None = None
+    kept: int = 0  # reports up to the State from which a run that is cut short begins again
+
+    @property
+    def line(self) -> Line:
+        return Line(self.trial, self.role, self.done)
+
+
+MakeWork = Callable[[Trial, Role, int | None], Work]
+
+
+class Loop:
+    """One `run` of a campaign.
+
+    Attributes:
+        superseded: States of paused trials that have a later one.
+
+    Args:
+        terms: see Terms.
+        book: open for writing.
+        searcher: started, not told of anything yet.
+        rungs: None: every trial runs to its end.
+        executor: open.
+        objectives: what is optimised.
+        budget: when to stop.
+        make_work: from a trial, its role and the reports after which it pauses.
+        emit: is called with what happens.
+        clock: seconds, for budgets.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        book: Book,
+        searcher: Searcher,
+        rungs: Rungs | None,
+        executor: Executor,
+        objectives: Objectives,
+        budget: Budget,
+        make_work: MakeWork,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._terms = terms
+        self._book = book
+        self._searcher = searcher
+        self._rungs = rungs
+        self._executor = executor
+        self._objectives = objectives
+        self._budget = budget
+        self._make_work = make_work
+        self._emit = emit
+        self._clock = clock
+        self._cases: dict[int, _Case] = {}
+        self._keys: set[str] = set()
+        self._waiting: deque[int] = deque()
+        self._running: set[int] = set()
+        self._changed: dict[int, _Case] = {}
+        self._told: list[Trial] = []
+        self._said: list[Event] = []
+        self._done = 0
+        self._searched = 0
+        self._exhausted = False
+        self._failures = 0
+        self._first_failure: Trial | None = None
+        self._began_s = clock()
+        self._snapshot_s = clock()
+        self._front: list[tuple[float, ...]] = []
+        self.superseded: list[Ref] = []
+
+    # ------------------------------------------------------------------ from the book
+
+    def restore(self, same_searcher: bool) -> int:
+        """Take up what the book has; the number of final trials.
+
+        Args:
+            same_searcher: the searcher and its space are those that wrote its state.
+        """
+        lines = self._book.lines()
+        for line in lines:
+            case = _Case(line.trial, line.role, line.done, dict(enumerate(line.trial.results)))
+            self._cases[line.trial.number] = case
+            case.kept = len(case.results) if line.trial.state is TrialState.PAUSED else 0
+            if line.role == "search":
+                self._searched += 1
+                self._keys.add(line.trial.suggestion.key)
+            if line.trial.state in (TrialState.RUNNING, TrialState.WAITING):
+                case.trial = line.trial.but(state=TrialState.WAITING)
+                self._waiting.append(line.trial.number)
+            if line.trial.scored:
+                self._is_best(line.trial)
+        self._done = max((line.done or 0 for line in lines), default=0)
+        snapshot = self._book.fact("searcher") if same_searcher else None
+        known = 0
+        if snapshot is not None:
+            self._searcher.load_state_dict(snapshot["state"])
+            known = snapshot["done"]
+        news = [line for line in lines if line.role == "search" and (line.done or 0) > known]
+        news.sort(key=lambda line: line.done or 0)
+        if news:
+            self._searcher.tell([line.trial for line in news])
+        if self._rungs is not None and (state := self._book.fact("rungs")) is not None:
+            self._rungs.load_state_dict(state)
+        return sum(line.done is not None for line in lines)
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        """Until the budget is spent or nothing is left to try. Everything is in the book then.
+
+        Raises:
+            EveryTrialFailed, NeverReported: it makes no sense to go on.
+            SearchError, StoreError: it cannot go on.
+        """
+        try:
+            while True:
+                self._plan()
+                self._write()
+                self._launch()
+                if self._out_of_time():
+                    self._wind_up()
+                    break
+                if not self._running and not self._waiting and not self._may_ask():
+                    break
+                self._hear(self._executor.poll(min(_TICK_S, self._time_left())))
+            self._rerank()
+        finally:
+            self._write(snapshot=True)
+
+    def _plan(self) -> None:
+        """Promotions and new suggestions for the room there is."""
+        if self._told:
+            self._searcher.tell(self._told)
+            self._told = []
+        room = self._executor.room - len(self._waiting)
+        if self._rungs is not None and room > 0 and not self._spent():
+            for number in self._rungs.promotable()[:room]:
+                self._rungs.promote(number)
+                self._queue(self._cases[number])
+                room -= 1
+        room = min(room, self._trials_left())
+        while room > 0 and self._may_ask():
+            asked = self._searcher.ask(room)
+            self._exhausted = len(asked) < room
+            for suggestion in asked:
+                if suggestion.key in self._keys:  # asked for before a crash took the memory of it
+                    continue
+                self._add(suggestion)
+                room -= 1
+
+    def _add(self, suggestion: Suggestion, role: Role = "search") -> None:
+        number = len(self._cases)
+        trial = Trial(number, suggestion, asked_s=time.time())
+        case = self._cases[number] = _Case(trial, role)
+        if role == "search":
+            self._searched += 1
+            self._keys.add(suggestion.key)
+        self._queue(case)
+
+    def _queue(self, case: _Case) -> None:
+        case.trial = case.trial.but(state=TrialState.WAITING)
+        self._waiting.append(case.trial.number)
+        self._changed[case.trial.number] = case
+
+    def _launch(self) -> None:
+        """Hand waiting trials out. They are in the book already."""
+        for _ in range(min(self._executor.room, len(self._waiting))):
+            case = self._cases[self._waiting.popleft()]
+            trial = case.trial
+            case.stop = False
+            case.rung = self._next_rung(len(case.results)) if case.role == "search" else None
+            case.trial = trial.but(
+                state=TrialState.RUNNING, started_s=trial.started_s or time.time()
+            )
+            self._executor.submit(self._make_work(case.trial, case.role, case.rung))
+            self._running.add(trial.number)
+            self._changed[trial.number] = case
+            self._emit(
+                TrialStarted(
+                    trial=trial.number,
+                    config=trial.config,
+                    parent=trial.suggestion.parent_number,
+                    attempt=1 + case.losses_of_workers + case.raised,
+                    rung=case.rung,
+                )
+            )
+
+    def _next_rung(self, reports: int) -> int | None:
+        """After how many reports a trial pauses, if rungs say so beforehand."""
+        levels: Sequence[int] = getattr(self._rungs, "levels", ())
+        return next((level for level in levels if level > reports), None)
+
+    def _write(self, snapshot: bool = False) -> None:
+        """Put what has changed into the book, and only then say so."""
+        lines = [case.line for case in self._changed.values()]
+        facts: dict[str, Any] = {}
+        if lines and self._rungs is not None:
+            facts["rungs"] = self._rungs.state_dict()
+        if snapshot or (lines and self._clock() - self._snapshot_s > _SNAPSHOT_S):
+            done = self._done - len(self._told)
+            facts["searcher"] = {"state": self._searcher.state_dict(), "done": done}
+            self._snapshot_s = self._clock()
+        self._book.commit(lines, facts)
+        self._changed = {}
+        said, self._said = self._said, []
+        for event in said:
+            self._emit(event)
+
+    # ------------------------------------------------------------------ the budget
+
+    def _trials_left(self) -> int:
+        limit = self._budget.trials
+        return sys.maxsize if limit is None else max(0, limit - self._searched)
+
+    def _may_ask(self) -> bool:
+        return not self._exhausted and self._trials_left() > 0 and not self._spent()
+
+    def _spent(self) -> bool:
+        limit = self._budget.epochs
+        spent = limit is not None and sum(c.trial.epochs for c in self._cases.values()) >= limit
+        return spent or self._out_of_time()
+
+    def _time_left(self) -> float:
+        limit = self._budget.time_s
+        return math.inf if limit is None else max(0.0, limit - (self._clock() - self._began_s))
+
+    def _out_of_time(self) -> bool:
+        return self._time_left() <= 0
+
+    def _wind_up(self) -> None:
+        """Time is up: what runs is asked to end, and starts again in the next `run`."""
+        for number in self._running:
+            self._executor.halt(number)
+        until = self._clock() + _HALT_S
+        while self._running and self._clock() < until:
+            self._hear(self._executor.poll(_TICK_S))
+            self._write()
+
+    # ------------------------------------------------------------------ what comes back
+
+    def _hear(self, happened: Iterable[Progress | Ended]) -> None:
+        fatal: ElastixError | None = None
+        for news in happened:
+            case = self._cases[news.number]
+            if isinstance(news, Progress):
+                self._report(case, news.seq, news.metrics)
+                continue
+            self._running.discard(news.number)
+            for seq, metrics in sorted(news.results.items()):
+                self._report(case, seq, metrics)
+            try:
+                self._end(case, news)
+            except (SearchError, StoreError) as error:
+                fatal = fatal or error  # the others' results are worth keeping
+        if fatal is not None:
+            raise fatal
+
+    def _report(self, case: _Case, seq: int, metrics: Mapping[str, Any]) -> None:
+        if seq in case.results:
+            return
+        case.results[seq] = metrics
+        number = case.trial.number
+        self._said.append(TrialReported(trial=number, seq=seq, metrics=metrics))
+        if self._rungs is None or case.role != "search":
+            return
+        losses = self._losses(case)
+        if losses is None:
+            return
+        verdict = self._rungs.report(number, seq + 1, losses)
+        if verdict is Verdict.STOP and number in self._running:
+            case.stop = True
+            self._executor.halt(number)
+
+    def _losses(self, case: _Case) -> tuple[float, ...] | None:
+        try:
+            return self._objectives.losses(_merged(case.results))
+        except SearchError:
+            return None
+
+    def _end(self, case: _Case, ended: Ended) -> None:
+        """Decide what becomes of a trial whose run is over."""
+        if isinstance(ended.error, StoreError):
+            self._restart(case)
+            raise ended.error
+        if ended.kind == "lost":
+            self._lost(case, ended)
+        elif ended.kind == "returned" or (ended.kind == "halted" and not case.stop):
+            self._restart(case)
+        elif ended.kind == "raised":
+            case.raised += 1
+            if case.raised <= self._terms.retries:
+                self._again(case, ended.summary)
+            else:
+                self._fail(case, ended, ended.summary, ended.traceback)
+        elif ended.kind == "paused":
+            self._pause(case, ended)
+        else:
+            self._finish(case, ended)
+
+    def _lost(self, case: _Case, ended: Ended) -> None:
+        case.losses_of_workers += 1
+        if case.losses_of_workers <= self._terms.max_losses:
+            self._again(case, f"{ended.worker} died")
+            return
+        cause = f"its worker died {case.losses_of_workers} times: {ended.summary}"
+        self._fail(case, ended, cause, cause)
+
+    def _again(self, case: _Case, cause: str) -> None:
+        attempt = case.losses_of_workers + case.raised
+        self._said.append(TrialLost(trial=case.trial.number, attempt=attempt, cause=cause))
+        self._restart(case)
+
+    def _restart(self, case: _Case) -> None:
+        """From its last State, or from the beginning; it will report the rest again."""
+        case.results = {seq: found for seq, found in case.results.items() if seq < case.kept}
+        self._queue(case)
+
+    def _pause(self, case: _Case, ended: Ended) -> None:
+        """At a rung. The verdict fell with its last report; one that may go on waits its turn."""
+        self._settle(case, ended, TrialState.PAUSED)
+        case.kept = len(case.results)
+        if self._rungs is not None and case.trial.losses:
+            level = len(case.results)
+            verdict = self._rungs.report(case.trial.number, level, case.trial.losses)
+            if verdict is not Verdict.CONTINUE:
+                return
+        self._queue(case)
+
+    def _finish(self, case: _Case, ended: Ended) -> None:
+        state = TrialState.STOPPED if case.stop and ended.kind == "halted" else TrialState.FINISHED
+        try:
+            losses = self._objectives.losses(_merged(case.results))
+        except SearchError as error:
+            if not any(other.trial.losses for other in self._cases.values()):
+                self._restart(case)  # the train function is to be mended; then this one counts
+                raise NeverReported(
+                    f"{error} That was trial {case.trial.number}, the first to end; it will run "
+                    "again in the next run()."
+                ) from error
+            self._fail(case, ended, str(error))
+            return
+        if not all(map(math.isfinite, losses)):
+            values = dict(zip(self._objectives.names, self._objectives.values(losses), strict=True))
+            self._fail(case, ended, f"it reported {values}, which is not finite.")
+            return
+        self._settle(case, ended, state)
+
+    def _fail(self, case: _Case, ended: Ended, message: str, trace: str = "") -> None:
+        self._settle(case, ended, TrialState.FAILED, message, trace or message)
+        self._failures += 1
+        self._first_failure = self._first_failure or case.trial
+        scored = any(other.trial.scored for other in self._cases.values())
+        if self._failures >= self._terms.give_up_after and not scored:
+            first = self._first_failure
+            raise EveryTrialFailed(
+                f"the first {self._failures} trials failed, and none did not. The campaign was "
+                f"stopped; the failed trials are in its journal. The first was trial "
+                f"{first.number} with {dict(first.config)}:\n\n{first.traceback}",
+                first.traceback or "",
+            )
+
+    def _settle(
+        self, case: _Case, ended: Ended, state: TrialState, message: str = "", trace: str = ""
+    ) -> None:
+        """Enter the results of a run into its trial."""
+        merged = _merged(case.results)
+        losses = self._losses(case)
+        inherited = ended.inherited or case.trial.inherited
+        before = float(inherited["lineage_epochs"]) if inherited else 0.0
+        if case.trial.ref is not None and ended.ref not in (None, case.trial.ref):
+            self.superseded.append(case.trial.ref)
+        case.trial = case.trial.but(
+            state=state,
+            losses=losses or (),
+            results=tuple(metrics for _, metrics in sorted(case.results.items())),
+            metrics=merged,
+            ref=ended.ref or case.trial.ref,
+            epochs=max(ended.epochs, case.trial.epochs),
+            lineage_epochs=max(ended.epochs, case.trial.epochs) + before,
+            inherited=inherited,
+            finished_s=time.time(),
+            traceback=trace or None,
+        )
+        if state.is_final:
+            self._done += 1
+            case.done = self._done
+            if case.role == "search":
+                self._told.append(case.trial)
+            if self._rungs is not None:
+                self._rungs.drop(case.trial.number)
+        self._changed[case.trial.number] = case
+        self._said.append(self._ended(case.trial, ended, message))
+
+    def _ended(self, trial: Trial, ended: Ended, message: str) -> TrialEnded:
+        names, losses = self._objectives.names, trial.losses
+        values = zip(names, self._objectives.values(losses), strict=True) if losses else ()
+        return TrialEnded(
+            trial=trial.number,
+            state=trial.state.value,
+            values=dict(values),
+            metrics=trial.metrics,
+            ref=trial.ref or "",
+            epochs=trial.epochs,
+            lineage_epochs=trial.lineage_epochs,
+            inherited=float((trial.inherited or {}).get("share", 0.0)),
+            seconds=ended.finished_s - ended.started_s,
+            best=trial.scored and self._is_best(trial),
+            message=message,
+        )
+
+    def _is_best(self, trial: Trial) -> bool:
+        """Whether nothing so far is as good or dominates it; keeps the front."""
+        losses = tuple(trial.losses)
+        if any(other == losses or dominates(other, losses) for other in self._front):
+            return False
+        self._front = [other for other in self._front if not dominates(losses, other)]
+        self._front.append(losses)
+        return True
+
+    # ------------------------------------------------------------------ the control from scratch
+
+    def _rerank(self) -> None:
+        """Run the best again without inheritance, so that they are compared on equal terms."""
+        if not self._terms.rerank or self._out_of_time():
+            return
+        counts = Counter(case.role for case in self._cases.values())
+        if not counts["rerank"]:
+            scored = [c.trial for c in self._cases.values() if c.trial.scored]
+            best = order([trial.losses for trial in scored])[: self._terms.rerank]
+            for place in best:
+                origin = scored[place]
+                again = Suggestion(origin.config, parent_number=origin.number)
+                self._add(again, role="rerank")
+        while (self._waiting or self._running) and not self._out_of_time():
+            self._write()
+            self._launch()
+            self._hear(self._executor.poll(min(_TICK_S, self._time_left())))
+        self._wind_up()
+
+
+def _merged(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The last value of each metric."""
+    return {name: value for _, found in sorted(results.items()) for name, value in found.items()}

@@ -1,0 +1,285 @@
+"""What a campaign has found, read from its book: trials, the best, tables for other tools.
+
+Works while the campaign is running, and without Ray. Not here: changing anything.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from elastix.config import RunConfig
+from elastix.errors import ConfigError, NotFound
+from elastix.search.book import FILE, Book, Line
+from elastix.search.pareto import fronts, order
+from elastix.search.trial import Config, Objectives, Trial
+from elastix.state import Ref, State
+from elastix.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from elastix.train.trainer import ElasticTrainer, TrainFunction
+
+
+@dataclass(frozen=True)
+class Best:
+    """A trial worth having.
+
+    Attributes:
+        trial: all that is known of it.
+        values: of the objectives, in the user's sense.
+    """
+
+    trial: Trial
+    values: Mapping[str, float]
+    store: str
+
+    @property
+    def config(self) -> Config:
+        """What the train function was given."""
+        return self.trial.config
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The last value of each metric."""
+        return self.trial.metrics
+
+    @property
+    def ref(self) -> Ref | None:
+        """Of its model; None if the train function prepared none."""
+        return self.trial.ref
+
+    def load(self) -> State:
+        """Its model: `state.model` is what load_state_dict takes.
+
+        Raises:
+            NotFound: the trial left no model, or it was retired.
+        """
+        with Store(self.store, read_only=True) as store:
+            return store.get(self._model())
+
+    def _model(self) -> Ref:
+        if self.ref is None:
+            raise NotFound(
+                f"trial {self.trial.number} left no model: its train function did not call "
+                "ctx.prepare. Its configuration is in `config`."
+            )
+        return self.ref
+
+    def trainer(
+        self,
+        train: "TrainFunction",
+        config: Mapping[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401 - whatever ElasticTrainer takes
+    ) -> "ElasticTrainer":
+        """An ElasticTrainer of this trial's configuration that goes on from its model.
+
+        `ctx.inherit` copies the model's tensors, and the run's States have it as their parent.
+
+        Args:
+            train: the train function; may be that of the campaign.
+            config: what differs from the trial's configuration.
+            options: as for ElasticTrainer. The store is the campaign's, whatever `run` says.
+
+        Raises:
+            NotFound: the trial left no model.
+            ConfigError: see ElasticTrainer.
+        """
+        from elastix.search.heritage import Descent, Shelf
+        from elastix.train.trainer import ElasticTrainer  # Ray is imported when it is needed
+
+        store = str(Path(self.store).resolve())
+        run = replace(options.pop("run", None) or RunConfig(), store=store)
+        trainer = ElasticTrainer(
+            train, config={**self.config, **(config or {})}, run=run, **options
+        )
+        return trainer.descending(Descent(Shelf(store), self._model()))
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())
+        return f"trial {self.trial.number}: {shown}"
+
+
+@dataclass(frozen=True)
+class Results(Sequence[Trial]):
+    """The trials of a campaign, by number; those of `rerank` stand apart.
+
+    Attributes:
+        objectives: what is optimised.
+        facts: name, searcher, budget and so on, as the campaign wrote them.
+        reranked: the best, run again without inheritance; `parent_number` says which.
+    """
+
+    objectives: Objectives
+    facts: Mapping[str, Any]
+    trials: tuple[Trial, ...]
+    reranked: tuple[Trial, ...]
+    store: str
+
+    @classmethod
+    def of(cls, book: Book, store: str) -> Self:
+        """From an open book."""
+        facts = book.fact("campaign") or {}
+        objectives = Objectives(tuple(facts["metrics"]), tuple(facts["modes"]))
+        lines: list[Line] = book.lines()
+        return cls(
+            objectives,
+            facts,
+            tuple(line.trial for line in lines if line.role == "search"),
+            tuple(line.trial for line in lines if line.role == "rerank"),
+            store,
+        )
+
+    @classmethod
+    def open(cls, store: str | Path, name: str) -> Self:
+        """Of a campaign in a store, whether it runs or not.
+
+        Raises:
+            NotFound: there is no such campaign; names those that are there.
+        """
+        directory = Path(store) / "runs" / name
+        if not (directory / FILE).is_file():
+            there = ", ".join(names(store)) or "none"
+            raise NotFound(f"there is no campaign {name!r} in {store}; there are: {there}.")
+        with Book(directory, read_only=True) as book:
+            return cls.of(book, str(store))
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    def __getitem__(self, place: Any) -> Any:  # noqa: ANN401 - an index or a slice, as a tuple
+        return self.trials[place]
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self.trials)
+
+    def top(self, count: int | None = None) -> list[Best]:
+        """The best first; with several objectives by Pareto front. Controls from scratch decide.
+
+        If the best were run again from scratch, these runs come first, as they compare models on
+        equal terms, and the others follow.
+        """
+        ranked: list[Best] = []
+        for group in (self.reranked, self.trials):
+            scored = [trial for trial in group if trial.scored]
+            ranked += [self._best(scored[i]) for i in order([t.losses for t in scored])]
+        return ranked[:count]
+
+    def _best(self, trial: Trial) -> Best:
+        values = self.objectives.values(trial.losses)
+        return Best(trial, dict(zip(self.objectives.names, values, strict=True)), self.store)
+
+    @property
+    def best(self) -> Best:
+        """The first of `top`.
+
+        Raises:
+            NotFound: no trial has a score.
+        """
+        ranked = self.top(1)
+        if not ranked:
+            raise NotFound(f"no trial of {self.facts.get('name')!r} has a score yet.")
+        return ranked[0]
+
+    @property
+    def front(self) -> list[Best]:
+        """The trials that no other one beats in every objective."""
+        scored = [trial for trial in self.trials if trial.scored]
+        if not scored:
+            return []
+        return [self._best(scored[i]) for i in fronts([t.losses for t in scored])[0]]
+
+    # -------------------------------------------------------------------------- for other tools
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A mapping for each trial, with DeepHyper's column names.
+
+        `p:` hyperparameters, `objective` (higher is better, as there), `job_id`, `job_status`,
+        `m:` metrics and what elastix knows beside.
+        """
+        return [_row(trial, "search") for trial in self.trials] + [
+            _row(trial, "rerank") for trial in self.reranked
+        ]
+
+    def dataframe(self) -> "pd.DataFrame":
+        """`rows` as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Write `rows` as a Parquet table; hyperparameters of mixed types as JSON text."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = self.rows()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        columns = {name: _column([row.get(name) for row in rows]) for name in names}
+        pq.write_table(pa.table(columns), path)
+        return Path(path)
+
+    def to_optuna(self, path: str | Path) -> Path:
+        """Write an Optuna journal; `optuna-dashboard PATH` shows it.
+
+        Raises:
+            ConfigError: Optuna is not installed. Conflict: the file is there already.
+        """
+        try:
+            from elastix.search import optuna_journal
+        except ImportError as error:
+            raise ConfigError(
+                f"{error}. Nothing was written. Install the extra: pip install 'elastix[optuna]'."
+            ) from error
+        return optuna_journal.write(self, Path(path), [flatten(trial.config) for trial in self])
+
+
+def names(store: str | Path) -> list[str]:
+    """The campaigns in a store, the latest first."""
+    found = Path(store).glob(f"runs/*/{FILE}")
+    return [p.parent.name for p in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)]
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """A configuration with a sequence of blocks spread out: `body.length`, `body.0.kernel`."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, list | tuple) and all(isinstance(v, Mapping) for v in value):
+            flat[f"{name}.length"] = len(value)
+            for place, block in enumerate(value):
+                flat |= {f"{name}.{place}.{key}": v for key, v in block.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _row(trial: Trial, role: str) -> dict[str, Any]:
+    scored = trial.scored
+    objective = {"objective": -trial.losses[0] if scored else None}
+    if len(trial.losses) > 1:
+        objective = {f"objective_{i}": -loss for i, loss in enumerate(trial.losses)}
+    inherited = trial.inherited or {}
+    return {
+        **{f"p:{name}": value for name, value in flatten(trial.config).items()},
+        **objective,
+        "job_id": trial.number,
+        "job_status": trial.state.value,
+        **{f"m:{name}": value for name, value in trial.metrics.items()},
+        "m:timestamp_submit": trial.asked_s,
+        "m:timestamp_start": trial.started_s,
+        "m:timestamp_end": trial.finished_s,
+        "m:epochs": trial.epochs,
+        "m:lineage_epochs": trial.lineage_epochs,
+        "m:inherited": float(inherited.get("share", 0.0)),
+        "m:parent": trial.suggestion.parent_number,
+        "m:ref": trial.ref,
+        "m:role": role,
+    }
+
+
+def _column(values: list[Any]) -> list[Any]:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float} or (len(kinds) <= 1 and not kinds & {list, dict, tuple}):
+        return values
+    return [None if value is None else json.dumps(value) for value in values]

@@ -1,0 +1,63 @@
+"""What a run takes from other models and leaves to them. Train functions see `ctx.inherit` alone.
+
+Not here: which ancestor and which tensors (search.inherit), or where models are kept (store).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from elastix.state import Ref, State
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A model at the end of a run, or of a part of it.
+
+    Attributes:
+        model: the first module prepared.
+        state: views of live tensors; they stay as they are until `leave` returns.
+        metrics: the last value of each metric reported.
+        epochs: passes over the data that this run made.
+        reason: "final", or "paused" if the run is to go on from here.
+    """
+
+    model: torch.nn.Module
+    state: State
+    metrics: Mapping[str, Any]
+    epochs: float
+    reason: str
+
+
+class Heritage(Protocol):
+    """Sent to every worker of a run. Its methods are called in the training thread.
+
+    Attributes:
+        parents: models that the run begins from: parents of the States that it stores itself.
+        takes_final: the final State goes to `leave`; otherwise it stays with the run, as its
+            checkpoints do.
+    """
+
+    @property
+    def parents(self) -> tuple[Ref, ...]:
+        """See above."""
+        ...
+
+    @property
+    def takes_final(self) -> bool:
+        """See above."""
+        ...
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Copy an ancestor's tensors into `model`, the same on every worker; JSON says what."""
+        ...
+
+    def resume(self) -> State | None:
+        """The State that this very run goes on from; None to begin."""
+        ...
+
+    def leave(self, leaving: Leaving) -> Ref | None:
+        """Store what a run leaves, durably; its ref, None if it is not worth keeping."""
+        ...

@@ -1,0 +1,104 @@
+"""Run a train function alone: a group of one in the calling process, without Ray and sockets.
+
+The same Member, Context and loader as in a group of many, so a train function cannot tell. What
+it costs beside the function itself is some tens of microseconds.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from elastix.comm.group import Wiring
+from elastix.comm.membership import Membership
+from elastix.comm.news import Address, News
+from elastix.errors import StoreError
+from elastix.events import Event
+from elastix.store import Store
+from elastix.train.assembly import Message
+from elastix.train.context import Context
+from elastix.train.member import Member, Settings
+from elastix.train.outcome import Halted, Outcome, run_train
+
+_MAY_END = ("boundary", "evaluate", "report")
+_WIRING = Wiring(address=("", 0), interface="", backend="gloo", me=0)
+
+
+class _Ear:
+    """The Link of a worker that nobody else waits for."""
+
+    def __init__(self, listen: Callable[[Event], None]) -> None:
+        self._listen = listen
+        self._serial = -1
+
+    def level(self) -> None:
+        """There is nobody to catch up with."""
+
+    def ready(self, feed: Address | None) -> None:
+        """See Link."""
+
+    def entered(self, generation: int) -> None:
+        """See Link."""
+
+    def doubt(self, generation: int, error: BaseException) -> None:
+        """See Link."""
+
+    def emit(self, event: Event, serial: int | None = None) -> None:
+        """See Link."""
+        if serial is None or serial > self._serial:
+            self._listen(event)
+            self._serial = self._serial if serial is None else serial
+
+    def journaled(self) -> int:
+        """See Link."""
+        return self._serial
+
+    def phase(self, name: str, detail: int) -> None:
+        """See Link."""
+
+    def leave(self) -> None:
+        """See Link."""
+
+    def await_controller(self) -> None:
+        """There is none."""
+
+    def save(self, message: Message) -> None:
+        """Nobody puts checkpoints together here: what is worth keeping goes to the heritage."""
+
+    def open_store(self) -> Store:
+        """Refused, for the same reason."""
+        raise StoreError("a run that is alone in its process keeps no checkpoints.")
+
+
+def run_alone(
+    train: Callable[[Context], None],
+    config: Mapping[str, Any],
+    settings: Settings,
+    listen: Callable[[Event], None],
+    *,
+    device: torch.device | None = None,
+    halt: threading.Event | None = None,
+) -> Outcome:
+    """Call `train` with a Context of world size 1. Never raises; blocks until it is through.
+
+    Args:
+        train: the function.
+        config: for `ctx.config`.
+        settings: `alone` must be set; what is to be stored goes to its heritage.
+        listen: is called with every event, in this thread.
+        device: where models and batches go; the CPU by default.
+        halt: when set, the run ends at the next boundary of a step or report: kind "halted".
+    """
+    news = News()
+    news.publish(Membership(1, (0,), cause="start"))
+    device = device or torch.device("cpu")
+    member = Member(_WIRING, device, settings, news, _Ear(listen))
+    if halt is not None:
+
+        def look(name: str, _detail: int) -> None:
+            if halt.is_set() and name in _MAY_END:
+                raise Halted
+
+        member.on_phase(look)
+    return run_train(train, member, config)

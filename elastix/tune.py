@@ -1,0 +1,329 @@
+"""For people who use Ray Tune: `elastix.tune.Search` is a search_alg over any elastix searcher.
+
+    tuner = tune.Tuner(
+        train,
+        param_space={"lr": tune.loguniform(1e-4, 1e-1), "width": tune.choice([16, 32, 64])},
+        tune_config=tune.TuneConfig(
+            metric="accuracy", mode="max", num_samples=100, max_concurrent_trials=8,
+            search_alg=elastix.tune.Search(),
+        ),
+    )
+
+Give max_concurrent_trials: without it Tune lets a custom searcher have one pending trial at a
+time. With `Search(store=...)` trials may inherit weights: see `inherit` and `leave`.
+
+Not here: running a campaign's trials on Tune (search.executors.tune).
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ConfigSpace import Categorical, ConfigurationSpace, Constant, Float, Integer
+from ray.tune.search import Searcher as TuneSearcher
+from ray.tune.search import sample
+from torch import nn
+
+from elastix.errors import ConfigError
+from elastix.search.heritage import Shelf, Terms, TrialHeritage
+from elastix.search.inherit import Mode, Provider
+from elastix.search.space import Space
+from elastix.search.trial import Objectives, Searcher, Trial, TrialState
+from elastix.state import Ref, State
+from elastix.train.heritage import Leaving
+
+logger = logging.getLogger(__name__)
+
+KEY = "elastix"
+"""Entry of a trial's configuration under which it finds its heritage, with `Search(store=...)`."""
+
+_REF = "elastix_ref"
+_SEPARATOR = "/"
+
+
+class Search(TuneSearcher):
+    """Tune's search_alg over an elastix searcher.
+
+    Args:
+        searcher: any; Evolution by default.
+        space: a ConfigSpace or Space, instead of Tune's param_space.
+        metric, mode: as in TuneConfig, which need not repeat them.
+        seed: of the suggestions.
+        store: directory of a lineage store, for trials that call `inherit` and `leave`.
+        mode_of_inheritance: "lcs" or "lp".
+        provider: "parent" or "store", as for a Campaign.
+
+    Raises:
+        ConfigError: something given here cannot work.
+    """
+
+    def __init__(
+        self,
+        searcher: Searcher | None = None,
+        *,
+        space: ConfigurationSpace | Space | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        seed: int = 0,
+        store: str | Path | None = None,
+        mode_of_inheritance: Mode = "lcs",
+        provider: Provider = "parent",
+    ) -> None:
+        super().__init__(metric=metric, mode=mode)
+        if searcher is None:
+            from elastix.search.searchers.evolution import Evolution
+
+            searcher = Evolution()
+        self._elastix = searcher
+        self._space = space
+        self._nested = False
+        self._seed = seed
+        self._store = str(Path(store).resolve()) if store is not None else None
+        self._how: tuple[Mode, Provider] = (mode_of_inheritance, provider)
+        self._live: dict[str, Trial] = {}
+        self._asked = 0
+        self._objectives: Objectives | None = None
+        self._limited = False
+        if space is not None and metric is not None:
+            self._begin()
+
+    def set_search_properties(
+        self,
+        metric: str | None,
+        mode: str | None,
+        config: Mapping[str, Any],
+        **spec: Any,  # noqa: ANN401 - whatever Tune adds
+    ) -> bool:
+        """Take what the Tuner was given. Called by Tune, before the first suggestion.
+
+        Raises:
+            ConfigError: a param_space that cannot be searched; names the entry.
+        """
+        del spec
+        if self._objectives is not None:
+            return not config
+        self._metric, self._mode = metric or self._metric, mode or self._mode
+        if self._space is None:
+            self._space = space_of(config)
+            self._nested = True
+        self._begin()
+        return True
+
+    def set_max_concurrency(self, max_concurrent: int) -> bool:
+        """Tune keeps the limit; here it is only noted that there is one."""
+        del max_concurrent
+        self._limited = True
+        return False
+
+    def _begin(self) -> None:
+        if self._metric is None or self._space is None:
+            raise ConfigError(
+                "elastix.tune.Search needs to know what to optimise. Nothing was started. Give "
+                "metric and mode to TuneConfig, or to Search."
+            )
+        self._objectives = Objectives.of(self._metric, self._mode or "max")
+        names = self._objectives.names
+        self._elastix.start(self._space, objectives=len(names), seed=self._seed)
+
+    def suggest(self, trial_id: str) -> Any:  # noqa: ANN401 - a mapping, or Tune's FINISHED
+        """The next configuration; Tune's FINISHED when the space has no other."""
+        if self._objectives is None:
+            raise ConfigError(
+                "elastix.tune.Search was asked before it knew a space. Nothing was started. Give "
+                "param_space to the Tuner, or space to Search."
+            )
+        if not self._limited and self._asked == 1:
+            logger.warning(
+                "max_concurrent_trials is not set: Tune lets a custom searcher have one pending "
+                "trial at a time. Set it in TuneConfig."
+            )
+        asked = self._elastix.ask(1)
+        if not asked:
+            return TuneSearcher.FINISHED
+        trial = Trial(self._asked, asked[0], TrialState.RUNNING)
+        self._asked += 1
+        self._live[trial_id] = trial
+        config = nest(trial.config) if self._nested else dict(trial.config)
+        if self._store is not None:
+            mode, provider = self._how
+            config[KEY] = {
+                "number": trial.number,
+                "parent": trial.suggestion.parent,
+                "store": self._store,
+                "metrics": list(self._objectives.names),
+                "modes": list(self._objectives.modes),
+                "mode": mode,
+                "provider": provider,
+            }
+        return config
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Tell the searcher. A trial without a finite number for the metric failed."""
+        trial = self._live.pop(trial_id, None)
+        if trial is None or self._objectives is None:
+            return
+        metrics = {name: (result or {}).get(name) for name in self._objectives.names}
+        numbers = [m for m in metrics.values() if isinstance(m, int | float) and math.isfinite(m)]
+        failed = error or len(numbers) < len(metrics)
+        ref = (result or {}).get(_REF)
+        self._elastix.tell(
+            [
+                trial.but(
+                    state=TrialState.FAILED if failed else TrialState.FINISHED,
+                    losses=() if failed else self._objectives.losses(metrics),
+                    metrics=metrics,
+                    ref=Ref(ref) if ref else None,
+                )
+            ]
+        )
+
+    def save(self, checkpoint_path: str) -> None:
+        """Write what the searcher knows, as JSON; Tune calls it now and then."""
+        live = {trial_id: trial.to_json() for trial_id, trial in self._live.items()}
+        state = {"searcher": self._elastix.state_dict(), "live": live, "asked": self._asked}
+        Path(checkpoint_path).write_text(json.dumps(state))
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Go on from `save`."""
+        state = json.loads(Path(checkpoint_path).read_text())
+        self._elastix.load_state_dict(state["searcher"])
+        self._live = {key: Trial.from_json(value) for key, value in state["live"].items()}
+        self._asked = state["asked"]
+
+
+# ------------------------------------------------------------------------- inside of a trial
+
+
+def _heritage(config: Mapping[str, Any]) -> TrialHeritage | None:
+    given = config.get(KEY)
+    if given is None:
+        return None
+    objectives = Objectives(tuple(given["metrics"]), tuple(given["modes"]))
+    terms = Terms(
+        store=Shelf(given["store"]),
+        campaign="tune",
+        objectives=objectives,
+        mode=given["mode"],
+        provider=given["provider"],
+    )
+    own = {name: value for name, value in config.items() if name != KEY}
+    parent = Ref(given["parent"]) if given["parent"] else None
+    return TrialHeritage(terms, given["number"], own, parent=parent)
+
+
+_inherited: dict[int, TrialHeritage] = {}
+
+
+def inherit(model: nn.Module, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """In a Tune trial: copy an ancestor's tensors into `model`, before its optimizer is made.
+
+    Returns:
+        What was inherited, as JSON values; None for nothing, or without `Search(store=...)`.
+    """
+    heritage = _heritage(config)
+    if heritage is None:
+        return None
+    _inherited.clear()  # one trial at a time in a process
+    _inherited[config[KEY]["number"]] = heritage
+    return heritage.inherit(model)
+
+
+def leave(
+    model: nn.Module, config: Mapping[str, Any], *, epochs: float = 1.0, **metrics: float
+) -> dict[str, Any]:
+    """In a Tune trial: store its model. Report what this returns, beside the metrics.
+
+    Args:
+        model: trained.
+        config: as the trial was given it.
+        epochs: passes over the data that it was trained for.
+        metrics: as they are reported; the score is among them.
+    """
+    if config.get(KEY) is None:
+        return {}
+    heritage = _inherited.get(config[KEY]["number"]) or _heritage(config)
+    if heritage is None:
+        return {}
+    state = State({name: tensor.detach() for name, tensor in model.state_dict().items()})
+    ref = heritage.leave(Leaving(model, state, metrics, epochs, "final"))
+    return {_REF: ref} if ref is not None else {}
+
+
+# ------------------------------------------------------------------------- Tune's spaces
+
+
+def space_of(config: Mapping[str, Any]) -> ConfigurationSpace:
+    """The ConfigSpace of a param_space; nested entries are joined by '/'.
+
+    Raises:
+        ConfigError: an entry that has no bounds or that only Tune can draw; names it.
+    """
+    parameters = [_parameter(name, value) for name, value in _flat(config).items()]
+    return ConfigurationSpace(name="tune", space=parameters)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and "grid_search" not in value:
+            found |= _flat(value, f"{prefix}{name}{_SEPARATOR}")
+        else:
+            found[prefix + str(name)] = value
+    return found
+
+
+def nest(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of joining names by '/'."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        *path, last = name.split(_SEPARATOR)
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return found
+
+
+def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter of ConfigSpace
+    if isinstance(value, sample.Categorical):
+        return Categorical(name, list(value.categories))
+    if not isinstance(value, sample.Domain):
+        if isinstance(value, Mapping) or not isinstance(value, str | int | float | bool):
+            raise ConfigError(
+                f"param_space[{name!r}] is a {type(value).__name__}; elastix searches "
+                "tune.uniform, loguniform, quniform, randint, choice and their kin, and passes "
+                "constants on. Nothing was started. Use tune.choice in place of grid_search."
+            )
+        return Constant(name, value)
+    sampler = value.sampler
+    step = sampler.q if isinstance(sampler, sample.Quantized) else None
+    inner = sampler.sampler if isinstance(sampler, sample.Quantized) else sampler
+    log = isinstance(inner, sample.LogUniform)
+    known = isinstance(value, sample.Float | sample.Integer) and (
+        log or isinstance(inner, sample.Uniform)
+    )
+    if not known:
+        raise ConfigError(
+            f"param_space[{name!r}] = {value!r} cannot be searched: only Tune can draw from it, or "
+            "it has no bounds. Nothing was started. Use tune.uniform or tune.choice."
+        )
+    bounds: Any = value
+    if step is not None:
+        return _steps(name, bounds, float(step))
+    if isinstance(value, sample.Integer):  # Tune's upper bound is not among the values
+        return Integer(name, (int(value.lower), int(value.upper) - 1), log=log)
+    low, high = float(bounds.lower), float(bounds.upper)
+    return Float(name, (low, high), log=log)
+
+
+def _steps(name: str, value: Any, step: float) -> Any:  # noqa: ANN401 - Tune's, ConfigSpace's
+    """A quantised domain: its values one by one, in order."""
+    count = round((value.upper - value.lower) / step)
+    whole = isinstance(value, sample.Integer)
+    values = [value.lower + i * step for i in range(count + 1)]
+    return Categorical(name, [int(v) if whole else float(v) for v in values], ordered=True)

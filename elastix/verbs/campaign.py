@@ -1,0 +1,196 @@
+"""`elastix campaign list|show|resume`: what a store knows of searches, and going on with one."""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elastix.search.results import Best, Results, names
+from elastix.search.trial import Trial
+
+Print = Callable[[bool, Any, Sequence[str], Iterable[Sequence[Any]]], None]
+Says = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_STORE = "runs/store"
+
+
+def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Campaigns of the store, for a shell that completes them."""
+    found = names(ctx.params.get("store") or _STORE)
+    return [name for name in found if name.startswith(incomplete)]
+
+
+Name = Annotated[str, typer.Argument(help="Name of the campaign.", autocompletion=_completed)]
+Where = Annotated[
+    str,
+    typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory of the store."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def make(says: Says, print_table: Print) -> typer.Typer:
+    """The commands, with the command line's own way to print and to say what went wrong."""
+    app = typer.Typer(no_args_is_help=True, help="Look at searches, and go on with them.")
+
+    @app.command("list")
+    @says
+    def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
+        """List the campaigns of a store, the latest first."""
+        found = [Results.open(store, name) for name in names(store)]
+        values = [_overview(results) for results in found]
+        columns = ("campaign", "trials", "running", "failed", "best", "searcher", "began")
+        print_table(as_json, values, columns, ([v[c] for c in columns] for v in values))
+
+    @app.command()
+    @says
+    def show(
+        name: Name,
+        store: Where = _STORE,
+        top: Annotated[
+            int, typer.Option("--top", "-n", min=0, help="So many of the best; 0: all by number.")
+        ] = 10,
+        failed: Annotated[bool, typer.Option("--failed", help="Only the failed ones.")] = False,
+        parquet: Annotated[
+            Path | None, typer.Option(help="Write all trials to this file as well.")
+        ] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Show the trials of a campaign, the best first; with lineage_epochs beside every score."""
+        results = Results.open(store, name)
+        if parquet is not None:
+            results.to_parquet(parquet)
+        if failed:
+            _failures(results, as_json, print_table)
+            return
+        chosen = _chosen(results, top)
+        value = {**_overview(results), "trials_shown": [_plain(t, results) for t in chosen]}
+        columns = ("trial", "state", *results.objectives.names, "epochs", "lineage", "inherited")
+        rows = (_row(trial, results) for trial in chosen)
+        print_table(as_json, value, (*columns, "parent", "model", "config"), rows)
+
+    @app.command()
+    @says
+    def resume(
+        name: Name,
+        store: Where = _STORE,
+        trials: Annotated[int | None, typer.Option(help="So many trials in all.")] = None,
+        time_s: Annotated[float | None, typer.Option(help="For so many seconds.")] = None,
+        parallel: Annotated[int | None, typer.Option(help="So many at once.")] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Go on with a campaign where it was stopped or killed, or give it more trials.
+
+        It runs the train function as it was when the campaign was last started from its script.
+        Run this where that script was run, so that its imports are found.
+        """
+        results = _resume(name, store, trials, time_s, parallel, quiet=as_json)
+        print_table(as_json, _overview(results), (), ())
+
+    return app
+
+
+def _resume(
+    name: str,
+    store: str,
+    trials: int | None,
+    time_s: float | None,
+    parallel: int | None,
+    *,
+    quiet: bool,
+) -> Results:
+    from elastix.search.executors import recipe  # it needs Ray
+
+    Results.open(store, name)  # or says which campaigns there are
+    sys.path.insert(0, str(Path.cwd()))
+    campaign = recipe.read(Path(store) / "runs" / name)
+    wanted = {"trials": trials, "time_s": time_s, "parallel": parallel}
+    given = {key: value for key, value in wanted.items() if value is not None}
+    resumed = campaign.again(budget=replace(campaign.budget, **given), store=store, quiet=quiet)
+    found: Results = resumed.run()
+    return found
+
+
+def _chosen(results: Results, top: int) -> list[Trial]:
+    if not top:
+        return [*results.trials, *results.reranked]
+    return [best.trial for best in results.top(top)]
+
+
+def _failures(results: Results, as_json: bool, print_table: Print) -> None:
+    found = [trial for trial in results if trial.state == "failed"]
+    values = [
+        {"trial": t.number, "config": dict(t.config), "traceback": t.traceback} for t in found
+    ]
+    rows = ((t.number, (t.traceback or "").strip().splitlines()[-1], _text(t)) for t in found)
+    print_table(as_json, values, ("trial", "error", "config"), rows)
+    if found and not as_json:
+        typer.echo(f"\nthe first of them, trial {found[0].number}:\n{found[0].traceback}", err=True)
+
+
+def _overview(results: Results) -> dict[str, Any]:
+    states = [trial.state for trial in results]
+    best = results.top(1)
+    return {
+        "campaign": results.facts["name"],
+        "trials": len(results),
+        "running": sum(state == "running" for state in states),
+        "failed": sum(state == "failed" for state in states),
+        "paused": sum(state == "paused" for state in states),
+        "best": _value(best[0]) if best else "-",
+        "searcher": results.facts["searcher"],
+        "inherit": results.facts["inherit"],
+        "began": f"{datetime.fromtimestamp(results.facts['began_s']):%Y-%m-%d %H:%M}",
+    }
+
+
+def _value(best: Best) -> str:
+    return " ".join(f"{name}={value:.4g}" for name, value in best.values.items())
+
+
+def _values(trial: Trial, results: Results) -> tuple[float, ...]:
+    return results.objectives.values(trial.losses)
+
+
+def _row(trial: Trial, results: Results) -> list[Any]:
+    scores = [f"{v:.4g}" for v in _values(trial, results)] or ["-"] * len(results.objectives.names)
+    share = (trial.inherited or {}).get("share")
+    parent = trial.suggestion.parent_number
+    return [
+        f"{trial.number} (scratch)" if trial in results.reranked else trial.number,
+        trial.state.value,
+        *scores,
+        f"{trial.epochs:g}",
+        f"{trial.lineage_epochs:g}",
+        "-" if share is None else f"{share:.0%}",
+        "-" if parent is None else parent,
+        trial.ref[:12] if trial.ref else "-",
+        _text(trial),
+    ]
+
+
+def _text(trial: Trial) -> str:
+    return ", ".join(
+        f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in trial.config.items()
+    )
+
+
+def _plain(trial: Trial, results: Results) -> dict[str, Any]:
+    """For JSON, which has no NaN."""
+    values = dict(zip(results.objectives.names, _values(trial, results), strict=False))
+    return {
+        "trial": trial.number,
+        "state": trial.state.value,
+        "values": {k: v if math.isfinite(v) else None for k, v in values.items()},
+        "epochs": trial.epochs,
+        "lineage_epochs": trial.lineage_epochs,
+        "inherited": (trial.inherited or {}).get("share", 0.0),
+        "parent": trial.suggestion.parent_number,
+        "ref": trial.ref,
+        "config": dict(trial.config),
+        "reranked": trial in results.reranked,
+    }

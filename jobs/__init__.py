@@ -1,0 +1,1 @@
+"""Entry points for `ray job submit`, and recipes for them. No logic."""

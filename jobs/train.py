@@ -1,0 +1,35 @@
+"""Entry point for a Ray job: train a model as a recipe says.
+
+    export RAY_AUTH_MODE=token      # Ray's token authentication; see `elastix doctor`
+    ray job submit --working-dir . -- python jobs/train.py --recipe digits --store /shared/store
+
+The same name and store go on where a stopped or killed job was.
+"""
+
+import sys
+from pathlib import Path
+
+import ray
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import elastix
+from jobs import recipes
+
+
+def main(
+    recipe: str = typer.Option(..., help="A recipe's name, or the path of its file."),
+    store: str = typer.Option("runs/store", help="Where all nodes reach it."),
+    name: str = typer.Option("", help="Of the run; the recipe's by default."),
+    seed: int = 0,
+) -> None:
+    """Run a recipe on the cluster of this job, or on a local one."""
+    run = elastix.RunConfig(name=name or f"{Path(recipe).stem}-train", store=store, seed=seed)
+    ray.init()
+    found = recipes.load(recipe).trainer(run).fit()
+    print(found.metrics, found.ref)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,47 @@
+"""A driver to be killed: `python -m tests.chaos.campaign_driver STORE TRIALS EXECUTOR [ADDRESS]`.
+
+Prints a line for every event, so that whoever kills it knows how far it is.
+"""
+
+import logging
+import sys
+from pathlib import Path
+
+import elastix
+from elastix.observe.trials import TrialsConsole
+from tests.search_parts import SPACE, Drawing, diary
+
+
+def main(store, trials, kind, address=None):
+    told = TrialsConsole.show
+
+    def show(self, event):
+        told(self, event)
+        print(type(event).__name__, flush=True)
+
+    TrialsConsole.show = show
+    if kind == "pool":
+        import ray
+
+        here = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}}
+        ray.init(address=address, logging_level=logging.ERROR, runtime_env=here)
+        executor = None
+    else:
+        from elastix.search.executors.local import Local
+
+        executor = Local()
+    elastix.Campaign(
+        diary,
+        space=SPACE,
+        searcher=Drawing(diary=f"{store}/diary"),
+        metric="score",
+        budget=elastix.Budget(trials=int(trials), parallel=2),
+        scaling=elastix.ScalingConfig(cpus_per_worker=0.5),
+        run=elastix.RunConfig(name="hunted", store=store),
+        executor=executor,
+        quiet=True,
+    ).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,173 @@
+"""Drivers and workers of campaigns killed with SIGKILL: no final trial lost, none run twice."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elastix
+from elastix.events import TrialLost, WorkerLost
+from elastix.observe import journal
+from elastix.search.book import Book
+from elastix.search.trial import TrialState
+from elastix.testing.chaos import Kill, with_kills
+from tests import search_parts
+from tests.search_parts import SPACE, Drawing
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(1500)
+
+
+class Hunt:
+    """A campaign whose driver is killed at random moments until it is through."""
+
+    def __init__(self, store, trials, kind, address=None, seed=0):
+        self.store = store
+        self.trials = trials
+        self.arguments = [str(store), str(trials), kind, *([address] if address else [])]
+        self.random = random.Random(seed)
+        self.finals = {}
+        self.read = 0
+        self.kills = 0
+
+    def run(self, kills):
+        """Kill the driver so many times, then let it finish."""
+        while self.kills < kills:
+            if self.start(lines=self.random.randint(2, 40)):
+                break
+            self.kills += 1
+            self.check()
+        assert self.start(lines=None)
+        self.check()
+        assert len(self.finals) == self.trials
+        with Book(self.store / "runs" / "hunted", read_only=True) as book:
+            lines = book.lines()
+        assert [line.trial.number for line in lines] == list(range(self.trials))
+        assert all(line.trial.state is TrialState.FINISHED for line in lines)
+        assert len({line.trial.suggestion.key for line in lines}) == self.trials
+        assert sorted(line.done for line in lines) == list(range(1, self.trials + 1))
+
+    def start(self, lines):
+        """Run a driver; kill it a random instant after so many events. True if it ended."""
+        command = [sys.executable, "-m", "tests.chaos.campaign_driver", *self.arguments]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        driver = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            for number, _ in enumerate(driver.stdout):
+                if number == lines:
+                    wait_an_instant(self.random.random() * 0.02)
+                    driver.send_signal(signal.SIGKILL)
+                    break
+            code = driver.wait()
+        finally:
+            driver.kill()
+            errors = driver.stderr.read()
+            driver.stdout.close()
+            driver.stderr.close()
+        assert code in (0, -signal.SIGKILL), errors
+        return code == 0
+
+    def check(self):
+        """What was final is final as it was, and did not run since."""
+        with Book(self.store / "runs" / "hunted", read_only=True) as book:
+            now = {line.trial.number: line for line in book.lines() if line.done}
+        assert self.finals.items() <= now.items(), "a finished trial was lost or changed"
+        entries = (self.store / "diary").read_text().splitlines()
+        known = {line.trial.suggestion.key for line in self.finals.values()}
+        ran = {json.loads(entry)["key"] for entry in entries[self.read :]}
+        assert not known & ran, "a finished trial ran again"
+        self.finals, self.read = now, len(entries)
+
+
+def wait_an_instant(seconds):
+    """So that the victim is not always at the same place; nothing depends on it."""
+    subprocess.run(["sleep", f"{seconds:.4f}"], check=True)
+
+
+def test_drivers_killed_at_random_moments(tmp_path):
+    hunt = Hunt(tmp_path, 60, "local", seed=1)
+    hunt.run(kills=4)
+    assert hunt.kills >= 3
+
+
+def test_a_driver_on_ray_killed_at_random_moments(cluster, tmp_path):
+    hunt = Hunt(tmp_path, 40, "pool", cluster.get_runtime_context().gcs_address, seed=2)
+    hunt.run(kills=2)
+    assert hunt.kills == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twenty_drivers_on_ray_killed_at_random_moments(cluster, tmp_path):
+    hunt = Hunt(tmp_path, 600, "pool", cluster.get_runtime_context().gcs_address, seed=3)
+    hunt.run(kills=20)
+    assert hunt.kills == 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twenty_drivers_killed_at_random_moments(tmp_path):
+    hunt = Hunt(tmp_path, 600, "local", seed=4)
+    hunt.run(kills=20)
+    assert hunt.kills == 20
+
+
+def campaign(train, tmp_path, trials, **options):
+    return elastix.Campaign(
+        train,
+        space=SPACE,
+        metric=options.pop("metric", "score"),
+        budget=elastix.Budget(trials=trials, parallel=2),
+        run=elastix.RunConfig(name="hunted", store=str(tmp_path)),
+        quiet=True,
+        **{"scaling": elastix.ScalingConfig(cpus_per_worker=0.5), **options},
+    )
+
+
+def test_trials_whose_workers_are_killed_run_again(cluster, tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    searcher = Drawing(marks=str(marks))
+    results = campaign(search_parts.dies_once, tmp_path, 6, searcher=searcher).run()
+    assert [trial.state for trial in results] == [TrialState.FINISHED] * 6
+    died = [trial.number for trial in results if trial.config["depth"] == 2]
+    assert died
+    events = journal.read(tmp_path / "runs" / "hunted" / "journal.jsonl")
+    assert sorted(e.trial for e in events if isinstance(e, TrialLost)) == died
+
+
+def test_a_trial_that_always_kills_its_worker_is_given_up(cluster, tmp_path):
+    failure = elastix.FailureConfig(max_worker_losses=1)
+    results = campaign(
+        search_parts.dies_always, tmp_path, 3, searcher=Drawing(), failure=failure
+    ).run()
+    for trial in results:
+        bad = trial.config["depth"] == 2
+        assert trial.state is (TrialState.FAILED if bad else TrialState.FINISHED)
+        assert not bad or "died 2 times" in trial.traceback
+
+
+def test_a_trial_of_several_workers_survives_the_loss_of_one(cluster, tmp_path):
+    train = with_kills(search_parts.learns, [Kill(worker=1, phase="bucket", step=3)])
+    results = campaign(
+        train,
+        tmp_path,
+        2,
+        searcher=Drawing(),
+        metric="accuracy",
+        scaling=elastix.ScalingConfig(num_workers=2, cpus_per_worker=0.5),
+    ).run()
+    assert [trial.state for trial in results] == [TrialState.FINISHED] * 2
+    assert all(trial.epochs == 2 and trial.ref for trial in results)
+    runs = [tmp_path / "runs" / f"hunted-{n:05d}" / "journal.jsonl" for n in range(2)]
+    lost = [e for run in runs for e in journal.read(run) if isinstance(e, WorkerLost)]
+    assert {(event.worker, event.cause) for event in lost} == {(1, "died")}
+    events = journal.read(tmp_path / "runs" / "hunted" / "journal.jsonl")
+    assert not [e for e in events if isinstance(e, TrialLost)], "forward recovery, no restart"

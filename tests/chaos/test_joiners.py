@@ -1,0 +1,126 @@
+"""Joiners that nobody waits for: they follow the group from outside until they are level."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from elastix.comm import feed
+from elastix.events import GenerationFormed, Recovered
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.local import run_local
+from elastix.testing.replay import compare
+from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
+from tests.trainables import train
+
+CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
+
+
+def run(tmp_path, train, workers=3, config=None, **options):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    meeting = {"meeting": str(logs.parent), "hold_step": 3, "hold_for": workers}
+    settings = {**CONFIG, **meeting, **(config or {}), "log": str(logs)}
+    result = run_local(train, workers, config=settings, directory=tmp_path / "run", **options)
+    assert_exactly_once(result.events, settings["epochs"])
+    assert_replicas_identical(logs, set(result.lost), result.events)
+    return result
+
+
+@pytest.mark.parametrize("model", ["convnet", "tied", "unused"])
+def test_a_joiner_follows_the_steps_that_it_missed(tmp_path, model):
+    """It grows the group beyond its founders, and a replay agrees with what came out."""
+    result = run(tmp_path, train, 2, config={"model": model}, spares=1, max_workers=3)
+    (join,) = joins(result.events)
+    assert join.watched_steps > 0
+    assert committed(result.events)[-1].world_size == 3
+    assert not [event for event in result.events if isinstance(event, Recovered)]
+    assert compare(tmp_path / "run").relative < 1e-9
+
+
+def test_with_accumulation_and_evaluations_on_the_way(tmp_path):
+    config = {"accumulate": 2, "samples": 120, "epochs": 16}
+    result = run(tmp_path, train, 2, config=config, spares=1, max_workers=3)
+    (join,) = joins(result.events)
+    assert join.watched_steps > 0
+    assert compare(tmp_path / "run").relative < 1e-9
+
+
+def test_several_joiners_at_once_burden_several_donors(tmp_path):
+    result = run(tmp_path, train, 2, config={"epochs": 8}, spares=3, max_workers=5)
+    assert {join.worker for join in joins(result.events)} == {2, 3, 4}
+    assert all(join.watched_steps > 0 for join in joins(result.events))
+    assert committed(result.events)[-1].world_size == 5
+
+
+@pytest.mark.parametrize("phase", ["take", "batch"], ids=["in the copy", "in a step after it"])
+def test_a_joiner_that_dies_while_it_catches_up_is_noticed_by_nobody(tmp_path, phase):
+    doomed = with_kills(train, [Kill(worker=2, phase=phase)])
+    result = run(tmp_path, doomed, 2, spares=1, max_workers=3)
+    assert set(result.lost) == {2}
+    assert len([e for e in result.events if isinstance(e, GenerationFormed)]) == 1
+
+
+@pytest.mark.parametrize("phase", ["give", "bucket"], ids=["in the copy", "in the steps after it"])
+def test_another_donor_takes_over(tmp_path, phase):
+    # Worker 2 joins and is given the State by worker 0, which dies of it or soon after.
+    doomed = with_kills(train, [DonorKill(phase)])
+    result = run(tmp_path, doomed, 2, config={"epochs": 10}, spares=1, max_workers=3)
+    assert set(result.lost) == {0}
+    assert [join.worker for join in joins(result.events)] == [2]
+
+
+@dataclass(frozen=True)
+class DonorKill(Kill):
+    """Worker 0 dies when it gives the State, or two places of `phase` later."""
+
+    worker: int = 0
+    phase: str = "give"
+    given: list = field(default_factory=list)
+
+    def __init__(self, phase):
+        object.__setattr__(self, "phase", phase)
+        object.__setattr__(self, "after", 0 if phase == "give" else 20)
+
+
+@dataclass(frozen=True)
+class WithQueueOf:
+    """`train`, with room for so many bytes of what joiners are told."""
+
+    queue_bytes: int
+
+    def __call__(self, ctx):
+        feed.QUEUE_BYTES = self.queue_bytes
+        train(ctx)
+
+
+def test_a_joiner_that_falls_too_far_behind_is_given_the_state_in_the_group(tmp_path):
+    """No step's gradients fit the queue: its donor drops it whenever it gets one."""
+    result = run(tmp_path, WithQueueOf(1000), 2, config={"epochs": 8}, spares=1, max_workers=3)
+    assert [join.worker for join in joins(result.events)] == [2]
+
+
+@dataclass(frozen=True)
+class Forgetful:
+    """A joiner whose copy of the State is not what was sent."""
+
+    def __call__(self, ctx):
+        if ctx.worker == 2:
+            ctx.on_phase(lambda name, _: name == "batch" and ctx.rank < 0 and spoil(ctx))
+        train(ctx)
+
+
+def spoil(ctx):
+    ctx._member._modules[""].head.weight.data[0, 0] += 1
+
+
+def test_a_joiner_that_differs_from_its_donor_is_not_let_in_as_it_is(tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    config = {**CONFIG, "epochs": 8, "log": str(logs)}
+    result = run_local(
+        Forgetful(), 2, config=config, directory=tmp_path / "run", spares=1, max_workers=3
+    )
+    (join,) = joins(result.events)
+    assert join.watched_steps == 0  # it was given the State again, in the group
+    assert_exactly_once(result.events, 8)
+    assert compare(tmp_path / "run").relative < 1e-9
