@@ -174,6 +174,7 @@ class _Voice:
         self.device = choir.device
         self.settings = self
         self.seed = choir.seed
+        self.alone = False
         self.samples = 0
         self.modules: dict[str, torch.nn.Module] = {}
         self._choir = choir
