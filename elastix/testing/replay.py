@@ -200,6 +200,7 @@ class _Voice:
         self.settings = self
         self.alone = False
         self.seed = choir.seed
+        self.alone = False
         self.samples = 0
         self._rate: RateScaling | None = None
         self.modules: dict[str, torch.nn.Module] = {}
