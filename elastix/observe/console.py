@@ -26,7 +26,7 @@ from elastix.observe.lines import line, plain, plain_lines
 from elastix.observe.progress import Loss, Progress, duration, shown
 
 _SUMMARY_S = 30.0  # between the summaries in a log
-_REDRAW_S = 0.1  # between two pictures of the block
+_REDRAW_S = 0.25  # between two pictures of the block
 _LATEST = 5  # events at the foot of the block
 _TRACEBACK = 20  # lines of a traceback that the failure box shows
 

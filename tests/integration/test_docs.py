@@ -53,7 +53,7 @@ def small_cluster(cluster):
     remove_placement_group(taken)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     "path",
     [path for path in DOCUMENTS if any(PARSERS.parse(path).examples())],

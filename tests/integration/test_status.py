@@ -4,6 +4,7 @@ import json
 import threading
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import elastix
@@ -24,6 +25,7 @@ def asked(address: str) -> list[dict]:
     return json.loads(result.stdout)
 
 
+@pytest.mark.timeout(400)  # four processes have to start
 def test_a_live_run_is_listed_and_one_that_has_ended_is_not(cluster, tmp_path):
     there, seen = tmp_path / "there", tmp_path / "seen"
     config = {"samples": 120, "epochs": 2, "batch_size": 30, "there": str(there), "seen": str(seen)}
