@@ -59,6 +59,7 @@ def _ray_in(folder: Path) -> Iterator[None]:
     }
     try:
         ray.init(
+            address="local",
             num_cpus=_LOGICAL_CPUS,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
