@@ -4,87 +4,61 @@ Exit codes: 0 done; 1 no (damage found, no such model, a conflict); 2 the call i
 """
 
 import json
-import sys
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from elastix.errors import ConfigError, ElastixError
 from elastix.store import Entry, Store
 from elastix.verbs import campaign as campaigns
+from elastix.verbs import output
+from elastix.verbs.doctor import doctor
+from elastix.verbs.estimate import estimate
+from elastix.verbs.grafana import grafana
+from elastix.verbs.output import AsJson
+from elastix.verbs.output import print_table as _print
+from elastix.verbs.output import says as _says
+from elastix.verbs.output import size as _size
+from elastix.verbs.report import report
+from elastix.verbs.status import status
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
+for verb in (doctor, estimate, grafana, report, status):
+    app.command()(_says(verb))
 
 Where = Annotated[
     str,
     typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory or URI of the store."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Name = Annotated[str, typer.Argument(help="Tag, ref, or the first digits of a ref.")]
+
+
+def _names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Tags and refs, for a shell that completes them."""
+    try:
+        with Store(ctx.params.get("store") or _STORE, read_only=True) as opened:
+            known = [*opened.tags(), *(entry.ref[:12] for entry in opened.log(limit=50))]
+    except ElastixError:
+        return []
+    return [name for name in known if name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(help="Tag, ref, or the first digits of a ref.", autocompletion=_names),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 _STORE = "runs/store"
-P = ParamSpec("P")
-T = TypeVar("T")
-_debug = False
 
 
 @app.callback()
 def main(debug: Debug = False) -> None:
     """Elastic PyTorch training and architecture search on Ray."""
-    global _debug
-    _debug = debug
-
-
-def _says(command: Callable[P, T]) -> Callable[P, T]:
-    """Turn an ElastixError into a message and an exit code."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return command(*args, **kwargs)
-        except ElastixError as error:
-            if _debug:
-                raise
-            typer.echo(f"elastix: {error}", err=True)
-            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
-
-    return run
-
-
-def _print(
-    as_json: bool,
-    value: Any,  # noqa: ANN401 - any JSON
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-) -> None:
-    if as_json:
-        typer.echo(json.dumps(value, indent=1))
-        return
-    if not sys.stdout.isatty():
-        for row in rows:
-            typer.echo("\t".join(str(cell) for cell in row))
-        return
-    table = Table(*columns, box=None, header_style="bold")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    Console().print(table)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    output.show_tracebacks(debug)
 
 
 def _line(entry: Entry) -> tuple[str, ...]:
@@ -104,7 +78,7 @@ def _line(entry: Entry) -> tuple[str, ...]:
 def log(
     ref: Annotated[str | None, typer.Argument(help="Only this model and its ancestors.")] = None,
     store: Where = _STORE,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List models, the latest first."""
@@ -297,6 +271,36 @@ def tag(
             opened.tag(name, ref)
         found = opened.tags()
     _print(as_json, found, ("tag", "ref"), found.items())
+
+
+@store_app.command()
+@_says
+def tags(store: Where = _STORE, as_json: AsJson = False) -> None:
+    """List the tags."""
+    with Store(store, read_only=True) as opened:
+        found = opened.tags()
+    _print(as_json, found, ("tag", "ref"), found.items())
+
+
+@store_app.command()
+@_says
+def lineage(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+    """List what a model derives from and what derives from it, nearest first."""
+    with Store(store, read_only=True) as opened:
+        above, below = opened.ancestors(ref), opened.descendants(ref)
+    rows = [*(("ancestor", name) for name in above), *(("descendant", name) for name in below)]
+    _print(as_json, {"ancestors": above, "descendants": below}, ("which", "ref"), rows)
+
+
+@store_app.command()
+@_says
+def rebuild(store: Where = _STORE, as_json: AsJson = False) -> None:
+    """Make the index anew from the packs, when it is damaged or lost."""
+    with Store(store) as opened:
+        opened.rebuild()
+        found = opened.stats()
+    value = {"models": found.models, "packs": found.packs}
+    _print(as_json, value, ("what", "how many"), value.items())
 
 
 app.add_typer(campaigns.make(_says, _print), name="campaign")

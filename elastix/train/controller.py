@@ -30,6 +30,7 @@ from elastix.comm.news import Address
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
+    ProfileConfig,
     RestoreConfig,
     RunConfig,
     ScalingConfig,
@@ -44,6 +45,7 @@ from elastix.errors import (
 )
 from elastix.events import (
     Event,
+    Events,
     GenerationFormed,
     Resumed,
     RunEnded,
@@ -57,6 +59,8 @@ from elastix.events import (
 )
 from elastix.observe import journal
 from elastix.observe.journal import Journal
+from elastix.observe.metrics import Metrics
+from elastix.observe.progress import Progress
 from elastix.store import Store
 from elastix.train import restore, succession
 from elastix.train.assembly import Message, Order, Release
@@ -91,6 +95,8 @@ class Plan:
     checkpoint: CheckpointConfig
     restore: RestoreConfig
     failure: FailureConfig
+    profile: ProfileConfig | None
+    metrics: bool
     opening: Event
     placement: PlacementGroup
     size: int
@@ -158,12 +164,16 @@ class Controller:
         self._slots = Slots(
             plan.placement, plan.size, most, scaling.resources_per_worker, plan.run_id
         )
+        self._events = Events()
+        if plan.metrics:
+            self._events.subscribe(Metrics(plan.run.name).read)
         self._hands: dict[int, _Hand] = {}
         self._released: list[_Hand] = []
         self._doubts: dict[int, int] = {}
         self._doubted_since = 0.0
         self._next_worker = 0
         self._history: list[Event] = []
+        self._progress = Progress()
         self._serial = -1
         self._step = 0
         self._losses = 0
@@ -181,7 +191,8 @@ class Controller:
 
     def __repr__(self) -> str:
         newest = self._roster.newest
-        return f"controller {self._plan.run.name} gen={newest.generation} workers={newest.size}"
+        where = f" gen={newest.generation} workers={newest.size}" if newest.generation else ""
+        return f"controller {self._plan.run.name}{where}"
 
     # ------------------------------------------------------------------ the run
 
@@ -227,6 +238,8 @@ class Controller:
         )
         begun: list[Event] = []
         before = list(journal.read(path)) if path.exists() else []
+        for event in before:
+            self._progress.add(event)
         again = again and any(self._opens(event) for event in before)
         if again:
             settings = replace(settings, left_out=restore.left_out(before))
@@ -369,6 +382,13 @@ class Controller:
     def process(self) -> int:
         """Process id."""
         return os.getpid()
+
+    @ray.method(concurrency_group="driver")
+    def status(self) -> dict[str, Any]:
+        """Where the run stands, as JSON values: see Progress.summary. Never blocks for long."""
+        with self._lock:
+            summary = self._progress.summary(time.time())
+        return {**summary, "store": self._plan.run.store, "directory": str(self._plan.directory)}
 
     # ------------------------------------------------------------------ from workers
 
@@ -756,6 +776,7 @@ class Controller:
             heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
             threads=max(1, int(plan.scaling.cpus_per_worker)),
             affinity=plan.scaling.affinity,
+            profile=plan.profile,
         )
 
     def _spawn(self, slot: Slot) -> None:
@@ -796,7 +817,9 @@ class Controller:
     def _emit(self, event: Event, serial: int | None = None) -> None:
         with self._news:
             self._journal.append(event, serial)
+            self._events.emit(event)
             self._history.append(event)
+            self._progress.add(event)
             self._news.notify_all()
 
     def _end(self) -> None:

@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
+    ProfileConfig,
     RestoreConfig,
     RunConfig,
     ScalingConfig,
@@ -27,6 +28,9 @@ from elastix.errors import ConfigError, QuorumLost
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.observe import journal
 from elastix.observe.console import Console
+from elastix.observe.loggers import Feed, Logger
+from elastix.observe.progress import Progress
+from elastix.observe.timeline import merge
 from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.train import succession
@@ -34,6 +38,7 @@ from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
 from elastix.train.following import follow, stop
 from elastix.train.heritage import Heritage
+from elastix.train.profile import FOLDER
 
 TrainFunction = Callable[[Context], None]
 Watch = Callable[[Sequence[Event]], None]
@@ -88,6 +93,9 @@ class ElasticTrainer:
         checkpoint: when States are stored.
         failure: what counts as a failure, and how many are too many.
         restore: where to go on from, if not from the run's last State.
+        profile: steps of which to write a timeline; none by default.
+        loggers: readers of the run's events in this process: TensorBoard, MLflow, WandB, your own.
+        metrics: feed Ray's metrics endpoint.
         quiet: print nothing.
 
     Raises:
@@ -104,6 +112,9 @@ class ElasticTrainer:
         checkpoint: CheckpointConfig | None = None,
         failure: FailureConfig | None = None,
         restore: RestoreConfig | None = None,
+        profile: ProfileConfig | None = None,
+        loggers: Sequence[Logger] = (),
+        metrics: bool = True,
         quiet: bool = False,
     ) -> None:
         if not callable(train):
@@ -122,6 +133,9 @@ class ElasticTrainer:
         self._checkpoint = checkpoint or CheckpointConfig()
         self._failure = failure or FailureConfig()
         self._restore = restore or RestoreConfig()
+        self._profile = profile
+        self._loggers = tuple(loggers)
+        self._metrics = metrics
         self._quiet = quiet
         self._heritage: Heritage | None = None
         self._until_reports: int | None = None
@@ -171,16 +185,17 @@ class ElasticTrainer:
         try:
             controller = self._attach(directory)
             if controller is not None:
-                return self._follow(controller, directory)
+                return self._follow(controller, directory, _history(directory, attached=True))
             room = _check_capacity(self._scaling)
             succession.sweep(self._run_id(directory))
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "train.pkl").write_bytes(train)
             lifetime: Literal["detached"] | None = "detached" if self._run.detached else None
             group, size = _reserve(self._scaling, room, self._failure.start_timeout_s, lifetime)
+            before = _history(directory)
             try:
                 controller = self._start(train, directory, group, size)
-                return self._follow(controller, directory)
+                return self._follow(controller, directory, before)
             finally:
                 if not self._run.detached:
                     remove_placement_group(group)
@@ -220,6 +235,8 @@ class ElasticTrainer:
             checkpoint=self._checkpoint,
             restore=self._restore,
             failure=self._failure,
+            profile=self._profile,
+            metrics=self._metrics,
             opening=RunStarted(
                 name=self._run.name,
                 seed=self._run.seed,
@@ -234,7 +251,7 @@ class ElasticTrainer:
             until_reports=self._until_reports,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        kinds = {"workers": 4, "store": 4, "driver": 2}
+        kinds = {"workers": 4, "store": 4, "driver": 3}
         actor: Any = ray.remote(concurrency_groups=kinds)(Controller)  # type: ignore[call-overload]
         options: dict[str, Any] = {"lifetime": "detached"} if self._run.detached else {}
         return actor.options(
@@ -246,26 +263,43 @@ class ElasticTrainer:
             **options,
         ).remote(plan)
 
-    def _follow(self, controller: Any, directory: Path) -> Result:  # noqa: ANN401
+    def _listen(self, feed: Feed) -> Watch:
+        """What hears of events beside the console."""
+
+        def watch(events: Sequence[Event]) -> None:
+            for event in events:
+                feed.show(event)
+            if self._watch is not None:
+                self._watch(events)
+
+        return watch
+
+    def _follow(self, controller: Any, directory: Path, before: Progress) -> Result:  # noqa: ANN401
         """Show what happens until the run is over, and say how it ended."""
-        console = Console(self._run.name, directory, quiet=self._quiet)
         detached = self._run.detached
-        try:
-            ended = follow(controller, console, self._watch)
-        except KeyboardInterrupt:
-            if not detached:
-                stop(controller)
-            console.interrupted(goes_on=detached)
-            raise
-        finally:
-            if not detached:
-                ray.kill(controller)
-        if ended.error is not None:
-            console.failed(ended.error)
-            raise ended.error
-        result = _result(directory, ended.losses)
-        console.finished(result.ref, result.metrics, result.audit)
-        return result
+        feed = Feed(self._loggers)
+        with Console(
+            self._run.name, self._run.store, quiet=self._quiet, progress=before
+        ) as console:
+            try:
+                ended = follow(controller, console, self._listen(feed))
+            except KeyboardInterrupt:
+                if not detached:
+                    stop(controller)
+                console.interrupted(goes_on=detached)
+                raise
+            finally:
+                if not detached:
+                    ray.kill(controller)
+                feed.close()
+                if self._profile is not None:
+                    merge(directory / FOLDER, journal.read(directory / "journal.jsonl"))
+            if ended.error is not None:
+                console.failed(ended.error)
+                raise ended.error
+            result = _result(directory, ended.losses)
+            console.finished(result.ref, result.metrics, result.audit)
+            return result
 
 
 def pickle_train(train: TrainFunction) -> bytes:
@@ -346,6 +380,19 @@ def _reserve(
         f"start_timeout_s={timeout_s:g}; free are {ray.available_resources()}. Nothing was "
         "started. Stop what else runs there, or wait longer."
     )
+
+
+def _history(directory: Path, attached: bool = False) -> Progress:
+    """What earlier processes of this run came to; the one at work now tells its part itself."""
+    path = directory / "journal.jsonl"
+    events = list(journal.read(path)) if path.exists() else []
+    if attached:
+        began = [place for place, event in enumerate(events) if isinstance(event, RunStarted)]
+        events = events[: began[-1]] if began else events
+    progress = Progress()
+    for event in events:
+        progress.add(event)
+    return progress
 
 
 def _result(directory: Path, losses: int) -> Result:
