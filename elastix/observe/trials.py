@@ -46,6 +46,7 @@ class TrialsConsole:
         self._parents: dict[int, int | None] = {}
         self._best: TrialEnded | None = None
         self._inherited: list[float] = []
+        self._longest = 0.0
 
     def show(self, event: Event) -> None:
         """Print what the event means, if it means anything to a person."""
@@ -79,6 +80,7 @@ class TrialsConsole:
         self._running.discard(event.trial)
         self._counts[event.state] += 1
         self._inherited.append(event.inherited)
+        self._longest = max(self._longest, event.lineage_epochs - event.epochs)
         if event.state == "failed":
             if self._counts["failed"] <= 3:  # the first ones say it; the table has them all
                 self._say(f"[red]trial {event.trial} failed[/]: {escape(event.message)}")
@@ -125,7 +127,10 @@ class TrialsConsole:
         inherited = [share for share in self._inherited if share]
         if inherited:
             mean = sum(inherited) / len(inherited)
-            self._say(f"  {len(inherited)} trials inherited {mean:.0%} of their bytes on average")
+            self._say(
+                f"  {len(inherited)} trials inherited {mean:.0%} of their bytes on average, from "
+                f"lineages of up to {self._longest:g} epochs"
+            )
         if event.message and event.outcome != "failed":
             self._say(f"  {escape(event.message)}")
         self._say(f"  table: elastix campaign show {escape(self._name)}")
