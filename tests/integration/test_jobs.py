@@ -54,7 +54,8 @@ class Head:
         raise RuntimeError("".join(said))
 
     def cli(self, *arguments, check=True):
-        command = [BIN / "ray", "job", *arguments, "--address", self.address]
+        verb, *rest = arguments
+        command = [BIN / "ray", "job", verb, "--address", self.address, *rest]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
