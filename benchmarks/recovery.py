@@ -2,8 +2,13 @@
 
 Five workers, the same model, data and kill for all (peers.workload), the same arithmetic on the
 same step logs (peers.summary says what each figure means). For elastix the samples are counted a
-second time, from its own journal, and `join_stall_s` says how much longer the survivors' step was
-in which the replacement received its State.
+second time, from its own journal, and three figures say how a group comes back to its size:
+
+* `join_gap_steps`: survivors' longest gap between two commits while a cold replacement follows
+  them and comes in, less the usual gap, in usual gaps; `join_longest_gap_steps` is not less it.
+* `full_strength_cold_s`: from the kill to the commit of the first step to which as many workers
+  as before contributed, with a replacement that is started only then.
+* `full_strength_spare_s`: the same with a spare (ScalingConfig(spares=1)), in runs of their own.
 
 Source of elastix's rows: workers on Ray, as any user has them, the journal written.
 """
@@ -15,6 +20,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,9 +63,12 @@ def train(ctx: elastix.Context) -> None:
     folder = Path(ctx.config["folder"])
     dataset = IndexedSamples(ctx.config["steps"] * GLOBAL_BATCH)
     model = build_model()
+    if ctx.worker == WORLD_SIZE:
+        ctx.on_phase(lambda name, _: (folder / "spare").touch() if name == "wait" else None)
     model, optimizer = ctx.prepare(model, build_optimizer(model))
     if ctx.worker == VICTIM:
         kill_in_mid_backward(model, lambda: ctx.step == KILL_STEP, folder / "kill.json")
+    spare = folder / "spare"
     log = StepLog(folder / f"steps-{ctx.worker}.jsonl", ctx.worker)
     loader = ctx.loader(dataset, batch_size=GLOBAL_BATCH)
     for epoch in loader.epochs(1):
@@ -66,17 +76,20 @@ def train(ctx: elastix.Context) -> None:
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
-            log.write(ctx.step - 1, ids.tolist(), world=ctx.world_size, counted=True)
+            counted = ctx.rank >= 0  # a joiner that only follows has placeholders
+            log.write(ctx.step - 1, ids.tolist(), world=ctx.world_size, counted=counted)
             optimizer.step()
+            while ctx.config["spares"] and ctx.step == KILL_STEP - 5 and not spare.exists():
+                time.sleep(0.01)
 
 
-def run_elastix(steps: int) -> dict[str, Any]:
+def run_elastix(steps: int, spares: int = 0) -> dict[str, Any]:
     """One pass with one kill; Ray must be up."""
     with tempfile.TemporaryDirectory(prefix="elastix-bench-") as folder:
         result = elastix.ElasticTrainer(
             train,
-            config={"folder": folder, "steps": steps},
-            scaling=elastix.ScalingConfig(num_workers=(2, WORLD_SIZE)),
+            config={"folder": folder, "steps": steps, "spares": spares},
+            scaling=elastix.ScalingConfig(num_workers=(2, WORLD_SIZE), spares=spares),
             run=elastix.RunConfig(name="kill", store=folder),
             quiet=True,
         ).fit()
@@ -87,49 +100,66 @@ def run_elastix(steps: int) -> dict[str, Any]:
     repeat["audit_dropped"] = steps * GLOBAL_BATCH - loader.samples
     repeat["audit_repeated"] = count(loader.repeated)
     repeat["audit_steps_lost"] = result.audit.steps_lost
-    repeat["join_stall_s"] = _join_stall(records, kill.t)
+    repeat["join_gaps"] = _join_gaps(records, kill.t)
     return repeat
 
 
-def _join_stall(records: list[StepRecord], killed: float) -> float | None:
-    """How much longer than usual the survivors' first step at full size was; None without one."""
-    before = {record["pid"] for record in records if record["t"] < killed}
-    after = [r for r in records if r["t"] > killed and r["pid"] in before]
-    gaps: dict[int, list[float]] = {}
-    for pid in before:
-        own = [record for record in after if record["pid"] == pid]
-        for previous, record in pairwise(own):
-            if previous["world"] < WORLD_SIZE and record["world"] == WORLD_SIZE:
-                gaps.setdefault(1, []).append(record["t"] - previous["t"])
-            elif previous["world"] == WORLD_SIZE:
-                gaps.setdefault(0, []).append(record["t"] - previous["t"])
-    if 0 not in gaps or 1 not in gaps:
+def _join_gaps(records: list[StepRecord], killed: float) -> tuple[float, float] | None:
+    """The survivors' longest gap around a join, and their usual one after it; None without one.
+
+    Around: from the newcomer's first step, counted or not, to the third of the full group.
+    """
+    old = {record["pid"] for record in records if record["t"] < killed}
+    new = [r for r in records if r["pid"] not in old]
+    entered = [r["t"] for r in new if r["counted"] and r["world"] == WORLD_SIZE]
+    if not entered:
         return None
-    return round(max(gaps[1]) - statistics.median(gaps[0]), 3)
+    usual: list[float] = []
+    around: list[float] = []
+    for pid in old:
+        own = [r["t"] for r in records if r["pid"] == pid and r["t"] > killed]
+        full = [t for t in own if t > min(entered)]
+        usual += [later - t for t, later in pairwise(full[3:])]
+        near = [t for t in own if t > new[0]["t"] and (len(full) < 3 or t <= full[2])]
+        around += [later - t for t, later in pairwise(near)]
+    if not usual or not around:
+        return None
+    return max(around), statistics.median(usual)
 
 
 def measure_elastix(repeats: int, steps: int) -> dict[str, Any]:
-    """Several kills, on one Ray cluster."""
+    """Several kills with and without a spare, on one Ray cluster."""
     root = str(Path(__file__).resolve().parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [root, os.environ.get("PYTHONPATH", "")])
     )
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    runs = []
+    cold, spare = [], []
     try:
         for number in range(repeats):
-            runs.append(run_elastix(steps))
-            print(f"elastix {number + 1}: {runs[-1]}", flush=True)
+            cold.append(run_elastix(steps))
+            print(f"elastix {number + 1}: {cold[-1]}", flush=True)
+            spare.append(run_elastix(steps // 2, spares=1))
+            print(f"elastix {number + 1}, with a spare: {spare[-1]}", flush=True)
     finally:
         ray.shutdown()
-    stalls = [run["join_stall_s"] for run in runs if run["join_stall_s"] is not None]
+    gaps = [run["join_gaps"] for run in cold if run["join_gaps"] is not None]
+    runs = [*cold, *spare]
     return {
-        **summarise(runs),  # type: ignore[arg-type]
+        **summarise(cold),  # type: ignore[arg-type]
         "audit_dropped": max(run["audit_dropped"] for run in runs),
         "audit_repeated": max(run["audit_repeated"] for run in runs),
-        "join_stall_s": statistics.median(stalls) if stalls else None,
+        "join_gap_steps": _median((longest - usual) / usual for longest, usual in gaps),
+        "join_longest_gap_steps": _median(longest / usual for longest, usual in gaps),
+        "full_strength_cold_s": _median(run["contributes_s"] for run in cold),
+        "full_strength_spare_s": _median(run["contributes_s"] for run in spare),
         "repeats": repeats,
     }
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.median(known), 3) if known else None
 
 
 def measure_peer(system: str, repeats: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ with models of 200 kB, such as a search for small networks has them.
 
 import argparse
 import gc
-import json
 import os
 import random
 import shutil
@@ -38,6 +37,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from benchmarks import store_trace
+from benchmarks.record import save as record
 from elastix.state import Manifest, Ref, State
 from elastix.store import Signature, Store, shared
 from elastix.store.nearest import Entry, Neighbours, pack_ids
@@ -499,7 +499,7 @@ def main() -> int:
         shutil.rmtree(root)
     show(found)
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        record(options.out, found)
     return 0 if found["equal_to_oracle"] and found["prefix_equal_to_safetensors"] else 1
 
 

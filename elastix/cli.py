@@ -4,87 +4,44 @@ Exit codes: 0 done; 1 no (damage found, no such model, a conflict); 2 the call i
 """
 
 import json
-import sys
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from elastix.errors import ConfigError, ElastixError
+from elastix.errors import ConfigError
 from elastix.store import Entry, Store
 from elastix.verbs import campaign as campaigns
+from elastix.verbs import output
+from elastix.verbs.doctor import doctor
+from elastix.verbs.estimate import estimate
+from elastix.verbs.grafana import grafana
+from elastix.verbs.output import AsJson
+from elastix.verbs.output import print_table as _print
+from elastix.verbs.output import says as _says
+from elastix.verbs.output import size as _size
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
+for verb in (doctor, estimate, grafana):
+    app.command()(_says(verb))
 
 Where = Annotated[
     str,
     typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory or URI of the store."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Name = Annotated[str, typer.Argument(help="Tag, ref, or the first digits of a ref.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 _STORE = "runs/store"
-P = ParamSpec("P")
-T = TypeVar("T")
-_debug = False
 
 
 @app.callback()
 def main(debug: Debug = False) -> None:
     """Elastic PyTorch training and architecture search on Ray."""
-    global _debug
-    _debug = debug
-
-
-def _says(command: Callable[P, T]) -> Callable[P, T]:
-    """Turn an ElastixError into a message and an exit code."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return command(*args, **kwargs)
-        except ElastixError as error:
-            if _debug:
-                raise
-            typer.echo(f"elastix: {error}", err=True)
-            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
-
-    return run
-
-
-def _print(
-    as_json: bool,
-    value: Any,  # noqa: ANN401 - any JSON
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-) -> None:
-    if as_json:
-        typer.echo(json.dumps(value, indent=1))
-        return
-    if not sys.stdout.isatty():
-        for row in rows:
-            typer.echo("\t".join(str(cell) for cell in row))
-        return
-    table = Table(*columns, box=None, header_style="bold")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    Console().print(table)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    output.show_tracebacks(debug)
 
 
 def _line(entry: Entry) -> tuple[str, ...]:

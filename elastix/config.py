@@ -13,6 +13,8 @@ from typing import Any, Literal, Self
 from elastix.errors import ConfigError
 
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
+Recovery = Literal["forward", "rollback"]
+_RECOVERIES = ("forward", "rollback")
 _PLACEMENTS = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -49,6 +51,8 @@ class ScalingConfig(_Config):
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
         placement: strategy of the Ray placement group.
+        affinity: bind each worker to the cores of one NUMA node, that of its GPU if it has one.
+            Where there is only one node nothing is bound in any case.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -56,6 +60,7 @@ class ScalingConfig(_Config):
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     placement: Placement = "SPREAD"
+    affinity: bool = True
 
     def __post_init__(self) -> None:
         sizes: Any = self.num_workers
@@ -113,11 +118,14 @@ class RunConfig(_Config):
         name: letters, digits, '.', '_' and '-'.
         store: directory for States and journals. Workers on several nodes need it shared.
         seed: of initial weights and of the order of samples.
+        detached: the run goes on without the process that called `fit`, on a Ray cluster that
+            outlives it; `fit` of the same name and store attaches to it again.
     """
 
     name: str = "run"
     store: str = "runs/store"
     seed: int = 0
+    detached: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", str(self.store))
@@ -243,6 +251,41 @@ class RestoreConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileConfig(_Config):
+    """What of a run is written to its timeline.
+
+    Attributes:
+        steps: each worker's first so many; or (first, last), counted from 1 over the whole run.
+        torch: run torch's profiler over the same steps. It slows them down.
+    """
+
+    steps: int | tuple[int, int] = 20
+    torch: bool = False
+
+    def __post_init__(self) -> None:
+        steps: Any = self.steps
+        if isinstance(steps, list):  # JSON knows no tuples
+            steps = tuple(steps)
+            object.__setattr__(self, "steps", steps)
+        pair = steps if isinstance(steps, tuple) else (1, steps)
+        _require(
+            len(pair) == 2 and all(type(n) is int for n in pair) and 1 <= pair[0] <= pair[1],
+            f"steps must be a whole number >= 1 or (first, last) with 1 <= first <= last, "
+            f"not {self.steps!r}.",
+        )
+
+    def window(self, committed: int) -> tuple[int, int]:
+        """Steps to record as committed steps before the first and after the last.
+
+        Args:
+            committed: steps that the worker finds when it comes to its first.
+        """
+        if isinstance(self.steps, tuple):
+            return self.steps[0] - 1, self.steps[1]
+        return committed, committed + self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
 class FailureConfig(_Config):
     """What counts as a failure, and how many are too many.
 
@@ -256,6 +299,8 @@ class FailureConfig(_Config):
         wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
         start_timeout_s: how long a run may take to find room on the cluster and form its group.
         replace: start a replacement for each lost worker.
+        recovery: what survivors do with the step that a worker was lost in. "forward": finish it
+            from the gradients that they hold; "rollback": compute it again, with the same samples.
     """
 
     max_worker_losses: int | None = None
@@ -264,8 +309,13 @@ class FailureConfig(_Config):
     wait_s: float = 120.0
     start_timeout_s: float = 300.0
     replace: bool = True
+    recovery: Recovery = "forward"
 
     def __post_init__(self) -> None:
+        _require(
+            self.recovery in _RECOVERIES,
+            f"recovery must be one of {_RECOVERIES}, not {self.recovery!r}.",
+        )
         losses = self.max_worker_losses
         _require(
             losses is None or (type(losses) is int and losses >= 0),

@@ -13,6 +13,7 @@
     │   └── ReadOnly
     ├── TrainError                 a run that cannot go on
     │   ├── WorkerFailed           the train function raised: the user's own error, with its rank
+    │   ├── ControllerLost         the process that leads the run is gone and did not come back
     │   ├── QuorumLost             fewer workers than the minimum, and none came in time
     │   └── TooManyFailures        more losses than FailureConfig allows
     └── SearchError                a campaign that cannot go on
@@ -89,6 +90,10 @@ class WorkerFailed(TrainError):
 
     def __reduce__(self) -> tuple[type["WorkerFailed"], tuple[str, int, int, str]]:
         return type(self), (str(self), self.rank, self.worker, self.traceback)
+
+
+class ControllerLost(TrainError):
+    """The controller of a run was ended for good, or could not be started again."""
 
 
 class QuorumLost(TrainError):

@@ -204,7 +204,7 @@ class StateStored(Event):
     """A State is in the store, durably.
 
     Attributes:
-        stored_bytes: payload that was new to the store.
+        state_bytes: of all its tensors. stored_bytes: of these, what was new to the store.
         store_s: from the first worker's offer to the commit.
         stall_s: how long it held up training, on the worker where it did so longest.
     """
@@ -215,6 +215,7 @@ class StateStored(Event):
     stored_bytes: int
     store_s: float
     stall_s: float = 0.0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

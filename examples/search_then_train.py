@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP
+from statistics import median
 from typing import Any
 
 # Ray's own paragraph about a dead worker would bury the line that says what became of it.
@@ -23,12 +24,13 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed"
 import ray
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
 
 import elastix
 from elastix.events import Recovered, WorkerLost
+from elastix.search.results import Best
+from elastix.store import Entry
 from elastix.testing.chaos import Kill, with_kills
 from search_spaces import convnet
 
@@ -38,7 +40,9 @@ def digits() -> tuple[TensorDataset, TensorDataset, TensorDataset]:
     data = load_digits()
     x = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
     y = torch.tensor(data.target)
-    return tuple(TensorDataset(x[a:b], y[a:b]) for a, b in ((0, 1100), (1100, 1450), (1450, 1797)))
+    parts = (slice(0, 1100), slice(1100, 1450), slice(1450, None))
+    training, validation, test = (TensorDataset(x[part], y[part]) for part in parts)
+    return training, validation, test
 
 
 def accuracy(model: torch.nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -48,7 +52,7 @@ def accuracy(model: torch.nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 
 
 class Patience:
-    """Stops when a score has not improved for some epochs. Part of the State, as `track` sees to."""
+    """Stops when a score has not improved for some epochs. `ctx.track` puts it into the State."""
 
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
@@ -60,9 +64,11 @@ class Patience:
         return self.since >= self.epochs
 
     def state_dict(self) -> dict[str, Any]:
+        """What a joiner needs."""
         return {"best": self.best, "since": self.since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
         self.best, self.since = state["best"], state["since"]
 
 
@@ -104,7 +110,7 @@ def search(store: Path) -> elastix.Results:
     ).run()
 
 
-def train_under_fire(best: Any, store: Path) -> elastix.Result:
+def train_under_fire(best: Best, store: Path) -> elastix.Result:
     """The winner, by four workers and a spare; two of them do not live to see the end."""
     harm = [
         Kill(worker=1, phase="bucket", step=20, signal=SIGKILL),
@@ -133,33 +139,42 @@ def main() -> int:
 
 def summary(path: Path, campaign: elastix.Results, result: elastix.Result) -> bool:
     """Print what came of it; whether all is as it should be."""
-    best = campaign.best
     losses = [event for event in result.events if isinstance(event, WorkerLost)]
     stalls = [event.stall_s for event in result.events if isinstance(event, Recovered)]
-    inherited = [trial.inherited["share"] for trial in campaign.trials if trial.inherited]
-    exported = path / "digits.safetensors"
+    shares = [trial.inherited["share"] for trial in campaign.trials if trial.inherited]
     with elastix.Store(path) as store:
-        line = [store.describe(ref) for ref in store.ancestors(result.ref)]
+        line = store.log(result.ref)
         stats = store.stats()
-        store.export(result.ref, exported, overwrite=True)
-
-    model = convnet.build(best.config)
-    model.load_state_dict(load_file(exported))
-    model.eval()
-    x, y = digits()[2].tensors
-    with torch.no_grad():
-        plain = (model(x).argmax(1) == y).double().mean().item()
-
+        model = convnet.build(campaign.best.config)
+        model.load_state_dict(store.get(result.ref).model)
+    score = result.metrics["test_accuracy"]
+    again = _test_accuracy(model)
     print()
-    print(f"search      {len(campaign.trials)} trials; best: {best}")
-    print(f"inherited   {len(inherited)} trials began with {sum(inherited) / max(1, len(inherited)):.0%} of a parent's bytes")
-    print(f"lost        {', '.join(f'worker {e.worker}: {e.cause}' for e in losses)}")
-    print(f"recovered   in {', '.join(f'{s:.2f} s' for s in sorted(set(stalls)))}; steps lost: {result.audit.steps_lost}")
-    print(f"samples     {result.audit}")
-    print(f"store       {stats}")
-    print(f"lineage     {len(line)} ancestors of the final model")
-    print(f"accuracy    {result.metrics['test_accuracy']:.3f} on the test set; {plain:.3f} by plain torch from {exported}")
-    return result.audit.exact and len(losses) >= 2 and abs(plain - result.metrics["test_accuracy"]) < 1e-6
+    print(f"search     {len(campaign.trials)} trials, the best {campaign.best}")
+    print(f"inherited  {len(shares)} trials, in the median {median(shares):.0%} of their bytes")
+    print(f"lost       {', '.join(f'worker {loss.worker} ({loss.cause})' for loss in losses)}")
+    print(f"recovered  the slowest in {max(stalls):.2f} s; {result.audit.steps_lost} steps lost")
+    print(f"samples    {result.audit}")
+    saved = stats.logical_bytes - stats.unique_bytes
+    print(
+        f"store      {stats.models} models, {stats.logical_bytes / 1e6:.1f} MB; {saved} bytes saved"
+    )
+    print(f"lineage    {' <- '.join(_called(entry) for entry in line)}")
+    print(f"accuracy   {score:.3f} on the test set; {again:.3f} by plain torch from the store")
+    return result.audit.exact and len(losses) == 2 and abs(again - score) < 1e-6
+
+
+def _called(entry: Entry) -> str:
+    """A model in words: its trial, or the step of the final training."""
+    if "trial" in entry.meta:
+        return f"trial {entry.meta['trial']}"
+    return f"step {entry.meta['step']}"
+
+
+@torch.no_grad()
+def _test_accuracy(model: torch.nn.Module) -> float:
+    x, y = digits()[2].tensors
+    return (model.eval()(x).argmax(1) == y).double().mean().item()
 
 
 if __name__ == "__main__":

@@ -182,6 +182,7 @@ class BufferBucket(Bucket):
     def __init__(self, places: Sequence[tuple[torch.nn.Module, str]], reduce: Reduce) -> None:
         self._places = list(places)
         self._held: list[torch.Tensor] = []
+        self._remembered: list[torch.Tensor] = []
         tensors = self._tensors()
         dtype = tensors[0].dtype if tensors[0].dtype != torch.bool else torch.uint8
         super().__init__(tensors, reduce, dtype)
@@ -195,6 +196,16 @@ class BufferBucket(Bucket):
     def hold(self) -> None:
         """Remember the values before a forward pass that does not count."""
         self._held = [tensor.clone() for tensor in self._tensors()]
+
+    def remember(self) -> None:
+        """The values of now may have to be put back."""
+        self._remembered = [tensor.clone() for tensor in self._tensors()]
+
+    def put_back(self) -> None:
+        """Put back what was remembered."""
+        if self._remembered:
+            with torch.no_grad():
+                torch._foreach_copy_(self._tensors(), self._remembered)
 
     def undo(self) -> None:
         """Put back what was held. After backward, which may still need what forward left."""

@@ -40,6 +40,7 @@ class Watched:
     Attributes:
         plan: the workers over which its batch was split.
         contributors: the workers whose share counts.
+        complete: the generation that they are the members of.
         generation: in which it was left.
         result: of its round.
         parts: what else the operation hands over, flat.
@@ -49,6 +50,7 @@ class Watched:
     kind: int
     plan: tuple[int, ...]
     contributors: tuple[int, ...]
+    complete: int
     generation: int
     result: torch.Tensor
     parts: tuple[torch.Tensor, ...] = ()
@@ -214,6 +216,7 @@ class Feed:
             "kind": watched.kind,
             "plan": watched.plan,
             "contributors": watched.contributors,
+            "complete": watched.complete,
             "generation": watched.generation,
             "tensors": [(dtype_name(tensor), tensor.numel()) for tensor in tensors],
         }
@@ -373,6 +376,7 @@ def _read_watched(head: dict[str, Any], stream: BinaryIO) -> tuple[Watched, int]
         kind=head["kind"],
         plan=tuple(head["plan"]),
         contributors=tuple(head["contributors"]),
+        complete=head["complete"],
         generation=head["generation"],
         result=tensors[0],
         parts=tuple(tensors[1:]),

@@ -13,6 +13,7 @@ Invariants: generations only grow; an urgent membership holds only workers that 
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -93,6 +94,34 @@ class Roster:
         """Every member has confirmed to be in the newest generation, and uses no older group."""
         newest = self.newest.generation
         return all(self._confirmed.get(w) == newest for w in self.newest.members)
+
+    def take_over(
+        self, generation: int, holders: Iterable[int], waiting: Iterable[int]
+    ) -> Membership | None:
+        """Go on where another Roster was lost, from what the workers say of themselves.
+
+        Args:
+            generation: the newest that any of them has heard of.
+            holders: workers that have the State.
+            waiting: other workers that are ready.
+        """
+        self.newest = Membership(generation, ())
+        self.holders = set(holders)
+        self.waiting = list(waiting)
+        self.founded = bool(self.holders)
+        if not self.founded:
+            return self._advance()
+        self._admitted |= dict.fromkeys(self.holders, generation + 1)
+        return self._issue(tuple(sorted(self.holders)), urgent=True, cause="new controller")
+
+    def start_over(self) -> Membership | None:
+        """Nobody has the State any more: found the group anew; whoever is ready takes part."""
+        self.newest = Membership(self.newest.generation, ())
+        self.founded = False
+        self.holders.clear()
+        self.leaving.clear()
+        self.waiting, self.watching = self.waiting + self.watching, []
+        return self._advance()
 
     def ready(self, worker: int) -> Membership | None:
         """A worker is up to `prepare` and wants to be let in; or it has lost whom it watched.

@@ -54,6 +54,7 @@ class Decision:
         complete: generation whose buckets stand; 0 if all reduce again.
         plan: the generation over whose members the batch of `operation` is split.
         begun: somebody is already in the operation, so nobody may wait before it.
+        kind: of the operation, if somebody is already in it; else 0.
         founding: nobody has the State for sure; the donor gives its own.
         donor: the rank that gives its State to `newcomers`; None if there are none.
         newcomers: the ranks without the State, but the donor.
@@ -64,6 +65,7 @@ class Decision:
     complete: int
     plan: int
     begun: bool = False
+    kind: int = 0
     founding: bool = False
     donor: int | None = None
     newcomers: tuple[int, ...] = ()
@@ -109,6 +111,7 @@ def decide(positions: Sequence[Position]) -> Decision:
         complete=agreed,
         plan=max(positions[rank].plan for rank in ahead),
         begun=any(positions[rank].kind for rank in ahead),
+        kind=max(positions[rank].kind for rank in ahead),
         donor=ahead[0] if newcomers else None,
         newcomers=tuple(newcomers),
     )

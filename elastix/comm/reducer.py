@@ -15,6 +15,7 @@ Invariant: no `param.grad` and no buffer of a module changes before the step is 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -45,8 +46,12 @@ class Steps(Protocol):
         """This worker's part of the commit round; reduced by maximum."""
         ...
 
+    def voided(self, result: torch.Tensor) -> bool:
+        """Whether a commit round with this result says that the step is to be done again."""
+        ...
+
     def committed(self, left: Left) -> None:
-        """The step counts; gradients are in place."""
+        """The step counts and gradients are in place; or it is void, and there are none."""
         ...
 
 
@@ -83,6 +88,7 @@ class Reducer:
         self._launched = 0
         self._deferred = False
         self._active = False
+        self._void = False  # the last step was
         for bucket in self._gradients:
             for place, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, place)
@@ -150,7 +156,10 @@ class Reducer:
 
     def _launch_next(self, group: Group) -> None:
         self._rounds.phase("bucket", self._launched)
-        self._buckets[self._launched].launch(group, self._weight.share)
+        bucket = self._buckets[self._launched]
+        bucket.launch(group, self._weight.share)
+        if self._rounds.on_reduced is not None and bucket.pending is not None:
+            bucket.pending.on_finish(partial(self._rounds.on_reduced, self._launched))
         self._launched += 1
 
     # ------------------------------------------------------------------- the end of backward
@@ -159,22 +168,37 @@ class Reducer:
         self._active = False
         for buffers in self._buffers:
             buffers.undo()
+        self._rounds.phase("filled", len(self._buckets))
         self._steps.committed(self._rounds.run(self))
 
     def accept(self, left: Left) -> None:
         """Gradients and buffers become what was agreed on."""
-        del left
+        self._void = self._steps.voided(left.result)
+        if self._void:
+            self._leave_no_trace()
+            return
         samples = self._counter.samples()
         if samples:
             for bucket in self._buckets:
                 bucket.accept(self._weight.total / samples)
-        else:  # all of a tiny batch was lost with its workers: the step leaves no trace
+        else:  # all of a tiny batch was lost with its workers
             for gradients in self._gradients:
                 gradients.drop()
 
+    def remember_buffers(self) -> None:
+        """Buffers may have to be put back to what they are now."""
+        for buffers in self._buffers:
+            buffers.remember()
+
+    def _leave_no_trace(self) -> None:
+        for gradients in self._gradients:
+            gradients.drop()
+        for buffers in self._buffers:
+            buffers.put_back()
+
     def parts(self) -> Sequence[torch.Tensor]:
         """The buckets as they were accepted, one after the other; none if nothing was."""
-        if not self._counter.samples():
+        if self._void or not self._counter.samples():
             return []
         return [bucket.accepted() for bucket in self._buckets]
 
@@ -182,7 +206,7 @@ class Reducer:
         """Take over gradients and buffers that others agreed on, instead of one's own."""
         for bucket, flat in zip(self._buckets, watched.parts, strict=False):
             bucket.imitate(flat)
-        if not watched.parts:
+        if not watched.parts:  # and buffers were put back after a forward pass of placeholders
             for gradients in self._gradients:
                 gradients.drop()
 

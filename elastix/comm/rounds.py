@@ -209,8 +209,10 @@ class Rounds:
         generation: the newest generation that this worker entered or tries to enter.
         operation: number of the operation in hand, or the next; -1 without the State.
         plan: the generation over whose members the next batch is split.
+        void: the operation in hand is done for nothing, since its step will be done again.
         waiting: this worker is blocked, and others have to move first.
         waited_s: how long it has been so, altogether.
+        on_reduced: called from any thread with the number of a bucket whose reduction has ended.
     """
 
     def __init__(
@@ -220,12 +222,14 @@ class Rounds:
         wiring: Wiring,
         device: torch.device,
         min_workers: int = 1,
+        redo: int = 0,
     ) -> None:
         self.group: Group | None = None
         self.generation = 0
         self.operation = -1
         self.plan = 0
         self.layout: list[str] = []
+        self.on_reduced: Callable[[int], None] | None = None
         self._participant = participant
         self._news = news
         self._wiring = wiring
@@ -242,6 +246,8 @@ class Rounds:
         self._recovering_since = 0.0
         self._rebuild_s = 0.0
         self._outcome = ""
+        self.void = False
+        self._redo = redo  # kind of operation that is not finished by survivors but done again
         self.waiting = False
         self.waited_s = 0.0
         self._watch: Catchup | None = None  # of a joiner that follows the group from outside
@@ -257,6 +263,10 @@ class Rounds:
     def members(self, generation: int) -> tuple[int, ...]:
         """Members of a generation that was announced to this worker."""
         return self._news.members[generation]
+
+    def meet_at(self, address: tuple[str, int]) -> None:
+        """From now on groups meet at another Rendezvous. Any thread may say so."""
+        self._wiring = replace(self._wiring, address=address)
 
     @property
     def watching(self) -> bool:
@@ -336,6 +346,7 @@ class Rounds:
         self._passed = None
         self._result = left.result
         operation.accept(left)
+        self.void = False
         if self._feed is not None and self._feed.watched:
             self._feed.tell(
                 Watched(
@@ -343,6 +354,7 @@ class Rounds:
                     kind=operation.kind,
                     plan=plan,
                     contributors=left.contributors,
+                    complete=left.complete,
                     generation=left.generation,
                     result=left.result,
                     parts=tuple(operation.parts()),
@@ -587,7 +599,7 @@ class Rounds:
         operation.imitate(head)
         catchup.followed += 1
         self.operation += 1
-        return Left(head.result, 0, head.generation, head.contributors)
+        return Left(head.result, head.complete, head.generation, head.contributors)
 
     # ------------------------------------------------------------------ one operation
 
@@ -596,7 +608,7 @@ class Rounds:
             return self._passed
         group = self._present_group()
         if not self._complete:
-            for pending in operation.launch(group):
+            for pending in () if self.void else operation.launch(group):
                 self._finish(pending)
             self._complete = self.generation
         self._sent = operation.payload(group)
@@ -771,7 +783,10 @@ class Rounds:
         if behind:
             self._outcome = "passed on"
         else:
-            self._outcome = "accepted" if decision.complete else "reduced again"
+            lost = decision.begun and not decision.complete
+            self.void = self.void or (lost and decision.kind == self._redo)
+            again = "done again" if self.void else "reduced again"
+            self._outcome = "accepted" if decision.complete else again
             self._complete = decision.complete
             self.plan = max(self.plan, decision.plan) or self.generation
 

@@ -19,6 +19,7 @@ from elastix.events import (
     Reported,
     Resumed,
     RunStarted,
+    StateNotStored,
     StateStored,
     StepCommitted,
     WorkerJoined,
@@ -81,12 +82,23 @@ class Console:
         self._print(f"[bold red]{escape(self._name)} failed[/]: {kind} after step {self._steps}")
         self._print(f"  journal in {escape(str(self._directory))}")
 
-    def interrupted(self) -> None:
-        """The last line after Ctrl-C."""
+    def interrupted(self, *, goes_on: bool = False) -> None:
+        """The last line after Ctrl-C. `goes_on`: the run does not need this process."""
+        name, where = escape(self._name), escape(str(self._directory))
+        if goes_on:
+            self._print(
+                f"[bold yellow]{name} goes on[/] after step {self._steps}; fit() again attaches "
+                f"to it, stop() ends it. Its journal is in {where}"
+            )
+            return
         self._print(
-            f"[bold yellow]{escape(self._name)} interrupted[/] after step {self._steps}; fit() "
-            f"again goes on from the last stored State in {escape(str(self._directory))}"
+            f"[bold yellow]{name} interrupted[/] after step {self._steps}; fit() "
+            f"again goes on from the last stored State. Its journal is in {where}"
         )
+
+    def leaderless(self) -> None:
+        """The controller's process died."""
+        self._print("[red]controller lost[/]: the workers keep their State; it is started again")
 
     def _line(self, event: Event) -> str:
         match event:
@@ -116,6 +128,8 @@ class Console:
             case Reported():
                 shown = "  ".join(f"{k} {_number(v)}" for k, v in event.metrics.items())
                 return f"step {event.step}  {escape(shown)}"
+            case StateNotStored():
+                return f"[red]state after step {event.step} not stored[/]: {escape(event.why)}"
             case StateStored():
                 return f"state {event.ref[:12]} stored after step {event.step} ({event.reason})"
         return ""

@@ -25,9 +25,10 @@ class Journal:
         if whole < self._file.tell():
             self._file.truncate(whole)
 
-    def append(self, event: Event) -> None:
-        """Add one event."""
-        line = json.dumps(to_record(event), separators=(",", ":")) + "\n"
+    def append(self, event: Event, serial: int | None = None) -> None:
+        """Add one event; `serial` numbers those that several workers may send."""
+        record = to_record(event) if serial is None else {**to_record(event), "serial": serial}
+        line = json.dumps(record, separators=(",", ":")) + "\n"
         self._file.write(line.encode())
         self._file.flush()
 
@@ -55,6 +56,12 @@ def read(path: Path) -> Iterator[Event]:
         NotFound: there is none.
         Corrupt: a line that is no event, with its number. A torn last line is not one.
     """
+    for event, _ in read_numbered(path):
+        yield event
+
+
+def read_numbered(path: Path) -> Iterator[tuple[Event, int | None]]:
+    """As `read`, each event with its serial, if it has one."""
     if not path.is_file():
         raise NotFound(f"there is no journal at {path}.")
     with path.open("rb") as file:
@@ -62,7 +69,9 @@ def read(path: Path) -> Iterator[Event]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield from_record(json.loads(line))
+                record = json.loads(line)
+                serial = record.pop("serial", None) if isinstance(record, dict) else None
+                yield from_record(record), serial
             except (json.JSONDecodeError, UnicodeDecodeError, Corrupt) as error:
                 raise Corrupt(f"line {number} of {path} is no event: {error}") from error
 

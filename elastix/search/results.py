@@ -69,7 +69,10 @@ class Best:
         return self.ref
 
     def trainer(
-        self, train: "TrainFunction", config: Mapping[str, Any] | None = None, **options: Any
+        self,
+        train: "TrainFunction",
+        config: Mapping[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401 - whatever ElasticTrainer takes
     ) -> "ElasticTrainer":
         """An ElasticTrainer of this trial's configuration that goes on from its model.
 

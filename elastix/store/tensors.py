@@ -4,7 +4,9 @@ Not here: bytes into tensors (reader.py). No byte is copied that torch shows as 
 """
 
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from blake3 import blake3
 from elastix.errors import StateError
 from elastix.state import State, TensorInfo, dtype_name, raw_bytes
 from elastix.store.records import DTYPES
+
+_THREADED_BYTES = 4 << 20
+_THREADS = min(4, os.cpu_count() or 1)
 
 
 def plain(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +60,7 @@ def flatten(
             payloads[name] = raw_bytes(tensor.detach().resolve_conj().resolve_neg()).numpy().data
         else:
             tied[name] = original
-    digests = {name: blake3(payload).hexdigest() for name, payload in payloads.items()}
+    digests = _digests(payloads)
     infos = {
         name: TensorInfo(
             dtype_name(tensor),
@@ -66,6 +71,15 @@ def flatten(
     }
     payloads.update((name, payloads[original]) for name, original in tied.items())
     return payloads, infos, tied
+
+
+def _digests(payloads: Mapping[str, memoryview]) -> dict[str, str]:
+    if sum(map(len, payloads.values())) < _THREADED_BYTES:
+        return {name: blake3(payload).hexdigest() for name, payload in payloads.items()}
+    # Threads of our own that end here, and not BLAKE3's, which a forked child would wait for.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = pool.map(lambda payload: blake3(payload).hexdigest(), payloads.values())
+        return dict(zip(payloads, found, strict=True))
 
 
 def _check_tensor(name: Any, tensor: Any) -> None:  # noqa: ANN401 - whatever a caller put there

@@ -81,6 +81,7 @@ def run_local(
     max_workers: int | None = None,
     hang_timeout_s: float | None = None,
     evict_slower_than: float | None = None,
+    recovery: str = "forward",
     checkpoint: CheckpointConfig | None = None,
     store: Path | None = None,
     restore: RestoreConfig | None = None,
@@ -104,6 +105,7 @@ def run_local(
         seed: as in RunConfig.
         hang_timeout_s: as in FailureConfig; None evicts nobody.
         evict_slower_than: as in FailureConfig.
+        recovery: as in FailureConfig.
         timeout_s: kill everything and raise TrainError after so long.
 
     Raises:
@@ -117,6 +119,7 @@ def run_local(
         seed=seed,
         min_workers=min_workers,
         checkpoint=checkpoint or CheckpointConfig(),
+        rollback=recovery == "rollback",
     )
     crew = _Crew(workers, spares, max_workers or workers, replace, evict_slower_than)
     vigil = Vigil(hang_timeout_s or math.inf, 0.0)
@@ -442,6 +445,9 @@ class _PipeLink:
             waiting=member.waiting,
             waited_s=member.waited_s,
         )
+
+    def await_controller(self) -> None:
+        pass  # workers end with their supervisor
 
     def save(self, message: Message) -> None:
         self.tell("save", message)

@@ -28,7 +28,15 @@ from torch.utils.data import Dataset
 from elastix.data.cursor import count
 from elastix.data.loader import Collate, Source, to_device
 from elastix.errors import ElastixError, TrainError
-from elastix.events import BatchShares, Event, Resumed, RunStarted, StateStored, StepCommitted
+from elastix.events import (
+    BatchShares,
+    Event,
+    Resumed,
+    RunStarted,
+    StateStored,
+    StepCommitted,
+    TensorsInherited,
+)
 from elastix.observe import journal
 from elastix.state import State, Stateful, capture
 from elastix.store import Store
@@ -58,8 +66,13 @@ class Difference:
     relative: float
 
 
-def replay(directory: Path, device: str = "cpu") -> State:
+def replay(directory: Path, store: Path | None = None, device: str = "cpu") -> State:
     """Train on the committed batches of the run in `directory`; its State at the end.
+
+    Args:
+        directory: of the run.
+        store: that holds the model that the run inherited from, if it did.
+        device: to replay on.
 
     Raises:
         NotFound: there is no journal.
@@ -72,6 +85,9 @@ def replay(directory: Path, device: str = "cpu") -> State:
     train = pickle.loads((directory / "train.pkl").read_bytes())
     width = max((len(b.shares) for step in steps for b in step.batches), default=1)
     choir = _Choir(max(1, width), steps, opening.seed, torch.device(device))
+    inherited = next((e for e in events if isinstance(e, TensorsInherited)), None)
+    if inherited is not None:
+        choir.inherits(inherited.found, store or store_of(directory))
     return choir.sing(train, opening.config)
 
 
@@ -86,7 +102,7 @@ def compare(directory: Path, store: Path | None = None, device: str = "cpu") -> 
     stored = [e for e in journal.read(directory / "journal.jsonl") if isinstance(e, StateStored)]
     if not stored:
         raise TrainError(f"the run in {directory} stored no State to compare with.")
-    ours = replay(directory, device).model
+    ours = replay(directory, store, device).model
     with Store(store or store_of(directory), read_only=True) as opened:
         theirs = opened.get(stored[-1].ref).model
     worst, relative = "", 0.0
@@ -132,6 +148,14 @@ class _Choir:
         self.first_prepared = threading.Event()
         self.voices = [_Voice(self, number) for number in range(width)]
         self.failure: BaseException | None = None
+        self.inherited: Mapping[str, Any] | None = None
+        self.ancestor = State({})
+
+    def inherits(self, found: Mapping[str, Any], store: Path) -> None:
+        """What `ctx.inherit` copied in the run, it copies here."""
+        self.inherited = found
+        with Store(store, read_only=True) as opened:
+            self.ancestor = opened.get(found["ref"])
 
     def sing(self, train: Callable[[Context], None], config: Mapping[str, Any]) -> State:
         threads = [
@@ -173,6 +197,7 @@ class _Voice:
         self.generation = 1
         self.device = choir.device
         self.settings = self
+        self.alone = False
         self.seed = choir.seed
         self.samples = 0
         self.modules: dict[str, torch.nn.Module] = {}
@@ -193,6 +218,13 @@ class _Voice:
     @property
     def world_size(self) -> int:
         return len(self._choir.voices)
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        found = self._choir.inherited
+        own = model.state_dict()
+        for name, theirs in (found["tensors"] if found else {}).items():
+            own[name].copy_(self._choir.ancestor.tensors[theirs])
+        return found
 
     def prepare(self, objects: Sequence[Any]) -> None:
         modules = [o for o in objects if isinstance(o, torch.nn.Module)]

@@ -41,6 +41,7 @@ PATIENCE_S = 10.0  # how long the offers of all members are waited for
 _TICK_S = 0.2
 _GC_BYTES = 64 << 20  # what retired States must amount to before gc looks through the packs
 _REMEMBERED = 64
+_NOBODY, _EVERYBODY = -1, -2  # in place of a worker's id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,8 @@ class Checkpoints:
         self._config = config
         self._outlets = outlets
         self._kept = _kept(store, run)
-        self._parents: tuple[Ref, ...] = ()
+        self._line: tuple[Ref, ...] = ()  # parents of the next State of this run
+        self._line_before: tuple[Ref, ...] = ()  # and of one that replaces the newest
         self._assemblies: dict[Mark, Assembly] = {}
         self._ended: dict[Mark, Release] = {}
         self._retired_bytes = 0
@@ -106,12 +108,12 @@ class Checkpoints:
             for later in [kept for kept in self._kept if kept.step > step]:
                 self._drop(later)
             self._tag_best()
-        self._parents = () if chosen is None else (chosen.ref,)
+        self._line = () if chosen is None else (chosen.ref,)
         return chosen
 
     def descend_from(self, parents: tuple[Ref, ...]) -> None:
         """The run begins, and these are the models that it begins from."""
-        self._parents = parents
+        self._line = parents
 
     # ------------------------------------------------------------------ from the controller
 
@@ -127,7 +129,13 @@ class Checkpoints:
     def poke(self) -> None:
         """The journal has got further."""
         if not self._idle.is_set():
-            self._inbox.put((-1, None))
+            self._inbox.put((_NOBODY, None))
+
+    def give_up(self) -> None:
+        """All workers are lost: what is not stored by now never will be. Blocks until it is so."""
+        self._idle.clear()
+        self._inbox.put((_EVERYBODY, None))
+        self._idle.wait()
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until everything that was offered is stored or given up; False if time is up."""
@@ -166,8 +174,7 @@ class Checkpoints:
 
     def _take_in(self, worker: int, message: Message | None) -> None:
         if message is None:
-            for assembly in self._assemblies.values():
-                assembly.lost(worker)
+            self._lost(worker)
             return
         mark = message.mark
         if mark in self._ended and isinstance(message, Offer):
@@ -192,6 +199,15 @@ class Checkpoints:
             case Withdrawn():
                 self._end(assembly, Release(mark, error=message.error))
 
+    def _lost(self, worker: int) -> None:
+        for assembly in list(self._assemblies.values()):
+            assembly.lost(worker)
+            if worker == _EVERYBODY:
+                self._advance(assembly)  # the last chance, if all of it was written
+                if assembly.mark in self._assemblies:
+                    why = "every worker that held it is lost."
+                    self._end(assembly, Release(assembly.mark, error=StoreError(why)))
+
     def _advance(self, assembly: Assembly) -> None:
         if assembly.hopeless:
             reason = "every worker that held it is lost"
@@ -214,6 +230,8 @@ class Checkpoints:
 
     def _commit(self, assembly: Assembly) -> None:
         step, chief = assembly.mark.step, assembly.chief
+        replaced = [kept for kept in self._kept if kept.step == step]
+        parents = self._line_before if replaced else self._line
         tags = [f"{self._run}/{self._label(step)}", f"{self._run}/last"]
         if chief.reason == "final":
             tags.append(f"{self._run}/final")
@@ -221,7 +239,7 @@ class Checkpoints:
             ref = self.store.put_shares(
                 assembly.shares,
                 meta={**chief.meta, "run": self._run},
-                parents=self._parents,
+                parents=parents,
                 score=chief.score,
                 tags=tags,
             )
@@ -231,7 +249,8 @@ class Checkpoints:
         except StoreError as error:
             self._end(assembly, Release(assembly.mark, error=error))
             return
-        replaced = [kept for kept in self._kept if kept.step == step and kept.ref != ref]
+        self._line, self._line_before = (ref,), parents
+        replaced = [kept for kept in replaced if kept.ref != ref]
         self._kept = [kept for kept in self._kept if kept.step != step]
         self._kept.append(Kept(step, ref, chief.score))
         self._emit(
@@ -242,6 +261,7 @@ class Checkpoints:
                 stored_bytes=sum(share.written_bytes for share in assembly.shares),
                 store_s=time.monotonic() - assembly.first_s,
                 stall_s=max(offer.stall_s for offer in (chief, *assembly.offers.values())),
+                state_bytes=sum(share.nbytes for share in assembly.shares),
             )
         )
         self._end(assembly, Release(assembly.mark, ref))

@@ -196,7 +196,8 @@ class Context:
         """Call `listener(name, detail)` in the training thread wherever this worker gets to.
 
         For traces and for tests that kill a worker at a chosen place. Names: wait, boundary, batch,
-        bucket (detail: its number), round, left, evaluate, report, enter, meet, give, take, pause,
+        bucket (detail: its number), filled, round, left, evaluate, report, enter, meet, give, take,
+        pause,
         released.
         """
         self._member.on_phase(listener)

@@ -2,22 +2,23 @@
 
 It decides nothing about steps or samples; who is in the group is decided by membership.Roster.
 The train function's progress does not pass through it, except for events on their way to the
-journal. Its methods run in threads of three kinds (`run`, workers' calls, the driver's calls)
+journal. It runs in a thread of its own, beside workers' calls and the driver's calls, all
 under one lock, and none blocks while it holds the lock.
 """
 
 import contextlib
+import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
@@ -29,16 +30,26 @@ from elastix.comm.news import Address
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
+    ProfileConfig,
     RestoreConfig,
     RunConfig,
     ScalingConfig,
 )
-from elastix.errors import ElastixError, QuorumLost, StoreError, TooManyFailures, WorkerFailed
+from elastix.errors import (
+    ElastixError,
+    QuorumLost,
+    StoreError,
+    TooManyFailures,
+    TrainError,
+    WorkerFailed,
+)
 from elastix.events import (
     Event,
+    Events,
     GenerationFormed,
     Resumed,
     RunEnded,
+    RunStarted,
     StepCommitted,
     WorkerLeft,
     WorkerLost,
@@ -46,8 +57,11 @@ from elastix.events import (
     WorkerSlow,
     WorkerStarted,
 )
+from elastix.observe import journal
 from elastix.observe.journal import Journal
+from elastix.observe.metrics import Metrics
 from elastix.store import Store
+from elastix.train import restore, succession
 from elastix.train.assembly import Message, Order, Release
 from elastix.train.beginning import begin
 from elastix.train.checkpoint import Checkpoints, Outlets
@@ -55,10 +69,13 @@ from elastix.train.heritage import Heritage
 from elastix.train.member import Settings
 from elastix.train.outcome import Outcome
 from elastix.train.slots import Slot, Slots
+from elastix.train.succession import Presence
 from elastix.train.vigil import Sign, Vigil
 from elastix.train.worker import Job, Worker
 
+logger = logging.getLogger(__name__)
 _TICK_S = 0.2
+_FAREWELL_S = 10.0
 _RECOVERY_S = 1.0
 """Starting a worker costs seconds of a core, which the survivors of a loss need for an instant."""
 _SLOW = 1.5  # times the others' part of a step: worth a line
@@ -77,12 +94,36 @@ class Plan:
     checkpoint: CheckpointConfig
     restore: RestoreConfig
     failure: FailureConfig
+    profile: ProfileConfig | None
+    metrics: bool
     opening: Event
     placement: PlacementGroup
     size: int
     directory: Path
     heritage: Heritage | None = None
     until_reports: int | None = None
+
+    @property
+    def run_id(self) -> str:
+        """Under which Ray knows the run."""
+        return succession.run_id(self.run.store, self.run.name)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a driver is told.
+
+    Attributes:
+        events: those that are new to it.
+        over: the run is over, and there will be no more.
+        error: what ended it early.
+        losses: workers lost.
+    """
+
+    events: list[Event]
+    over: bool = False
+    error: ElastixError | None = None
+    losses: int = 0
 
 
 @dataclass
@@ -92,7 +133,7 @@ class _Hand:
     worker: int
     actor: Any  # a handle of Worker
     slot: Slot
-    run: ray.ObjectRef[Any]
+    run: ray.ObjectRef[Any]  # its outcome
     pid: int = 0
     node: str = ""
     device: str = ""
@@ -103,18 +144,28 @@ class _Hand:
 
 
 class Controller:
-    """See the module. `run` returns when the run is over, and leaves no worker behind."""
+    """See the module. It leaves no worker behind.
+
+    If its process dies, Ray starts it anew with the same plan: then it goes on with the workers
+    that it finds (train.succession), and with what the journal says.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
+        self._me = ray.get_runtime_context().current_actor
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
         scaling = plan.scaling
         self._roster = Roster(plan.size, scaling.max_workers, scaling.min_workers)
         self._vigil = Vigil(plan.failure.hang_timeout_s, plan.failure.start_timeout_s)
         most = scaling.max_workers + scaling.spares
-        self._slots = Slots(plan.placement, plan.size, most, scaling.resources_per_worker)
+        self._slots = Slots(
+            plan.placement, plan.size, most, scaling.resources_per_worker, plan.run_id
+        )
+        self._events = Events()
+        if plan.metrics:
+            self._events.subscribe(Metrics(plan.run.name).read)
         self._hands: dict[int, _Hand] = {}
         self._released: list[_Hand] = []
         self._doubts: dict[int, int] = {}
@@ -131,6 +182,45 @@ class Controller:
         self._dismissed = False
         self._interrupted = ""
         self._finished = 0
+        self._over = threading.Event()
+        self._told = time.monotonic()  # when a driver last asked
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        threading.Thread(target=self._run, args=(again,), name="run", daemon=True).start()
+
+    def __repr__(self) -> str:
+        newest = self._roster.newest
+        where = f" gen={newest.generation} workers={newest.size}" if newest.generation else ""
+        return f"controller {self._plan.run.name}{where}"
+
+    # ------------------------------------------------------------------ the run
+
+    def _run(self, again: bool) -> None:
+        """Carry the run through, and end what is left of it."""
+        try:
+            if self._open(again):
+                try:
+                    while not (self._error or self._interrupted or self._roster.over):
+                        self._watch()
+                finally:
+                    self._end()
+        except ElastixError as error:
+            self._error = error
+        except Exception as error:
+            logger.exception("controller failed run=%s", self._plan.run.name)
+            self._error = TrainError(
+                f"the controller failed after step {self._step}: {error!r}. The workers were "
+                "stopped; this is a bug in elastix. fit() again goes on from the last stored State."
+            )
+        self._over.set()
+        with self._news:
+            self._news.notify_all()
+        if self._plan.run.detached:
+            self._depart()
+
+    def _open(self, again: bool) -> bool:
+        """Store, journal and workers; False if the run was over when its controller died."""
+        plan = self._plan
+        path = plan.directory / "journal.jsonl"
         outlets = Outlets(send=self._pass_on, emit=self._emit, journaled=lambda: self._step)
         store = Store(plan.run.store)
         self._checkpoints = Checkpoints(store, plan.run.name, plan.checkpoint, outlets)
@@ -142,32 +232,131 @@ class Controller:
             checkpoint=plan.checkpoint,
             heritage=plan.heritage,
             until_reports=plan.until_reports,
+            rollback=plan.failure.recovery == "rollback",
         )
-        self._begun, settings = begin(self._checkpoints, settings, plan.restore)
-        self._journal = Journal(plan.directory / "journal.jsonl")
+        begun: list[Event] = []
+        before = list(journal.read(path)) if path.exists() else []
+        again = again and any(self._opens(event) for event in before)
+        if again:
+            settings = replace(settings, left_out=restore.left_out(before))
+        else:
+            begun, settings = begin(self._checkpoints, settings, plan.restore)
+        self._journal = Journal(path)
         self._job = self._make_job(settings)
+        if again and self._recall():
+            return False
+        if again:
+            # While no one is in hand their calls are turned away, and they call again.
+            found = succession.take_stock(
+                plan.run_id, self._rendezvous.address, plan.failure.hang_timeout_s
+            )
+        with self._lock:
+            if again:
+                self._take_over(*found)
+            else:
+                for event in (plan.opening, *begun):
+                    self._emit(event)
+                    if isinstance(event, Resumed):
+                        self._step = event.step
+            self._fill()
+        return True
 
-    def __repr__(self) -> str:
-        newest = self._roster.newest
-        return f"controller {self._plan.run.name} gen={newest.generation} workers={newest.size}"
+    def _recall(self) -> bool:
+        """What the journal says of this run; True if it is over."""
+        for event, serial in journal.read_numbered(self._journal.path):
+            if self._opens(event):
+                self._history, self._losses, self._serial = [], 0, -1
+            self._history.append(event)
+            match event:
+                case Resumed():
+                    self._step, self._serial = event.step, -1
+                case StepCommitted():
+                    self._step = event.step
+                case WorkerLost():
+                    self._losses += 1
+                case WorkerStarted():
+                    self._next_worker = max(self._next_worker, event.worker + 1)
+            self._serial = self._serial if serial is None else serial
+        last = self._history[-1] if self._history else None
+        if isinstance(last, RunEnded):
+            if last.outcome != "finished":
+                self._error = TrainError(f"the run had {last.outcome}: {last.message}")
+            return True
+        return False
+
+    def _opens(self, event: Event) -> bool:
+        return isinstance(event, RunStarted) and event.t == self._plan.opening.t
+
+    def _take_over(self, actors: dict[int, Any], present: Sequence[Presence]) -> None:
+        """Go on with the workers of the controller that was killed."""
+        holders = [one.worker for one in present if one.holder]
+        # Joiners in the making have lost whom they waited for, and spares know nothing that
+        # cannot be learnt again: where the State lives on, others are started in their place.
+        for one in [one for one in present if holders and not one.holder]:
+            ray.kill(actors[one.worker], no_restart=True)
+        present = [one for one in present if one.holder or not holders]
+        generations = [e.generation for e in self._history if isinstance(e, GenerationFormed)]
+        now = time.monotonic()
+        for one in present:
+            hand = _Hand(
+                one.worker, actors[one.worker], one.slot, actors[one.worker].outcome.remote()
+            )
+            hand.pid, hand.node, hand.device, hand.feed = one.pid, one.node, one.device, one.feed
+            self._hands[one.worker] = hand
+            self._vigil.hear(one.worker, Sign(), now)
+        self._next_worker = max([self._next_worker, *(one.worker + 1 for one in present)])
+        self._slots.take_over([one.slot for one in present])
+        waiting = [one.worker for one in present if one.feed and not one.holder]
+        newest = max([0, *generations, *(one.generation for one in present)])
+        for worker in self._unaccounted(set(self._hands)):
+            self._losses += 1
+            self._emit(WorkerLost(worker=worker, rank=-1, generation=newest, cause="died unseen"))
+        logger.info("took over workers=%d holders=%d", len(present), len(holders))
+        if not holders:
+            self._go_back()
+        self._push(self._roster.take_over(newest, holders, waiting))
+
+    def _unaccounted(self, present: set[int]) -> set[int]:
+        """Workers that the journal has as members and that nobody has seen end."""
+        members: set[int] = set()
+        for event in self._history:
+            if isinstance(event, GenerationFormed):
+                members = set(event.members)
+            elif isinstance(event, WorkerLost | WorkerLeft):
+                members.discard(event.worker)
+        return members - present
+
+    def _go_back(self) -> None:
+        """Nobody has the State: what comes next starts from the one that was stored last."""
+        last = self._checkpoints.last()
+        self._step, self._serial = (last.step if last else 0), -1
+        self._emit(Resumed(step=self._step, ref=last.ref if last else ""))
+
+    def _start_over(self) -> None:
+        """The last worker with the State is lost: found the group anew, from the stored State."""
+        self._checkpoints.give_up()
+        with self._lock:
+            logger.warning("all workers lost, starting over run=%s", self._plan.run.name)
+            for hand in [hand for hand in self._hands.values() if hand.feed is not None]:
+                # A joiner that has caught up halfway must not pass for one that has the State.
+                self._hands.pop(hand.worker)
+                self._roster.lost(hand.worker)
+                self._forget(hand)
+                _kill(hand)
+                self._slots.give_back(hand.slot)
+            self._go_back()
+            self._short_since = None
+            self._push(self._roster.start_over())
+            self._fill()
+
+    def _depart(self) -> None:
+        """A detached controller ends itself when a driver has heard the outcome, or none asks."""
+        while time.monotonic() - self._told < _FAREWELL_S:
+            time.sleep(_TICK_S)
+        remove_placement_group(self._plan.placement)
+        ray.kill(self._me, no_restart=True)
 
     # ------------------------------------------------------------------ from the driver
-
-    def run(self) -> tuple[ElastixError | None, int]:
-        """Carry the run through: what ended it early, or None; and the number of losses."""
-        with self._lock:
-            self._emit(self._plan.opening)
-            for event in self._begun:
-                self._emit(event)
-                if isinstance(event, Resumed):
-                    self._step = event.step
-            self._fill()
-        try:
-            while not (self._error or self._interrupted or self._roster.over):
-                self._watch()
-        finally:
-            self._end()
-        return self._error, self._losses
 
     @ray.method(concurrency_group="driver")
     def stop(self, reason: str) -> None:
@@ -176,11 +365,19 @@ class Controller:
             self._interrupted = reason
 
     @ray.method(concurrency_group="driver")
-    def follow(self, start: int, wait_s: float) -> list[Event]:
-        """Events from number `start` on; waits up to `wait_s` for one."""
+    def follow(self, start: int, wait_s: float) -> Followed:
+        """Events from number `start` on; waits up to `wait_s` for one, or for the end."""
         with self._news:
-            self._news.wait_for(lambda: len(self._history) > start, wait_s)
-            return self._history[start:]
+            self._news.wait_for(lambda: len(self._history) > start or self._over.is_set(), wait_s)
+            self._told = time.monotonic()
+            events = self._history[start:]
+            over = self._over.is_set() and not events
+            return Followed(events, over, self._error, self._losses)
+
+    @ray.method(concurrency_group="driver")
+    def process(self) -> int:
+        """Process id."""
+        return os.getpid()
 
     # ------------------------------------------------------------------ from workers
 
@@ -253,22 +450,28 @@ class Controller:
             self._push(self._roster.doubt(generation))
 
     @ray.method(concurrency_group="workers")
-    def heartbeat(self, worker: int, sign: Sign) -> None:
-        """A sign of life."""
+    def heartbeat(self, worker: int, sign: Sign) -> bool:
+        """A sign of life. Whether this controller counts the worker among its own."""
         with self._lock:
             if worker in self._hands:
                 self._vigil.hear(worker, sign, time.monotonic())
+            return worker in self._hands
 
     @ray.method(concurrency_group="workers")
-    def record(self, entries: Sequence[tuple[int | None, Event]]) -> None:
-        """Write events to the journal; one with a serial only the first time it comes."""
+    def record(self, worker: int, entries: Sequence[tuple[int | None, Event]]) -> bool:
+        """Write events to the journal; one with a serial only the first time it comes.
+
+        False, and nothing is written, for a worker that is not (yet) this controller's.
+        """
         with self._lock:
+            if worker not in self._hands:
+                return False
             for serial, event in entries:
                 if serial is not None:
                     if serial <= self._serial:
                         continue
                     self._serial = serial
-                self._emit(event)
+                self._emit(event, serial)
                 if isinstance(event, StepCommitted):
                     self._step = event.step
                     self._losses_since_step = 0
@@ -276,12 +479,15 @@ class Controller:
                         self._vacant_since = 0.0
                         self._fill()
                     self._checkpoints.poke()
+            return True
 
     @ray.method(concurrency_group="workers")
-    def save(self, worker: int, message: Message) -> None:
-        """What a worker has to say on a checkpoint."""
-        if worker in self._hands:
+    def save(self, worker: int, message: Message) -> bool:
+        """What a worker has to say on a checkpoint; False if it is not this controller's."""
+        known = worker in self._hands
+        if known:
             self._checkpoints.told(worker, message)
+        return known
 
     @ray.method(concurrency_group="store")
     def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
@@ -302,7 +508,9 @@ class Controller:
         runs = {hand.run: hand for hand in list(self._hands.values())}
         over, _ = ray.wait(list(runs), timeout=_TICK_S, num_returns=1) if runs else ([], [])
         for run in over:
-            self._over(runs[run])
+            self._ended(runs[run])
+        if self._roster.extinct and self._plan.failure.replace and not self._error:
+            self._start_over()
         self._slots.look()
         with self._lock:
             self._check_hangs()
@@ -313,7 +521,7 @@ class Controller:
             if time.monotonic() - self._vacant_since > _RECOVERY_S:
                 self._fill()
 
-    def _over(self, hand: _Hand) -> None:
+    def _ended(self, hand: _Hand) -> None:
         """A worker's run has ended, in one way or another."""
         try:
             outcome: Outcome = ray.get(hand.run)
@@ -326,6 +534,8 @@ class Controller:
             if outcome.kind == "finished":
                 self._finished += 1
                 self._hands.pop(hand.worker, None)
+                self._released.append(hand)
+                hand.gone = time.monotonic()
                 self._forget(hand)
                 self._push(self._roster.finished(hand.worker, outcome.generation))
             elif outcome.kind == "left":
@@ -338,6 +548,7 @@ class Controller:
                 self._raised(hand, outcome)
             elif outcome.kind == "dismissed":
                 self._hands.pop(hand.worker, None)
+                self._released.append(hand)
                 if not self._roster.holders & set(self._hands):  # rank 0 may still be storing
                     self._error = outcome.error
             else:
@@ -448,7 +659,7 @@ class Controller:
                 "they do not die by chance. The run was stopped. Look at the workers' logs; a "
                 "crash in native code or too little memory are the usual causes."
             )
-        elif self._roster.extinct:
+        elif self._roster.extinct and not self._plan.failure.replace:
             self._error = QuorumLost(
                 f"no worker is left that has the State; the last one was lost after step "
                 f"{self._step}. fit() again goes on from the last stored State. More workers, or "
@@ -553,6 +764,8 @@ class Controller:
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
             heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
             threads=max(1, int(plan.scaling.cpus_per_worker)),
+            affinity=plan.scaling.affinity,
+            profile=plan.profile,
         )
 
     def _spawn(self, slot: Slot) -> None:
@@ -560,8 +773,11 @@ class Controller:
         self._next_worker += 1
         scaling = self._plan.scaling
         actor: Any = (
-            ray.remote(concurrency_groups={"control": 2})(Worker)  # type: ignore[call-overload]
+            ray.remote(concurrency_groups={"control": 2, "outcome": 4})(Worker)  # type: ignore[call-overload]
             .options(
+                name=succession.worker_name(self._plan.run_id, worker),
+                namespace=succession.NAMESPACE,
+                lifetime="detached",  # it lives on if this process dies
                 num_cpus=scaling.cpus_per_worker,
                 num_gpus=scaling.gpus_per_worker,
                 max_restarts=0,
@@ -569,9 +785,10 @@ class Controller:
                     slot.group, placement_group_bundle_index=slot.bundle
                 ),
             )
-            .remote(worker, ray.get_runtime_context().current_actor, self._job)
+            .remote(worker, self._me, self._job, slot)
         )
-        self._hands[worker] = _Hand(worker, actor, slot, actor.run.remote())
+        actor.run.remote()
+        self._hands[worker] = _Hand(worker, actor, slot, actor.outcome.remote())
 
     def _push(self, membership: Membership | None) -> None:
         if membership is None:
@@ -586,9 +803,10 @@ class Controller:
             )
         )
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, event: Event, serial: int | None = None) -> None:
         with self._news:
-            self._journal.append(event)
+            self._journal.append(event, serial)
+            self._events.emit(event)
             self._history.append(event)
             self._news.notify_all()
 

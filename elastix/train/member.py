@@ -45,6 +45,7 @@ from elastix.train.assembly import Mark, Message
 from elastix.train.evaluation import Evaluation, Metric
 from elastix.train.heritage import Heritage, Leaving
 from elastix.train.restore import leaving_out, newest
+from elastix.train.rewind import Rewind
 from elastix.train.saver import Occasion, Saver
 from elastix.train.schedule import Schedule
 from elastix.train.snapshot import Snapshot, Stager
@@ -71,10 +72,6 @@ class Link(Protocol):
         """Tell the controller that an operation failed."""
         ...
 
-    def leave(self) -> None:
-        """Tell the controller that this worker was given notice, and is to go."""
-        ...
-
     def emit(self, event: Event, serial: int | None = None) -> None:
         """Send an event to the journal. One with a serial may come from several workers."""
         ...
@@ -85,6 +82,10 @@ class Link(Protocol):
 
     def phase(self, name: str, detail: int) -> None:
         """Where the training thread is."""
+        ...
+
+    def await_controller(self) -> None:
+        """Block while nobody leads the run; returns at once otherwise."""
         ...
 
     def save(self, message: Message) -> None:
@@ -106,6 +107,7 @@ class Settings:
         left_out: by loader, the positions in the stream that are never used (any more).
         heritage: what the run takes from other models and leaves to them; None for nothing.
         until_reports: pause at the end of the step after so many reports; None never does.
+        rollback: a step in which a worker is lost is done again, with the same samples.
         alone: the group is this worker and stays so; it may report without preparing anything.
     """
 
@@ -118,6 +120,7 @@ class Settings:
     heritage: Heritage | None = None
     until_reports: int | None = None
     alone: bool = False
+    rollback: bool = False
 
 
 class Paused(BaseException):
@@ -137,7 +140,9 @@ class Member:
         self.settings = settings
         self._link = link
         self._news = news
-        self._rounds = Rounds(self, news, wiring, device, settings.min_workers)
+        redo = Reducer.kind if settings.rollback else 0
+        self._rounds = Rounds(self, news, wiring, device, settings.min_workers, redo)
+        self._rewind = Rewind()
         self._reducer: Reducer | None = None
         self._modules: dict[str, torch.nn.Module] = {}
         self._others: dict[str, Stateful] = {"rng": RandomState()}
@@ -192,6 +197,21 @@ class Member:
     def watching(self) -> bool:
         """Whether this is a joiner that catches up, and takes no part in the group yet."""
         return self._rounds.watching
+
+    @property
+    def holder(self) -> bool:
+        """Whether this worker is in the group with the State. Any thread may ask."""
+        return self._rounds.operation >= 0 and not self._rounds.watching
+
+    def adopted(self, address: tuple[str, int]) -> int:
+        """There is a new controller, which meets the group there. Any thread may call it.
+
+        Returns:
+            The newest generation that this worker has heard of.
+        """
+        self._rounds.meet_at(address)
+        self.saver.offer_again()
+        return max(self._news.members, default=0)
 
     def _members_now(self) -> tuple[int, ...]:
         if self._rounds.watching:
@@ -447,6 +467,10 @@ class Member:
         """Call `listener` at each phase from now on."""
         self._listeners.append(listener)
 
+    def on_reduced(self, listener: Callable[[int], None]) -> None:
+        """Call `listener`, from any thread, with the number of a bucket that is reduced."""
+        self._rounds.on_reduced = listener
+
     # ------------------------------------------------------------------ Steps of the Reducer
 
     def weight(self) -> Weight:
@@ -469,18 +493,24 @@ class Member:
                 -proposal,
                 self._link.journaled() if first else -1,
                 int(first and self._schedule.time_is_up()),
+                int(self._rounds.void),
             ]
         )
 
     def committed(self, left: Left) -> None:
-        """A step counts."""
+        """A step counts; or it is void, and its samples are drawn again."""
         self.saver.finish()  # after this the user's code changes what is being captured
         if self._given is not None:
             self._given.finish()
             self._given = None
-        highest, lowest, journaled, due = (int(value) for value in left.result)
+        highest, lowest, journaled, due, void = (int(value) for value in left.result)
         self._schedule.agreed(bool(due))
         self._rounds.step_left(left, highest if highest == -lowest else 0)
+        if void:
+            for loader in self._loaders:
+                loader.commit(())
+            self._rewind.due = True
+            return
         self.step += 1
         contributors = left.contributors
         batches = [batch for loader in self._loaders for batch in loader.commit(contributors)]
@@ -495,6 +525,10 @@ class Member:
         self._confirmed = max(self._confirmed, journaled)
         while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed:
             self._unconfirmed.popleft()
+
+    def voided(self, result: torch.Tensor) -> bool:
+        """Whether a step that was left with this result is to be done again."""
+        return bool(result[-1] > 0)
 
     def _emit_alike(self, event: Event) -> None:
         """An event that every worker generates: rank 0 sends it, the others can step in."""
@@ -511,7 +545,13 @@ class Member:
         if any(loader.pending for loader in self._loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
+        self._link.await_controller()
+        self._rewind.restore(self._others)
         self._rounds.boundary()
+        if self.settings.rollback:
+            self._rewind.keep(self._others)
+            if self._reducer is not None:
+                self._reducer.remember_buffers()
         until = self.settings.until_reports
         if until is not None and self._reports >= until:
             raise Paused

@@ -5,14 +5,16 @@ of one bundle. Those that do not fit yet stay requested: they are taken as soon 
 and an autoscaler sees them. Not here: what runs in a slot.
 """
 
+import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import (
     PlacementGroup,
+    get_placement_group,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -38,16 +40,24 @@ class Slots:
         size: its bundles.
         most: slots that the run would use if there were room.
         wanted: what a worker occupies.
+        name: of the run; its further groups are detached and named after it, so that they stay
+            if the controller's process dies.
 
     Attributes:
         draining: nodes that are to be taken away (preempted, or idle for the autoscaler), by id.
     """
 
     def __init__(
-        self, founding: PlacementGroup, size: int, most: int, wanted: Mapping[str, float]
+        self,
+        founding: PlacementGroup,
+        size: int,
+        most: int,
+        wanted: Mapping[str, float],
+        name: str,
     ) -> None:
         self.draining: set[str] = set()
         self._wanted = dict(wanted)
+        self._name = name
         self._lock = threading.Lock()
         self._free = [Slot(founding, bundle, founding=True) for bundle in reversed(range(size))]
         self._requested: list[PlacementGroup] = []
@@ -55,6 +65,26 @@ class Slots:
         self._missing = most - size
         self._resting: list[tuple[Slot, str]] = []
         self._looked = 0.0
+
+    def take_over(self, used: Sequence[Slot]) -> None:
+        """Another controller had these slots, and its workers live in them."""
+        founding = {slot.bundle for slot in used if slot.founding}
+        groups = [slot.group for slot in used if not slot.founding]
+        with self._lock:
+            self._free = [slot for slot in self._free if slot.bundle not in founding]
+            taken = {group.id for group in groups}
+            for entry in placement_group_table().values():
+                if entry["name"].startswith(f"{self._name}/") and entry["state"] != "REMOVED":
+                    group = get_placement_group(entry["name"])
+                    self._own.append(group)
+                    self._missing -= 1
+                    if group.id not in taken:
+                        self._requested.append(group)
+
+    def _request(self) -> PlacementGroup:
+        name = f"{self._name}/slot-{secrets.token_hex(4)}"
+        group: PlacementGroup = placement_group([self._wanted], name=name, lifetime="detached")
+        return group
 
     def take(self) -> Slot | None:
         """A slot that a worker can be started in now; None if there is none."""
@@ -96,7 +126,7 @@ class Slots:
             self._free += [slot for slot, node in self._resting if node not in alive]
             self._resting = [(slot, node) for slot, node in self._resting if node in alive]
             missing, self._missing = self._missing, 0
-        requested = [placement_group([self._wanted]) for _ in range(missing)]
+        requested = [self._request() for _ in range(missing)]
         self._requested += requested
         self._own += requested
 
@@ -107,5 +137,5 @@ class Slots:
         self._requested, self._free = [], []
 
     def _remove(self, group: PlacementGroup) -> None:
-        self._own.remove(group)
+        self._own = [own for own in self._own if own.id != group.id]
         remove_placement_group(group)

@@ -60,6 +60,9 @@ class _Ear:
     def leave(self) -> None:
         """See Link."""
 
+    def await_controller(self) -> None:
+        """There is none."""
+
     def save(self, message: Message) -> None:
         """Nobody puts checkpoints together here: what is worth keeping goes to the heritage."""
 

@@ -1,5 +1,6 @@
 """ElasticTrainer: the driver's side of a run."""
 
+import contextlib
 import inspect
 import logging
 import os
@@ -7,7 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import ray
 import torch
@@ -17,25 +18,31 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
+    ProfileConfig,
     RestoreConfig,
     RunConfig,
     ScalingConfig,
 )
 from elastix.data.audit import Audit, audit
-from elastix.errors import ConfigError, ElastixError, QuorumLost
+from elastix.errors import ConfigError, QuorumLost
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.observe import journal
 from elastix.observe.console import Console
+from elastix.observe.loggers import Feed, Logger
+from elastix.observe.timeline import merge
 from elastix.state import Ref, State
 from elastix.store import Store
+from elastix.train import succession
 from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
+from elastix.train.following import follow, stop
 from elastix.train.heritage import Heritage
+from elastix.train.profile import FOLDER
 
 TrainFunction = Callable[[Context], None]
 Watch = Callable[[Sequence[Event]], None]
 
-_STOP_S = 10.0
+logger = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 
 
@@ -85,6 +92,9 @@ class ElasticTrainer:
         checkpoint: when States are stored.
         failure: what counts as a failure, and how many are too many.
         restore: where to go on from, if not from the run's last State.
+        profile: steps of which to write a timeline; none by default.
+        loggers: readers of the run's events in this process: TensorBoard, MLflow, WandB, your own.
+        metrics: feed Ray's metrics endpoint.
         quiet: print nothing.
 
     Raises:
@@ -101,6 +111,9 @@ class ElasticTrainer:
         checkpoint: CheckpointConfig | None = None,
         failure: FailureConfig | None = None,
         restore: RestoreConfig | None = None,
+        profile: ProfileConfig | None = None,
+        loggers: Sequence[Logger] = (),
+        metrics: bool = True,
         quiet: bool = False,
     ) -> None:
         if not callable(train):
@@ -119,6 +132,9 @@ class ElasticTrainer:
         self._checkpoint = checkpoint or CheckpointConfig()
         self._failure = failure or FailureConfig()
         self._restore = restore or RestoreConfig()
+        self._profile = profile
+        self._loggers = tuple(loggers)
+        self._metrics = metrics
         self._quiet = quiet
         self._heritage: Heritage | None = None
         self._until_reports: int | None = None
@@ -155,7 +171,10 @@ class ElasticTrainer:
             WorkerFailed: the train function raised.
             QuorumLost: too few workers were left, and none came in time.
             TooManyFailures: more losses than allowed.
-            KeyboardInterrupt: Ctrl-C; fit() again goes on from the last stored State.
+            ControllerLost: the controller was ended for good, or cannot be started.
+            Conflict: another process is training this run.
+            KeyboardInterrupt: Ctrl-C; fit() again goes on from the last stored State, or attaches
+                to the run if it is detached.
         """
         train = pickle_train(self._train)
         directory = self._run.directory.resolve()
@@ -163,19 +182,49 @@ class ElasticTrainer:
         if started_ray:
             ray.init(logging_level=logging.WARNING)
         try:
+            controller = self._attach(directory)
+            if controller is not None:
+                return self._follow(controller, directory)
             room = _check_capacity(self._scaling)
+            succession.sweep(self._run_id(directory))
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "train.pkl").write_bytes(train)
-            group, size = _reserve(self._scaling, room, self._failure.start_timeout_s)
+            lifetime: Literal["detached"] | None = "detached" if self._run.detached else None
+            group, size = _reserve(self._scaling, room, self._failure.start_timeout_s, lifetime)
             try:
-                return self._carry_out(train, directory, group, size)
+                controller = self._start(train, directory, group, size)
+                return self._follow(controller, directory)
             finally:
-                remove_placement_group(group)
+                if not self._run.detached:
+                    remove_placement_group(group)
         finally:
             if started_ray:
                 ray.shutdown()
 
-    def _carry_out(self, train: bytes, directory: Path, group: PlacementGroup, size: int) -> Result:
+    def stop(self) -> None:
+        """End a detached run as soon as can be; `fit` again goes on from the last stored State.
+
+        Does nothing if it is over. Needs the connection to its Ray cluster.
+        """
+        controller = succession.find_controller(self._run_id(self._run.directory.resolve()))
+        if controller is not None:
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                ray.get(controller.stop.remote("stopped"))
+
+    def _run_id(self, directory: Path) -> str:
+        return succession.run_id(str(directory.parents[1]), self._run.name)
+
+    def _attach(self, directory: Path) -> Any | None:  # noqa: ANN401 - a handle
+        """The controller of this run, if it is detached and going on."""
+        if not self._run.detached:
+            return None
+        controller = succession.find_controller(self._run_id(directory))
+        if controller is not None:
+            logger.info("attached run=%s", self._run.name)
+        return controller
+
+    def _start(self, train: bytes, directory: Path, group: PlacementGroup, size: int) -> Any:  # noqa: ANN401
+        """Start the controller; it starts the workers."""
         plan = Plan(
             train=train,
             config=self._config,
@@ -184,6 +233,8 @@ class ElasticTrainer:
             checkpoint=self._checkpoint,
             restore=self._restore,
             failure=self._failure,
+            profile=self._profile,
+            metrics=self._metrics,
             opening=RunStarted(
                 name=self._run.name,
                 seed=self._run.seed,
@@ -198,55 +249,53 @@ class ElasticTrainer:
             until_reports=self._until_reports,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        controller: Any = (
-            ray.remote(concurrency_groups={"workers": 4, "store": 4, "driver": 2})(Controller)  # type: ignore[call-overload]
-            .options(
-                num_cpus=0,
-                scheduling_strategy=here,
-            )
-            .remote(plan)
-        )
+        kinds = {"workers": 4, "store": 4, "driver": 2}
+        actor: Any = ray.remote(concurrency_groups=kinds)(Controller)  # type: ignore[call-overload]
+        options: dict[str, Any] = {"lifetime": "detached"} if self._run.detached else {}
+        return actor.options(
+            num_cpus=0,
+            scheduling_strategy=here,
+            name=succession.controller_name(plan.run_id),
+            namespace=succession.NAMESPACE,
+            max_restarts=-1,
+            **options,
+        ).remote(plan)
+
+    def _listen(self, feed: Feed) -> Watch:
+        """What hears of events beside the console."""
+
+        def watch(events: Sequence[Event]) -> None:
+            for event in events:
+                feed.show(event)
+            if self._watch is not None:
+                self._watch(events)
+
+        return watch
+
+    def _follow(self, controller: Any, directory: Path) -> Result:  # noqa: ANN401
+        """Show what happens until the run is over, and say how it ended."""
         console = Console(self._run.name, directory, quiet=self._quiet)
+        feed = Feed(self._loggers)
+        detached = self._run.detached
         try:
-            error, losses = _follow(controller, console, self._watch)
+            ended = follow(controller, console, self._listen(feed))
         except KeyboardInterrupt:
-            console.interrupted()
+            if not detached:
+                stop(controller)
+            console.interrupted(goes_on=detached)
             raise
         finally:
-            ray.kill(controller)
-        if error is not None:
-            console.failed(error)
-            raise error
-        result = _result(directory, losses)
+            if not detached:
+                ray.kill(controller)
+            feed.close()
+            if self._profile is not None:
+                merge(directory / FOLDER, journal.read(directory / "journal.jsonl"))
+        if ended.error is not None:
+            console.failed(ended.error)
+            raise ended.error
+        result = _result(directory, ended.losses)
         console.finished(result.ref, result.metrics, result.audit)
         return result
-
-
-def _follow(
-    controller: Any,  # noqa: ANN401
-    console: Console,
-    watch: "Watch | None",
-) -> tuple[ElastixError | None, int]:
-    """Show events until the run is over. After Ctrl-C the controller stops its workers first."""
-    over = controller.run.remote()
-    seen = 0
-    done = False
-    try:
-        while True:
-            events = ray.get(controller.follow.remote(seen, 0.0 if done else 1.0))
-            seen += len(events)
-            for event in events:
-                console.show(event)
-            if watch is not None:
-                watch(events)
-            if done and not events:
-                outcome: tuple[ElastixError | None, int] = ray.get(over)
-                return outcome
-            done = bool(ray.wait([over], timeout=0)[0])
-    except KeyboardInterrupt:
-        controller.stop.remote("Ctrl-C")
-        ray.wait([over], timeout=_STOP_S)
-        raise
 
 
 def pickle_train(train: TrainFunction) -> bytes:
@@ -306,7 +355,9 @@ def _fit(resources: Mapping[str, float], wanted: Mapping[str, float]) -> int:
     return int(min((resources.get(kind, 0.0) + 1e-9) / need for kind, need in wanted.items()))
 
 
-def _reserve(scaling: ScalingConfig, room: int, timeout_s: float) -> tuple[PlacementGroup, int]:
+def _reserve(
+    scaling: ScalingConfig, room: int, timeout_s: float, lifetime: Literal["detached"] | None
+) -> tuple[PlacementGroup, int]:
     """Room for as many workers as fit now, at least the minimum."""
     wanted = scaling.resources_per_worker
     least = scaling.min_workers
@@ -314,7 +365,9 @@ def _reserve(scaling: ScalingConfig, room: int, timeout_s: float) -> tuple[Place
     # Resources of a run that has just ended are free a moment later, so the most is tried first.
     free = min(most, max(least, _fit(ray.available_resources(), wanted)))
     for size in sorted({least, free, most}, reverse=True):
-        group = placement_group([dict(wanted)] * size, strategy=scaling.placement)
+        group = placement_group(
+            [dict(wanted)] * size, strategy=scaling.placement, lifetime=lifetime
+        )
         if group.wait(timeout_s if size == least else min(_PATIENCE_S, timeout_s)):
             return group, size
         remove_placement_group(group)

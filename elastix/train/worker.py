@@ -7,6 +7,8 @@ import os
 import queue
 import signal
 import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -18,13 +20,21 @@ import torch
 from elastix.comm.group import Backend, Wiring
 from elastix.comm.membership import Membership
 from elastix.comm.news import Address, News
+from elastix.config import ProfileConfig
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store, StoreServer
+from elastix.train import affinity
 from elastix.train.assembly import Message, Order, Release
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
+from elastix.train.profile import Profiler
+from elastix.train.slots import Slot
+from elastix.train.succession import Presence, remove_groups, run_id
 from elastix.train.vigil import Sign
+
+_PATIENCE_S = 5.0  # for an answer of the controller, before nobody is taken to lead the run
+_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +46,7 @@ class Job:
         store: where States are kept.
         address: of the Rendezvous.
         heartbeat_s: seconds between signs of life.
+        affinity: bind the worker to the cores of one NUMA node.
     """
 
     train: bytes
@@ -46,14 +57,20 @@ class Job:
     backend: Backend
     heartbeat_s: float
     threads: int
+    affinity: bool = True
+    profile: ProfileConfig | None = None
 
 
 class ControllerLink:
     """The Link to the controller. Events are sent in batches by a thread of their own."""
 
-    def __init__(self, worker: int, controller: Any, device: str, store: str) -> None:  # noqa: ANN401
+    def __init__(self, worker: int, controller: Any, device: str, job: "Job") -> None:  # noqa: ANN401
+        self.feed: Address | None = None
+        self.led = threading.Event()
+        self.led.set()
         self._worker = worker
-        self._store = store
+        self._store = job.store
+        self._run = run_id(job.store, job.settings.run)
         self._controller = controller
         self._device = device
         self._events: queue.SimpleQueue[tuple[int | None, Event] | None] = queue.SimpleQueue()
@@ -83,15 +100,12 @@ class ControllerLink:
 
     def ready(self, feed: Address | None) -> None:
         """See Link."""
+        self.feed = feed
         self._controller.ready.remote(self._worker, feed)
 
     def level(self) -> None:
         """See Link."""
         self._controller.level.remote(self._worker)
-
-    def leave(self) -> None:
-        """See Link."""
-        self._controller.leave.remote(self._worker, "notice")
 
     def entered(self, generation: int) -> None:
         """See Link."""
@@ -114,9 +128,15 @@ class ControllerLink:
         self._where = (name, detail)
         self._passed += 1
 
+    def await_controller(self) -> None:
+        """See Link."""
+        if not self.led.is_set():
+            self.phase("leaderless", 0)
+            self.led.wait()
+
     def save(self, message: Message) -> None:
         """See Link."""
-        ray.get(self._controller.save.remote(self._worker, message))
+        self._insist(self._controller.save, message)
 
     def open_store(self) -> Store:
         """See Link: packs are this worker's own, questions to the index go to the controller."""
@@ -127,6 +147,38 @@ class ControllerLink:
         self._events.put(None)
         self._sender.join()
 
+    def pulse(self, sign: Sign, patience_s: float) -> None:
+        """A sign of life; notices when nobody leads the run, and ends this process if for good."""
+        try:
+            known = ray.get(
+                self._controller.heartbeat.remote(self._worker, sign), timeout=patience_s
+            )
+        except ray.exceptions.ActorDiedError:
+            self._orphaned()
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            known = False
+        if known:
+            self.led.set()
+        else:
+            self.led.clear()
+
+    def _insist(self, method: Any, *args: Any) -> None:  # noqa: ANN401 - of the controller
+        """Call until a controller has heeded it; one that was killed may have or not."""
+        while True:
+            try:
+                if ray.get(method.remote(self._worker, *args)):
+                    return
+            except ray.exceptions.ActorDiedError:
+                self._orphaned()
+            except ray.exceptions.RayActorError:
+                self.led.clear()
+            time.sleep(_AGAIN_S)
+
+    def _orphaned(self) -> None:
+        """The run is over for good, and nobody else would end this process."""
+        remove_groups(self._run)
+        os._exit(1)
+
     def _send(self) -> None:
         while True:
             batch = [self._events.get()]
@@ -134,7 +186,7 @@ class ControllerLink:
                 batch.append(self._events.get())
             entries = [entry for entry in batch if entry is not None]
             if entries:
-                ray.get(self._controller.record.remote(entries))
+                self._insist(self._controller.record, entries)
                 serials = [serial for serial, _ in entries if serial is not None]
                 self._journaled = max([self._journaled, *serials])
             if len(entries) < len(batch):
@@ -144,16 +196,26 @@ class ControllerLink:
 class Worker:
     """The actor. `run` occupies its main thread; the other methods are for the controller."""
 
-    def __init__(self, worker: int, controller: Any, job: Job) -> None:  # noqa: ANN401
+    def __init__(self, worker: int, controller: Any, job: Job, slot: Slot) -> None:  # noqa: ANN401
         self._worker = worker
+        self._slot = slot
+        self._device = ""
+        self._link: ControllerLink | None = None
+        self._outcome: Outcome | None = None
+        self._over = threading.Event()
         self._controller = controller
         self._job = job
         self._news = News()
         self._member: Member | None = None
+        _on_notice(self._leave)  # here, since `run` is not in the main thread
+
+    def _leave(self) -> None:
+        self._controller.leave.remote(self._worker, "notice")
 
     def __repr__(self) -> str:
         member = self._member
-        where = f"rank={member.rank} gen={member.generation}" if member else "starting"
+        run = self._job.settings.directory.name
+        where = f"rank={member.rank} gen={member.generation}" if member else f"of {run}"
         return f"worker {self._worker} {where}"
 
     @ray.method(concurrency_group="control")
@@ -173,17 +235,48 @@ class Worker:
         self._news.invite(donors)
 
     @ray.method(concurrency_group="control")
+    def adopt(self, address: tuple[str, int]) -> Presence:
+        """There is a new controller, whose Rendezvous is there. What it needs to know."""
+        member = self._member
+        return Presence(
+            worker=self._worker,
+            slot=self._slot,
+            pid=os.getpid(),
+            node=ray.get_runtime_context().get_node_id(),
+            device=self._device,
+            generation=member.adopted(address) if member else 0,
+            feed=self._link.feed if self._link else None,
+            holder=member is not None and member.holder,
+        )
+
+    @ray.method(concurrency_group="outcome")
+    def outcome(self) -> Outcome:
+        """How `run` ended; waits until it has. May be asked by one controller after the other."""
+        self._over.wait()
+        return self._outcome or Outcome(kind="raised", summary="no outcome")
+
+    @ray.method(concurrency_group="control")
     def dismiss(self, reason: str) -> None:
         """Nobody will come any more: give up waiting for others."""
         self._news.dismiss(QuorumLost(reason))
 
-    def run(self) -> Outcome:
+    def run(self) -> None:
         """Run the train function to its end. Never raises."""
+        try:
+            self._outcome = self._train()
+        except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
+            text = traceback.format_exc()
+            self._outcome = Outcome(kind="raised", summary=repr(error), traceback=text)
+        self._over.set()
+
+    def _train(self) -> Outcome:
+        if self._job.affinity:  # before any thread is started that computes
+            affinity.bind(self._worker, 0 if torch.cuda.is_available() and _has_gpu() else None)
         torch.set_num_threads(self._job.threads)
         device = torch.device("cuda" if torch.cuda.is_available() and _has_gpu() else "cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        link = ControllerLink(self._worker, self._controller, str(device), self._job.store)
+        link = ControllerLink(self._worker, self._controller, str(device), self._job)
         wiring = Wiring(
             address=self._job.address,
             interface=ray.util.get_node_ip_address(),
@@ -191,9 +284,10 @@ class Worker:
             me=self._worker,
         )
         member = Member(wiring, device, self._job.settings, self._news, link)
-        self._member = member
+        self._device = str(device)
+        self._link, self._member = link, member
+        profiler = self._profile(member)
         link.started()
-        _on_notice(link.leave)
         stop = threading.Event()
         pulse = threading.Thread(target=self._pulse, args=(member, link, stop), daemon=True)
         pulse.start()
@@ -203,12 +297,21 @@ class Worker:
             member.saver.close()
         finally:
             stop.set()
+            if profiler is not None:
+                profiler.close()
         link.close()
         return outcome
 
+    def _profile(self, member: Member) -> Profiler | None:
+        if self._job.profile is None:
+            return None
+        profiler = Profiler(self._job.profile, self._job.settings.directory, self._worker)
+        profiler.attach(member)
+        return profiler
+
     def _pulse(self, member: Member, link: ControllerLink, stop: threading.Event) -> None:
         while not stop.wait(self._job.heartbeat_s):
-            self._controller.heartbeat.remote(self._worker, link.sign(member))
+            link.pulse(link.sign(member), _PATIENCE_S)
 
 
 def _on_notice(leave: Callable[[], None]) -> None:

@@ -1,0 +1,360 @@
+"""How much of a cluster's time training gets, against failure rate and group size. Pure.
+
+    python -m elastix.testing.simulate --mtbf-days 30 --step-s 1
+
+A group of up to tens of thousands of workers runs in virtual time: workers fail at random (or at
+given times), the rest recovers in one of three ways, replacements start and join.
+
+- *forward*: survivors finish the step in hand from the gradients they hold; the lost worker's
+  samples come back in the next batch.
+- *rollback*: survivors redo the step with the same samples (the other strategy of Nicolae et al.,
+  CCGrid'22).
+- *restart*: everybody stops, and the whole group starts again from the last checkpoint.
+
+What a failure costs is measured, not assumed: `costs_of` reads it from the journal of a real run.
+Not modelled: failures that come in bunches, a network that slows down with size.
+
+Goodput is committed samples per second over those of the undisturbed group.
+"""
+
+import argparse
+import heapq
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from elastix.errors import ConfigError
+from elastix.events import (
+    Event,
+    GenerationFormed,
+    Recovered,
+    StepCommitted,
+    WorkerJoined,
+    WorkerLost,
+)
+from elastix.observe import journal
+
+Strategy = Literal["forward", "rollback", "restart"]
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds, as measured.
+
+    Attributes:
+        work_s: of a step, what the workers divide among themselves, with all of them there.
+        fixed_s: of a step, what takes as long with any number of workers.
+        recover_s: from a death to the agreed result of the step in hand: news, group, reduction.
+        recover_per_doubling_s: more of it each time the group is twice as large.
+        start_s: from a death until its replacement is up to join.
+        join_s: how long the group is held up when one joins.
+        start_share: of the group's computing power that a starting worker takes away, where they
+            share cores; 0 where each has its own.
+        restart_s: the whole group ended and started again, with the State loaded.
+        checkpoint_s: how long a checkpoint holds up a step.
+    """
+
+    work_s: float = 0.9
+    fixed_s: float = 0.1
+    recover_s: float = 0.1
+    recover_per_doubling_s: float = 0.02
+    start_s: float = 20.0
+    join_s: float = 1.0
+    start_share: float = 0.0
+    restart_s: float = 60.0
+    checkpoint_s: float = 0.01
+
+    def step_s(self, workers: int, of: int) -> float:
+        """A step of a constant global batch with `workers` of `of` there."""
+        return self.fixed_s + self.work_s * of / workers
+
+    def recovery_s(self, workers: int) -> float:
+        """A recovery among so many survivors."""
+        return self.recover_s + self.recover_per_doubling_s * math.log2(max(1, workers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is simulated.
+
+    Attributes:
+        workers: the full group.
+        strategy: see the module.
+        duration_s: of virtual time.
+        mtbf_s: mean time between failures of one worker.
+        spares: workers that are up already and can join at once; each used one is replaced.
+        min_workers: fewer than that wait.
+        checkpoint_every_s: a checkpoint at the first boundary after so long.
+    """
+
+    workers: int
+    strategy: Strategy = "forward"
+    duration_s: float = _DAY_S
+    mtbf_s: float = 30 * _DAY_S
+    spares: int = 0
+    min_workers: int = 1
+    checkpoint_every_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.strategy not in get_args(Strategy):
+            raise ConfigError(
+                f"strategy must be one of {get_args(Strategy)}, not {self.strategy!r}."
+            )
+        if not 1 <= self.min_workers <= self.workers or self.duration_s <= 0 or self.mtbf_s <= 0:
+            raise ConfigError(
+                f"a simulation needs 1 <= min_workers <= workers and positive times, not {self}."
+            )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What came of it.
+
+    Attributes:
+        goodput: see the module.
+        steps: committed steps that stand at the end.
+        failures: workers lost.
+        redone: steps that were done twice, or more often.
+    """
+
+    goodput: float
+    steps: int
+    failures: int
+    redone: int
+
+
+def simulate(
+    plan: Plan, costs: Costs, rng: random.Random, failures: Iterable[float] | None = None
+) -> Outlook:
+    """Run `plan` in virtual time.
+
+    Args:
+        plan: what to simulate.
+        costs: what things take.
+        rng: source of the failures.
+        failures: times of failures in seconds, ascending, in place of random ones.
+    """
+    return _Simulation(plan, costs, rng, failures).run()
+
+
+@dataclass
+class _Simulation:
+    plan: Plan
+    costs: Costs
+    rng: random.Random
+    failures: Iterable[float] | None
+    now: float = 0.0
+    alive: int = 0
+    coming: list[float] = field(default_factory=list)  # when replacements are up
+    warm: int = 0  # workers that are up and not in the group
+    samples: float = 0.0  # in global batches
+    steps: int = 0
+    lost: int = 0
+    redone: int = 0
+    stored: tuple[float, int, float] = (0.0, 0, 0.0)  # when, steps, samples
+
+    def run(self) -> Outlook:
+        plan = self.plan
+        self.alive, self.warm = plan.workers, plan.spares
+        self._trace = iter(self.failures) if self.failures is not None else None
+        self._next = self._draw()
+        while self.now < plan.duration_s:
+            self._boundary()
+            self._step()
+        rate = 1.0 / self.costs.step_s(plan.workers, plan.workers)
+        return Outlook(self.samples / (self.now * rate), self.steps, self.lost, self.redone)
+
+    def _draw(self) -> float:
+        if self._trace is not None:
+            return next(self._trace, math.inf)
+        if not self.alive:
+            return math.inf
+        return self.now + self.rng.expovariate(self.alive / self.plan.mtbf_s)
+
+    def _boundary(self) -> None:
+        """Whoever is up joins; too few wait; a checkpoint is taken."""
+        self._join()
+        while self.alive < self.plan.min_workers and self.coming:
+            self.now = max(self.now, self.coming[0])
+            self._join()
+        if self.now - self.stored[0] >= self.plan.checkpoint_every_s:
+            self.now += self.costs.checkpoint_s
+            self.stored = (self.now, self.steps, self.samples)
+
+    def _join(self) -> None:
+        while self.coming and self.coming[0] <= self.now:
+            heapq.heappop(self.coming)
+            self.warm += 1
+        newcomers = min(self.warm, self.plan.workers - self.alive)
+        if newcomers:
+            self.warm -= newcomers
+            self.alive += newcomers
+            self.now += self.costs.join_s
+            if self._trace is None:
+                self._next = self._draw()
+
+    def _step(self) -> None:
+        """One step, with all that fails in it."""
+        begun = self.now
+        share = 1.0
+        end = begun + self._length()
+        while self._next < end:
+            at = max(self._next, self.now)
+            self._lose(at)
+            if self.plan.strategy == "restart" or not self.alive:
+                self._restart(at)
+                return
+            recovery_s = self.costs.recovery_s(self.alive)
+            if self.plan.strategy == "forward":
+                end += recovery_s
+                share *= self.alive / (self.alive + 1)  # the rest is owed
+            else:
+                self.redone += 1
+                end = at + recovery_s + self._length()
+        self.now = end
+        self.steps += 1
+        self.samples += share
+
+    def _length(self) -> float:
+        taken = min(0.9, self.costs.start_share * len(self.coming))
+        return self.costs.step_s(self.alive, self.plan.workers) / (1.0 - taken)
+
+    def _lose(self, at: float) -> None:
+        self.lost += 1
+        self.alive -= 1
+        heapq.heappush(self.coming, at + self.costs.start_s)
+        self.now = at
+        self._next = self._draw()
+
+    def _restart(self, at: float) -> None:
+        """All of them, from the last checkpoint."""
+        _, steps, samples = self.stored
+        self.redone += self.steps - steps
+        self.steps, self.samples = steps, samples
+        self.alive, self.warm, self.coming = self.plan.workers, self.plan.spares, []
+        self.now = at + self.costs.restart_s
+        self.stored = (self.now, steps, samples)
+        if self._trace is None:
+            self._next = self._draw()
+        else:  # who is not there cannot die
+            self._trace = itertools.dropwhile(lambda t: t < self.now, self._trace)
+            self._next = self._draw() if self._next < self.now else self._next
+
+
+# ------------------------------------------------------------------------------- measured costs
+
+
+def costs_of(events: Iterable[Event], costs: Costs | None = None) -> Costs:
+    """What a run's journal says things took; what it does not say stays as in `costs`."""
+    known = list(events)
+    costs = costs or Costs()
+    full = max((e.world_size for e in known if isinstance(e, StepCommitted)), default=1)
+    usual = {n: statistics.median(gaps) for n, gaps in _gaps(known).items() if gaps}
+    if full in usual:
+        costs = replace(costs, work_s=usual[full], fixed_s=0.0)
+        fewer = [(n, gap) for n, gap in usual.items() if n < full]
+        if fewer:  # a step is fixed + work * full / n: a line through two points
+            n, gap = min(fewer)
+            work_s = (gap - usual[full]) / (full / n - 1.0)
+            work_s = min(max(work_s, 0.0), usual[full])
+            costs = replace(costs, work_s=work_s, fixed_s=usual[full] - work_s)
+    stalls: dict[int, float] = {}
+    for event in known:
+        if isinstance(event, Recovered):
+            stalls[event.generation] = max(stalls.get(event.generation, 0.0), event.stall_s)
+    if stalls:
+        recover_s = statistics.median(stalls.values())
+        costs = replace(costs, recover_s=recover_s, recover_per_doubling_s=0.0)
+    starts = list(_starts(known))
+    if starts:
+        costs = replace(costs, start_s=statistics.median(starts), join_s=_join_s(known, usual))
+    return costs
+
+
+def _gaps(events: Sequence[Event]) -> dict[int, list[float]]:
+    """Seconds between two commits of one generation, by world size."""
+    gaps: dict[int, list[float]] = {}
+    before: StepCommitted | None = None
+    for event in events:
+        if isinstance(event, StepCommitted):
+            if before is not None and before.generation == event.generation:
+                gaps.setdefault(event.world_size, []).append(event.t - before.t)
+            before = event
+    return gaps
+
+
+def _starts(events: Sequence[Event]) -> Iterator[float]:
+    """From each death to the proposal that lets a replacement in."""
+    dead: list[float] = []
+    for event in events:
+        if isinstance(event, WorkerLost):
+            dead.append(event.t)
+        elif isinstance(event, GenerationFormed) and event.cause == "join" and dead:
+            yield event.t - dead.pop(0)
+
+
+def _join_s(events: Sequence[Event], usual: dict[int, float]) -> float:
+    """How much longer the step took in which a worker joined."""
+    commits = [event for event in events if isinstance(event, StepCommitted)]
+    joined = {event.step for event in events if isinstance(event, WorkerJoined)}
+    longer = [
+        after.t - before.t - usual.get(after.world_size, 0.0)
+        for before, after in itertools.pairwise(commits)
+        if before.step in joined
+    ]
+    return max(0.0, statistics.median(longer)) if longer else 0.0
+
+
+# --------------------------------------------------------------------------------- command line
+
+
+def table(sizes: Sequence[int], plan: Plan, costs: Costs, seed: int) -> list[tuple[str, ...]]:
+    """A row per group size: goodput of the three strategies under the same failure rate."""
+    rows = []
+    for size in sizes:
+        cells = [f"{size}", f"{plan.mtbf_s / size / 60:.1f}"]
+        for strategy in get_args(Strategy):
+            chosen = replace(plan, workers=size, strategy=strategy)
+            found = simulate(chosen, costs, random.Random(seed))
+            cells.append(f"{100 * found.goodput:.1f}")
+        rows.append(tuple(cells))
+    return rows
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--run", type=Path, help="directory of a run: its journal has the costs")
+    parser.add_argument("--mtbf-days", type=float, default=30.0, help="of one worker")
+    parser.add_argument("--step-s", type=float, help="of the full group")
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--spares", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[8, 64, 512, 1000, 2000, 5000, 10_000]
+    )
+    options = parser.parse_args()
+    costs = Costs()
+    if options.run is not None:
+        costs = costs_of(journal.read(options.run / "journal.jsonl"))
+    if options.step_s is not None:
+        costs = replace(costs, work_s=0.9 * options.step_s, fixed_s=0.1 * options.step_s)
+    plan = Plan(
+        workers=1,
+        duration_s=3600 * options.hours,
+        mtbf_s=_DAY_S * options.mtbf_days,
+        spares=options.spares,
+    )
+    columns = ("workers", "minutes between failures", *(f"{s} %" for s in get_args(Strategy)))
+    for row in (columns, *table(options.sizes, plan, costs, options.seed)):
+        print("  ".join(f"{cell:>{len(head)}}" for cell, head in zip(row, columns, strict=True)))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What all verbs share: tables or JSON, and errors as a message with an exit code."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from elastix.errors import ConfigError, ElastixError
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+P = ParamSpec("P")
+T = TypeVar("T")
+_debug = False
+
+
+def show_tracebacks(wanted: bool) -> None:
+    """Whether an error comes with its traceback."""
+    global _debug
+    _debug = wanted
+
+
+def says(command: Callable[P, T]) -> Callable[P, T]:
+    """Turn an ElastixError into a message and an exit code."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except ElastixError as error:
+            if _debug:
+                raise
+            typer.echo(f"elastix: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+
+    return run
+
+
+def print_table(
+    as_json: bool,
+    value: Any,  # noqa: ANN401 - any JSON
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+) -> None:
+    """Print `value` as JSON, or `rows`: a table on a terminal, lines with tabs elsewhere."""
+    if as_json:
+        typer.echo(json.dumps(value, indent=1))
+        return
+    if not sys.stdout.isatty():
+        for row in rows:
+            typer.echo("\t".join(str(cell) for cell in row))
+        return
+    table = Table(*columns, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    Console().print(table)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

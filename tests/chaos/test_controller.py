@@ -1,0 +1,275 @@
+"""The controller or the driver is killed, for real; so are all workers at once.
+
+On a real Ray. Laws: exactly once, nothing rolled back that need not be, nobody left behind.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import ray
+
+import elastix
+from elastix.events import (
+    Event,
+    GenerationFormed,
+    Resumed,
+    RunEnded,
+    StepCommitted,
+    WorkerLost,
+    WorkerStarted,
+)
+from elastix.observe import journal
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.replay import compare
+from elastix.train import succession
+from tests import trainables
+from tests.laws import assert_exactly_once
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = {"model": "mlp", "samples": 300, "batch_size": 30, "epochs": 3, "pace_s": 0.05}
+EVERY_5 = elastix.CheckpointConfig(every_steps=5)
+
+
+def paced(ctx):
+    """Steps of a known length, so that there is time to kill something between two of them."""
+
+    def look(phase, detail):
+        if phase == "batch":
+            time.sleep(ctx.config["pace_s"])
+
+    ctx.on_phase(look)
+    trainables.train(ctx)
+
+
+def trainer(store, train=paced, workers=2, **options):
+    return elastix.ElasticTrainer(
+        train,
+        config=CONFIG,
+        scaling=elastix.ScalingConfig(num_workers=workers, cpus_per_worker=0.5),
+        run=elastix.RunConfig(name="chaos", store=str(store), **options.pop("run", {})),
+        checkpoint=EVERY_5,
+        quiet=True,
+        **options,
+    )
+
+
+def run_of(store):
+    return succession.run_id(str(store), "chaos")
+
+
+def journal_of(store) -> Path:
+    return Path(store) / "runs" / "chaos" / "journal.jsonl"
+
+
+def events_of(store, kind: type[Event]) -> list:
+    path = journal_of(store)
+    return [e for e in journal.read(path) if isinstance(e, kind)] if path.exists() else []
+
+
+def until(condition, timeout_s=180.0):
+    """Wait for something that another process does, seen only from outside."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+    return found
+
+
+def steps_taken(store) -> int:
+    return len(events_of(store, StepCommitted))
+
+
+def in_background(work):
+    box = {}
+
+    def run():
+        try:
+            box["result"] = work()
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            box["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, box
+
+
+def controller_pid(store) -> int:
+    controller = succession.find_controller(run_of(store))
+    return ray.get(controller.process.remote())
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+
+
+def nobody_left(store):
+    pids = [event.pid for event in events_of(store, WorkerStarted)]
+    until(lambda: not any(map(alive, pids)))
+    until(lambda: not succession.find_workers(run_of(store)))
+    until(lambda: not succession.own_groups(run_of(store)))
+    until(lambda: ray.available_resources().get("CPU") == 8)
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_controller_comes_back_and_nothing_is_rolled_back(cluster, tmp_path):
+    thread, box = in_background(trainer(tmp_path).fit)
+    until(lambda: steps_taken(tmp_path) >= 7)
+    first = controller_pid(tmp_path)
+    os.kill(first, signal.SIGKILL)
+    thread.join(200)
+    assert "error" not in box, repr(box.get("error"))
+    result = box["result"]
+    assert result.audit.exact, str(result.audit)
+    assert_exactly_once(list(result.events), CONFIG["epochs"])
+    assert events_of(tmp_path, Resumed) == []
+    assert events_of(tmp_path, WorkerLost) == []
+    causes = [event.cause for event in events_of(tmp_path, GenerationFormed)]
+    assert causes == ["start", "new controller"]
+    steps = [event.step for event in events_of(tmp_path, StepCommitted)]
+    assert steps == list(range(1, 31))
+    assert compare(result.directory).relative < 1e-9
+    nobody_left(tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_controller_and_a_worker_are_killed_together(cluster, tmp_path):
+    thread, box = in_background(trainer(tmp_path, workers=3).fit)
+    until(lambda: steps_taken(tmp_path) >= 7)
+    pids = {event.worker: event.pid for event in events_of(tmp_path, WorkerStarted)}
+    os.kill(controller_pid(tmp_path), signal.SIGKILL)
+    os.kill(pids[1], signal.SIGKILL)
+    thread.join(200)
+    assert "error" not in box, repr(box.get("error"))
+    result = box["result"]
+    assert_exactly_once(list(result.events), CONFIG["epochs"])
+    assert events_of(tmp_path, Resumed) == []
+    assert [event.worker for event in events_of(tmp_path, WorkerLost)] == [1]
+    assert compare(result.directory).relative < 1e-9
+    nobody_left(tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_all_workers_killed_at_once_go_on_from_the_last_stored_state(cluster, tmp_path):
+    kills = [Kill(worker=worker, phase="batch", step=12) for worker in range(2)]
+    result = trainer(tmp_path, with_kills(paced, kills)).fit()
+    assert_exactly_once(list(result.events), CONFIG["epochs"])
+    (resumed,) = events_of(tmp_path, Resumed)
+    assert resumed.step in (5, 10)
+    assert {event.worker for event in events_of(tmp_path, WorkerLost)} == {0, 1}
+    assert compare(result.directory).relative < 1e-9
+    nobody_left(tmp_path)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.slow
+def test_controller_and_all_workers_killed_at_once(cluster, tmp_path):
+    thread, box = in_background(trainer(tmp_path).fit)
+    until(lambda: steps_taken(tmp_path) >= 12)
+    pids = [event.pid for event in events_of(tmp_path, WorkerStarted)]
+    for pid in (controller_pid(tmp_path), *pids):
+        os.kill(pid, signal.SIGKILL)
+    thread.join(200)
+    assert "error" not in box, repr(box.get("error"))
+    assert_exactly_once(list(box["result"].events), CONFIG["epochs"])
+    assert len(events_of(tmp_path, Resumed)) == 1
+    assert compare(box["result"].directory).relative < 1e-9
+    nobody_left(tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_a_controller_that_is_ended_for_good_is_a_typed_error_and_leaves_nobody(cluster, tmp_path):
+    thread, box = in_background(trainer(tmp_path).fit)
+    until(lambda: steps_taken(tmp_path) >= 3)
+    ray.kill(succession.find_controller(run_of(tmp_path)), no_restart=True)
+    thread.join(100)
+    assert isinstance(box["error"], elastix.ControllerLost)
+    nobody_left(tmp_path)
+
+
+SCRIPT = """
+    import ray, elastix
+    from tests.chaos import test_controller as chaos
+    ray.init(address={address!r}, log_to_driver=False)
+    result = chaos.trainer({store!r}, run={{"detached": {detached}}}).fit()
+    print("exact" if result.audit.exact else "NOT EXACT")
+"""
+
+
+def start_driver(cluster, store, detached):
+    address = cluster.get_runtime_context().gcs_address
+    code = textwrap.dedent(SCRIPT).format(address=address, store=str(store), detached=detached)
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_driver_takes_its_run_along_and_fit_goes_on(cluster, tmp_path):
+    driver = start_driver(cluster, tmp_path, detached=False)
+    until(lambda: steps_taken(tmp_path) >= 12)
+    driver.kill()
+    driver.wait()
+    nobody_left(tmp_path)
+    before = [event.step for event in events_of(tmp_path, StepCommitted)]
+    assert len(before) < 30
+    result = trainer(tmp_path, workers=3).fit()
+    assert_exactly_once(list(result.events), CONFIG["epochs"])
+    (resumed,) = events_of(tmp_path, Resumed)
+    assert resumed.step >= 5
+    assert compare(result.directory).relative < 1e-9
+
+
+@pytest.mark.timeout(400)
+def test_a_detached_run_goes_on_without_its_driver_and_fit_attaches(cluster, tmp_path):
+    driver = start_driver(cluster, tmp_path, detached=True)
+    until(lambda: steps_taken(tmp_path) >= 7)
+    driver.kill()
+    driver.wait()
+    at_death = steps_taken(tmp_path)
+    until(lambda: steps_taken(tmp_path) >= at_death + 3)  # on its own
+    result = trainer(tmp_path, run={"detached": True}).fit()
+    assert_exactly_once(list(result.events), CONFIG["epochs"])
+    assert events_of(tmp_path, Resumed) == []
+    assert [event.cause for event in events_of(tmp_path, GenerationFormed)] == ["start"]
+    assert [event.outcome for event in events_of(tmp_path, RunEnded)] == ["finished"]
+    nobody_left(tmp_path)
+    until(lambda: succession.find_controller(run_of(tmp_path)) is None)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.slow
+def test_a_detached_run_can_be_stopped(cluster, tmp_path):
+    detached = trainer(tmp_path, run={"detached": True})
+    thread, _ = in_background(detached.fit)
+    until(lambda: steps_taken(tmp_path) >= 7)
+    detached.stop()
+    thread.join(100)
+    assert [event.outcome for event in events_of(tmp_path, RunEnded)] == ["interrupted"]
+    nobody_left(tmp_path)
+
+
+def test_the_journal_numbers_what_several_workers_may_send(tmp_path):
+    """What a restarted controller relies on to write no event twice."""
+    path = tmp_path / "journal.jsonl"
+    with journal.Journal(path) as opened:
+        opened.append(Resumed(step=0, ref=""))
+        opened.append(Resumed(step=1, ref=""), serial=4)
+    assert [serial for _, serial in journal.read_numbered(path)] == [None, 4]
+    assert [event.step for event in journal.read(path)] == [0, 1]
+    assert json.loads(path.read_text().splitlines()[1])["serial"] == 4

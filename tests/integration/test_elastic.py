@@ -1,0 +1,66 @@
+"""Spares, notices and nodes that come and go, on a real Ray."""
+
+import subprocess
+import sys
+from pathlib import Path
+from signal import SIGTERM
+
+import pytest
+
+import elastix
+from elastix.data.audit import audit
+from elastix.events import StepCommitted, WorkerJoined, WorkerLeft, WorkerLost
+from elastix.observe import journal
+from elastix.testing.chaos import Kill, with_kills
+from tests import trainables
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def of(kind, events):
+    return [event for event in events if isinstance(event, kind)]
+
+
+@pytest.mark.timeout(300)
+def test_a_spare_stands_in_and_a_notice_is_heeded(cluster, tmp_path):
+    """Two workers and a spare: one is killed, and one of the rest is told to go."""
+    sign = tmp_path / "sign"
+    sign.mkdir()
+    config = {"samples": 300, "batch_size": 30, "epochs": 8, "step_s": 0.05}
+    config |= {"meeting": str(sign), "hold_step": 3, "hold_for": 2}
+    kills = [
+        Kill(worker=1, phase="bucket", step=6),
+        Kill(worker=0, phase="bucket", step=40, signal=SIGTERM),
+    ]
+    result = elastix.ElasticTrainer(
+        with_kills(trainables.train, kills),
+        config=config,
+        scaling=elastix.ScalingConfig(num_workers=(1, 2), spares=1, cpus_per_worker=0.5),
+        run=elastix.RunConfig(name="test", store=str(tmp_path)),
+    ).fit()
+    events = list(result.events)
+    assert result.audit.exact
+    assert [event.worker for event in of(WorkerLost, events)] == [1]
+    assert [(e.worker, e.cause) for e in of(WorkerLeft, events)] == [(0, "notice")]
+    spare = of(WorkerJoined, events)[0]
+    assert (spare.worker, spare.watched_steps) == (2, 0)  # it was there, and the others let it in
+    later = [batch for e in of(StepCommitted, events) if e.step > 10 for batch in e.batches]
+    assert not any(batch.owed for batch in later)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
+def test_the_group_grows_with_a_node_and_leaves_it_before_it_goes(tmp_path):
+    """A cluster of its own, in a process of its own: see nodes.py."""
+    command = [sys.executable, "-m", "tests.integration.nodes", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=580)
+    events = list(journal.read(tmp_path / "runs" / "nodes" / "journal.jsonl"))
+    assert audit(events).exact
+    sizes = [event.world_size for event in of(StepCommitted, events)]
+    assert sizes[0] == 1
+    assert max(sizes) == 2  # more than the run began with
+    (join,) = of(WorkerJoined, events)
+    assert join.watched_steps > 0
+    assert [(e.worker, e.cause) for e in of(WorkerLeft, events)] == [(join.worker, "draining")]
+    assert not of(WorkerLost, events)
+    assert sizes[-1] == 1
