@@ -26,6 +26,7 @@ from elastix.verbs.output import size as _size
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
+app.add_typer(campaigns.app, name="campaign")
 for verb in (doctor, estimate, grafana):
     app.command()(_says(verb))
 
@@ -254,6 +255,3 @@ def tag(
             opened.tag(name, ref)
         found = opened.tags()
     _print(as_json, found, ("tag", "ref"), found.items())
-
-
-app.add_typer(campaigns.make(_says, _print), name="campaign")
