@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test check bench bench-short chaos examples pins clean
+.PHONY: help demo test check bench bench-short chaos examples screenshots pins clean
 
 help:
 	@echo "make demo      train a convnet while a worker is killed in the middle of backward()"
@@ -17,6 +17,7 @@ help:
 	@echo "make chaos     the long failure tests"
 	@echo "make bench     the benchmarks, beside torch DDP, torchft and Ray Train"
 	@echo "make examples  every example, as CI runs them"
+	@echo "make screenshots  the report, light and dark, wide and narrow (needs chromium)"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -40,6 +41,10 @@ check: $(READY)
 
 examples: $(READY)
 	set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+screenshots: $(READY)
+	$(BIN)/python -m tests.screenshots build/screenshots
+	$(BIN)/python -m tests.screenshots build/screenshots --readme
 
 chaos: $(READY)
 	$(BIN)/python -m pytest tests/chaos tests/contracts tests/unit tests/integration -m slow

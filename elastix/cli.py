@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, ElastixError
 from elastix.store import Entry, Store
 from elastix.verbs import campaign as campaigns
 from elastix.verbs import output
@@ -22,19 +22,36 @@ from elastix.verbs.output import AsJson
 from elastix.verbs.output import print_table as _print
 from elastix.verbs.output import says as _says
 from elastix.verbs.output import size as _size
+from elastix.verbs.report import report
+from elastix.verbs.status import status
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
 app.add_typer(campaigns.app, name="campaign")
-for verb in (doctor, estimate, grafana):
+for verb in (doctor, estimate, grafana, report, status):
     app.command()(_says(verb))
 
 Where = Annotated[
     str,
     typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory or URI of the store."),
 ]
-Name = Annotated[str, typer.Argument(help="Tag, ref, or the first digits of a ref.")]
+
+
+def _names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Tags and refs, for a shell that completes them."""
+    try:
+        with Store(ctx.params.get("store") or _STORE, read_only=True) as opened:
+            known = [*opened.tags(), *(entry.ref[:12] for entry in opened.log(limit=50))]
+    except ElastixError:
+        return []
+    return [name for name in known if name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(help="Tag, ref, or the first digits of a ref.", autocompletion=_names),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 _STORE = "runs/store"
 
@@ -62,7 +79,7 @@ def _line(entry: Entry) -> tuple[str, ...]:
 def log(
     ref: Annotated[str | None, typer.Argument(help="Only this model and its ancestors.")] = None,
     store: Where = _STORE,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List models, the latest first."""
@@ -255,3 +272,33 @@ def tag(
             opened.tag(name, ref)
         found = opened.tags()
     _print(as_json, found, ("tag", "ref"), found.items())
+
+
+@store_app.command()
+@_says
+def tags(store: Where = _STORE, as_json: AsJson = False) -> None:
+    """List the tags."""
+    with Store(store, read_only=True) as opened:
+        found = opened.tags()
+    _print(as_json, found, ("tag", "ref"), found.items())
+
+
+@store_app.command()
+@_says
+def lineage(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+    """List what a model derives from and what derives from it, nearest first."""
+    with Store(store, read_only=True) as opened:
+        above, below = opened.ancestors(ref), opened.descendants(ref)
+    rows = [*(("ancestor", name) for name in above), *(("descendant", name) for name in below)]
+    _print(as_json, {"ancestors": above, "descendants": below}, ("which", "ref"), rows)
+
+
+@store_app.command()
+@_says
+def rebuild(store: Where = _STORE, as_json: AsJson = False) -> None:
+    """Make the index anew from the packs, when it is damaged or lost."""
+    with Store(store) as opened:
+        opened.rebuild()
+        found = opened.stats()
+    value = {"models": found.models, "packs": found.packs}
+    _print(as_json, value, ("what", "how many"), value.items())

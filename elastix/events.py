@@ -80,6 +80,14 @@ class LoaderOpened(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochsPlanned(Event):
+    """The train function asked a loader for the epochs up to this number, counted from 1."""
+
+    loader: int
+    epochs: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchShares:
     """One global batch of one loader as it was committed.
 
@@ -153,7 +161,8 @@ class Recovered(Event):
     Attributes:
         step: the step in hand; between steps, the last one committed.
         outcome: "accepted" (all survivors held every bucket), "passed on" (somebody had left the
-            commit round), "reduced again", or "between steps".
+            commit round), "reduced again", "done again" (FailureConfig(recovery="rollback")), or
+            "between steps".
         rebuild_s: news of the new generation to a working process group.
         stall_s: news of the new generation to the agreed result of the operation at hand.
     """
@@ -354,6 +363,7 @@ _EVENTS: dict[str, type[Event]] = {
         Resumed,
         SamplesLeftOut,
         LoaderOpened,
+        EpochsPlanned,
         StepCommitted,
         WorkerLost,
         WorkerLeft,

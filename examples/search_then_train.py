@@ -29,6 +29,7 @@ from torch.utils.data import TensorDataset
 
 import elastix
 from elastix.events import Recovered, WorkerLost
+from elastix.report import write_report
 from elastix.search.results import Best
 from elastix.store import Entry
 from elastix.testing.chaos import Kill, with_kills
@@ -134,7 +135,10 @@ def main() -> int:
     campaign = search(path)
     best = campaign.best
     result = train_under_fire(best, path)
-    return 0 if summary(path, campaign, result) else 1
+    fine = summary(path, campaign, result)
+    for name in ("digits-search", "digits"):
+        print(f"report     {write_report(name, path)}")
+    return 0 if fine else 1
 
 
 def summary(path: Path, campaign: elastix.Results, result: elastix.Result) -> bool:

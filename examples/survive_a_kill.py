@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 import elastix
 from elastix.events import Recovered, WorkerJoined
+from elastix.report import write_report
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.replay import compare
 from search_spaces import convnet
@@ -78,6 +79,7 @@ def main() -> int:
         f"relative difference {replayed.relative:.1e} after {replayed.steps} steps"
     )
     print(f"  test accuracy {result.metrics['accuracy']:.3f}; all of it is in {result.directory}")
+    print(f"  report: {write_report(result.directory.name, result.directory.parents[1])}")
     fine = result.audit.exact and replayed.relative < 1e-6 and result.metrics["accuracy"] > 0.8
     return 0 if fine else 1
 

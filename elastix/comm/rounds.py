@@ -785,8 +785,8 @@ class Rounds:
         else:
             lost = decision.begun and not decision.complete
             self.void = self.void or (lost and decision.kind == self._redo)
-            again = "done again" if self.void else "reduced again"
-            self._outcome = "accepted" if decision.complete else again
+            kept = "accepted" if decision.complete else "reduced again"
+            self._outcome = "done again" if self.void else kept
             self._complete = decision.complete
             self.plan = max(self.plan, decision.plan) or self.generation
 

@@ -43,6 +43,10 @@ class Pace(Protocol):
         """A batch begins; this worker has `share` samples of it."""
         ...
 
+    def planned(self, loader: int, epochs: int) -> None:
+        """The train function is going to make so many epochs of a loader, all told."""
+        ...
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -62,7 +66,7 @@ class Source:
     """A map-style dataset and how to read it.
 
     Attributes:
-        batch_size: samples of a global batch.
+        batch_size: samples of a global batch; of each worker's share with `per_worker`.
         seed: of the order, with the epoch.
         num_workers: processes that load ahead; 0 loads in the training thread.
         prefetch: batches that each of them loads ahead.
@@ -74,6 +78,7 @@ class Source:
 
     dataset: Dataset[Any]
     batch_size: int
+    per_worker: bool = False
     shuffle: bool = True
     seed: int = 0
     collate: Collate = default_collate
@@ -139,6 +144,7 @@ class Loader:
 
         Samples left over by a `break` come first in the next epoch; none is skipped.
         """
+        self._pace.planned(self.number, total)
         self._within = True
         try:
             while self.epoch < total:
@@ -260,7 +266,7 @@ class Loader:
 
     def draw(self, cursor: Cursor) -> tuple[Draw, Cursor] | None:
         """What the group as it is would draw at `cursor`: also used to look ahead."""
-        batch_size = self._source.batch_size
+        batch_size = self._batch_size
         batch, after = cursor.draw(batch_size, self.epoch)
         if not batch:
             return None
@@ -271,7 +277,13 @@ class Loader:
     def steps_left(self) -> int:
         """Batches until the epoch in progress is drawn, if nothing is lost."""
         left = self._ahead.left(self.epoch)
-        return -(-left // self._source.batch_size)
+        return -(-left // self._batch_size)
+
+    @property
+    def _batch_size(self) -> int:
+        """Of the next global batch."""
+        each = self._source.batch_size
+        return each * max(1, len(self._pace.members())) if self._source.per_worker else each
 
     @property
     def source(self) -> Source:

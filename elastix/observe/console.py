@@ -1,162 +1,281 @@
-"""What a person sees while a run goes on: a line per event that matters, and a summary.
+"""What a person sees while a run goes on: a live block on a terminal, lines in a log.
 
-Reads events only. Not here: live displays and reports.
+Reads events only. On a terminal one block of at most 12 lines is redrawn in place; on a pipe and
+in a job log there is a line for each event that matters and a summary every 30 s. The first and
+the last line name the run, the store and the report.
 """
 
+import shlex
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console as Terminal
-from rich.markup import escape
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from elastix.errors import ElastixError
-from elastix.events import (
-    Event,
-    GenerationFormed,
-    Recovered,
-    Reported,
-    Resumed,
-    RunStarted,
-    StateNotStored,
-    StateStored,
-    StepCommitted,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLost,
-    WorkerSlow,
-)
+from elastix.events import Event, Recovered
+from elastix.observe.lines import line, plain, plain_lines
+from elastix.observe.progress import Loss, Progress, duration, shown
 
-_PROGRESS_S = {True: 5.0, False: 30.0}  # on a terminal, in a log
+_SUMMARY_S = 30.0  # between the summaries in a log
+_REDRAW_S = 0.25  # between two pictures of the block
+_LATEST = 5  # events at the foot of the block
+_TRACEBACK = 20  # lines of a traceback that the failure box shows
 
 
 class Console:
-    """Prints a run's events as they come.
+    """Shows a run's events as they come. A context manager: the block ends with it.
 
     Args:
         name: of the run.
-        directory: of the run, named in the first and last line.
+        store: as the user named it: the report command repeats it.
         quiet: print nothing at all.
+        progress: what happened before, if the run is continued.
+        terminal: where to print; standard output by default.
+        clock: seconds since the epoch.
     """
 
-    def __init__(self, name: str, directory: Path, *, quiet: bool = False) -> None:
-        self._name = name
-        self._directory = directory
-        self._terminal = Terminal(quiet=quiet, highlight=False, soft_wrap=True)
-        self._started = time.time()
-        self._told = self._started
-        self._steps = 0
-        self._samples = 0
-        self._samples_told = 0
-        self._losses = 0
-        self._recoveries: dict[int, float] = {}
+    def __init__(
+        self,
+        name: str,
+        store: str,
+        *,
+        quiet: bool = False,
+        progress: Progress | None = None,
+        terminal: Terminal | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.progress = progress or Progress()
+        self._name = plain(name)
+        self._where = where(self._name, plain(store))
+        self._clock = clock
+        self._terminal = terminal or Terminal(quiet=quiet, highlight=False, soft_wrap=True)
+        self._started = self._summed = clock()
+        self._latest: deque[Text] = deque(maxlen=_LATEST)
+        self._recovered_in = 0
+        self._live: Live | None = None
+        self._drawn = 0.0
+
+    def __enter__(self) -> Self:
+        self._print(f"{self._name} starts   {self._where}", "bold")
+        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+            self._live = Live(
+                self._block(), console=self._terminal, auto_refresh=False, transient=True
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end_block()
 
     def show(self, event: Event) -> None:
-        """Print what the event means, if it means anything to a person."""
-        if isinstance(event, StepCommitted):
-            self._steps = event.step
-            self._samples += sum(batch.samples for batch in event.batches)
-            self._progress(event)
-        elif isinstance(event, Recovered):
-            self._recovered(event)
+        """Take note of an event, and tell of it if it means anything to a person."""
+        self.progress.add(event)
+        if isinstance(event, Recovered):  # each survivor tells; the first is news
+            news = event.generation > self._recovered_in
+            self._recovered_in = max(self._recovered_in, event.generation)
         else:
-            line = self._line(event)
-            if line:
-                self._say(event, line)
+            news = True
+        text, style = line(event)
+        if text and news:
+            self._tell(event.t, text, style)
+        self.tick()
+
+    def tick(self) -> None:
+        """Redraw the block, or print a summary, if it is time. Call it about once a second."""
+        now = self._clock()
+        if self._live is not None:
+            if now - self._drawn >= _REDRAW_S:
+                self._drawn = now
+                self._live.update(self._block(), refresh=True)
+        elif now - self._summed >= _SUMMARY_S:
+            self._summed = now
+            self._tell(now, self._summary(), "")
+
+    # ------------------------------------------------------------------ the last lines
 
     def finished(self, ref: str, metrics: Mapping[str, Any], account: object) -> None:
-        """The last lines of a run that went well."""
-        shown = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
-        worst = (
-            f", slowest recovery {max(self._recoveries.values()):.2f} s" if self._recoveries else ""
-        )
-        self._print(f"[bold]{escape(self._name)} finished[/]  {escape(shown)}")
-        self._print(f"  workers lost {self._losses}{worst}")
-        self._print(f"  samples {escape(str(account))}")
-        self._print(f"  state {ref[:12]}  in {escape(str(self._directory))}")
+        """Sum up a run that went well."""
+        self._end_block()
+        progress = self.progress
+        self._print(f"{self._name} finished   {shown(metrics)}", "bold green")
+        self._print(f"  {progress.step} steps in {self._running}{self._goodput('   goodput ')}")
+        slowest = progress.slowest_recovery_s
+        worst = "" if slowest is None else f", slowest recovery {slowest:.2f} s"
+        self._print(f"  workers lost {len(progress.losses)}{worst}, joined {len(progress.joins)}")
+        self._print(f"  samples {account}")
+        self._print(f"  state {ref[:12]}   {self._where}")
 
     def failed(self, error: ElastixError) -> None:
-        """The last line of a run that did not."""
+        """Sum up a run that did not: the first failure, not the last symptom, at the end."""
+        self._end_block()
         kind = type(error).__name__
-        self._print(f"[bold red]{escape(self._name)} failed[/]: {kind} after step {self._steps}")
-        self._print(f"  journal in {escape(str(self._directory))}")
-
-    def interrupted(self, *, goes_on: bool = False) -> None:
-        """The last line after Ctrl-C. `goes_on`: the run does not need this process."""
-        name, where = escape(self._name), escape(str(self._directory))
-        if goes_on:
-            self._print(
-                f"[bold yellow]{name} goes on[/] after step {self._steps}; fit() again attaches "
-                f"to it, stop() ends it. Its journal is in {where}"
-            )
-            return
         self._print(
-            f"[bold yellow]{name} interrupted[/] after step {self._steps}; fit() "
-            f"again goes on from the last stored State. Its journal is in {where}"
+            f"{self._name} failed: {kind} after step {self.progress.step}, {self._running}",
+            "bold red",
         )
+        title, lines = self._first_failure(error)
+        if self._terminal.is_terminal:
+            self._terminal.print(Panel(Text("\n".join(lines)), title=Text(title), style="red"))
+        else:
+            self._print(f"  {title}:")
+            for text in lines:
+                self._print(f"    {text}")
+        self._print(f"{self._name} failed   {self._where}", "bold red")
 
     def leaderless(self) -> None:
         """The controller's process died."""
-        self._print("[red]controller lost[/]: the workers keep their State; it is started again")
+        lost = "controller lost: the workers keep their State; it is started again"
+        self._tell(self._clock(), lost, "red")
 
-    def _line(self, event: Event) -> str:
-        match event:
-            case RunStarted():
-                return f"[bold]{escape(event.name)}[/]  {escape(str(self._directory))}"
-            case Resumed():
-                return f"goes on from the State after step {event.step}"
-            case GenerationFormed():
-                who = " ".join(map(str, event.members))
-                return f"[cyan]generation {event.generation}[/] ({event.cause}): workers {who}"
-            case WorkerLost():
-                self._losses += 1
-                return f"[red]worker {event.worker} lost[/] (rank {event.rank}, {event.cause})"
-            case WorkerLeft():
-                return f"worker {event.worker} left after step {event.step} ({event.cause})"
-            case WorkerSlow():
-                return (
-                    f"[yellow]worker {event.worker} is slow[/]: its part of a step takes "
-                    f"{event.factor:.1f} times as long as the others'"
-                )
-            case WorkerJoined():
-                size = event.copy_bytes / 1e6
-                return (
-                    f"[green]worker {event.worker} joined[/] after step {event.step}: "
-                    f"{size:.1f} MB of State in {event.copy_s:.2f} s"
-                )
-            case Reported():
-                shown = "  ".join(f"{k} {_number(v)}" for k, v in event.metrics.items())
-                return f"step {event.step}  {escape(shown)}"
-            case StateNotStored():
-                return f"[red]state after step {event.step} not stored[/]: {escape(event.why)}"
-            case StateStored():
-                return f"state {event.ref[:12]} stored after step {event.step} ({event.reason})"
-        return ""
-
-    def _recovered(self, event: Recovered) -> None:
-        """The slowest survivor counts; each prints if it is slower than those before."""
-        before = self._recoveries.get(event.generation)
-        self._recoveries[event.generation] = max(before or 0.0, event.stall_s)
-        if before is None:
-            step = "" if event.outcome == "between steps" else f" step {event.step}"
-            stall = f"{event.stall_s:.2f} s ({event.outcome})"
-            self._say(event, f"[green]recovered[/]{step} in {stall}, 0 steps lost")
-
-    def _progress(self, event: StepCommitted) -> None:
-        elapsed = event.t - self._told
-        if elapsed < _PROGRESS_S[self._terminal.is_terminal]:
+    def interrupted(self, *, goes_on: bool = False) -> None:
+        """The last lines after Ctrl-C. `goes_on`: the run does not need this process."""
+        self._end_block()
+        if goes_on:
+            self._print(
+                f"{self._name} goes on after step {self.progress.step}; fit() again attaches to "
+                "it, stop() ends it",
+                "bold yellow",
+            )
+            self._print(f"{self._name} goes on   {self._where}", "bold yellow")
             return
-        rate = (self._samples - self._samples_told) / elapsed
-        self._told, self._samples_told = event.t, self._samples
-        self._say(event, f"step {event.step}  workers {event.world_size}  {rate:.0f} samples/s")
+        self._print(
+            f"{self._name} interrupted after step {self.progress.step}; fit() again goes on from "
+            "the last stored State",
+            "bold yellow",
+        )
+        self._print(f"{self._name} interrupted   {self._where}", "bold yellow")
 
-    def _say(self, event: Event, line: str) -> None:
-        self._print(f"[dim]{event.t - self._started:7.2f}[/]  {line}")
+    def _first_failure(self, error: ElastixError) -> tuple[str, list[str]]:
+        raised = self.progress.first_failure
+        if raised is not None:
+            lines = plain_lines(raised.traceback.strip())
+            left_out = len(lines) - _TRACEBACK
+            if left_out > 0:  # both ends say something: where it began, and what it was
+                half = _TRACEBACK // 2
+                lines = [*lines[:half], f"... {left_out} lines ...", *lines[-half:]]
+            where = f"worker {raised.worker}, rank {raised.rank}, after step {raised.step}"
+            return f"first failure: {where}", lines
+        lines = plain_lines(str(error))
+        if self.progress.losses:
+            return f"first failure: {_told(self.progress.losses[0], self._started)}", lines
+        return "failure", lines
 
-    def _print(self, line: str) -> None:
-        self._terminal.print(line)
+    # ------------------------------------------------------------------ pieces
+
+    @property
+    def _running(self) -> str:
+        return duration(self._clock() - self._started)
+
+    def _goodput(self, before: str) -> str:
+        share = self.progress.goodput.share
+        return "" if share is None else f"{before}{share:.0%}"
+
+    def _counts(self) -> str:
+        progress = self.progress
+        epoch, epochs = progress.epoch
+        of = f" of {epochs}" if epochs else ""
+        parts = [f"step {progress.step}", f"epoch {epoch}{of}" if epoch else "no loader yet"]
+        return "   ".join([*parts, f"{progress.samples} samples"])
+
+    def _pace(self) -> str:
+        rate, left, done = self.progress.rate, self.progress.left_s, self.progress.done
+        parts = [] if done is None else [f"{done:.0%}"]
+        parts += [] if rate is None else [f"{rate:.0f} samples/s"]
+        parts += [] if left is None else [f"{duration(left)} left"]
+        return "   ".join(parts)
+
+    def _group(self) -> str:
+        progress = self.progress
+        size = f"workers {len(progress.members)}/{progress.workers_wanted}"
+        text = f"gen {progress.generation}   {size}{self._goodput('   goodput ')}"
+        if progress.losses:
+            text += f"   last loss: {_what_became_of(progress.losses[-1])}"
+        return text
+
+    def _summary(self) -> str:
+        scores = shown(self.progress.metrics)
+        parts = [self._running, self._counts(), self._pace(), self._group(), scores]
+        return plain("   ".join(part for part in parts if part))
+
+    def _block(self) -> RenderableType:
+        """At most 12 lines: 5 of facts, a rule, the latest events."""
+        progress = self.progress
+        head = f"{self._name}   running {self._running}   {self._counts()}"
+        rows: list[RenderableType] = [one_line(head, "bold")]
+        rows.append(bar(progress.done, self._pace() or "starting"))
+        rows.append(one_line(f"group  {self._group()}"))
+        if progress.metrics:
+            rows.append(
+                one_line(f"score  {shown(progress.metrics)}   (step {progress.metrics_step})")
+            )
+        if progress.stored is not None:
+            stored = progress.stored
+            size = f"{stored.stored_bytes / 1e6:.1f} MB in {stored.store_s:.2f} s"
+            rows.append(one_line(f"state  {stored.ref[:12]} after step {stored.step}, {size}"))
+        rows += self._latest
+        return Group(*rows)
+
+    def _tell(self, t: float, text: str, style: str) -> None:
+        clock = Text(f"{t - self._started:8.2f}  ", "dim")
+        told = clock + Text(text, style)
+        if self._live is None:
+            self._terminal.print(told)
+        else:
+            told.no_wrap, told.overflow = True, "ellipsis"
+            self._latest.append(told)
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._terminal.print(Text(text, style))
+
+    def _end_block(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
 
-def _number(value: Any) -> str:  # noqa: ANN401 - whatever was reported
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def where(name: str, store: str) -> str:
+    """The store, and the command that makes the report."""
+    command = shlex.join(["elastix", "report", name, "--store", store])
+    return f"store {store}   report: {command}"
+
+
+def bar(done: float | None, beside: str) -> RenderableType:
+    """A line with a progress bar (one that moves, if nobody knows how far it is) and a text."""
+    grid = Table.grid(expand=True, padding=(0, 3, 0, 0))
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True)
+    moving = ProgressBar(total=1.0, completed=done or 0.0, pulse=done is None)
+    grid.add_row(moving, one_line(beside))
+    return grid
+
+
+def one_line(text: str, style: str = "") -> Text:
+    """Cut where the terminal ends."""
+    return Text(plain(text), style, no_wrap=True, overflow="ellipsis")
+
+
+def _told(loss: Loss, since: float) -> str:
+    return f"worker {loss.worker} (rank {loss.rank}) {loss.cause} at {loss.t - since:.1f} s"
+
+
+def _what_became_of(loss: Loss) -> str:
+    who = f"rank {loss.rank}" if loss.rank >= 0 else f"worker {loss.worker}"
+    if loss.rank < 0:
+        return f"{who} {loss.cause} before it was let in"
+    if loss.stall_s is None:
+        return f"{who} {loss.cause}, recovering"
+    return f"{who} {loss.cause}, recovered in {loss.stall_s:.2f} s, 0 steps lost"

@@ -1,15 +1,19 @@
-"""What a person sees while a campaign runs: a line per event that matters, and a summary.
+"""What a person sees while a campaign runs: a live block on a terminal, lines in a log.
 
-Reads events only, like console.py, which does it for one training run.
+Reads events only, like console.py, which does it for one training run and whose rules hold here:
+at most 12 lines on a terminal, a line per event and a summary each 30 s elsewhere, the run, the
+store and the report in the first line and in the last.
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console as Terminal
-from rich.markup import escape
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from elastix.events import (
     CampaignEnded,
@@ -19,126 +23,187 @@ from elastix.events import (
     TrialLost,
     TrialStarted,
 )
+from elastix.observe.console import bar, one_line, where
+from elastix.observe.lines import plain
+from elastix.observe.progress import duration, shown
 
-_PROGRESS_S = {True: 5.0, False: 30.0}  # on a terminal, in a log
+_SUMMARY_S = 30.0
+_LATEST = 5  # events at the foot of the block
+_FINAL = ("finished", "stopped", "failed")
+_TOLD_FAILURES = 3  # the first ones say it; the table has them all
+_ANCESTORS = 6  # of the best, named
+_STYLES = {"finished": "bold green", "failed": "bold red"}
 
 
 class TrialsConsole:
-    """Prints a campaign's events as they come.
+    """Shows a campaign's events as they come; the block begins and ends with the campaign.
 
     Args:
         name: of the campaign.
-        directory: of its book and journal, named in the first and last line.
+        directory: of its book and journal, STORE/runs/NAME.
         budget: trials wanted; None for no limit.
         quiet: print nothing at all.
+        terminal: where to print; standard output by default.
+        clock: any clock that counts seconds.
     """
 
     def __init__(
-        self, name: str, directory: Path, budget: int | None, *, quiet: bool = False
+        self,
+        name: str,
+        directory: Path,
+        budget: int | None,
+        *,
+        quiet: bool = False,
+        terminal: Terminal | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._name = name
-        self._directory = directory
+        self._name = plain(name)
+        self._where = where(self._name, plain(str(directory.parents[1])))
         self._budget = budget
-        self._terminal = Terminal(quiet=quiet, highlight=False, soft_wrap=True)
-        self._began = self._told = time.monotonic()
+        self._terminal = terminal or Terminal(quiet=quiet, highlight=False, soft_wrap=True)
+        self._clock = clock
+        self._began = self._summed = clock()
+        self._known = 0
         self._counts: Counter[str] = Counter()
         self._running: set[int] = set()
         self._parents: dict[int, int | None] = {}
         self._best: TrialEnded | None = None
         self._inherited: list[float] = []
         self._longest = 0.0
+        self._first_failure = ""
+        self._latest: deque[Text] = deque(maxlen=_LATEST)
+        self._live: Live | None = None
 
     def show(self, event: Event) -> None:
-        """Print what the event means, if it means anything to a person."""
+        """Take note of an event, and tell of it if it means anything to a person."""
         match event:
             case CampaignStarted():
-                self._started(event)
+                self._start(event)
             case TrialStarted():
                 self._running.add(event.trial)
                 self._parents[event.trial] = event.parent
             case TrialLost():
                 self._running.discard(event.trial)
                 self._counts["lost"] += 1
-                self._say(f"[red]trial {event.trial} lost[/]: {escape(event.cause)}; again")
+                self._tell(f"trial {event.trial} lost: {event.cause}; it starts again", "red")
             case TrialEnded():
-                self._ended(event)
+                self._end_trial(event)
             case CampaignEnded():
-                self._over(event)
-        if isinstance(event, TrialEnded | TrialStarted):
-            self._progress()
+                self._end(event)
+        now = self._clock()
+        if self._live is None and self._running and now - self._summed >= _SUMMARY_S:
+            self._summed = now
+            self._tell(f"{self._trials()}   {self._pace()}", "")
 
-    def _started(self, event: CampaignStarted) -> None:
+    # ------------------------------------------------------------------ what happened
+
+    def _start(self, event: CampaignStarted) -> None:
+        self._known = event.known
         goal = ", ".join(f"{mode} {name}" for name, mode in event.objectives.items())
-        known = f", goes on after {event.known} trials" if event.known else ""
-        self._counts["known"] = event.known
-        self._say(
-            f"[bold]{escape(event.name)}[/]  {escape(goal)} with {event.searcher}, inherit "
-            f"{escape(event.inherit)}{known}  {escape(str(self._directory))}"
-        )
+        after = f"   goes on after {event.known} trials" if event.known else ""
+        self._print(f"{self._name} starts   {self._where}", "bold")
+        self._print(f"  {goal} with {event.searcher}, inherit {event.inherit}{after}")
+        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+            # Redrawn by a thread of its own: between two events of a campaign minutes may pass.
+            self._live = Live(
+                get_renderable=self._block,
+                console=self._terminal,
+                refresh_per_second=2,
+                transient=True,
+            )
+            self._live.start()
 
-    def _ended(self, event: TrialEnded) -> None:
+    def _end_trial(self, event: TrialEnded) -> None:
         self._running.discard(event.trial)
         self._counts[event.state] += 1
         self._inherited.append(event.inherited)
         self._longest = max(self._longest, event.lineage_epochs - event.epochs)
         if event.state == "failed":
-            if self._counts["failed"] <= 3:  # the first ones say it; the table has them all
-                self._say(f"[red]trial {event.trial} failed[/]: {escape(event.message)}")
+            self._first_failure = self._first_failure or f"trial {event.trial}: {event.message}"
+            if self._counts["failed"] <= _TOLD_FAILURES:
+                self._tell(f"trial {event.trial} failed: {event.message}", "red")
         elif event.best:
             self._best = event
-            self._say(f"[green]best[/]  {self._describe(event)}")
+            self._tell(f"best  {self._describe(event)}", "green")
 
-    def _describe(self, event: TrialEnded) -> str:
-        values = "  ".join(f"{escape(k)} {_number(v)}" for k, v in event.values.items())
-        line = f"trial {event.trial}"
-        parent = self._parents.get(event.trial)
-        while parent is not None and len(line) < 60:
-            line += f" <- {parent}"
-            parent = self._parents.get(parent)
-        share = f"  inherited {event.inherited:.0%}" if event.inherited else ""
-        epochs = f"  epochs {event.epochs:g}"
-        if event.lineage_epochs > event.epochs:
-            epochs += f" ({event.lineage_epochs:g} with its lineage)"
-        return f"{values}  {line}{share}{epochs}"
-
-    def _progress(self) -> None:
-        now = time.monotonic()
-        if now - self._told < _PROGRESS_S[self._terminal.is_terminal]:
-            return
-        self._told = now
-        self._say(self._summary(now - self._began))
-
-    def _summary(self, elapsed_s: float) -> str:
-        final = ("finished", "stopped", "failed")
-        done = sum(self._counts[state] for state in final)
-        parts = [f"{done + self._counts['known']} done", f"{len(self._running)} running"]
-        parts += [f"{self._counts[s]} {s}" for s in ("paused", "failed", "lost") if self._counts[s]]
-        if self._budget is not None:
-            parts.append(f"{self._budget} budget")
-        rate = f"  {done / elapsed_s:.3g} a second" if elapsed_s > 0 and done else ""
-        return f"trials {' · '.join(parts)}{rate}"
-
-    def _over(self, event: CampaignEnded) -> None:
-        colour = {"finished": "bold", "failed": "bold red"}.get(event.outcome, "bold yellow")
-        self._say(f"[{colour}]{escape(self._name)} {event.outcome}[/]  {event.trials} trials")
-        self._say(f"  {self._summary(time.monotonic() - self._began)}")
+    def _end(self, event: CampaignEnded) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        style = _STYLES.get(event.outcome, "bold yellow")
+        self._print(f"{self._name} {event.outcome}   {self._trials()}", style)
         if self._best is not None:
-            self._say(f"  best {self._describe(self._best)}")
+            self._print(f"  best  {self._describe(self._best)}")
         inherited = [share for share in self._inherited if share]
         if inherited:
             mean = sum(inherited) / len(inherited)
-            self._say(
+            self._print(
                 f"  {len(inherited)} trials inherited {mean:.0%} of their bytes on average, from "
                 f"lineages of up to {self._longest:g} epochs"
             )
-        if event.message and event.outcome != "failed":
-            self._say(f"  {escape(event.message)}")
-        self._say(f"  table: elastix campaign show {escape(self._name)}")
+        if event.outcome == "failed" and self._first_failure:
+            self._print(f"  first failure: {self._first_failure}", "red")
+        if event.message:
+            self._print(f"  {event.message}")
+        self._print(f"  table: elastix campaign show {self._name}")
+        self._print(f"{self._name} {event.outcome}   {self._where}", style)
 
-    def _say(self, line: str) -> None:
-        elapsed = time.monotonic() - self._began
-        self._terminal.print(f"{elapsed:7.2f}  {line}")
+    # ------------------------------------------------------------------ pieces
 
+    def _describe(self, event: TrialEnded) -> str:
+        line = [event.trial]
+        while (parent := self._parents.get(line[-1])) is not None and len(line) < _ANCESTORS:
+            line.append(parent)
+        parts = [shown(event.values), f"trial {' <- '.join(map(str, line))}"]
+        if event.inherited:
+            parts.append(f"inherited {event.inherited:.0%}")
+        epochs = f"epochs {event.epochs:.4g}"
+        if event.lineage_epochs > event.epochs:
+            epochs += f" ({event.lineage_epochs:.4g} with its lineage)"
+        return "   ".join([*parts, epochs])
 
-def _number(value: Any) -> str:  # noqa: ANN401 - any metric
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+    def _done(self) -> int:
+        return self._known + sum(self._counts[state] for state in _FINAL)
+
+    def _trials(self) -> str:
+        parts = [f"{self._done()} done", f"{len(self._running)} running"]
+        parts += [f"{self._counts[s]} {s}" for s in ("paused", "failed") if self._counts[s]]
+        if self._counts["lost"]:
+            parts.append(f"{self._counts['lost']} lost\N{RIGHTWARDS ARROW}again")
+        if self._budget is not None:
+            parts.append(f"{self._budget} budget")
+        return "trials " + " \N{MIDDLE DOT} ".join(parts)
+
+    def _pace(self) -> str:
+        elapsed = self._clock() - self._began
+        new = self._done() - self._known
+        if not new or elapsed <= 0:
+            return "no trial has ended yet"
+        parts = [f"{new / elapsed:.3g} trials/s"]
+        if self._budget is not None:
+            left = max(0, self._budget - self._done()) * elapsed / new
+            parts.append(f"{duration(left)} left")
+        return "   ".join(parts)
+
+    def _block(self) -> RenderableType:
+        """At most 9 lines."""
+        running = duration(self._clock() - self._began)
+        share = None if not self._budget else min(1.0, self._done() / self._budget)
+        rows: list[RenderableType] = [
+            one_line(f"{self._name}   running {running}   {self._trials()}", "bold"),
+            bar(share, self._pace()),
+        ]
+        if self._best is not None:
+            rows.append(one_line(f"best   {self._describe(self._best)}"))
+        return Group(*rows, *self._latest)
+
+    def _tell(self, text: str, style: str) -> None:
+        told = Text(f"{self._clock() - self._began:8.2f}  ", "dim") + Text(plain(text), style)
+        if self._live is None:
+            self._terminal.print(told)
+        else:
+            told.no_wrap, told.overflow = True, "ellipsis"
+            self._latest.append(told)
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._terminal.print(Text(plain(text), style))

@@ -60,6 +60,7 @@ from elastix.events import (
 from elastix.observe import journal
 from elastix.observe.journal import Journal
 from elastix.observe.metrics import Metrics
+from elastix.observe.progress import Progress
 from elastix.store import Store
 from elastix.train import restore, succession
 from elastix.train.assembly import Message, Order, Release
@@ -172,6 +173,7 @@ class Controller:
         self._doubted_since = 0.0
         self._next_worker = 0
         self._history: list[Event] = []
+        self._progress = Progress()
         self._serial = -1
         self._step = 0
         self._losses = 0
@@ -236,6 +238,8 @@ class Controller:
         )
         begun: list[Event] = []
         before = list(journal.read(path)) if path.exists() else []
+        for event in before:
+            self._progress.add(event)
         again = again and any(self._opens(event) for event in before)
         if again:
             settings = replace(settings, left_out=restore.left_out(before))
@@ -378,6 +382,13 @@ class Controller:
     def process(self) -> int:
         """Process id."""
         return os.getpid()
+
+    @ray.method(concurrency_group="driver")
+    def status(self) -> dict[str, Any]:
+        """Where the run stands, as JSON values: see Progress.summary. Never blocks for long."""
+        with self._lock:
+            summary = self._progress.summary(time.time())
+        return {**summary, "store": self._plan.run.store, "directory": str(self._plan.directory)}
 
     # ------------------------------------------------------------------ from workers
 
@@ -808,6 +819,7 @@ class Controller:
             self._journal.append(event, serial)
             self._events.emit(event)
             self._history.append(event)
+            self._progress.add(event)
             self._news.notify_all()
 
     def _end(self) -> None:

@@ -44,6 +44,7 @@ def follow(
             if away_since is None:
                 away_since = now
                 console.leaderless()
+            console.tick()
             if now - away_since > _RESTART_S:
                 raise ControllerLost(
                     f"the controller died and did not come back within {_RESTART_S:.0f} s: "
@@ -58,6 +59,7 @@ def follow(
         seen += len(news.events)
         for event in news.events:
             console.show(event)
+        console.tick()
         if watch is not None:
             watch(news.events)
         if news.over:

@@ -28,6 +28,7 @@ from elastix.train.slots import Slot
 
 logger = logging.getLogger(__name__)
 NAMESPACE = "elastix"
+CONTROLLER = "/controller"  # the end of every controller's name
 _GONE_S = 15.0  # Ray needs a moment to end what belonged to a driver that was killed
 _LOOK_S = 0.2
 
@@ -59,7 +60,7 @@ def run_id(store: str, name: str) -> str:
 
 def controller_name(run: str) -> str:
     """Of the controller's actor."""
-    return f"{run}/controller"
+    return f"{run}{CONTROLLER}"
 
 
 def worker_name(run: str, worker: int) -> str:

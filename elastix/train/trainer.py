@@ -29,6 +29,7 @@ from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.observe import journal
 from elastix.observe.console import Console
 from elastix.observe.loggers import Feed, Logger
+from elastix.observe.progress import Progress
 from elastix.observe.timeline import merge
 from elastix.state import Ref, State
 from elastix.store import Store
@@ -184,16 +185,17 @@ class ElasticTrainer:
         try:
             controller = self._attach(directory)
             if controller is not None:
-                return self._follow(controller, directory)
+                return self._follow(controller, directory, _history(directory, attached=True))
             room = _check_capacity(self._scaling)
             succession.sweep(self._run_id(directory))
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "train.pkl").write_bytes(train)
             lifetime: Literal["detached"] | None = "detached" if self._run.detached else None
             group, size = _reserve(self._scaling, room, self._failure.start_timeout_s, lifetime)
+            before = _history(directory)
             try:
                 controller = self._start(train, directory, group, size)
-                return self._follow(controller, directory)
+                return self._follow(controller, directory, before)
             finally:
                 if not self._run.detached:
                     remove_placement_group(group)
@@ -249,7 +251,7 @@ class ElasticTrainer:
             until_reports=self._until_reports,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        kinds = {"workers": 4, "store": 4, "driver": 2}
+        kinds = {"workers": 4, "store": 4, "driver": 3}
         actor: Any = ray.remote(concurrency_groups=kinds)(Controller)  # type: ignore[call-overload]
         options: dict[str, Any] = {"lifetime": "detached"} if self._run.detached else {}
         return actor.options(
@@ -272,30 +274,32 @@ class ElasticTrainer:
 
         return watch
 
-    def _follow(self, controller: Any, directory: Path) -> Result:  # noqa: ANN401
+    def _follow(self, controller: Any, directory: Path, before: Progress) -> Result:  # noqa: ANN401
         """Show what happens until the run is over, and say how it ended."""
-        console = Console(self._run.name, directory, quiet=self._quiet)
-        feed = Feed(self._loggers)
         detached = self._run.detached
-        try:
-            ended = follow(controller, console, self._listen(feed))
-        except KeyboardInterrupt:
-            if not detached:
-                stop(controller)
-            console.interrupted(goes_on=detached)
-            raise
-        finally:
-            if not detached:
-                ray.kill(controller)
-            feed.close()
-            if self._profile is not None:
-                merge(directory / FOLDER, journal.read(directory / "journal.jsonl"))
-        if ended.error is not None:
-            console.failed(ended.error)
-            raise ended.error
-        result = _result(directory, ended.losses)
-        console.finished(result.ref, result.metrics, result.audit)
-        return result
+        feed = Feed(self._loggers)
+        with Console(
+            self._run.name, self._run.store, quiet=self._quiet, progress=before
+        ) as console:
+            try:
+                ended = follow(controller, console, self._listen(feed))
+            except KeyboardInterrupt:
+                if not detached:
+                    stop(controller)
+                console.interrupted(goes_on=detached)
+                raise
+            finally:
+                if not detached:
+                    ray.kill(controller)
+                feed.close()
+                if self._profile is not None:
+                    merge(directory / FOLDER, journal.read(directory / "journal.jsonl"))
+            if ended.error is not None:
+                console.failed(ended.error)
+                raise ended.error
+            result = _result(directory, ended.losses)
+            console.finished(result.ref, result.metrics, result.audit)
+            return result
 
 
 def pickle_train(train: TrainFunction) -> bytes:
@@ -376,6 +380,19 @@ def _reserve(
         f"start_timeout_s={timeout_s:g}; free are {ray.available_resources()}. Nothing was "
         "started. Stop what else runs there, or wait longer."
     )
+
+
+def _history(directory: Path, attached: bool = False) -> Progress:
+    """What earlier processes of this run came to; the one at work now tells its part itself."""
+    path = directory / "journal.jsonl"
+    events = list(journal.read(path)) if path.exists() else []
+    if attached:
+        began = [place for place, event in enumerate(events) if isinstance(event, RunStarted)]
+        events = events[: began[-1]] if began else events
+    progress = Progress()
+    for event in events:
+        progress.add(event)
+    return progress
 
 
 def _result(directory: Path, losses: int) -> Result:

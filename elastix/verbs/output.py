@@ -25,7 +25,7 @@ def show_tracebacks(wanted: bool) -> None:
 
 
 def says(command: Callable[P, T]) -> Callable[P, T]:
-    """Turn an ElastixError into a message and an exit code."""
+    """Turn an error into a message and an exit code, one that nobody foresaw too."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -36,6 +36,18 @@ def says(command: Callable[P, T]) -> Callable[P, T]:
                 raise
             typer.echo(f"elastix: {error}", err=True)
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except Exception as error:  # the border of the process
+            if _debug:
+                raise
+            what = f"{type(error).__name__}: {error}"
+            typer.echo(
+                f"elastix: {what}. That was not foreseen; what was done until then stays. "
+                "`elastix --debug` before the verb shows where it came from.",
+                err=True,
+            )
+            raise typer.Exit(1) from error
 
     return run
 

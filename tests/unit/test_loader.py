@@ -36,6 +36,7 @@ class Pace:
         self.group = members
         self.boundaries = 0
         self.shares: list[int] = []
+        self.plans: list[tuple[int, int]] = []
 
     def boundary(self) -> None:
         self.boundaries += 1
@@ -45,6 +46,9 @@ class Pace:
 
     def drawn(self, share: int) -> None:
         self.shares.append(share)
+
+    def planned(self, loader: int, epochs: int) -> None:
+        self.plans.append((loader, epochs))
 
 
 def source(length: int = 20, batch_size: int = 6, **more) -> Source:
@@ -325,3 +329,11 @@ def test_reading_ahead_in_a_process_gives_the_same_batches_also_when_the_group_c
         read[num_workers] = batches
     assert read[1] == read[0]
     assert len({len(batch) for batch in read[0]}) > 1
+
+
+def test_a_plan_is_told_once_however_many_epochs_it_has():
+    loader, pace = loader_of()
+    for epoch in loader.epochs(3):
+        for _ in epoch:
+            loader.commit((0,))
+    assert pace.plans == [(0, 3)]

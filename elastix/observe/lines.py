@@ -1,0 +1,77 @@
+"""An event as a line for people, without colours. What no person needs to hear of has none."""
+
+from elastix.events import (
+    Event,
+    GenerationFormed,
+    Recovered,
+    Reported,
+    Resumed,
+    RunStarted,
+    SamplesLeftOut,
+    StateNotStored,
+    StateStored,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+    WorkerRaised,
+    WorkerSlow,
+)
+from elastix.observe.progress import number
+
+
+def line(event: Event) -> tuple[str, str]:
+    """Its text and a style that rich knows; an empty text if there is nothing to say."""
+    text, style = _line(event)
+    return plain(text), style
+
+
+def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
+    match event:
+        case RunStarted():
+            versions = ", ".join(f"{name} {value}" for name, value in event.versions.items())
+            return f"run {event.name} starts, seed {event.seed} ({versions})", "dim"
+        case Resumed():
+            return f"goes on from the State after step {event.step}", "cyan"
+        case GenerationFormed():
+            who = " ".join(map(str, event.members))
+            return f"generation {event.generation} ({event.cause}): workers {who}", "cyan"
+        case WorkerLost():
+            rank = f"rank {event.rank}" if event.rank >= 0 else "not in the group yet"
+            return f"worker {event.worker} lost ({rank}, {event.cause})", "red"
+        case WorkerLeft():
+            return f"worker {event.worker} left after step {event.step} ({event.cause})", "yellow"
+        case WorkerSlow():
+            factor = f"its part of a step takes {event.factor:.1f} times as long as the others'"
+            return f"worker {event.worker} is slow: {factor}", "yellow"
+        case Recovered():
+            step = "" if event.outcome == "between steps" else f" step {event.step}"
+            stall = f"{event.stall_s:.2f} s ({event.outcome})"
+            return f"recovered{step} in {stall}, 0 steps lost", "green"
+        case WorkerJoined():
+            size = f"{event.copy_bytes / 1e6:.1f} MB of State in {event.copy_s:.2f} s"
+            return f"worker {event.worker} joined after step {event.step}: {size}", "green"
+        case Reported():
+            metrics = "  ".join(f"{name} {number(value)}" for name, value in event.metrics.items())
+            return f"step {event.step}  {metrics}", ""
+        case StateStored():
+            return f"state {event.ref[:12]} stored after step {event.step} ({event.reason})", ""
+        case StateNotStored():
+            return f"State after step {event.step} not stored ({event.reason}): {event.why}", "red"
+        case SamplesLeftOut():
+            left_out = sum(stop - start for start, stop in event.spans)
+            return f"{left_out} samples of loader {event.loader} are left out on purpose", "yellow"
+        case WorkerRaised():
+            last = event.traceback.strip().splitlines()[-1:] or ["an error"]
+            where = f"worker {event.worker}, rank {event.rank}, after step {event.step}"
+            return f"the train function raised on {where}: {last[0]}", "bold red"
+    return "", ""
+
+
+def plain(text: str) -> str:
+    """One line without control characters: names and metrics must not steer a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def plain_lines(text: str) -> list[str]:
+    """As `plain`, line by line."""
+    return [plain(part.expandtabs(4)) for part in text.splitlines()]

@@ -1,0 +1,74 @@
+"""One HTML page of a run, from its journal and the store: `write_report(name, store)`.
+
+The page needs no network and nothing beside it, opens while the run is still going on, and is made
+anew on demand. Everything that came from a user is text in it and nothing else.
+"""
+
+import time
+from pathlib import Path
+
+from elastix.errors import NotFound, StoreError
+from elastix.observe import journal
+from elastix.report.compose import campaign_page, training_page
+from elastix.report.page import write
+from elastix.report.sources import campaign_record, is_campaign
+from elastix.report.training import tell
+from elastix.store import Store
+from elastix.store.verify import Stats
+
+__all__ = ["runs_in", "write_report"]
+
+
+def write_report(name: str, store: str | Path, out: str | Path | None = None) -> Path:
+    """Write the page of a training run or a campaign; an older one is replaced at once.
+
+    Args:
+        name: of the run.
+        store: directory in which it keeps its journal.
+        out: the file; STORE/runs/NAME/report.html by default.
+
+    Returns:
+        Where the page is.
+
+    Raises:
+        NotFound: there is no such run. Corrupt: its journal is not what was written.
+        StoreError: the page cannot be written.
+    """
+    directory = Path(store) / "runs" / name
+    path = directory / "journal.jsonl"
+    if not path.is_file():
+        raise NotFound(f"there is no run {name!r} in {store}: {_others(Path(store))}")
+    target = Path(out) if out is not None else directory / "report.html"
+    root, now = Path(store), time.time()
+    if is_campaign(directory):
+        record = campaign_record(root, name, journal.read(path))
+        page = campaign_page(record, root, _stats(root), now)
+    else:
+        page = training_page(name, root, tell(journal.read(path)), _stats(root), now)
+    write(page, target)
+    return target
+
+
+def runs_in(store: Path) -> list[str]:
+    """Names of the runs that have a journal in this store."""
+    return sorted(path.parent.name for path in store.glob("runs/*/journal.jsonl"))
+
+
+def _others(store: Path) -> str:
+    """Runs that there are, for somebody who mistyped one."""
+    names = runs_in(store)
+    if not names:
+        return "it has no runs. Name another store with --store."
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"it has {', '.join(names[:8])}{more}."
+
+
+def _stats(store: Path) -> Stats | None:
+    """What the store of models holds, if there is one."""
+    if not (store / "index.sqlite").is_file():
+        return None
+    try:
+        with Store(store, read_only=True) as opened:
+            return opened.stats()
+    except StoreError:
+        return None  # a damaged store must not take the page of a run with it

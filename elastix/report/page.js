@@ -1,0 +1,115 @@
+// Unpacks plotly, draws the figures in the colours of the page, sorts tables. No network.
+"use strict";
+
+let figures = {};
+
+async function unpack(id) {
+  const packed = document.getElementById(id);
+  const bytes = Uint8Array.from(atob(packed.textContent), (c) => c.charCodeAt(0));
+  packed.remove();
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+async function load() {
+  figures = JSON.parse(await unpack("figures"));
+  if (Object.keys(figures).length === 0) return;
+  const script = document.createElement("script");
+  script.nonce = document.querySelector("script[nonce]").nonce;
+  script.textContent = await unpack("plotly");
+  document.head.append(script);
+}
+
+function palette() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => style.getPropertyValue(name).trim();
+  return (name) => read(/^\d+$/.test(name) ? `--s${name}` : `--${name}`);
+}
+
+// "@name" stands for a colour, and only where a colour is expected: a user's text may look alike.
+function painted(value, colour, expected) {
+  if (Array.isArray(value)) return value.map((item) => painted(item, colour, expected));
+  if (value !== null && typeof value === "object") {
+    return Object.fromEntries(
+      Object.entries(value).map(([key, item]) => [key, painted(item, colour, /color$/.test(key))]),
+    );
+  }
+  return expected && typeof value === "string" && value.startsWith("@") ? colour(value.slice(1)) : value;
+}
+
+function axis(given, colour) {
+  return {
+    gridcolor: colour("grid"), linecolor: colour("line"), zerolinecolor: colour("grid"),
+    automargin: true, ...given,
+    title: { standoff: 8, ...(given?.title || {}) },
+  };
+}
+
+function layout(given, colour) {
+  const axes = Object.fromEntries(
+    Object.entries(given).filter(([key]) => /^[xy]axis/.test(key)).map(([key, value]) => [key, axis(value, colour)]),
+  );
+  return {
+    paper_bgcolor: colour("card"), plot_bgcolor: colour("card"),
+    font: { color: colour("text"), family: getComputedStyle(document.body).fontFamily, size: 12 },
+    margin: { l: 52, r: 14, t: 26, b: 44 },
+    modebar: { bgcolor: "transparent", color: colour("grid"), activecolor: colour("muted") },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") }, align: "left" },
+    colorway: [...Array(8).keys()].map((i) => colour(String(i))),
+    xaxis: axis({}, colour), yaxis: axis({}, colour),
+    ...given, ...axes,
+  };
+}
+
+const options = {
+  responsive: true, displaylogo: false, displayModeBar: innerWidth < 700 ? false : "hover",
+  modeBarButtonsToRemove: ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+};
+
+async function draw() {
+  const colour = palette();
+  for (const [id, figure] of Object.entries(figures)) {
+    const { data, layout: given } = painted(figure, colour, false);
+    const whole = layout(given, colour);
+    whole.showlegend = whole.showlegend ?? data.filter((trace) => trace.showlegend !== false && trace.name).length > 1;
+    await Plotly.react(document.getElementById(id), data, whole, options);
+  }
+  document.documentElement.dataset.drawn = Object.keys(figures).length;
+}
+
+function key(cell) {
+  const text = cell.dataset.key ?? cell.textContent;
+  const number = Number(text);
+  return text !== "" && !Number.isNaN(number) ? number : text;
+}
+
+function sort(header) {
+  const body = header.closest("table").tBodies[0];
+  const column = [...header.parentNode.children].indexOf(header);
+  const down = header.getAttribute("aria-sort") === "ascending";
+  const sign = down ? -1 : 1;
+  const rows = [...body.rows].map((row) => [key(row.cells[column]), row]);
+  rows.sort(([a], [b]) => {
+    if (a === "" || b === "") return (a === "") - (b === ""); // what is not known comes last
+    if (typeof a === typeof b) return sign * (a < b ? -1 : a > b ? 1 : 0);
+    return typeof a === "number" ? -1 : 1;
+  });
+  for (const other of header.parentNode.children) other.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", down ? "descending" : "ascending");
+  body.append(...rows.map(([, row]) => row));
+}
+
+for (const button of document.querySelectorAll("table.sortable th button")) {
+  button.addEventListener("click", () => sort(button.closest("th")));
+}
+document.getElementById("reload")?.addEventListener("click", () => location.reload());
+
+load().then(draw).then(() => {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+}).catch((error) => {
+  const told = document.createElement("p");
+  told.className = "note";
+  told.textContent = `The plots cannot be drawn: ${error}. They need a browser of 2023 or later.`;
+  document.querySelector("main").prepend(told);
+  document.documentElement.dataset.failed = String(error);
+});

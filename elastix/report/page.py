@@ -1,0 +1,182 @@
+"""The page itself: one HTML file with its styles, its data and the plotting library inside.
+
+Whatever comes from a user is text here and nothing else: the template escapes, labels of plots
+are escaped before plotly reads tags in them, data travel packed, and the page's policy forbids the
+browser to run a script without the page's nonce, or to load anything. Not here: what there is to
+tell (compose.py).
+"""
+
+import base64
+import gzip
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from elastix.errors import StoreError
+from elastix.report.figures import Figure
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, and what it is sorted by.
+
+    Attributes:
+        key: a number, text, or "" for what is not known and comes last.
+        mood: "good", "bad" or "".
+    """
+
+    text: str
+    key: float | str = ""
+    mood: str = ""
+
+    @property
+    def sorts_as(self) -> str | None:
+        """What it is sorted by, where that is not its text."""
+        return None if str(self.key) == self.text else str(self.key)
+
+    @property
+    def kind(self) -> str:
+        """How it is set: numbers without line breaks, long texts with room."""
+        if isinstance(self.key, int | float):
+            return "number"
+        return "long" if len(self.text) > 24 else ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page."""
+
+    id: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    sortable: bool = False
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading."""
+
+    id: str
+    title: str
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number at the top; `mood` is "good", "bad" or "" for neither."""
+
+    name: str
+    value: str
+    more: str = ""
+    mood: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """All that the page says.
+
+    Attributes:
+        kind: "training run" or "campaign".
+        status: running, silent, finished, failed or interrupted.
+        about: where and when, in a few words each.
+        command: makes this page again.
+        made: when it was made.
+    """
+
+    name: str
+    kind: str
+    status: str
+    about: Sequence[str]
+    tiles: Sequence[Tile]
+    sections: Sequence[Section]
+    command: str
+    made: str
+    failure: Failure | None = None
+
+    @property
+    def live(self) -> bool:
+        """It is worth looking again."""
+        return self.status in ("running", "silent")
+
+
+def render(page: Page) -> str:
+    """The whole file."""
+    figures = {one.id: one.figure for section in page.sections for one in section.figures}
+    here = resources.files(__package__)
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        loader=jinja2.PackageLoader("elastix", "report"),
+    )
+    return environment.get_template("page.html").render(
+        page=page,
+        figures=_packed(json.dumps(_escaped(figures), allow_nan=False)),
+        plotly=_plotly() if figures else "",
+        css=Markup((here / "page.css").read_text("utf-8")),  # our own files
+        js=Markup((here / "page.js").read_text("utf-8")),
+        nonce=secrets.token_urlsafe(16),
+        version=metadata.version("elastix"),
+    )
+
+
+def write(page: Page, path: Path) -> None:
+    """Put the page at `path`, whole or not at all: a browser may be looking.
+
+    Raises:
+        StoreError: it cannot be written there.
+    """
+    text = render(page)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text, "utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise StoreError(
+            f"the report could not be written to {path}: {error}. Nothing was changed. Name "
+            "another file with --out."
+        ) from error
+
+
+@cache
+def _plotly() -> str:
+    """The library, packed."""
+    from plotly.offline import get_plotlyjs  # half a second to import
+
+    return _packed(get_plotlyjs())
+
+
+def _packed(text: str) -> str:
+    """As base64 of gzip: a third of plotly's size, a tenth of that of data, and never markup."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def _escaped(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """With every text that is no Markup escaped: plotly reads tags in names and labels."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(item) for item in value]
+    return str(escape(value)) if isinstance(value, str) else value

@@ -1,0 +1,90 @@
+"""Where the report's records come from: the book and the journal of a campaign.
+
+Works while the campaign runs, and without Ray. Not here: training runs, whose events are all there
+is to know (training.py).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from elastix.events import CampaignEnded, CampaignStarted, Event, TrialLost
+from elastix.report.trials import CampaignRecord, TrialRecord
+from elastix.search.book import FILE
+from elastix.search.results import Results
+from elastix.search.trial import Objectives, Trial
+
+
+def is_campaign(directory: Path) -> bool:
+    """Whether the run in this directory is a campaign."""
+    return (directory / FILE).is_file()
+
+
+def campaign_record(store: Path, name: str, events: Iterable[Event]) -> CampaignRecord:
+    """A campaign as it stands.
+
+    Args:
+        store: directory of the store.
+        name: of the campaign.
+        events: of its journal: what the book does not say.
+
+    Raises:
+        NotFound, Corrupt, StoreError: the book cannot be read.
+    """
+    results = Results.open(store, name)
+    losses: Counter[int] = Counter()
+    outcome, message = "", ""
+    last = 0.0
+    for event in events:
+        last = event.t
+        if isinstance(event, TrialLost):
+            losses[event.trial] += 1
+        elif isinstance(event, CampaignStarted):
+            outcome, message = "", ""
+        elif isinstance(event, CampaignEnded):
+            outcome, message = event.outcome, event.message
+    objectives = results.objectives
+    owners = {trial.ref: trial.number for trial in results.trials if trial.ref}
+    records = [_record(trial, objectives, owners, losses) for trial in results.trials]
+    controls = [_record(trial, objectives, owners, losses) for trial in results.reranked]
+    facts = dict(results.facts)
+    budget = facts.get("budget") or {}
+    return CampaignRecord(
+        name=name,
+        objectives=tuple(zip(objectives.names, objectives.modes, strict=True)),
+        trials=tuple(records),
+        controls=tuple(controls),
+        facts={key: facts[key] for key in facts if key not in ("metrics", "modes", "began_s")},
+        budget=budget.get("trials"),
+        began=float(facts.get("began_s", 0.0)),
+        outcome=outcome,
+        message=message,
+        last=last,
+    )
+
+
+def _record(
+    trial: Trial, objectives: Objectives, owners: dict[Any, int], losses: Counter[int]
+) -> TrialRecord:
+    reported = [result.get(objectives.names[0]) for result in trial.results]
+    curve = [float(v) for v in reported if isinstance(v, int | float) and not isinstance(v, bool)]
+    found = trial.inherited
+    return TrialRecord(
+        number=trial.number,
+        config=trial.config,
+        state=trial.state.value,
+        values=objectives.values(trial.losses),
+        curve=tuple(curve),
+        ref=trial.ref,
+        parent=trial.suggestion.parent_number,
+        provider=owners.get(found.get("ref")) if found else None,
+        inherited=float(found.get("share", 0.0)) if found else None,
+        epochs=trial.epochs,
+        lineage_epochs=trial.lineage_epochs,
+        asked_s=trial.asked_s,
+        started_s=trial.started_s,
+        finished_s=trial.finished_s,
+        losses=losses[trial.number],
+        traceback=trial.traceback,
+    )

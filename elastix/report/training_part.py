@@ -1,0 +1,179 @@
+"""A training run as parts of the page: its numbers at the top, its sections."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from elastix.data.cursor import count
+from elastix.observe.lines import plain_lines
+from elastix.observe.progress import Progress, duration, number
+from elastix.report.page import Cell, Failure, Section, Table, Tile
+from elastix.report.training import Training
+from elastix.report.training_plots import training_figures
+from elastix.report.trials import flatten
+
+_LOSSES = 1000  # rows of the table of losses, the latest
+
+
+def size(count_bytes: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count_bytes) < 1000:
+            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
+        count_bytes /= 1000
+    return f"{count_bytes:.1f} TB"
+
+
+def seconds(value: float | None) -> Cell:
+    """A short time."""
+    return Cell("", "") if value is None else Cell(f"{value:.3f} s", value)
+
+
+def tiles(training: Training) -> Iterator[Tile]:
+    """What matters first."""
+    progress, account = training.progress, training.audit
+    done = progress.done
+    so_far = "" if done is None else f"{done:.0%} of the planned epochs"
+    yield Tile("steps committed", f"{progress.step:,}", so_far)
+    for name, value in list(progress.metrics.items())[:2]:
+        yield Tile(name, number(value), f"last value, step {progress.metrics_step}")
+    share = progress.goodput.share
+    if share is not None:
+        full = progress.goodput.full_rate or 0.0
+        yield Tile("goodput", f"{share:.1%}", f"of {full:,.0f} samples/s undisturbed")
+    slowest = progress.slowest_recovery_s
+    worst = "" if slowest is None else f"slowest recovery {slowest:.2f} s"
+    yield Tile("workers lost", str(len(progress.losses)), worst or "nothing to recover from")
+    if account is not None and account.loaders:
+        used = sum(loader.samples for loader in account.loaders)
+        mood = "good" if account.exact else "bad"
+        verdict = "each exactly once" if account.exact else "not exact: see the audit"
+        yield Tile("samples", f"{used:,}", verdict, mood)
+        yield Tile("steps lost", str(account.steps_lost), "", "bad" if account.steps_lost else "")
+
+
+def failure(progress: Progress) -> Failure | None:
+    """The first one of the process that ended the run, or is about to."""
+    raised = progress.first_failure
+    if raised is not None:
+        where = f"rank {raised.rank} (worker {raised.worker}) after step {raised.step}"
+        text = "\n".join(plain_lines(raised.traceback.strip()))
+        return Failure(f"First failure: the train function raised on {where}", text)
+    if progress.outcome == "failed":
+        return Failure("Why the run failed", "\n".join(plain_lines(progress.message)))
+    return None
+
+
+def sections(training: Training) -> Iterator[Section]:
+    """All parts, those of a failure first."""
+    plots = training_figures(training)
+    group = [plot for plot in plots if plot.wide]
+    curves = [plot for plot in plots if not plot.wide]
+    yield Section("group", "Group", group, _losses(training))
+    if curves:
+        yield Section("curves", "Training curves", curves)
+    yield Section("audit", "Samples", (), _audit(training), _verdict(training))
+    if training.states_stored:
+        yield Section("states", "States", (), [_states(training)])
+    yield Section("setup", "How it was set up", (), [_setup(training.progress)])
+
+
+def _losses(training: Training) -> list[Table]:
+    found = training.progress.losses
+    if not found:
+        return []
+    rows = [
+        [
+            Cell(f"{loss.t - training.began:.2f} s", loss.t),
+            Cell(str(loss.worker), loss.worker),
+            Cell(str(loss.rank) if loss.rank >= 0 else "none yet", loss.rank),
+            Cell(loss.cause, loss.cause),
+            Cell(str(loss.step), loss.step),
+            seconds(loss.stall_s),
+            seconds(loss.rebuild_s if loss.stall_s is not None else None),
+            Cell(loss.outcome, loss.outcome),
+        ]
+        for loss in found[-_LOSSES:]
+    ]
+    names = ("after", "worker", "rank", "cause", "steps before", "recovered in", "new group", "how")
+    caption = (
+        "Recovered in: from the news of the loss until the slowest survivor had the agreed result "
+        "of the step in hand; new group is the part of it until a process group worked again."
+    )
+    if len(found) > len(rows):
+        caption += f" The latest {len(rows)} of {len(found)}."
+    return [Table("losses", "Losses", names, rows, caption, sortable=True, wide=True)]
+
+
+def _verdict(training: Training) -> str:
+    account = training.audit
+    if account is None or not account.loaders:
+        return "No batch of a loader has been committed."
+    what = "Every sample was used exactly once." if account.exact else "NOT EXACT."
+    return (
+        f"{what} {account.steps} steps stand, {account.steps_lost} are lost. "
+        f"Digest of the account: {account.digest[:16]}."
+    )
+
+
+def _audit(training: Training) -> list[Table]:
+    account = training.audit
+    if account is None or not account.loaders:
+        return []
+    rows = [
+        [
+            Cell(str(loader.loader), loader.loader),
+            Cell(f"{loader.length:,}", loader.length),
+            Cell(f"{loader.samples:,}", loader.samples),
+            Cell(str(loader.epochs), loader.epochs),
+            _none_is_good(count(loader.repeated)),
+            _none_is_good(count(loader.missing)),
+        ]
+        for loader in account.loaders
+    ]
+    names = ("loader", "dataset", "samples committed", "whole epochs", "repeated", "missing")
+    caption = "Added up from the shares of each committed step in the journal."
+    return [Table("audit-table", "Sample audit", names, rows, caption, wide=True)]
+
+
+def _none_is_good(amount: int) -> Cell:
+    return Cell(f"{amount:,}", amount, "bad" if amount else "good")
+
+
+def _states(training: Training) -> Table:
+    rows = [
+        [
+            Cell(stored.ref[:12], stored.ref),
+            Cell(str(stored.step), stored.step),
+            Cell(f"{at:.2f} s", at),
+            Cell(stored.reason, stored.reason),
+            Cell(size(stored.stored_bytes), stored.stored_bytes),
+            seconds(stored.store_s),
+            seconds(stored.stall_s),
+        ]
+        for at, stored in reversed(training.states)
+    ]
+    caption = (
+        f"{training.states_stored} were stored, {size(training.stored_bytes)} written in all; "
+        f"{training.states_dropped} were dropped again by the retention rule."
+    )
+    names = ("ref", "step", "after", "why", "new bytes", "written in", "held up training")
+    return Table("states-table", "Stored States", names, rows, caption, sortable=True, wide=True)
+
+
+def _setup(progress: Progress) -> Table:
+    run = progress.run
+    facts: dict[str, Any] = {}
+    if run is not None:
+        facts = {"seed": run.seed, **flatten(run.config, "config.", lists=False)}
+        facts |= flatten(run.scaling, "scaling.", lists=False)
+        facts |= flatten(run.versions, "version.")
+    rows = [[Cell(name), Cell(number(value))] for name, value in facts.items()]
+    return Table("setup-table", "Arguments", ("name", "value"), rows)
+
+
+def about(training: Training) -> list[str]:
+    """A few words for the head of the page."""
+    progress = training.progress
+    workers = f"{len(progress.members)} of {progress.workers_wanted} workers"
+    words = [f"ran {duration(training.length_s)}"]
+    return [*words, f"generation {progress.generation}", workers] if progress.members else words

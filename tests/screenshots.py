@@ -1,0 +1,90 @@
+"""Pictures of the report: light and dark, wide and narrow. `python -m tests.screenshots OUT`.
+
+Two pages are of made-up data, so that they have everything; the third is of a real run whose
+workers are killed, and the top of it is the picture in the README (docs/report.png, `--readme`).
+"""
+
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+from elastix.events import RunEnded
+from elastix.observe.journal import Journal
+from elastix.report import write_report
+from elastix.report.compose import campaign_page, training_page
+from elastix.report.page import write
+from elastix.report.training import tell
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.local import run_local
+from tests import trainables
+from tests.browser import chromium, look, missing, open_page
+from tests.report_data import BEGAN, campaign, run_events
+
+_SIZES = {"wide": 1360, "narrow": 420}
+_README = (1180, 1010)  # pixels of the picture there
+
+
+def pages(out: Path) -> dict[str, Path]:
+    """Files to look at, by name."""
+    store, now = Path("runs/store"), BEGAN + 700
+    made_up = {
+        "run": training_page("digits", store, tell(run_events()), None, now),
+        "campaign": campaign_page(campaign(objectives=2, live=True), store, None, now),
+    }
+    for name, page in made_up.items():
+        write(page, out / f"{name}.html")
+    return {name: out / f"{name}.html" for name in made_up}
+
+
+def real_page(out: Path) -> Path:
+    """A run of four workers, of which three are killed and replaced."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        directory = store / "runs" / "survive-a-kill"
+        kills = [Kill(worker=w, phase="bucket", step=s) for w, s in ((2, 60), (0, 220), (3, 380))]
+        run_local(
+            with_kills(trainables.train, kills),
+            4,
+            config={"samples": 960, "epochs": 16, "batch_size": 24},
+            directory=directory,
+            replace=True,
+            timeout_s=300,
+        )
+        with Journal(directory / "journal.jsonl") as journal:
+            journal.append(RunEnded(outcome="finished", step=640))
+        target = out.resolve() / "real.html"
+        with contextlib.chdir(folder):  # the page names the store
+            write_report("survive-a-kill", "store", target)
+    return out / "real.html"
+
+
+def main(out: Path, readme: bool) -> int:
+    """Write PAGE-SIZE-COLOURS.png for each."""
+    why = missing()
+    if why:
+        print(f"no pictures: {why}", file=sys.stderr)
+        return 1
+    out.mkdir(parents=True, exist_ok=True)
+    with chromium() as browser:
+        if readme:
+            look(browser, *_README, False)
+            open_page(browser, real_page(out))
+            browser.save_screenshot("docs/report.png")
+            print("docs/report.png")
+            return 0
+        for name, path in pages(out).items():
+            for size, width in _SIZES.items():
+                for dark in (False, True):
+                    look(browser, width, 900, dark)
+                    open_page(browser, path)
+                    height = browser.execute_script("return document.documentElement.scrollHeight")
+                    look(browser, width, height, dark)
+                    target = out / f"{name}-{size}-{'dark' if dark else 'light'}.png"
+                    browser.save_screenshot(str(target))
+                    print(target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), "--readme" in sys.argv[2:]))

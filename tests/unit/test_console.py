@@ -1,0 +1,202 @@
+"""The console: a block of at most 12 lines on a terminal, lines in a log, first failures last."""
+
+import io
+
+import pytest
+from rich.console import Console as Terminal
+
+from elastix.errors import QuorumLost, WorkerFailed
+from elastix.events import GenerationFormed, Reported, WorkerLost, WorkerRaised
+from elastix.observe.console import Console
+from elastix.observe.lines import line, plain
+from tests.report_data import BEGAN, run_events
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = BEGAN
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console_of(tty: bool, width: int = 100) -> tuple[Console, io.StringIO, Clock]:
+    file = io.StringIO()
+    terminal = Terminal(
+        file=file,
+        force_terminal=tty,
+        width=width,
+        height=40,
+        highlight=False,
+        soft_wrap=not tty,
+        legacy_windows=False,
+    )
+    clock = Clock()
+    return Console("digits", "runs/store", terminal=terminal, clock=clock), file, clock
+
+
+def play(console: Console, clock: Clock, events) -> None:
+    for event in events:
+        clock.now = event.t
+        console.show(event)
+
+
+@pytest.mark.parametrize("width", [30, 60, 100, 200])
+def test_the_block_never_has_more_than_twelve_lines(width):
+    console, _, clock = console_of(tty=True, width=width)
+    heights = set()
+    for number, event in enumerate(run_events(steps=300, kill_every=60)):
+        clock.now = event.t
+        console.show(event)
+        if number % 7:
+            continue
+        shown = console._terminal.render_lines(console._block())
+        heights.add(len(shown))
+        assert all(sum(segment.cell_length for segment in row) <= width for row in shown)
+    assert max(heights) <= 12
+
+
+def test_the_block_says_what_matters():
+    console, file, clock = console_of(tty=True, width=160)
+    with console:
+        play(console, clock, run_events(steps=300, ended=False))
+        console._terminal.file = file = io.StringIO()
+        console._terminal.print(console._block())
+    text = file.getvalue()
+    for part in (
+        "digits",
+        "step 300",
+        "epoch 12 of 12",
+        "workers 8/8",
+        "goodput ",
+        "last loss: rank ",
+        " died, recovered in 0.",
+        "0 steps lost",
+        "samples/s",
+        "0:00 left",
+        "accuracy 0.",
+        "worker 8 joined",
+    ):
+        assert part in text, part
+
+
+def test_nothing_of_the_block_is_left_when_the_run_is_over():
+    console, file, clock = console_of(tty=True)
+    with console:
+        play(console, clock, run_events(steps=50))
+        console.finished("a" * 64, {"accuracy": 0.5}, "exact")
+    last = file.getvalue().rsplit("\x1b[2K", 1)[1]  # what stands after the last erased line
+    assert "digits finished" in last
+    assert "group" not in last
+
+
+def test_a_log_has_a_line_per_event_and_a_summary_each_half_minute():
+    console, file, clock = console_of(tty=False)
+    with console:
+        play(console, clock, run_events(steps=1200, kill_every=500, step_s=0.12))
+    lines = file.getvalue().splitlines()
+    assert "\x1b" not in file.getvalue()
+    took = clock.now - BEGAN
+    summaries = [text for text in lines if "goodput" in text]
+    assert took // 30 - 1 <= len(summaries) <= took // 30
+    assert sum(" lost (rank" in text for text in lines) == 2
+    assert sum("recovered step" in text for text in lines) == 2  # not one per survivor
+    assert sum("joined after step" in text for text in lines) == 2
+
+
+def test_a_summary_comes_even_if_nothing_happens():
+    console, file, clock = console_of(tty=False)
+    with console:
+        play(console, clock, run_events(steps=20, ended=False))
+        before = len(file.getvalue().splitlines())
+        clock.now += 31
+        console.tick()
+        clock.now += 5
+        console.tick()
+    assert len(file.getvalue().splitlines()) == before + 1
+
+
+@pytest.mark.parametrize("tty", [True, False])
+@pytest.mark.parametrize("end", ["finished", "failed", "interrupted"])
+def test_first_and_last_line_name_the_run_the_store_and_the_report(tty, end):
+    console, file, _ = console_of(tty, width=120)
+    with console:
+        first = file.getvalue().splitlines()[0]
+        if end == "finished":
+            console.finished("a" * 64, {}, "exact")
+        elif end == "failed":
+            console.failed(QuorumLost("too few"))
+        else:
+            console.interrupted()
+    last = file.getvalue().splitlines()[-1]
+    for text in (first, last):
+        assert "runs/store" in text
+        assert "elastix report digits --store runs/store" in text
+    assert "digits" in first
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_the_first_failure_stands_at_the_end(tty):
+    console, file, clock = console_of(tty)
+    with console:
+        for worker, what in ((2, "the cause"), (0, "a symptom")):
+            text = f"Traceback:\n  File x.py\nValueError: {what}"
+            raised = WorkerRaised(t=clock.now, worker=worker, rank=1, step=7, traceback=text)
+            console.show(raised)
+        console.failed(WorkerFailed("the train function raised ValueError: a symptom"))
+    end = file.getvalue().split("digits failed", 1)[1]
+    assert "ValueError: the cause" in end
+    assert "a symptom" not in end
+    assert "worker 2, rank 1, after step 7" in end
+
+
+def test_without_a_traceback_the_first_loss_and_the_reason_stand_there():
+    console, file, clock = console_of(tty=False)
+    with console:
+        formed = GenerationFormed(t=clock.now, generation=1, members=(0, 1), cause="start")
+        console.show(formed)
+        for worker in (1, 0):
+            event = WorkerLost(
+                t=clock.now + 5 - worker, worker=worker, rank=worker, generation=1, cause="died"
+            )
+            console.show(event)
+        console.failed(QuorumLost("no worker is left; do this next."))
+    end = file.getvalue().split("digits failed", 1)[1]
+    assert "first failure: worker 1 (rank 1) died at 4.0 s" in end
+    assert "no worker is left; do this next." in end
+
+
+def test_a_long_traceback_keeps_both_ends():
+    console, file, _ = console_of(tty=False)
+    text = "\n".join(["Traceback:", *(f"  frame {n}" for n in range(500)), "ValueError: it"])
+    with console:
+        console.show(WorkerRaised(t=BEGAN, worker=0, rank=0, step=1, traceback=text))
+        console.failed(WorkerFailed("it"))
+    end = file.getvalue().split("digits failed", 1)[1]
+    assert "frame 0" in end
+    assert "ValueError: it" in end
+    assert "482 lines" in end
+    assert len(end.splitlines()) < 30
+
+
+def test_nothing_from_a_user_steers_the_terminal():
+    evil = "\x1b[2J[red]x[/red]\r\n\x07"
+    text, _ = line(Reported(t=0, seq=0, step=1, metrics={evil: evil}))
+    assert text.isprintable()
+    assert "[red]x[/red]" in text  # shown, not obeyed
+    for tty in (True, False):
+        console, file, _ = console_of(tty, width=200)
+        console._name = plain(evil)
+        with console:
+            console.show(Reported(t=BEGAN, seq=0, step=1, metrics={evil: evil}))
+            console.show(WorkerRaised(t=BEGAN, worker=0, rank=0, step=1, traceback=evil))
+            console.failed(WorkerFailed("it"))
+        assert "\x1b[2J" not in file.getvalue()
+        assert "\x07" not in file.getvalue()
+
+
+def test_quiet_prints_nothing(capsys):
+    with Console("r", "s", quiet=True) as console:
+        console.show(GenerationFormed(generation=1, members=(0,), cause="start"))
+        console.finished("a" * 64, {}, "exact")
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,122 @@
+"""The console of a campaign: the same rules as for a run."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console as Terminal
+
+from elastix.events import CampaignEnded, CampaignStarted, TrialEnded, TrialLost, TrialStarted
+from elastix.observe.trials import TrialsConsole
+from tests.report_data import campaign
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console_of(tty: bool, width: int = 120):
+    file, clock = io.StringIO(), Clock()
+    terminal = Terminal(
+        file=file, force_terminal=tty, width=width, height=40, highlight=False, soft_wrap=not tty
+    )
+    directory = Path("runs/store/runs/nas-1")
+    return TrialsConsole("nas-1", directory, 120, terminal=terminal, clock=clock), file, clock
+
+
+def events(evil: str = ""):
+    yield CampaignStarted(
+        name="nas-1",
+        objectives={"accuracy": "max"},
+        budget={"trials": 120},
+        searcher="Evolution",
+        inherit="lcs (parent)",
+        known=0,
+        versions={},
+    )
+    best = -1.0
+    for trial in campaign().trials:
+        yield TrialStarted(
+            trial=trial.number, config=trial.config, parent=trial.parent, attempt=1, rung=None
+        )
+        if trial.losses:
+            yield TrialLost(trial=trial.number, attempt=1, cause=f"died{evil}")
+            yield TrialStarted(
+                trial=trial.number, config=trial.config, parent=trial.parent, attempt=2, rung=None
+            )
+        value = trial.values[0] if trial.values else -1.0
+        yield TrialEnded(
+            trial=trial.number,
+            state=trial.state,
+            values={"accuracy": value} if trial.values else {},
+            metrics={},
+            ref="",
+            epochs=trial.epochs,
+            lineage_epochs=trial.lineage_epochs,
+            inherited=trial.inherited or 0.0,
+            seconds=3.0,
+            best=value > best,
+            message="" if trial.values else f"RuntimeError: shapes{evil}",
+        )
+        best = max(best, value)
+
+
+def play(console, clock, *, evil: str = "", look=lambda: None) -> None:
+    for event in events(evil):
+        clock.now += 1.0
+        console.show(event)
+        look()
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_block_never_has_more_than_twelve_lines(width):
+    console, _, clock = console_of(tty=True, width=width)
+    heights = []
+
+    def look():
+        rows = console._terminal.render_lines(console._block())
+        heights.append(len(rows))
+        assert all(sum(segment.cell_length for segment in row) <= width for row in rows)
+
+    play(console, clock, look=look)
+    assert console._live is not None
+    console.show(CampaignEnded(outcome="finished", trials=120, best=58))
+    assert console._live is None
+    assert max(heights) <= 12
+
+
+def test_a_log_has_what_matters_and_a_summary_each_half_minute():
+    console, file, clock = console_of(tty=False)
+    play(console, clock)
+    console.show(CampaignEnded(outcome="finished", trials=120, best=58))
+    text = file.getvalue()
+    first, *_, last = text.splitlines()
+    for line in (first, last):
+        assert "nas-1" in line
+        assert "elastix report nas-1 --store runs/store" in line
+    assert "\x1b" not in text
+    summaries = [line for line in text.splitlines() if "trials/s" in line]
+    assert clock.now // 30 - 2 <= len(summaries) <= clock.now // 30
+    assert " <- " in text
+    assert "inherited " in text
+    assert text.count(" failed: RuntimeError") == 3
+    assert "lost: died; it starts again" in text
+
+
+def test_a_failed_campaign_ends_with_its_first_failure():
+    console, file, clock = console_of(tty=False)
+    play(console, clock)
+    console.show(CampaignEnded(outcome="failed", trials=9, best=-1, message="what to do next"))
+    end = file.getvalue().split("nas-1 failed", 1)[1]
+    assert "first failure: trial 6: RuntimeError: shapes" in end
+    assert "what to do next" in end
+
+
+def test_nothing_from_a_user_steers_the_terminal():
+    console, file, clock = console_of(tty=False)
+    play(console, clock, evil="\x1b[2J[red]")
+    assert "\x1b" not in file.getvalue()
+    assert "[red]" in file.getvalue()
