@@ -29,6 +29,7 @@ from elastix.verbs.status import status
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
+app.add_typer(campaigns.app, name="campaign")
 for verb in (doctor, estimate, grafana, report, run, status):
     app.command()(_says(verb))
 
@@ -302,6 +303,3 @@ def rebuild(store: Where = _STORE, as_json: AsJson = False) -> None:
         found = opened.stats()
     value = {"models": found.models, "packs": found.packs}
     _print(as_json, value, ("what", "how many"), value.items())
-
-
-app.add_typer(campaigns.make(_says, _print), name="campaign")

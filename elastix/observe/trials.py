@@ -69,6 +69,7 @@ class TrialsConsole:
         self._parents: dict[int, int | None] = {}
         self._best: TrialEnded | None = None
         self._inherited: list[float] = []
+        self._longest = 0.0
         self._first_failure = ""
         self._latest: deque[Text] = deque(maxlen=_LATEST)
         self._live: Live | None = None
@@ -116,6 +117,7 @@ class TrialsConsole:
         self._running.discard(event.trial)
         self._counts[event.state] += 1
         self._inherited.append(event.inherited)
+        self._longest = max(self._longest, event.lineage_epochs - event.epochs)
         if event.state == "failed":
             self._first_failure = self._first_failure or f"trial {event.trial}: {event.message}"
             if self._counts["failed"] <= _TOLD_FAILURES:
@@ -135,7 +137,10 @@ class TrialsConsole:
         inherited = [share for share in self._inherited if share]
         if inherited:
             mean = sum(inherited) / len(inherited)
-            self._print(f"  {len(inherited)} trials inherited {mean:.0%} of their bytes on average")
+            self._print(
+                f"  {len(inherited)} trials inherited {mean:.0%} of their bytes on average, from "
+                f"lineages of up to {self._longest:g} epochs"
+            )
         if event.outcome == "failed" and self._first_failure:
             self._print(f"  first failure: {self._first_failure}", "red")
         if event.message:

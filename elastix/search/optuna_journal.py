@@ -3,6 +3,7 @@
 Not here: Optuna as a searcher (searchers/optuna.py).
 """
 
+import warnings
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -56,7 +58,9 @@ def write(results: "Results", path: Path, flat: "Iterable[Mapping[str, Any]]") -
             "minimize" if mode == "min" else "maximize" for mode in results.objectives.modes
         ],
     )
-    study.set_metric_names(list(results.objectives.names))
+    with warnings.catch_warnings():  # "experimental" for years
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        study.set_metric_names(list(results.objectives.names))
     configs = [dict(config) for config in flat]
     distributions = _distributions(configs)
     frozen = [

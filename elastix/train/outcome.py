@@ -44,7 +44,11 @@ class Outcome:
 def run_train(
     train: Callable[[Context], None], member: Member, config: Mapping[str, Any]
 ) -> Outcome:
-    """Call `train` with a Context. Never raises; blocks until it is through."""
+    """Call `train` with a Context. Blocks until it is through.
+
+    Raises:
+        KeyboardInterrupt: in a process that runs it alone; nothing else is ever raised.
+    """
     member.seed()
     paused = False
     try:
@@ -77,7 +81,9 @@ def run_train(
         except StoreError as failure:
             error.add_note(f"The State could not be stored: {failure}")
         return Outcome(kind="dismissed", rank=member.rank, step=member.step, error=error)
-    except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
+    except BaseException as error:
+        if member.settings.alone and isinstance(error, KeyboardInterrupt):
+            raise  # it is meant for the process, not for the train function
         member.saver.settle(_SETTLE_S)  # what was accepted before is stored nevertheless
         return Outcome(
             kind="raised",

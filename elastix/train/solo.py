@@ -80,7 +80,7 @@ def run_alone(
     device: torch.device | None = None,
     halt: threading.Event | None = None,
 ) -> Outcome:
-    """Call `train` with a Context of world size 1. Never raises; blocks until it is through.
+    """Call `train` with a Context of world size 1. Blocks until it is through.
 
     Args:
         train: the function.
@@ -89,6 +89,9 @@ def run_alone(
         listen: is called with every event, in this thread.
         device: where models and batches go; the CPU by default.
         halt: when set, the run ends at the next boundary of a step or report: kind "halted".
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; nothing else is ever raised.
     """
     news = News()
     news.publish(Membership(1, (0,), cause="start"))

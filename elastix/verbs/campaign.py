@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,9 +11,7 @@ import typer
 
 from elastix.search.results import Best, Results, names
 from elastix.search.trial import Trial
-
-Print = Callable[[bool, Any, Sequence[str], Iterable[Sequence[Any]]], None]
-Says = Callable[[Callable[..., Any]], Callable[..., Any]]
+from elastix.verbs.output import AsJson, print_table, says
 
 _STORE = "runs/store"
 
@@ -30,68 +27,66 @@ Where = Annotated[
     str,
     typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory of the store."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
-def make(says: Says, print_table: Print) -> typer.Typer:
-    """The commands, with the command line's own way to print and to say what went wrong."""
-    app = typer.Typer(no_args_is_help=True, help="Look at searches, and go on with them.")
+app = typer.Typer(no_args_is_help=True, help="Look at searches, and go on with them.")
 
-    @app.command("list")
-    @says
-    def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
-        """List the campaigns of a store, the latest first."""
-        found = [Results.open(store, name) for name in names(store)]
-        values = [_overview(results) for results in found]
-        columns = ("campaign", "trials", "running", "failed", "best", "searcher", "began")
-        print_table(as_json, values, columns, ([v[c] for c in columns] for v in values))
 
-    @app.command()
-    @says
-    def show(
-        name: Name,
-        store: Where = _STORE,
-        top: Annotated[
-            int, typer.Option("--top", "-n", min=0, help="So many of the best; 0: all by number.")
-        ] = 10,
-        failed: Annotated[bool, typer.Option("--failed", help="Only the failed ones.")] = False,
-        parquet: Annotated[
-            Path | None, typer.Option(help="Write all trials to this file as well.")
-        ] = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Show the trials of a campaign, the best first; with lineage_epochs beside every score."""
-        results = Results.open(store, name)
-        if parquet is not None:
-            results.to_parquet(parquet)
-        if failed:
-            _failures(results, as_json, print_table)
-            return
-        chosen = _chosen(results, top)
-        value = {**_overview(results), "trials_shown": [_plain(t, results) for t in chosen]}
-        columns = ("trial", "state", *results.objectives.names, "epochs", "lineage", "inherited")
-        rows = (_row(trial, results) for trial in chosen)
-        print_table(as_json, value, (*columns, "parent", "model", "config"), rows)
+@app.command("list")
+@says
+def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
+    """List the campaigns of a store, the latest first."""
+    found = [Results.open(store, name) for name in names(store)]
+    values = [_overview(results) for results in found]
+    columns = ("campaign", "trials", "running", "failed", "best", "searcher", "began")
+    print_table(as_json, values, columns, ([v[c] for c in columns] for v in values))
 
-    @app.command()
-    @says
-    def resume(
-        name: Name,
-        store: Where = _STORE,
-        trials: Annotated[int | None, typer.Option(help="So many trials in all.")] = None,
-        time_s: Annotated[float | None, typer.Option(help="For so many seconds.")] = None,
-        parallel: Annotated[int | None, typer.Option(help="So many at once.")] = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Go on with a campaign where it was stopped or killed, or give it more trials.
 
-        It runs the train function as it was when the campaign was last started from its script.
-        Run this where that script was run, so that its imports are found.
-        """
-        results = _resume(name, store, trials, time_s, parallel, quiet=as_json)
-        print_table(as_json, _overview(results), (), ())
+@app.command()
+@says
+def show(
+    name: Name,
+    store: Where = _STORE,
+    top: Annotated[
+        int, typer.Option("--top", "-n", min=0, help="So many of the best; 0: all by number.")
+    ] = 10,
+    failed: Annotated[bool, typer.Option("--failed", help="Only the failed ones.")] = False,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Write all trials to this file as well.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the trials of a campaign, the best first; with lineage_epochs beside every score."""
+    results = Results.open(store, name)
+    if parquet is not None:
+        results.to_parquet(parquet)
+    if failed:
+        _failures(results, as_json)
+        return
+    chosen = _chosen(results, top)
+    value = {**_overview(results), "trials_shown": [_plain(t, results) for t in chosen]}
+    columns = ("trial", "state", *results.objectives.names, "epochs", "lineage", "inherited")
+    rows = (_row(trial, results) for trial in chosen)
+    print_table(as_json, value, (*columns, "parent", "model", "config"), rows)
 
-    return app
+
+@app.command()
+@says
+def resume(
+    name: Name,
+    store: Where = _STORE,
+    trials: Annotated[int | None, typer.Option(help="So many trials in all.")] = None,
+    time_s: Annotated[float | None, typer.Option(help="For so many seconds.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="So many at once.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a campaign where it was stopped or killed, or give it more trials.
+
+    It runs the train function as it was when the campaign was last started from its script.
+    Run this where that script was run, so that its imports are found.
+    """
+    results = _resume(name, store, trials, time_s, parallel, quiet=as_json)
+    print_table(as_json, _overview(results), (), ())
 
 
 def _resume(
@@ -121,7 +116,7 @@ def _chosen(results: Results, top: int) -> list[Trial]:
     return [best.trial for best in results.top(top)]
 
 
-def _failures(results: Results, as_json: bool, print_table: Print) -> None:
+def _failures(results: Results, as_json: bool) -> None:
     found = [trial for trial in results if trial.state == "failed"]
     values = [
         {"trial": t.number, "config": dict(t.config), "traceback": t.traceback} for t in found

@@ -50,7 +50,7 @@ def execute(
     device: torch.device | None = None,
     halt: threading.Event | None = None,
 ) -> Ended:
-    """Run a piece of work to its end, here. Never raises."""
+    """Run a piece of work to its end, here. Raises nothing but KeyboardInterrupt."""
     settings = Settings(
         directory=_NOWHERE,
         run=work.name,

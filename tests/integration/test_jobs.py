@@ -1,0 +1,143 @@
+"""jobs/search.py and jobs/train.py through `ray job submit` on a local cluster of its own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import elastix
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+PATIENCE_S = 600.0
+
+
+class Head:
+    """A head node with its dashboard, in a temporary folder, with token authentication."""
+
+    def __init__(self, folder):
+        (folder / "home").mkdir()
+        self.env = {
+            **os.environ,
+            "HOME": str(folder / "home"),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": "a" * 64,
+            "OMP_NUM_THREADS": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self.process = subprocess.Popen(
+            [
+                *(BIN / "ray", "start", "--head", "--block", "--num-cpus=4", "--port=0"),
+                *("--dashboard-port=0", "--include-dashboard=true", "--disable-usage-stats"),
+                f"--temp-dir={folder / 'ray'}",
+            ],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        said = []
+        for line in self.process.stdout:
+            said.append(line)
+            found = re.search(r"--address='?http://([\d.]+:\d+)|http://([\d.]+:\d+)", line)
+            if found:
+                self.address = f"http://{found[1] or found[2]}"
+                return
+        raise RuntimeError("".join(said))
+
+    def cli(self, *arguments, check=True):
+        verb, *rest = arguments
+        command = [BIN / "ray", "job", verb, "--address", self.address, *rest]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def submit(self, name, *arguments, **variables):
+        env = json.dumps({"env_vars": {"OMP_NUM_THREADS": "1", **variables}})
+        self.cli(
+            *("submit", "--no-wait", f"--submission-id={name}", f"--runtime-env-json={env}"),
+            *("--working-dir", str(self.folder())),
+            *("--", sys.executable, *arguments),
+        )
+
+    def folder(self):
+        """What is uploaded: the parts of the repository that a job needs."""
+        return ROOT
+
+    def wait(self, name, *states):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            said = self.cli("status", name)
+            if any(state in said for state in states):
+                return said
+            assert "FAILED" not in said, self.cli("logs", name)
+            self.process.poll()
+        raise AssertionError(f"{name} was not {states}: {self.cli('logs', name)}")
+
+    def close(self):
+        os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def head(tmp_path_factory):
+    """Short paths: a socket's may have 107 characters."""
+    started = Head(tmp_path_factory.mktemp("h"))
+    yield started
+    started.close()
+
+
+def test_a_search_is_submitted_stopped_and_resumed(head, tmp_path):
+    store = str(tmp_path / "store")
+    arguments = ("jobs/search.py", "--recipe", "digits", "--store", store)
+    head.submit("first", *arguments, ELASTIX_TRIALS="400")
+    deadline = time.monotonic() + PATIENCE_S
+    done = []
+    while len(done) < 3:
+        assert time.monotonic() < deadline, head.cli("logs", "first")
+        try:
+            done = [t for t in elastix.Results.open(store, "digits-search") if t.state.is_final]
+        except (elastix.NotFound, elastix.StoreError):
+            head.wait("first", "PENDING", "RUNNING")
+    head.cli("stop", "first")
+    head.wait("first", "STOPPED")
+    done = [t for t in elastix.Results.open(store, "digits-search") if t.state.is_final]
+    head.submit("second", *arguments, ELASTIX_TRIALS=str(len(done) + 3))
+    head.wait("second", "SUCCEEDED")
+    results = elastix.Results.open(store, "digits-search")
+    assert [results[trial.number] for trial in done] == done
+    assert all(trial.state == "finished" for trial in results)
+    assert "goes on after" in head.cli("logs", "second")
+    assert results.best.load().model
+
+
+def test_training_is_submitted(head, tmp_path):
+    store = str(tmp_path / "store")
+    head.submit(
+        *("train", "jobs/train.py", "--recipe", "digits", "--store", store), ELASTIX_EPOCHS="2"
+    )
+    head.wait("train", "SUCCEEDED")
+    logs = head.cli("logs", "train")
+    assert "samples exact" in logs
+    assert "accuracy" in logs
+
+
+def test_a_recipe_that_is_not_there_is_named(tmp_path):
+    command = [sys.executable, "jobs/train.py", "--recipe", "nope", "--store", str(tmp_path)]
+    env = {**os.environ, "RAY_ADDRESS": ""}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "digits" in done.stderr

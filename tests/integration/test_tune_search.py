@@ -1,0 +1,140 @@
+"""elastix.tune.Search under a real Ray Tune, and the translation of its spaces."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from ray import tune
+
+import elastix
+import elastix.tune
+from elastix.errors import ConfigError
+from tests.search_parts import SPACE, Drawing, Net
+
+PARAM_SPACE = {
+    "width": tune.choice([16, 32]),
+    "depth": tune.randint(1, 4),
+    "inner": {"lr": tune.loguniform(1e-4, 1e-1), "drop": tune.quniform(0.0, 0.5, 0.25)},
+    "name": "constant",
+}
+
+
+def test_tunes_spaces_are_translated_with_their_bounds():
+    space = elastix.tune.space_of(PARAM_SPACE)
+    space.seed(1)
+    drawn = [dict(config) for config in space.sample_configuration(200)]
+    assert {config["depth"] for config in drawn} == {1, 2, 3}
+    assert {config["width"] for config in drawn} == {16, 32}
+    assert {config["inner/drop"] for config in drawn} == {0.0, 0.25, 0.5}
+    logs = [math.log10(config["inner/lr"]) for config in drawn]
+    assert -4 <= min(logs) < -3.5 < -1.5 < max(logs) <= -1
+    assert elastix.tune.nest({"a": 1, "b/c": 2, "b/d/e": 3}) == {
+        "a": 1,
+        "b": {"c": 2, "d": {"e": 3}},
+    }
+
+
+@pytest.mark.parametrize(
+    "value", [tune.grid_search([1, 2]), tune.randn(), tune.sample_from(lambda spec: 1), [1, 2]]
+)
+def test_what_only_tune_can_draw_is_named(value):
+    with pytest.raises(ConfigError, match=r"param_space\['odd'\]"):
+        elastix.tune.space_of({"odd": value})
+
+
+def begun(searcher=None, **options):
+    search = elastix.tune.Search(searcher or Drawing(), **options)
+    search.set_max_concurrency(4)
+    search.set_search_properties(
+        "score", "max", {"x": tune.uniform(0, 1), "depth": tune.randint(1, 4)}
+    )
+    return search
+
+
+def test_results_reach_the_searcher_and_failures_count_as_such():
+    drawing = Drawing()
+    search = begun(drawing)
+    for number in range(4):
+        search.suggest(f"t{number}")
+    search.on_trial_complete("t0", {"score": 0.3})
+    search.on_trial_complete("t1", {"score": 0.9})
+    search.on_trial_complete("t2", None, error=True)
+    search.on_trial_complete("t3", {"score": math.nan})
+    assert drawing.told == [0, 1, 2, 3]
+    assert drawing.best.number == 1
+    assert drawing.best.losses == (-0.9,)
+
+
+def test_what_it_knows_survives_a_restart(tmp_path):
+    search = begun()
+    search.suggest("a")
+    search.suggest("b")
+    search.on_trial_complete("a", {"score": 0.5})
+    search.save(str(tmp_path / "state"))
+    json.loads((tmp_path / "state").read_text())
+    drawing = Drawing()
+    again = begun(drawing)
+    again.restore(str(tmp_path / "state"))
+    assert again.suggest("c") == search.suggest("c")
+    again.on_trial_complete("b", {"score": 0.7})
+    assert drawing.told == [1]
+
+
+def test_the_end_of_a_space_is_the_end():
+    search = begun(Drawing(limit=1))
+    search.suggest("a")
+    assert search.suggest("b") == elastix.tune.Search.FINISHED
+
+
+def test_weights_are_inherited_by_those_who_want_them(tmp_path):
+    search = begun(store=tmp_path)
+    first = search.suggest("a")
+    model = Net(first["depth"])
+    assert elastix.tune.inherit(model, first) is None
+    left = elastix.tune.leave(model, first, epochs=2, score=0.5)
+    search.on_trial_complete("a", {"score": 0.5, **left})
+    second = search.suggest("b")
+    child = Net(second["depth"])
+    found = elastix.tune.inherit(child, second)
+    assert found["ref"] == left["elastix_ref"]
+    assert found["lineage_epochs"] == 2
+    assert torch.equal(child.body[0].weight, model.body[0].weight)
+    ref = elastix.tune.leave(child, second, score=0.6)["elastix_ref"]
+    with elastix.Store(tmp_path, read_only=True) as store:
+        assert store.ancestors(ref) == [found["ref"]]
+    assert elastix.tune.inherit(child, {"x": 1}) is None
+    assert elastix.tune.leave(child, {"x": 1}, score=1.0) == {}
+
+
+def test_a_tune_run_with_another_search_alg(cluster, tmp_path):
+    def train(config):
+        tune.report({"score": config["x"] * config["inner"]["depth"]})
+
+    search = elastix.tune.Search(elastix.Evolution(population=8, sample=4))
+    grid = tune.Tuner(
+        train,
+        param_space={"x": tune.uniform(0, 1), "inner": {"depth": tune.randint(1, 4)}},
+        tune_config=tune.TuneConfig(
+            metric="score",
+            mode="max",
+            num_samples=6,
+            max_concurrent_trials=2,
+            search_alg=search,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert len(grid) == 6
+    configs = {(result.config["x"], result.config["inner"]["depth"]) for result in grid}
+    assert len(configs) == 6
+    best = max(result.metrics["score"] for result in grid)
+    assert grid.get_best_result().metrics["score"] == best
+
+
+def test_a_space_of_elastix_instead_of_tunes():
+    search = elastix.tune.Search(Drawing(), space=SPACE, metric="score", mode="max")
+    config = search.suggest("a")
+    assert set(config) == {"x", "depth"}
+    assert SimpleNamespace(**config).depth in (1, 2, 3)
