@@ -55,6 +55,7 @@ bench: $(READY)
 	mkdir -p benchmarks/results
 	$(BIN)/python -m benchmarks.overhead --out benchmarks/results/overhead.json
 	$(BIN)/python -m benchmarks.recovery --out benchmarks/results/recovery.json
+	$(BIN)/python -m benchmarks.checkpoint --out benchmarks/results/checkpoint.json
 	$(BIN)/python -m benchmarks.store --out benchmarks/results/store.json
 	$(BIN)/python -m benchmarks.table --update README.md
 
