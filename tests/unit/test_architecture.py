@@ -11,6 +11,7 @@ import elastix
 import search_spaces
 
 ROOT = Path(elastix.__file__).parent
+SHELL = ("trainer", "controller", "worker", "slots", "following", "succession")
 SEATS = ("search", "executors")
 SOURCES = sorted(ROOT.rglob("*.py"))
 
@@ -58,8 +59,7 @@ def test_torch_distributed_lives_only_in_comm(path):
 def test_ray_lives_only_in_the_shell(path):
     names = set(imported(ast.parse(path.read_text())))
     if any(name == "ray" or name.startswith("ray.") for name in names):
-        parts = ("trainer", "controller", "following", "slots", "succession", "worker")
-        shell = {f"train/{name}.py" for name in parts}
+        shell = {f"train/{name}.py" for name in SHELL}
         place = path.relative_to(ROOT)
         seats = {"store/server.py", "tune.py", "search/tune_space.py", "observe/metrics.py"}
         allowed = {*shell, *seats, "verbs/doctor.py", "verbs/status.py"}
