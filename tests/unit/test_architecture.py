@@ -58,7 +58,8 @@ def test_torch_distributed_lives_only_in_comm(path):
 def test_ray_lives_only_in_the_shell(path):
     names = set(imported(ast.parse(path.read_text())))
     if any(name == "ray" or name.startswith("ray.") for name in names):
-        shell = {f"train/{name}.py" for name in ("trainer", "controller", "worker", "slots")}
+        names = ("trainer", "controller", "worker", "slots", "following", "succession")
+        shell = {f"train/{name}.py" for name in names}
         place = path.relative_to(ROOT)
         allowed = {*shell, "store/server.py", "tune.py", "verbs/status.py"}
         assert place.as_posix() in allowed or place.parts[:2] == SEATS
