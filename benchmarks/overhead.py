@@ -2,13 +2,21 @@
 
 Each round times a block of DDP steps, a block of elastix steps and a second block of DDP steps, in
 rotating order; the ratio of a round is that of its blocks' medians per step. The two DDP blocks
-against each other are the noise of the measurement. elastix runs with everything on: commit
-round, buffers averaged, journal written.
+against each other are the noise of the measurement. elastix runs with commit round, buffers
+averaged and journal written.
+
+With `--ray` each model is measured twice more, under ElasticTrainer on a local Ray: once with the
+journal alone, once with every reader of events as well (Ray's metrics and its dashboard, a
+TensorBoard logger). What the readers cost is the difference of those two ratios.
 """
 
 import argparse
+import importlib
+import itertools
 import json
+import logging
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +30,7 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+import elastix
 from benchmarks.record import save
 from elastix import Context
 from elastix.testing.local import run_local
@@ -114,13 +123,25 @@ def measure(ctx: Context) -> None:
     dist.destroy_process_group()
 
 
-def run(model: str, rounds: int, steps: int, directory: Path) -> dict[str, float]:
-    """Measure one model; ratios are elastix over DDP, and DDP over itself."""
+def run(model: str, rounds: int, steps: int, directory: Path, under: str) -> dict[str, float]:
+    """Measure one model; ratios are elastix over DDP, and DDP over itself.
+
+    Args:
+        model: one of MODELS.
+        rounds: blocks of each kind.
+        steps: in a block.
+        directory: for what the run writes.
+        under: "local" processes, "ray", or "ray, all readers".
+    """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     result = directory / f"overhead-{model}.json"
     config: dict[str, Any] = {"model": model, "rounds": rounds, "steps": steps}
     config |= {"port": store.port, "result": str(result)}
-    run_local(measure, _RANKS, config=config, timeout_s=3600.0)
+    if under == "local":
+        run_local(measure, _RANKS, config=config, timeout_s=3600.0)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            _run_on_ray(config, Path(folder), readers=under != "ray")
     times = json.loads(result.read_text())
     result.unlink()
     ratios = [ours / ddp for ours, ddp in zip(times["elastix"], times["ddp"], strict=True)]
@@ -139,6 +160,32 @@ def run(model: str, rounds: int, steps: int, directory: Path) -> dict[str, float
     }
 
 
+def _run_on_ray(config: dict[str, Any], folder: Path, readers: bool) -> None:
+    import ray
+
+    ray.init(
+        num_cpus=4,
+        include_dashboard=readers,
+        dashboard_port=0,
+        logging_level=logging.WARNING,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
+    )
+    # Workers import it: `torch.distributed.config`, which pickling by value drags in, has locks.
+    train = importlib.import_module("benchmarks.overhead").measure
+    try:
+        elastix.ElasticTrainer(
+            train,
+            config=config,
+            scaling=elastix.ScalingConfig(num_workers=_RANKS),
+            run=elastix.RunConfig(name="overhead", store=str(folder / "store")),
+            metrics=readers,
+            loggers=[elastix.TensorBoard(folder / "board")] if readers else [],
+            quiet=True,
+        ).fit()
+    finally:
+        ray.shutdown()
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -146,13 +193,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=8, help="steps in a block")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--ray", action="store_true", help="also on Ray, without and with readers")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     results = {}
-    for model in options.models:
-        results[model] = run(model, options.rounds, options.steps, options.out.parent.resolve())
-        line = "  ".join(f"{key} {value:.4g}" for key, value in results[model].items())
-        print(f"{model}: {line}", flush=True)
+    places = ["local", "ray", "ray, all readers"] if options.ray else ["local"]
+    directory = options.out.parent.resolve()
+    for model, under in itertools.product(options.models, places):
+        row = model if under == "local" else f"{model} ({under})"
+        results[row] = run(model, options.rounds, options.steps, directory, under)
+        line = "  ".join(f"{key} {value:.4g}" for key, value in results[row].items())
+        print(f"{row}: {line}", flush=True)
     save(options.out, results)
 
 

@@ -10,6 +10,7 @@ from elastix.config import (
     Budget,
     CheckpointConfig,
     FailureConfig,
+    ProfileConfig,
     RestoreConfig,
     RunConfig,
     ScalingConfig,
@@ -40,6 +41,9 @@ from elastix.store import Store
 from elastix.train.context import Context
 
 if _typing.TYPE_CHECKING:
+    from elastix.observe.mlflow import MLflow
+    from elastix.observe.tensorboard import TensorBoard
+    from elastix.observe.wandb import WandB
     from elastix.search.campaign import Campaign
     from elastix.search.results import Results
     from elastix.search.searchers.deephyper import DeepHyper
@@ -65,9 +69,11 @@ __all__ = [
     "Evolution",
     "FailureConfig",
     "Full",
+    "MLflow",
     "NeverReported",
     "NotFound",
     "Optuna",
+    "ProfileConfig",
     "QuorumLost",
     "Random",
     "ReadOnly",
@@ -82,9 +88,11 @@ __all__ = [
     "StateError",
     "Store",
     "StoreError",
+    "TensorBoard",
     "TooManyFailures",
     "TooNew",
     "TrainError",
+    "WandB",
     "WorkerFailed",
 ]
 
@@ -93,15 +101,18 @@ _LATER = {
     "DeepHyper": "elastix.search.searchers.deephyper",
     "ElasticTrainer": "elastix.train.trainer",
     "Evolution": "elastix.search.searchers.evolution",
+    "MLflow": "elastix.observe.mlflow",
     "Optuna": "elastix.search.searchers.optuna",
     "Random": "elastix.search.searchers.random",
     "Result": "elastix.train.trainer",
     "Results": "elastix.search.results",
+    "TensorBoard": "elastix.observe.tensorboard",
+    "WandB": "elastix.observe.wandb",
 }
 
 
 def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked for
-    """Import what needs Ray, DeepHyper or Optuna when it is asked for: the store does not."""
+    """Import what needs Ray or a library of its own when it is asked for: the store does not."""
     if name in _LATER:
         return getattr(_importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'elastix' has no attribute {name!r}")

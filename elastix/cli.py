@@ -15,6 +15,9 @@ from elastix.errors import ConfigError, ElastixError
 from elastix.store import Entry, Store
 from elastix.verbs import campaign as campaigns
 from elastix.verbs import output
+from elastix.verbs.doctor import doctor
+from elastix.verbs.estimate import estimate
+from elastix.verbs.grafana import grafana
 from elastix.verbs.output import AsJson
 from elastix.verbs.output import print_table as _print
 from elastix.verbs.output import says as _says
@@ -25,7 +28,7 @@ from elastix.verbs.status import status
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
-for verb in (report, status):
+for verb in (doctor, estimate, grafana, report, status):
     app.command()(_says(verb))
 
 Where = Annotated[

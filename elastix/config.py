@@ -251,6 +251,41 @@ class RestoreConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileConfig(_Config):
+    """What of a run is written to its timeline.
+
+    Attributes:
+        steps: each worker's first so many; or (first, last), counted from 1 over the whole run.
+        torch: run torch's profiler over the same steps. It slows them down.
+    """
+
+    steps: int | tuple[int, int] = 20
+    torch: bool = False
+
+    def __post_init__(self) -> None:
+        steps: Any = self.steps
+        if isinstance(steps, list):  # JSON knows no tuples
+            steps = tuple(steps)
+            object.__setattr__(self, "steps", steps)
+        pair = steps if isinstance(steps, tuple) else (1, steps)
+        _require(
+            len(pair) == 2 and all(type(n) is int for n in pair) and 1 <= pair[0] <= pair[1],
+            f"steps must be a whole number >= 1 or (first, last) with 1 <= first <= last, "
+            f"not {self.steps!r}.",
+        )
+
+    def window(self, committed: int) -> tuple[int, int]:
+        """Steps to record as committed steps before the first and after the last.
+
+        Args:
+            committed: steps that the worker finds when it comes to its first.
+        """
+        if isinstance(self.steps, tuple):
+            return self.steps[0] - 1, self.steps[1]
+        return committed, committed + self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
 class FailureConfig(_Config):
     """What counts as a failure, and how many are too many.
 

@@ -161,7 +161,8 @@ class Recovered(Event):
     Attributes:
         step: the step in hand; between steps, the last one committed.
         outcome: "accepted" (all survivors held every bucket), "passed on" (somebody had left the
-            commit round), "reduced again", or "between steps".
+            commit round), "reduced again", "done again" (FailureConfig(recovery="rollback")), or
+            "between steps".
         rebuild_s: news of the new generation to a working process group.
         stall_s: news of the new generation to the agreed result of the operation at hand.
     """
@@ -212,7 +213,7 @@ class StateStored(Event):
     """A State is in the store, durably.
 
     Attributes:
-        stored_bytes: payload that was new to the store.
+        state_bytes: of all its tensors. stored_bytes: of these, what was new to the store.
         store_s: from the first worker's offer to the commit.
         stall_s: how long it held up training, on the worker where it did so longest.
     """
@@ -223,6 +224,7 @@ class StateStored(Event):
     stored_bytes: int
     store_s: float
     stall_s: float = 0.0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,12 @@ class TensorInfo:
     shape: tuple[int, ...]
     digest: str
 
+    @property
+    def nbytes(self) -> int:
+        """Of its elements."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return math.prod(self.shape) * dtype.itemsize
+
 
 @dataclass(frozen=True)
 class Manifest:

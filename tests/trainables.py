@@ -128,7 +128,10 @@ def train(ctx: elastix.Context) -> None:
     if meeting is not None:  # ready to be let in
         ctx.on_phase(lambda name, _: name == "wait" and (meeting / str(ctx.worker)).touch())
     model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
-    loader = ctx.loader(dataset, batch_size=config.get("batch_size", 30))
+    follow = "rate" in config
+    loader = ctx.loader(dataset, batch_size=config.get("batch_size", 30), per_worker=follow)
+    if follow:
+        ctx.scale_rate(optimizer, reference=2, rule=config["rate"], warmup_steps=5)
     every = config.get("accumulate", 1)
     log = Path(config["log"]) / f"{ctx.worker}.jsonl" if "log" in config else None
     for epoch in loader.epochs(config.get("epochs", 2)):

@@ -15,6 +15,7 @@ Invariant: no `param.grad` and no buffer of a module changes before the step is 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -155,7 +156,10 @@ class Reducer:
 
     def _launch_next(self, group: Group) -> None:
         self._rounds.phase("bucket", self._launched)
-        self._buckets[self._launched].launch(group, self._weight.share)
+        bucket = self._buckets[self._launched]
+        bucket.launch(group, self._weight.share)
+        if self._rounds.on_reduced is not None and bucket.pending is not None:
+            bucket.pending.on_finish(partial(self._rounds.on_reduced, self._launched))
         self._launched += 1
 
     # ------------------------------------------------------------------- the end of backward
@@ -164,6 +168,7 @@ class Reducer:
         self._active = False
         for buffers in self._buffers:
             buffers.undo()
+        self._rounds.phase("filled", len(self._buckets))
         self._steps.committed(self._rounds.run(self))
 
     def accept(self, left: Left) -> None:

@@ -212,6 +212,7 @@ class Rounds:
         void: the operation in hand is done for nothing, since its step will be done again.
         waiting: this worker is blocked, and others have to move first.
         waited_s: how long it has been so, altogether.
+        on_reduced: called from any thread with the number of a bucket whose reduction has ended.
     """
 
     def __init__(
@@ -228,6 +229,7 @@ class Rounds:
         self.operation = -1
         self.plan = 0
         self.layout: list[str] = []
+        self.on_reduced: Callable[[int], None] | None = None
         self._participant = participant
         self._news = news
         self._wiring = wiring
@@ -783,8 +785,8 @@ class Rounds:
         else:
             lost = decision.begun and not decision.complete
             self.void = self.void or (lost and decision.kind == self._redo)
-            again = "done again" if self.void else "reduced again"
-            self._outcome = "accepted" if decision.complete else again
+            kept = "accepted" if decision.complete else "reduced again"
+            self._outcome = "done again" if self.void else kept
             self._complete = decision.complete
             self.plan = max(self.plan, decision.plan) or self.generation
 

@@ -66,7 +66,7 @@ class Source:
     """A map-style dataset and how to read it.
 
     Attributes:
-        batch_size: samples of a global batch.
+        batch_size: samples of a global batch; of each worker's share with `per_worker`.
         seed: of the order, with the epoch.
         num_workers: processes that load ahead; 0 loads in the training thread.
         prefetch: batches that each of them loads ahead.
@@ -78,6 +78,7 @@ class Source:
 
     dataset: Dataset[Any]
     batch_size: int
+    per_worker: bool = False
     shuffle: bool = True
     seed: int = 0
     collate: Collate = default_collate
@@ -265,7 +266,7 @@ class Loader:
 
     def draw(self, cursor: Cursor) -> tuple[Draw, Cursor] | None:
         """What the group as it is would draw at `cursor`: also used to look ahead."""
-        batch_size = self._source.batch_size
+        batch_size = self._batch_size
         batch, after = cursor.draw(batch_size, self.epoch)
         if not batch:
             return None
@@ -276,7 +277,13 @@ class Loader:
     def steps_left(self) -> int:
         """Batches until the epoch in progress is drawn, if nothing is lost."""
         left = self._ahead.left(self.epoch)
-        return -(-left // self._source.batch_size)
+        return -(-left // self._batch_size)
+
+    @property
+    def _batch_size(self) -> int:
+        """Of the next global batch."""
+        each = self._source.batch_size
+        return each * max(1, len(self._pace.members())) if self._source.per_worker else each
 
     @property
     def source(self) -> Source:

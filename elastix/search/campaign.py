@@ -11,9 +11,10 @@ import copy
 import inspect
 import logging
 import platform
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
@@ -44,6 +45,23 @@ from elastix.store import Store
 logger = logging.getLogger(__name__)
 
 _MAX_LOSSES = 3
+
+
+@contextmanager
+def _measured(name: str, bus: Events) -> Iterator[None]:
+    """Feed Ray's metrics endpoint, if the trials run on Ray and there is one."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        yield
+        return
+    from elastix.observe.metrics import Metrics  # needs Ray, which not every executor does
+
+    metrics = Metrics(name)
+    bus.subscribe(metrics.read)
+    try:
+        yield
+    finally:
+        metrics.close()
 
 
 class Campaign:
@@ -161,7 +179,7 @@ class Campaign:
         shelf = executor.reach(str(Path(self._run.store).resolve()))
         bus = Events()
         console = TrialsConsole(self.name, directory, self._budget.trials, quiet=self._quiet)
-        with Journal(directory / "journal.jsonl") as journal:
+        with Journal(directory / "journal.jsonl") as journal, _measured(self.name, bus):
             bus.subscribe(journal.append)
             bus.subscribe(console.show)
             loop = Loop(

@@ -29,6 +29,11 @@ class Share:
     places: Mapping[bytes, Place] = field(default_factory=dict)
 
     @property
+    def nbytes(self) -> int:
+        """Payload bytes of all its tensors; those that share memory count once."""
+        return sum(info.nbytes for name, info in self.infos.items() if name not in self.tied)
+
+    @property
     def written_bytes(self) -> int:
         """Payload bytes that were new to the store."""
         return sum(place.length for place in self.places.values())

@@ -207,6 +207,8 @@ class _Supervisor:
         while not self._roster.over:
             if time.monotonic() > deadline:
                 raise TrainError(f"the local run was not over after {timeout_s} s.")
+            if self._roster.extinct and self._crew.replace:
+                self._start_over()
             if not self._lines:
                 raise QuorumLost("no worker is left.")
             by_line = {line: worker for worker, line in self._lines.items()}
@@ -220,6 +222,21 @@ class _Supervisor:
             self._check_pace()
             if self._roster.settled:
                 self._let_go()
+
+    def _start_over(self) -> None:
+        """Everybody who had the State is lost: from the one that was stored last."""
+        self._checkpoints.give_up()
+        for worker in [w for w in self._lines if w in self._feeds]:
+            # A joiner that has caught up halfway must not pass for one that has the State.
+            self._lines.pop(worker).close()
+            self._processes[worker].kill()
+            self._vigil.forget(worker)
+            self._roster.lost(worker)
+            self._start()
+        last = self._checkpoints.last()
+        self._step, self._serial = (last.step if last else 0), -1
+        self._emit(Resumed(step=self._step, ref=last.ref if last else ""))
+        self._push(self._roster.start_over())
 
     def close(self) -> None:
         """Leave no process behind."""

@@ -43,6 +43,7 @@ from elastix.store import Store
 from elastix.train.context import Context
 from elastix.train.evaluation import Metric, evaluating, measure
 from elastix.train.member import Member
+from elastix.train.rate import RateScaling
 
 _TIMEOUT_S = 600.0
 
@@ -199,7 +200,9 @@ class _Voice:
         self.settings = self
         self.alone = False
         self.seed = choir.seed
+        self.alone = False
         self.samples = 0
+        self._rate: RateScaling | None = None
         self.modules: dict[str, torch.nn.Module] = {}
         self._choir = choir
         self._loaders: list[_ReplayLoader] = []
@@ -243,6 +246,9 @@ class _Voice:
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """They are built afresh here, as on every founder."""
+
+    def scale_rate(self, scaling: RateScaling) -> None:
+        self._rate = scaling
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [p for module in self.modules.values() for p in module.parameters()]
@@ -302,6 +308,8 @@ class _Voice:
         if self.me == 0:
             _average(self._choir.voices)
         self._together()
+        if self._rate is not None:
+            self._rate.observe(self._choir.steps[self.step].world_size)
         self.step += 1
         self.samples = 0
 

@@ -255,7 +255,7 @@ def costs_of(events: Iterable[Event], costs: Costs | None = None) -> Costs:
     known = list(events)
     costs = costs or Costs()
     full = max((e.world_size for e in known if isinstance(e, StepCommitted)), default=1)
-    usual = {n: statistics.median(gaps) for n, gaps in _gaps(known).items() if gaps}
+    usual = {n: statistics.fmean(gaps) for n, gaps in _gaps(known).items() if gaps}
     if full in usual:
         costs = replace(costs, work_s=usual[full], fixed_s=0.0)
         fewer = [(n, gap) for n, gap in usual.items() if n < full]

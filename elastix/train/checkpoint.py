@@ -261,6 +261,7 @@ class Checkpoints:
                 stored_bytes=sum(share.written_bytes for share in assembly.shares),
                 store_s=time.monotonic() - assembly.first_s,
                 stall_s=max(offer.stall_s for offer in (chief, *assembly.offers.values())),
+                state_bytes=sum(share.nbytes for share in assembly.shares),
             )
         )
         self._end(assembly, Release(assembly.mark, ref))

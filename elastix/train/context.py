@@ -12,6 +12,7 @@ from elastix.errors import ConfigError
 from elastix.state import Stateful
 from elastix.train.evaluation import Metric
 from elastix.train.member import Member
+from elastix.train.rate import RateScaling, Rule
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -113,6 +114,7 @@ class Context:
         dataset: Dataset[Any],
         batch_size: int,
         *,
+        per_worker: bool = False,
         shuffle: bool = True,
         seed: int | None = None,
         collate_fn: Collate = default_collate,
@@ -124,6 +126,8 @@ class Context:
         Args:
             dataset: has a length and an item for each index below it.
             batch_size: of the whole group; each worker gets its share.
+            per_worker: it is that of each worker instead, and the group's follows its size; see
+                `scale_rate`.
             shuffle: a new order each epoch, the same for any number of workers.
             seed: of that order; the run's own by default.
             collate_fn: makes a batch of a list of items.
@@ -138,6 +142,7 @@ class Context:
         source = Source(
             dataset=dataset,
             batch_size=batch_size,
+            per_worker=per_worker,
             shuffle=shuffle,
             seed=self._member.settings.seed if seed is None else seed,
             collate=collate_fn,
@@ -183,6 +188,29 @@ class Context:
             self._need_prepare("report")
         self._member.report({name: _plain(name, value) for name, value in metrics.items()})
 
+    def scale_rate(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        reference: int,
+        rule: Rule = "linear",
+        warmup_steps: int = 0,
+    ) -> None:
+        """Let the learning rates follow the group's size, for a loader with `per_worker=True`.
+
+        Args:
+            optimizer: one that was prepared. Its rates are scaled in `step` and put back after it,
+                so schedulers work as ever.
+            reference: number of workers for which the rates are meant.
+            rule: "linear": times workers / reference; "sqrt": times its square root.
+            warmup_steps: over how many steps a change is spread.
+
+        Raises:
+            ConfigError: another rule, impossible numbers, or called before prepare or twice.
+        """
+        self._need_prepare("scale_rate")
+        self._member.scale_rate(RateScaling(optimizer, rule, reference, warmup_steps))
+
     def accumulate(self) -> AbstractContextManager[None]:
         """Within it backward adds to the local gradients only; the next one outside is the step."""
         return self._member.accumulate()
@@ -196,7 +224,8 @@ class Context:
         """Call `listener(name, detail)` in the training thread wherever this worker gets to.
 
         For traces and for tests that kill a worker at a chosen place. Names: wait, boundary, batch,
-        bucket (detail: its number), round, left, evaluate, report, enter, meet, give, take, pause,
+        bucket (detail: its number), filled, round, left, evaluate, report, enter, meet, give, take,
+        pause,
         released.
         """
         self._member.on_phase(listener)

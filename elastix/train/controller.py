@@ -30,6 +30,7 @@ from elastix.comm.news import Address
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
+    ProfileConfig,
     RestoreConfig,
     RunConfig,
     ScalingConfig,
@@ -44,6 +45,7 @@ from elastix.errors import (
 )
 from elastix.events import (
     Event,
+    Events,
     GenerationFormed,
     Resumed,
     RunEnded,
@@ -57,6 +59,7 @@ from elastix.events import (
 )
 from elastix.observe import journal
 from elastix.observe.journal import Journal
+from elastix.observe.metrics import Metrics
 from elastix.observe.progress import Progress
 from elastix.store import Store
 from elastix.train import restore, succession
@@ -92,6 +95,8 @@ class Plan:
     checkpoint: CheckpointConfig
     restore: RestoreConfig
     failure: FailureConfig
+    profile: ProfileConfig | None
+    metrics: bool
     opening: Event
     placement: PlacementGroup
     size: int
@@ -159,6 +164,9 @@ class Controller:
         self._slots = Slots(
             plan.placement, plan.size, most, scaling.resources_per_worker, plan.run_id
         )
+        self._events = Events()
+        if plan.metrics:
+            self._events.subscribe(Metrics(plan.run.name).read)
         self._hands: dict[int, _Hand] = {}
         self._released: list[_Hand] = []
         self._doubts: dict[int, int] = {}
@@ -183,7 +191,8 @@ class Controller:
 
     def __repr__(self) -> str:
         newest = self._roster.newest
-        return f"controller {self._plan.run.name} gen={newest.generation} workers={newest.size}"
+        where = f" gen={newest.generation} workers={newest.size}" if newest.generation else ""
+        return f"controller {self._plan.run.name}{where}"
 
     # ------------------------------------------------------------------ the run
 
@@ -767,6 +776,7 @@ class Controller:
             heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
             threads=max(1, int(plan.scaling.cpus_per_worker)),
             affinity=plan.scaling.affinity,
+            profile=plan.profile,
         )
 
     def _spawn(self, slot: Slot) -> None:
@@ -807,6 +817,7 @@ class Controller:
     def _emit(self, event: Event, serial: int | None = None) -> None:
         with self._news:
             self._journal.append(event, serial)
+            self._events.emit(event)
             self._history.append(event)
             self._progress.add(event)
             self._news.notify_all()

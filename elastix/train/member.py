@@ -45,6 +45,7 @@ from elastix.store import Store
 from elastix.train.assembly import Mark, Message
 from elastix.train.evaluation import Evaluation, Metric
 from elastix.train.heritage import Heritage, Leaving
+from elastix.train.rate import RateScaling
 from elastix.train.restore import leaving_out, newest
 from elastix.train.rewind import Rewind
 from elastix.train.saver import Occasion, Saver
@@ -144,6 +145,7 @@ class Member:
         redo = Reducer.kind if settings.rollback else 0
         self._rounds = Rounds(self, news, wiring, device, settings.min_workers, redo)
         self._rewind = Rewind()
+        self._rate: RateScaling | None = None
         self._reducer: Reducer | None = None
         self._modules: dict[str, torch.nn.Module] = {}
         self._others: dict[str, Stateful] = {"rng": RandomState()}
@@ -468,6 +470,10 @@ class Member:
         """Call `listener` at each phase from now on."""
         self._listeners.append(listener)
 
+    def on_reduced(self, listener: Callable[[int], None]) -> None:
+        """Call `listener`, from any thread, with the number of a bucket that is reduced."""
+        self._rounds.on_reduced = listener
+
     # ------------------------------------------------------------------ Steps of the Reducer
 
     def weight(self) -> Weight:
@@ -510,6 +516,8 @@ class Member:
             return
         self.step += 1
         contributors = left.contributors
+        if self._rate is not None:
+            self._rate.observe(len(contributors))
         batches = [batch for loader in self._loaders for batch in loader.commit(contributors)]
         self._emit_alike(
             StepCommitted(
@@ -591,7 +599,7 @@ class Member:
         Raises:
             ConfigError: fewer samples in a batch than workers, or another dataset than before.
         """
-        if source.batch_size < self.world_size:
+        if source.batch_size < self.world_size and not source.per_worker:
             raise ConfigError(
                 f"a global batch of {source.batch_size} cannot be split over {self.world_size} "
                 "workers. No loader was made. batch_size is that of the whole group; raise it, or "
@@ -602,6 +610,13 @@ class Member:
             self._emit_alike(loader.opened())
         self._loaders.append(loader)
         return loader
+
+    def scale_rate(self, scaling: RateScaling) -> None:
+        """Learning rates follow the group's size from now on."""
+        if self._rate is not None:
+            raise ConfigError("ctx.scale_rate was called twice. Call it once, for one optimizer.")
+        self.track({"rate": scaling})
+        self._rate = scaling
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -711,7 +726,7 @@ class _Finish:
         """Nothing."""
 
 
-_REPLICATED = ("optimizer", "scheduler", "scaler")
+_REPLICATED = ("optimizer", "scheduler", "scaler", "rate")
 
 
 def _digest(state: State) -> str:

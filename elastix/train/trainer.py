@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
+    ProfileConfig,
     RestoreConfig,
     RunConfig,
     ScalingConfig,
@@ -27,7 +28,9 @@ from elastix.errors import ConfigError, QuorumLost
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.observe import journal
 from elastix.observe.console import Console
+from elastix.observe.loggers import Feed, Logger
 from elastix.observe.progress import Progress
+from elastix.observe.timeline import merge
 from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.train import succession
@@ -35,6 +38,7 @@ from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
 from elastix.train.following import follow, stop
 from elastix.train.heritage import Heritage
+from elastix.train.profile import FOLDER
 
 TrainFunction = Callable[[Context], None]
 Watch = Callable[[Sequence[Event]], None]
@@ -89,6 +93,9 @@ class ElasticTrainer:
         checkpoint: when States are stored.
         failure: what counts as a failure, and how many are too many.
         restore: where to go on from, if not from the run's last State.
+        profile: steps of which to write a timeline; none by default.
+        loggers: readers of the run's events in this process: TensorBoard, MLflow, WandB, your own.
+        metrics: feed Ray's metrics endpoint.
         quiet: print nothing.
 
     Raises:
@@ -105,6 +112,9 @@ class ElasticTrainer:
         checkpoint: CheckpointConfig | None = None,
         failure: FailureConfig | None = None,
         restore: RestoreConfig | None = None,
+        profile: ProfileConfig | None = None,
+        loggers: Sequence[Logger] = (),
+        metrics: bool = True,
         quiet: bool = False,
     ) -> None:
         if not callable(train):
@@ -123,6 +133,9 @@ class ElasticTrainer:
         self._checkpoint = checkpoint or CheckpointConfig()
         self._failure = failure or FailureConfig()
         self._restore = restore or RestoreConfig()
+        self._profile = profile
+        self._loggers = tuple(loggers)
+        self._metrics = metrics
         self._quiet = quiet
         self._heritage: Heritage | None = None
         self._until_reports: int | None = None
@@ -222,6 +235,8 @@ class ElasticTrainer:
             checkpoint=self._checkpoint,
             restore=self._restore,
             failure=self._failure,
+            profile=self._profile,
+            metrics=self._metrics,
             opening=RunStarted(
                 name=self._run.name,
                 seed=self._run.seed,
@@ -248,14 +263,26 @@ class ElasticTrainer:
             **options,
         ).remote(plan)
 
+    def _listen(self, feed: Feed) -> Watch:
+        """What hears of events beside the console."""
+
+        def watch(events: Sequence[Event]) -> None:
+            for event in events:
+                feed.show(event)
+            if self._watch is not None:
+                self._watch(events)
+
+        return watch
+
     def _follow(self, controller: Any, directory: Path, before: Progress) -> Result:  # noqa: ANN401
         """Show what happens until the run is over, and say how it ended."""
         detached = self._run.detached
+        feed = Feed(self._loggers)
         with Console(
             self._run.name, self._run.store, quiet=self._quiet, progress=before
         ) as console:
             try:
-                ended = follow(controller, console, self._watch)
+                ended = follow(controller, console, self._listen(feed))
             except KeyboardInterrupt:
                 if not detached:
                     stop(controller)
@@ -264,6 +291,9 @@ class ElasticTrainer:
             finally:
                 if not detached:
                     ray.kill(controller)
+                feed.close()
+                if self._profile is not None:
+                    merge(directory / FOLDER, journal.read(directory / "journal.jsonl"))
             if ended.error is not None:
                 console.failed(ended.error)
                 raise ended.error

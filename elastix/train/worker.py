@@ -20,6 +20,7 @@ import torch
 from elastix.comm.group import Backend, Wiring
 from elastix.comm.membership import Membership
 from elastix.comm.news import Address, News
+from elastix.config import ProfileConfig
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store, StoreServer
@@ -27,6 +28,7 @@ from elastix.train import affinity
 from elastix.train.assembly import Message, Order, Release
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
+from elastix.train.profile import Profiler
 from elastix.train.slots import Slot
 from elastix.train.succession import Presence, remove_groups, run_id
 from elastix.train.vigil import Sign
@@ -56,6 +58,7 @@ class Job:
     heartbeat_s: float
     threads: int
     affinity: bool = True
+    profile: ProfileConfig | None = None
 
 
 class ControllerLink:
@@ -211,7 +214,8 @@ class Worker:
 
     def __repr__(self) -> str:
         member = self._member
-        where = f"rank={member.rank} gen={member.generation}" if member else "starting"
+        run = self._job.settings.directory.name
+        where = f"rank={member.rank} gen={member.generation}" if member else f"of {run}"
         return f"worker {self._worker} {where}"
 
     @ray.method(concurrency_group="control")
@@ -282,6 +286,7 @@ class Worker:
         member = Member(wiring, device, self._job.settings, self._news, link)
         self._device = str(device)
         self._link, self._member = link, member
+        profiler = self._profile(member)
         link.started()
         stop = threading.Event()
         pulse = threading.Thread(target=self._pulse, args=(member, link, stop), daemon=True)
@@ -292,8 +297,17 @@ class Worker:
             member.saver.close()
         finally:
             stop.set()
+            if profiler is not None:
+                profiler.close()
         link.close()
         return outcome
+
+    def _profile(self, member: Member) -> Profiler | None:
+        if self._job.profile is None:
+            return None
+        profiler = Profiler(self._job.profile, self._job.settings.directory, self._worker)
+        profiler.attach(member)
+        return profiler
 
     def _pulse(self, member: Member, link: ControllerLink, stop: threading.Event) -> None:
         while not stop.wait(self._job.heartbeat_s):

@@ -189,6 +189,29 @@ def test_time_makes_a_state_due(tmp_path):
     assert compare(tmp_path).relative < 1e-9
 
 
+def test_all_workers_lost_at_once_start_over_by_themselves(tmp_path):
+    kills = [Kill(worker=w, phase="batch", step=10) for w in range(3)]
+    doomed = with_kills(trainables.train, kills)
+    result = run_local(
+        doomed, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY_4, replace=True
+    )
+    assert {0, 1, 2} <= set(result.lost)
+    assert_exactly_once(result.events, CONFIG["epochs"])
+    assert [event.step for event in of(Resumed, result.events)] in ([4], [8])
+    assert compare(tmp_path).relative < 1e-9
+
+
+def test_all_workers_lost_before_the_first_state_begin_anew(tmp_path):
+    kills = [Kill(worker=w, phase="batch", step=2) for w in range(2)]
+    doomed = with_kills(trainables.train, kills)
+    result = run_local(
+        doomed, 2, config=CONFIG, directory=tmp_path, checkpoint=EVERY_4, replace=True
+    )
+    assert [event.step for event in of(Resumed, result.events)] == [0]
+    assert_exactly_once(result.events, CONFIG["epochs"])
+    assert compare(tmp_path).relative < 1e-9
+
+
 # ------------------------------------------------------------------- going back on purpose
 
 

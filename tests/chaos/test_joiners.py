@@ -124,3 +124,15 @@ def test_a_joiner_that_differs_from_its_donor_is_not_let_in_as_it_is(tmp_path):
     assert join.watched_steps == 0  # it was given the State again, in the group
     assert_exactly_once(result.events, 8)
     assert compare(tmp_path / "run").relative < 1e-9
+
+
+@pytest.mark.parametrize("rule", ["linear", "sqrt"])
+def test_batch_and_rate_that_follow_the_group(tmp_path, rule):
+    config = {"rate": rule, "batch_size": 10, "samples": 300, "epochs": 6}
+    doomed = with_kills(train, [Kill(worker=0, phase="bucket", step=40)])
+    result = run(tmp_path, doomed, 2, config=config, spares=1, max_workers=3)
+    assert joins(result.events)[0].watched_steps > 0
+    sizes = [sum(batch.samples for batch in step.batches) for step in committed(result.events)]
+    assert sizes[0] == 20
+    assert 30 in sizes
+    assert compare(tmp_path / "run").relative < 1e-9

@@ -485,3 +485,43 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+
+
+def test_a_new_controller_makes_a_generation_of_those_that_have_the_state():
+    roster = Roster(founders=3)
+    issued = roster.take_over(7, holders=[4, 2], waiting=[])
+    assert brief(issued) == (8, (2, 4), True, "new controller")
+    assert not roster.extinct
+    for worker in (2, 4):
+        roster.entered(worker, 8)
+    assert roster.settled
+    assert brief(come(roster, 9)) is not None
+    assert roster.newest.members == (2, 4, 9)
+
+
+def test_a_new_controller_founds_a_group_that_had_none():
+    roster = Roster(founders=2)
+    assert roster.take_over(3, holders=[], waiting=[1]) is None
+    assert brief(roster.ready(5)) == (4, (1, 5), True, "start")
+
+
+def test_a_member_that_finished_unseen_is_not_waited_for():
+    roster = Roster(founders=2)
+    roster.take_over(5, holders=[0, 1], waiting=[])
+    assert brief(roster.finished(0, 5)) == (7, (1,), True, "end")
+
+
+def test_a_group_that_lost_everybody_is_founded_anew_with_higher_generations():
+    roster = founded(0, 1)
+    roster.lost(0)
+    roster.lost(1)
+    assert roster.extinct
+    before = roster.newest.generation
+    assert roster.start_over() is None
+    assert not roster.extinct
+    roster.ready(2)
+    issued = roster.ready(3)
+    assert issued is not None
+    assert issued.members == (2, 3)
+    assert issued.generation > before
+    assert issued.urgent

@@ -1,6 +1,7 @@
 """Signatures taken from modules: traced, watched on a sample, or in module order."""
 
 import importlib
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -125,24 +126,34 @@ def test_running_and_tracing_agree_on_what_is_shared() -> None:
     assert len(shared(a, b, "lcs")) == len(shared(x, y, "lcs")) == 3
 
 
-@pytest.mark.parametrize("name", ["convnet", "mlp"])
-def test_the_spaces_that_are_shipped(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "example"),
+    [
+        ("mlp", torch.rand(2, 1, 8, 8)),
+        ("convnet", torch.rand(2, 1, 8, 8)),
+        ("conv1d", torch.rand(2, 1, 300)),
+        ("tabular", torch.rand(2, 64)),
+        ("transformer", torch.randint(0, 256, (2, 12))),
+    ],
+)
+def test_the_spaces_that_are_shipped(name: str, example: torch.Tensor) -> None:
     space = importlib.import_module(f"search_spaces.{name}")
-    space.space.seed(5)
-    taken = {}
-    for configuration in space.space.sample_configuration(12):
-        config = dict(configuration)
+    taken = []
+    for seed in range(6):
+        config = space.space.sample(seed)
         model = space.build(config)
-        found = signature(model)
-        names = [f"{la.name}.{tensor}" for la in found.layers for tensor, _ in la.tensors]
-        assert sorted(names) == sorted(model.state_dict())
-        assert found == signature(space.build(config))
-        x = torch.rand(2, 1, 8, 8)
-        run = signature(Wrapped(model), x)  # cannot be traced: what comes first is told by running
-        assert [la.kind for la in run.layers] == [la.kind for la in found.layers]
-        taken[str(sorted(config.items()))] = found
-    lengths = {len(shared(a, b, "lp")) for a in taken.values() for b in taken.values()}
-    assert len(lengths) > 2  # from nothing in common to everything
+        found = signature(model, example)
+        named = {
+            f"{la.name}.{tensor}" if tensor else la.name
+            for la in found.layers
+            for tensor, _ in la.tensors
+        }
+        assert named == set(model.state_dict())
+        assert found == signature(space.build(config), example)
+        run = signature(Wrapped(model), example)  # what torch.fx cannot follow is told by running
+        assert Counter(la.kind for la in run.layers) == Counter(la.kind for la in found.layers)
+        taken.append(found)
+    assert len({len(shared(a, b, "lp")) for a in taken for b in taken}) > 1
 
 
 def test_shared_and_unused_layers_come_once() -> None:

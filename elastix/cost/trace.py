@@ -1,0 +1,278 @@
+"""Counts what a training step does and holds, on fake tensors: shapes without memory.
+
+Two steps are traced and the second counts, since the first makes the optimizer's state. What the
+reducer keeps is modelled as it is: flat buckets as large as the gradients, and the local
+gradients of a step until the backward of the next has begun.
+
+Source: torch.utils.flop_counter for the FLOPs of each operator; a multiply-add counts as two.
+"""
+
+import logging
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from elastix.errors import ConfigError
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+
+_ATEN = torch.ops.aten
+_CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
+_FORMULAS: dict[Any, Any] = {
+    **flop_registry,  # which lacks the attention of CPUs; it computes what that of GPUs does
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        _ATEN._scaled_dot_product_flash_attention
+    ],
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _ATEN._scaled_dot_product_flash_attention_backward
+    ],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one training step of one worker costs, for the batch that was traced.
+
+    Attributes:
+        parameters: how many, shared ones once.
+        forward_flops, step_flops: of the forward pass; of forward, backward and optimizer.
+        model_bytes: parameters and buffers.
+        gradients_bytes: local gradients; elastix's buckets hold as much again.
+        batch_bytes: inputs.
+        peak_bytes: the most that is alive at once.
+        operators: (FLOPs, bytes read and written) of an operator to how often it ran.
+    """
+
+    parameters: int
+    forward_flops: int
+    step_flops: int
+    model_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    batch_bytes: int
+    peak_bytes: int
+    operators: Mapping[tuple[int, int], int]
+
+    @property
+    def buckets_bytes(self) -> int:
+        """Flat copies of the gradients, which are reduced."""
+        return self.gradients_bytes
+
+    @property
+    def activations_bytes(self) -> int:
+        """What the peak has beyond model, gradients, buckets, optimizer and batch."""
+        held = self.model_bytes + self.gradients_bytes + self.buckets_bytes
+        return max(0, self.peak_bytes - held - self.optimizer_bytes - self.batch_bytes)
+
+    def roofline_s(self, flops_per_s: float, bytes_per_s: float) -> float:
+        """Seconds of a step if every operator ran at the device's limit: arithmetic or memory.
+
+        Source: Williams et al., "Roofline: an insightful visual performance model", CACM 2009.
+        """
+        return sum(
+            often * max(flops / flops_per_s, moved / bytes_per_s)
+            for (flops, moved), often in self.operators.items()
+        )
+
+
+def trace(
+    build: Callable[[], torch.nn.Module],
+    inputs: Callable[[], Sequence[torch.Tensor]],
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: str = "adamw",
+    dtype: torch.dtype = torch.float32,
+    autocast: torch.dtype | None = None,
+    foreach: bool = True,
+) -> Cost:
+    """Count a training step. No memory is taken and nothing is computed.
+
+    Args:
+        build: makes the model, under a mode in which tensors have no data.
+        inputs: makes the batch of one worker, for `model(*inputs)`.
+        loss: of the model's output to one number; by default the mean square of all outputs.
+        optimizer: adam, adamw or sgd (with momentum).
+        dtype: torch's default while the model is built.
+        autocast: run the forward pass under torch.autocast with this dtype.
+        foreach: the optimizer works on all parameters at once, as torch's do on GPUs; not on CPUs.
+
+    Raises:
+        ConfigError: the model cannot be traced: it looks at values, or its shapes do not fit.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise ConfigError(f"the optimizer is one of {sorted(OPTIMIZERS)}, not {optimizer!r}.")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    told = logging.getLogger("torch._subclasses.fake_tensor")
+    told.disabled = True  # it logs the traceback of what is an error of the caller's here
+    try:
+        with _Shapes(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Accessing the data pointer")  # of copies
+            return _trace(build, inputs, loss or _mean_square, optimizer, autocast, foreach)
+    except DataDependentOutputException as error:
+        raise ConfigError(
+            f"the model looks at values of tensors ({error.func}), and an estimate has only their "
+            "shapes. Nothing was estimated. Leave the branch out for the estimate."
+        ) from error
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"the model does not run on such a batch: {str(error).rstrip('.')}. Nothing was "
+            "estimated. Give the shape of one sample without the batch, and its dtype."
+        ) from error
+    finally:
+        told.disabled = False
+        torch.set_default_dtype(before)
+
+
+def _trace(
+    build: Callable[[], torch.nn.Module],
+    inputs: Callable[[], Sequence[torch.Tensor]],
+    loss: Callable[[Any], torch.Tensor],
+    optimizer: str,
+    autocast: torch.dtype | None,
+    foreach: bool,
+) -> Cost:
+    model = build()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigError("the model has no parameter that requires a gradient.")
+    options: dict[str, Any] = {"momentum": 0.9} if optimizer == "sgd" else {}
+    options["foreach"] = foreach
+    stepper = OPTIMIZERS[optimizer](parameters, lr=0.1, **options)  # type: ignore[call-arg]
+    meter = _Meter()
+    for tensor in (*model.parameters(), *model.buffers()):
+        meter.hold(tensor)
+    model_bytes = meter.alive
+    buckets = [torch.empty_like(p) for p in parameters]
+    for bucket in buckets:
+        meter.hold(bucket)
+    spent: list[torch.Tensor | None] = []
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda _parameter: spent.clear())
+    mixed: AbstractContextManager[Any] = (
+        torch.autocast("cpu", dtype=autocast) if autocast else nullcontext()
+    )
+    with meter:
+        for _ in range(2):
+            meter.begin()
+            batch = inputs()
+            with mixed:
+                result = loss(model(*batch))
+            forward_flops = meter.flops
+            result.backward()
+            batch_bytes = sum(_size(tensor) for tensor in batch)
+            del result, batch
+            gradients_bytes = sum(_size(p.grad) for p in parameters if p.grad is not None)
+            stepper.step()
+            spent.extend(p.grad for p in parameters)
+            stepper.zero_grad()
+    states = (leaf for leaf in tree_leaves(dict(stepper.state)) if isinstance(leaf, torch.Tensor))
+    return Cost(
+        parameters=sum(p.numel() for p in model.parameters()),
+        forward_flops=forward_flops,
+        step_flops=meter.flops,
+        model_bytes=model_bytes,
+        gradients_bytes=gradients_bytes,
+        optimizer_bytes=sum(_size(state) for state in states),
+        batch_bytes=batch_bytes,
+        peak_bytes=meter.peak,
+        operators=dict(meter.operators),
+    )
+
+
+class _Shapes(FakeTensorMode):
+    """Tensors without data, also those of layers that are made as copies of others."""
+
+    def __deepcopy__(self, memo: object) -> "_Shapes":
+        return self
+
+
+class _Meter(TorchDispatchMode):
+    """Sees every operator: what it computes, what it moves, and which memory lives how long.
+
+    Attributes:
+        alive, peak: bytes of the storages that exist, now and at most.
+        flops: since `begin`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive = 0
+        self._storages: dict[int, weakref.ref[Any]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.peak = self.alive
+        self.flops = 0
+        self.operators: Counter[tuple[int, int]] = Counter()
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage, once, until it is gone."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._storages:
+            return
+
+        def gone(_ref: object) -> None:
+            self.alive -= size
+            self._storages.pop(key, None)
+
+        self._storages[key] = weakref.ref(storage, gone)
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        del types
+        out = func(*args, **(kwargs or {}))
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        for tensor in written:
+            self.hold(tensor)
+        flops = 0
+        formula = _FORMULAS.get(func._overloadpacket)
+        if formula is not None:
+            flops = int(formula(*args, **(kwargs or {}), out_val=out))
+        self.flops += flops
+        if func._overloadpacket in _CONVOLUTIONS:
+            # Libraries copy what a convolution reads and writes into a layout of their own.
+            copies = sum(_size(tensor) for tensor in (*read, *written))
+            self.peak = max(self.peak, self.alive + copies)
+        if not func.is_view:
+            self.operators[flops, sum(_size(tensor) for tensor in (*read, *written))] += 1
+        return out
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _mean_square(output: Any) -> torch.Tensor:  # noqa: ANN401 - whatever the model gives
+    parts = [
+        leaf.float().square().mean()
+        for leaf in tree_leaves(output)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    if not parts:
+        raise ConfigError("the model's output does not depend on its parameters.")
+    return torch.stack(parts).sum()

@@ -1,0 +1,183 @@
+"""The Grafana dashboard of the series in readings, as a file beside Ray's own dashboards.
+
+Ray writes its dashboards to a directory of the session, and a provisioning file that makes Grafana
+watch that directory; a file put there appears in the folder "Ray" within seconds.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elastix.errors import ConfigError
+from elastix.observe.readings import SERIES
+
+FILE = "elastix_grafana_dashboard.json"
+
+_WIDTH, _HEIGHT, _COLUMNS = 12, 8, 2
+_SUM = {s.name: s for s in SERIES}
+
+# Title, unit, and (series, how it is asked for, legend) of each curve.
+_PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
+    ("Workers", "short", (("world_size", "now", "{{run}}"),)),
+    ("Generation", "short", (("generation", "now", "{{run}}"),)),
+    ("Steps per second", "ops", (("steps", "rate", "{{run}}"),)),
+    ("Seconds of a step", "s", (("step_seconds", "p50", "median"), ("step_seconds", "p95", "p95"))),
+    ("Samples per second", "short", (("samples_committed", "rate", "{{run}}"),)),
+    (
+        "Samples owed and repeated (the latter must stay 0)",
+        "short",
+        (("samples_owed", "now", "owed"), ("samples_repeated", "now", "repeated")),
+    ),
+    (
+        "Workers lost, left and joined",
+        "short",
+        (
+            ("workers_lost", "count", "lost: {{cause}}"),
+            ("workers_left", "count", "left: {{cause}}"),
+            ("workers_joined", "count", "joined"),
+        ),
+    ),
+    (
+        "Seconds of a recovery, of a join",
+        "s",
+        (("recovery_seconds", "p95", "recovery, p95"), ("join_seconds", "p95", "join, p95")),
+    ),
+    (
+        "Seconds of a checkpoint",
+        "s",
+        (
+            ("checkpoint_write_seconds", "p95", "to write, p95"),
+            ("checkpoint_stall_seconds", "p95", "training held up, p95"),
+        ),
+    ),
+    ("Checkpoints that failed", "short", (("checkpoints_failed", "count", "{{run}}"),)),
+    (
+        "Bytes stored",
+        "bytes",
+        (
+            ("store_logical_bytes", "count", "logical"),
+            ("store_physical_bytes", "count", "physical"),
+        ),
+    ),
+    (
+        "Trials",
+        "short",
+        (("trials", "now", "{{state}}"), ("trials_lost", "count", "lost their worker")),
+    ),
+    ("Best objective", "short", (("best_objective", "now", "{{metric}}"),)),
+    ("Inherited share of the last trial", "percentunit", (("inherited_ratio", "now", "{{run}}"),)),
+    ("Reported", "short", (("reported", "now", "{{metric}}"),)),
+)
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard as Grafana's JSON model."""
+    return {
+        "title": "elastix",
+        "uid": "elastix",
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": [_DATASOURCE, _RUN]},
+        "panels": [_panel(number, *panel) for number, panel in enumerate(_PANELS)],
+    }
+
+
+def write_dashboard(directory: Path) -> Path:
+    """Write it as a file; whoever reads sees the old one or the new one.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
+    if not directory.is_dir():
+        raise ConfigError(
+            f"there is no directory {directory}. No dashboard was written. Start Ray with its "
+            "dashboard first (ray start --head), or name the directory that Grafana provisions "
+            "from with --out."
+        )
+    path = directory / FILE
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(dashboard(), indent=1))
+    draft.replace(path)
+    return path
+
+
+def provisioned_directory() -> Path:
+    """Where the Ray that was started last on this machine keeps its Grafana dashboards."""
+    chosen = os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
+    if chosen:
+        return Path(chosen)
+    root = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()))
+    metrics = os.environ.get("RAY_METRICS_OUTPUT_ROOT")
+    session = Path(metrics) if metrics else root / "ray" / "session_latest" / "metrics"
+    return session / "grafana" / "dashboards"
+
+
+_DATASOURCE: dict[str, Any] = {
+    "name": "datasource",
+    "type": "datasource",
+    "query": "prometheus",
+    "hide": 2,
+    "refresh": 1,
+}
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_RUN: dict[str, Any] = {
+    "name": "run",
+    "label": "Run",
+    "type": "query",
+    "datasource": _SOURCE,
+    "query": {
+        "query": 'label_values({__name__=~"ray_elastix_(generation|trials)"}, run)',
+        "refId": "run",
+    },
+    "refresh": 2,
+    "multi": True,
+    "includeAll": True,
+    "allValue": ".*",
+    "current": {"text": "All", "value": "$__all"},
+}
+
+
+def _panel(
+    number: int, title: str, unit: str, curves: Sequence[tuple[str, str, str]]
+) -> dict[str, Any]:
+    row, column = divmod(number, _COLUMNS)
+    helps = dict.fromkeys(_SUM[name].help for name, _, _ in curves)
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": title,
+        "description": " ".join(helps),
+        "datasource": _SOURCE,
+        "gridPos": {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+        "targets": [
+            {
+                "refId": chr(ord("A") + place),
+                "datasource": _SOURCE,
+                "expr": _expression(name, how),
+                "legendFormat": legend,
+            }
+            for place, (name, how, legend) in enumerate(curves)
+        ],
+    }
+
+
+def _expression(name: str, how: str) -> str:
+    """A query in Prometheus' language over the series as Ray exports it."""
+    series = _SUM[name]
+    by = ", ".join(filter(None, ("run", series.tag)))
+    metric, of = f"ray_elastix_{name}", '{run=~"$run"}'
+    if how == "now":
+        return f"max by ({by}) ({metric}{of})"
+    if how == "count":
+        return f"sum by ({by}) ({metric}_total{of})"
+    if how == "rate":
+        return f"sum by ({by}) (rate({metric}_total{of}[1m]))"
+    quantile = int(how.removeprefix("p")) / 100
+    return f"histogram_quantile({quantile}, sum by (le, {by}) (rate({metric}_bucket{of}[5m])))"

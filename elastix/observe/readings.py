@@ -1,0 +1,201 @@
+"""Events as metrics: which series there are, and what each event does to them. Pure.
+
+Names are without the prefix `elastix_`; units are base units and stand in the names. Where the
+values go is a Sink's affair (metrics has the one for Ray).
+"""
+
+import bisect
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from elastix.events import (
+    BatchShares,
+    CampaignStarted,
+    Event,
+    GenerationFormed,
+    Recovered,
+    Reported,
+    Resumed,
+    RunEnded,
+    Span,
+    StateNotStored,
+    StateStored,
+    StepCommitted,
+    TrialEnded,
+    TrialLost,
+    TrialStarted,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric.
+
+    Attributes:
+        kind: a gauge is set, a counter grows, a histogram is shown single values.
+        tag: a label beside that of the run; empty for none.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    tag: str = ""
+
+
+SERIES = (
+    Series("world_size", "gauge", "Workers in the group."),
+    Series("generation", "gauge", "Version of the group's membership."),
+    Series("steps", "counter", "Committed steps."),
+    Series("step_seconds", "histogram", "From one commit to the next."),
+    Series("recovery_seconds", "histogram", "From the news of a loss to the agreed step."),
+    Series("workers_lost", "counter", "Workers that were lost.", "cause"),
+    Series("workers_joined", "counter", "Workers that were let in while the run went on."),
+    Series("join_seconds", "histogram", "How long a joiner copied the State."),
+    Series("samples_committed", "counter", "Samples of committed steps."),
+    Series("samples_owed", "gauge", "Samples that a lost worker had and nobody has yet."),
+    Series("samples_repeated", "gauge", "Samples used twice in an epoch. Must stay 0."),
+    Series("workers_left", "counter", "Workers that went as agreed.", "cause"),
+    Series("checkpoint_stall_seconds", "histogram", "How long a State held up training."),
+    Series("checkpoint_write_seconds", "histogram", "From the snapshot to the durable State."),
+    Series("checkpoints_failed", "counter", "States that could not be stored."),
+    Series("store_logical_bytes", "counter", "Bytes of the States that this run has stored."),
+    Series("store_physical_bytes", "counter", "Of these, bytes that were new to the store."),
+    Series("trials", "gauge", "Trials of the campaign.", "state"),
+    Series("trials_lost", "counter", "Times that a trial lost its worker and began again."),
+    Series("best_objective", "gauge", "Of the best trial so far.", "metric"),
+    Series("inherited_ratio", "gauge", "Share of the last trial's bytes that it inherited."),
+    Series("reported", "gauge", "What ctx.report was given last.", "metric"),
+)
+
+
+class Sink(Protocol):
+    """Where values go."""
+
+    def put(self, name: str, value: float, tag: str = "") -> None:
+        """Set a gauge, grow a counter by, or show a histogram, `value`; `tag` is its label's."""
+        ...
+
+
+class Readings:
+    """A reader of one run's, or one campaign's, events."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._put = sink.put
+        self._committed_t: float | None = None
+        self._repeated = 0
+        self._known = 0
+        self._trials: dict[int, str] = {}
+        self._accounts: dict[int, Account] = {}
+
+    def read(self, event: Event) -> None:
+        """Pass on what the event means."""
+        match event:
+            case StepCommitted():
+                self._commit(event)
+            case Recovered():
+                self._put("recovery_seconds", event.stall_s)
+            case StateStored():
+                self._put("checkpoint_stall_seconds", event.stall_s)
+                self._put("checkpoint_write_seconds", event.store_s)
+                self._put("store_logical_bytes", event.state_bytes)
+                self._put("store_physical_bytes", event.stored_bytes)
+            case StateNotStored():
+                self._put("checkpoints_failed", 1)
+            case Reported():
+                self._report(event)
+            case Resumed():
+                self._accounts.clear()  # what came before is the audit's affair
+            case _:
+                self._read_members(event)
+                self._read_trials(event)
+
+    def _read_members(self, event: Event) -> None:
+        match event:
+            case GenerationFormed():
+                self._put("generation", event.generation)
+                self._put("world_size", len(event.members))
+            case WorkerLost():
+                self._put("workers_lost", 1, event.cause)
+            case WorkerLeft():
+                self._put("workers_left", 1, event.cause)
+            case WorkerJoined():
+                self._put("workers_joined", 1)
+                self._put("join_seconds", event.copy_s)
+            case RunEnded():
+                self._put("world_size", 0)
+
+    def _read_trials(self, event: Event) -> None:
+        match event:
+            case CampaignStarted():
+                self._known = event.known
+            case TrialStarted():
+                self._trial(event.trial, "running")
+            case TrialLost():
+                self._put("trials_lost", 1)
+            case TrialEnded():
+                self._trial(event.trial, event.state)
+                self._put("inherited_ratio", event.inherited)
+                for name, value in event.values.items() if event.best else ():
+                    self._put("best_objective", value, name)
+
+    def _commit(self, event: StepCommitted) -> None:
+        self._put("steps", 1)
+        if self._committed_t is not None:
+            self._put("step_seconds", max(0.0, event.t - self._committed_t))
+        self._committed_t = event.t
+        for batch in event.batches:
+            self._put("samples_committed", batch.samples)
+            account = self._accounts.setdefault(batch.loader, Account())
+            self._repeated += account.add(batch)
+        self._put("samples_repeated", self._repeated)
+        self._put("samples_owed", sum(account.owed for account in self._accounts.values()))
+
+    def _trial(self, trial: int, state: str) -> None:
+        """A trial changes its state; those of an earlier process are counted, not known."""
+        states = {*self._trials.values(), state}
+        self._trials[trial] = state
+        for name in states:
+            self._put("trials", sum(s == name for s in self._trials.values()), name)
+        if self._known:
+            self._put("trials", self._known, "earlier")
+
+    def _report(self, event: Reported) -> None:
+        for name, value in event.metrics.items():
+            if isinstance(value, int | float):
+                self._put("reported", float(value), name)
+
+
+class Account:
+    """Which stream positions of a loader are committed: spans, sorted, neighbours joined."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._reached = 0
+
+    def add(self, batch: BatchShares) -> int:
+        """Count one batch; how many of its positions were committed before."""
+        used = [span for spans in batch.shares.values() for span in spans]
+        self._reached = max([self._reached, *(stop for _, stop in (*used, *batch.owed))])
+        return sum(self._cover(start, stop) for start, stop in used)
+
+    @property
+    def owed(self) -> int:
+        """Positions between those that are committed, and beyond them as far as any was drawn."""
+        if not self._spans:
+            return 0
+        first = self._spans[0][0]
+        return self._reached - first - sum(stop - start for start, stop in self._spans)
+
+    def _cover(self, start: int, stop: int) -> int:
+        """Join a span to the others; how much of it was there already."""
+        low = bisect.bisect_left(self._spans, start, key=lambda span: span[1])
+        high = bisect.bisect_right(self._spans, stop, key=lambda span: span[0])
+        touched = self._spans[low:high]
+        before = sum(max(0, min(stop, b) - max(start, a)) for a, b in touched)
+        if touched:
+            start, stop = min(start, touched[0][0]), max(stop, touched[-1][1])
+        self._spans[low:high] = [(start, stop)]
+        return before

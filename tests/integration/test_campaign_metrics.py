@@ -1,0 +1,51 @@
+"""A campaign on Ray feeds Ray's metrics; one without Ray asks for none."""
+
+import ConfigSpace
+import pytest
+
+import elastix
+from elastix.observe import metrics
+from elastix.search.executors.local import Local
+
+
+def train(ctx):
+    ctx.report(score=float(ctx.config["x"]))
+
+
+def campaign(tmp_path, **options):
+    space = ConfigSpace.ConfigurationSpace({"x": (0.0, 1.0)}, seed=1)
+    return elastix.Campaign(
+        train,
+        space=space,
+        searcher=elastix.Random(),
+        metric="score",
+        budget=elastix.Budget(trials=3, parallel=1),
+        inherit="none",
+        run=elastix.RunConfig(name="nas", store=str(tmp_path)),
+        quiet=True,
+        **options,
+    )
+
+
+@pytest.mark.timeout(240)
+def test_a_campaign_on_ray_feeds_its_metrics(cluster, tmp_path, monkeypatch):
+    put = []
+    record = metrics.Metrics.put
+
+    def seen(self, name, value, tag=""):
+        put.append((name, tag, value))
+        record(self, name, value, tag)
+
+    monkeypatch.setattr(metrics.Metrics, "put", seen)
+    results = campaign(tmp_path).run()
+    last = {(name, tag): value for name, tag, value in put}
+    assert last["trials", "finished"] == 3
+    assert last["trials", "running"] == 0
+    best = max(value for name, _, value in put if name == "best_objective")
+    assert best == pytest.approx(results.top(1)[0].values["score"])
+
+
+def test_without_ray_there_is_no_endpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(metrics, "Metrics", None)  # would raise
+    assert campaign(tmp_path, executor=Local()).run().top(1)

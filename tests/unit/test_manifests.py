@@ -1,0 +1,93 @@
+"""Manifests for Kubernetes: KubeRay's part against its fields, pods against Kubernetes' schema."""
+
+import copy
+import json
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import ray
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = json.loads((ROOT / "tests" / "schemas" / "ray.io_v1.json").read_text())
+FILES = sorted((ROOT / "jobs" / "kubernetes").glob("*.yaml"))
+KUBERNETES = kubernetes_validate.latest_version()
+
+
+def load(path):
+    return yaml.safe_load(path.read_text())
+
+
+def cluster_of(manifest):
+    spec = manifest["spec"]
+    return spec.get("rayClusterSpec", spec)
+
+
+def pods_of(manifest):
+    spec = cluster_of(manifest)
+    return [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+
+
+def validate(manifest):
+    definition = {"$ref": f"#/definitions/{manifest['kind']}"}
+    jsonschema.validate(manifest, {"definitions": SCHEMA["definitions"], **definition})
+    for template in pods_of(manifest):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **template}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_manifest_fits_its_schema(path):
+    validate(load(path))
+
+
+def spoiled():
+    """Manifests with one thing wrong each."""
+    sound = load(ROOT / "jobs" / "kubernetes" / "rayjob.yaml")
+
+    def change(edit):
+        manifest = copy.deepcopy(sound)
+        edit(manifest["spec"])
+        return manifest
+
+    worker = lambda spec: spec["rayClusterSpec"]["workerGroupSpecs"][0]  # noqa: E731
+    container = lambda spec: worker(spec)["template"]["spec"]["containers"][0]  # noqa: E731
+    yield change(lambda spec: spec.update(entryPoint="x"))
+    yield change(lambda spec: spec.update(backoffLimit="3"))
+    yield change(lambda spec: spec["rayClusterSpec"]["authOptions"].update(mode="tokens"))
+    yield change(lambda spec: worker(spec).pop("groupName"))
+    yield change(lambda spec: worker(spec)["rayStartParams"].update({"num-cpus": 0}))
+    yield change(lambda spec: container(spec).update(volumemounts=[]))
+    yield change(lambda spec: container(spec).pop("name"))
+
+
+@pytest.mark.parametrize("manifest", list(spoiled()))
+def test_the_schemas_find_what_is_wrong(manifest):
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        validate(manifest)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_cluster_asks_for_a_token_and_shares_store_and_memory(path):
+    manifest = load(path)
+    spec = cluster_of(manifest)
+    assert spec["authOptions"] == {"mode": "token"}
+    assert spec["rayVersion"] == ray.__version__
+    assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    for template in pods_of(manifest):
+        (container,) = template["spec"]["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+        assert "persistentVolumeClaim" in volumes[mounts["/store"]]
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+
+
+def test_the_job_runs_a_recipe_on_the_same_cluster():
+    cluster, job = (
+        load(ROOT / "jobs" / "kubernetes" / f"{name}.yaml") for name in ("raycluster", "rayjob")
+    )
+    assert job["spec"]["rayClusterSpec"] == cluster["spec"]
+    assert job["spec"]["entrypoint"].split()[:2] == ["python", "jobs/train.py"]

@@ -1,0 +1,224 @@
+"""Events as metrics, and the dashboard that shows them."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastix.errors import ConfigError
+from elastix.events import (
+    BatchShares,
+    CampaignStarted,
+    GenerationFormed,
+    Recovered,
+    Reported,
+    Resumed,
+    RunEnded,
+    StateNotStored,
+    StateStored,
+    StepCommitted,
+    TrialEnded,
+    TrialLost,
+    TrialStarted,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
+from elastix.observe.grafana import FILE, dashboard, write_dashboard
+from elastix.observe.readings import SERIES, Account, Readings
+
+KIND = {series.name: series.kind for series in SERIES}
+TAGGED = {series.name for series in SERIES if series.tag}
+
+
+class Sink:
+    """Keeps what it is given, as an endpoint would."""
+
+    def __init__(self):
+        self.values = {}
+
+    def put(self, name, value, tag=""):
+        assert bool(tag) == (name in TAGGED)
+        key = (name, tag) if tag else name
+        if KIND[name] == "histogram":
+            self.values.setdefault(key, []).append(value)
+        elif KIND[name] == "counter":
+            assert value >= 0
+            self.values[key] = self.values.get(key, 0) + value
+        else:
+            self.values[key] = value
+
+
+def shares(*spans, owed=(), loader=0):
+    used = {number: (span,) for number, span in enumerate(spans)}
+    return BatchShares(loader=loader, epoch=0, shares=used, owed=tuple(owed))
+
+
+def committed(step, *batches, t=0.0):
+    return StepCommitted(t=t, step=step, generation=1, world_size=2, batches=batches)
+
+
+def read(*events):
+    sink = Sink()
+    readings = Readings(sink)
+    for event in events:
+        readings.read(event)
+    return sink.values
+
+
+def test_a_run_with_a_loss_and_a_joiner():
+    values = read(
+        GenerationFormed(generation=1, members=(0, 1, 2), cause="start"),
+        committed(1, shares((0, 10), (10, 20)), t=1.0),
+        WorkerLost(worker=1, rank=1, generation=1, cause="died"),
+        GenerationFormed(generation=2, members=(0, 2), cause="loss"),
+        Recovered(worker=0, generation=2, step=2, outcome="accepted", rebuild_s=0.1, stall_s=0.2),
+        committed(2, shares((20, 30), owed=[(30, 40)]), t=3.0),
+        WorkerJoined(worker=3, generation=3, step=2, copy_s=0.5, copy_bytes=10),
+        StateStored(
+            ref="r",
+            step=2,
+            reason="final",
+            stored_bytes=100,
+            store_s=0.25,
+            stall_s=0.01,
+            state_bytes=300,
+        ),
+        WorkerLeft(worker=0, generation=3, step=2, cause="notice"),
+        StateNotStored(step=2, reason="every_steps", why="full"),
+        Reported(seq=0, step=2, metrics={"loss": 0.5, "note": "text", "epoch": 3}),
+    )
+    assert values == {
+        "generation": 2,
+        "world_size": 2,
+        "steps": 2,
+        "step_seconds": [2.0],
+        "samples_committed": 30,
+        "samples_owed": 10,
+        "samples_repeated": 0,
+        ("workers_lost", "died"): 1,
+        "recovery_seconds": [0.2],
+        "workers_joined": 1,
+        "join_seconds": [0.5],
+        "checkpoint_write_seconds": [0.25],
+        "checkpoint_stall_seconds": [0.01],
+        "checkpoints_failed": 1,
+        "store_logical_bytes": 300,
+        "store_physical_bytes": 100,
+        ("workers_left", "notice"): 1,
+        ("reported", "loss"): 0.5,
+        ("reported", "epoch"): 3.0,
+    }
+
+
+def test_owed_samples_are_owed_until_somebody_has_them():
+    before = [committed(1, shares((0, 10), owed=[(10, 20)]))]
+    assert read(*before)["samples_owed"] == 10
+    assert read(*before, committed(2, shares((10, 15), (20, 25))))["samples_owed"] == 5
+    values = read(*before, committed(2, shares((10, 20), (20, 25))))
+    assert values["samples_owed"] == values["samples_repeated"] == 0
+
+
+def test_a_repeated_sample_is_seen():
+    values = read(committed(1, shares((0, 10))), committed(2, shares((8, 12))))
+    assert values["samples_repeated"] == 2
+
+
+def test_loaders_have_streams_of_their_own():
+    batches = (shares((0, 10)), shares((0, 10), loader=1))
+    assert read(committed(1, *batches))["samples_repeated"] == 0
+
+
+def test_a_run_that_goes_on_from_a_state_makes_steps_again():
+    begun = (committed(1, shares((0, 10))), committed(2, shares((10, 20))))
+    again = committed(2, shares((10, 20)))
+    assert read(*begun, Resumed(step=1, ref="r"), again)["samples_repeated"] == 0
+    assert read(*begun, again)["samples_repeated"] == 10
+
+
+def ended(trial, state, value, best, inherited=0.0):
+    return TrialEnded(
+        trial=trial,
+        state=state,
+        values={"accuracy": value},
+        metrics={},
+        ref="r",
+        epochs=1.0,
+        lineage_epochs=1.0,
+        inherited=inherited,
+        seconds=1.0,
+        best=best,
+    )
+
+
+def test_a_campaign():
+    begun = [TrialStarted(trial=n, config={}, parent=None, attempt=1, rung=None) for n in range(3)]
+    start = CampaignStarted(
+        name="nas",
+        objectives={"accuracy": "max"},
+        budget={},
+        searcher="random",
+        inherit="lcs",
+        known=5,
+        versions={},
+    )
+    values = read(
+        start,
+        *begun,
+        ended(0, "finished", 0.7, best=True),
+        TrialLost(trial=2, attempt=1, cause="died"),
+        ended(1, "stopped", 0.6, best=False, inherited=0.5),
+    )
+    assert values == {
+        ("trials", "earlier"): 5,
+        ("trials", "running"): 1,
+        ("trials", "finished"): 1,
+        ("trials", "stopped"): 1,
+        "trials_lost": 1,
+        ("best_objective", "accuracy"): 0.7,
+        "inherited_ratio": 0.5,
+    }
+
+
+def test_nobody_is_in_the_group_of_a_run_that_is_over():
+    formed = GenerationFormed(generation=1, members=(0, 1), cause="start")
+    assert read(formed, RunEnded(outcome="finished", step=3))["world_size"] == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=30))
+def test_an_account_counts_as_sets_do(pairs):
+    account, seen, reached = Account(), set(), 0
+    for start, length in pairs:
+        positions = set(range(start, start + length))
+        spans = [(start, start + length)] if length else []
+        assert account.add(shares(*spans)) == len(seen & positions)
+        seen |= positions
+        reached = max(reached, start + length)
+        if seen:
+            assert account.owed == len(set(range(min(seen), max(seen) + 1)) - seen)
+
+
+def test_every_series_has_a_panel_and_every_query_a_series():
+    text = json.dumps(dashboard())
+    queries = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+    for series in SERIES:
+        suffix = {"gauge": "", "counter": "_total", "histogram": "_bucket"}[series.kind]
+        name = f"ray_elastix_{series.name}{suffix}{{"
+        assert any(name in query for query in queries), series.name
+    assert text.count("ray_elastix_") == len(queries) + 1  # and the list of runs
+
+
+def test_panels_do_not_overlap_and_have_ids_of_their_own():
+    panels = dashboard()["panels"]
+    places = {(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels}
+    assert len(places) == len({p["id"] for p in panels}) == len(panels)
+
+
+def test_the_dashboard_is_written_whole_or_not_at_all(tmp_path):
+    path = write_dashboard(tmp_path)
+    assert path == tmp_path / FILE
+    assert json.loads(path.read_text()) == dashboard()
+    assert [p.name for p in tmp_path.iterdir()] == [FILE]
+    with pytest.raises(ConfigError, match="No dashboard was written"):
+        write_dashboard(tmp_path / "nowhere")
