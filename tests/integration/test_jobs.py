@@ -22,6 +22,8 @@ PATIENCE_S = 600.0
 class Head:
     """A head node with its dashboard, in a temporary folder, with token authentication."""
 
+    _not_ready = "No available agent"
+
     def __init__(self, folder):
         (folder / "home").mkdir()
         self.env = {
@@ -62,15 +64,16 @@ class Head:
 
     def submit(self, name, *arguments, **variables):
         env = json.dumps({"env_vars": {"OMP_NUM_THREADS": "1", **variables}})
-        self.cli(
-            *("submit", "--no-wait", f"--submission-id={name}", f"--runtime-env-json={env}"),
-            *("--working-dir", str(self.folder())),
-            *("--", sys.executable, *arguments),
-        )
-
-    def folder(self):
-        """What is uploaded: the parts of the repository that a job needs."""
-        return ROOT
+        deadline = time.monotonic() + PATIENCE_S
+        said = self._not_ready
+        while self._not_ready in said:  # the head has an address before it takes jobs
+            assert time.monotonic() < deadline, said
+            said = self.cli(
+                *("submit", "--no-wait", f"--submission-id={name}", f"--runtime-env-json={env}"),
+                *("--working-dir", str(ROOT), "--", sys.executable, *arguments),
+                check=False,
+            )
+        assert "submitted successfully" in said, said
 
     def wait(self, name, *states):
         """Until the job is in one of these states, as `ray job status` words it."""
