@@ -55,7 +55,11 @@ bench: $(READY)
 	mkdir -p benchmarks/results
 	$(BIN)/python -m benchmarks.overhead --out benchmarks/results/overhead.json
 	$(BIN)/python -m benchmarks.recovery --out benchmarks/results/recovery.json
+	$(BIN)/python -m benchmarks.goodput --out benchmarks/results/goodput.json
+	$(BIN)/python -m benchmarks.checkpoint --out benchmarks/results/checkpoint.json
 	$(BIN)/python -m benchmarks.store --out benchmarks/results/store.json
+	$(BIN)/python -m benchmarks.search --out benchmarks/results/search.json
+	$(BIN)/python -m benchmarks.inherit --out benchmarks/results/inherit.json
 	$(BIN)/python -m benchmarks.table --update README.md
 
 bench-short: $(READY)

@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    ray.init(num_cpus=SLOTS, include_dashboard=False, logging_level=logging.ERROR)
+    ray.init(address="local", num_cpus=SLOTS, include_dashboard=False, logging_level=logging.ERROR)
     rates = measure(options.repeats, options.trials, options.systems)
     ray.shutdown()
     for name, rate in rates.items():

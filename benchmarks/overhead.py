@@ -164,6 +164,7 @@ def _run_on_ray(config: dict[str, Any], folder: Path, readers: bool) -> None:
     import ray
 
     ray.init(
+        address="local",
         num_cpus=4,
         include_dashboard=readers,
         dashboard_port=0,

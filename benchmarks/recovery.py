@@ -133,7 +133,7 @@ def measure_elastix(repeats: int, steps: int) -> dict[str, Any]:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [root, os.environ.get("PYTHONPATH", "")])
     )
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     cold, spare = [], []
     try:
         for number in range(repeats):

@@ -426,7 +426,7 @@ def asking_an_actor(root: Path, seed: int = 2) -> dict[str, Any]:
 
     choose = random.Random(seed)
     queries = [store_trace.chain(k) for k in store_trace.chains(choose, 700)]
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         server = StoreServer.start(root)
         with server.open() as store:

@@ -23,13 +23,14 @@ from elastix.verbs.output import print_table as _print
 from elastix.verbs.output import says as _says
 from elastix.verbs.output import size as _size
 from elastix.verbs.report import report
+from elastix.verbs.run import run
 from elastix.verbs.status import status
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
 app.add_typer(campaigns.app, name="campaign")
-for verb in (doctor, estimate, grafana, report, status):
+for verb in (doctor, estimate, grafana, report, run, status):
     app.command()(_says(verb))
 
 Where = Annotated[

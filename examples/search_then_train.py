@@ -106,7 +106,7 @@ def search(store: Path) -> elastix.Results:
         metric="accuracy",
         budget=elastix.Budget(trials=24, parallel=2),
         inherit="lcs",
-        scaling=elastix.ScalingConfig(cpus_per_worker=0.5),
+        scaling=elastix.ScalingConfig(cpus_per_worker=0.25),
         run=elastix.RunConfig(name="digits-search", store=str(store)),
     ).run()
 
@@ -120,7 +120,7 @@ def train_under_fire(best: Best, store: Path) -> elastix.Result:
     return best.trainer(
         with_kills(train, harm),
         config={"epochs": 40},
-        scaling=elastix.ScalingConfig(num_workers=(2, 4), spares=1, cpus_per_worker=0.5),
+        scaling=elastix.ScalingConfig(num_workers=(2, 4), spares=1, cpus_per_worker=0.25),
         run=elastix.RunConfig(name="digits", store=str(store)),
         checkpoint=elastix.CheckpointConfig(every_steps=36, keep_last=2, best="accuracy"),
         failure=elastix.FailureConfig(hang_timeout_s=4.0),
@@ -131,7 +131,7 @@ def main() -> int:
     """Search, train, and show what happened."""
     path = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="elastix-"))
     if not ray.is_initialized():
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        ray.init(log_to_driver=False)
     campaign = search(path)
     best = campaign.best
     result = train_under_fire(best, path)

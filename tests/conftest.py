@@ -12,6 +12,7 @@ def cluster():
     import ray
 
     ray.init(
+        address="local",  # another Ray that happens to be up here is none of ours
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,

@@ -85,6 +85,7 @@ def main() -> None:
     hold = store / "hold"
     hold.touch()
     context = ray.init(
+        address="local",
         num_cpus=8,
         include_dashboard=True,
         dashboard_port=0,

@@ -41,14 +41,14 @@ from benchmarks.peers.summary import (
 )
 from benchmarks.peers.workload import GLOBAL_BATCH, KILL_STEP, STEPS, WORLD_SIZE
 
-_CHECKPOINT_EVERY = 10
+CHECKPOINT_EVERY = 10
 _LOGICAL_CPUS = 8
 _OBJECT_STORE_BYTES = 200 * 2**20
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def _ray_in(folder: Path) -> Iterator[None]:
+def ray_in(folder: Path) -> Iterator[None]:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
@@ -59,6 +59,7 @@ def _ray_in(folder: Path) -> Iterator[None]:
     }
     try:
         ray.init(
+            address="local",
             num_cpus=_LOGICAL_CPUS,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
@@ -104,7 +105,7 @@ def run_once(settings: argparse.Namespace) -> Repeat:
         config = LoopConfig(
             steps=settings.steps,
             kill_step=settings.kill_step,
-            checkpoint_every=_CHECKPOINT_EVERY,
+            checkpoint_every=CHECKPOINT_EVERY,
             folder=name,
         )
         size: Any = (settings.min_workers, WORLD_SIZE)
@@ -130,13 +131,13 @@ def main() -> None:
     parser.add_argument("--min-workers", type=int, default=WORLD_SIZE - 1)
     settings = parser.parse_args()
     repeats = []
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder, _ray_in(Path(folder)):
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder, ray_in(Path(folder)):
         for number in range(settings.repeats):
             repeats.append(run_once(settings))
             print(f"repeat {number + 1}: {repeats[-1]}", flush=True)
     described = {
         "workers": [settings.min_workers, WORLD_SIZE],
-        "checkpoint_every_steps": _CHECKPOINT_EVERY,
+        "checkpoint_every_steps": CHECKPOINT_EVERY,
         "steps": settings.steps,
         "kill_step": settings.kill_step,
     }

@@ -83,6 +83,14 @@ def train_loop(config: dict[str, Any]) -> None:
         step += 1
         if step % settings.checkpoint_every == 0:
             _report(model, optimizer, step, loss.item(), writes=rank == 0)
+            if _is_over(folder):
+                return
+
+
+def _is_over(folder: Path) -> bool:
+    over = [(folder / "over").exists()]
+    dist.broadcast_object_list(over, src=0)
+    return over[0]
 
 
 def _common_start_time() -> float:

@@ -177,7 +177,7 @@ def _tail(path: Path, lines: int = 20) -> str:
 
 
 @contextmanager
-def _lighthouse(heartbeat_s: float) -> Iterator[str]:
+def lighthouse(heartbeat_s: float) -> Iterator[str]:
     # The library reads this when it is imported; else it prints some lines for every step.
     os.environ.setdefault("RUST_LOG", "error")
     from torchft.coordination import LighthouseServer
@@ -203,9 +203,9 @@ def run_once(settings: argparse.Namespace) -> Repeat:
     deadline = time.monotonic() + settings.timeout
     with (
         tempfile.TemporaryDirectory(prefix="peers-") as folder,
-        _lighthouse(settings.heartbeat) as lighthouse,
+        lighthouse(settings.heartbeat) as address,
     ):
-        group = _Group(Path(folder), lighthouse, settings, deadline)
+        group = _Group(Path(folder), address, settings, deadline)
         try:
             replicas = [
                 group.start(rank, settings.kill_step if rank == VICTIM else -1)

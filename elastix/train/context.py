@@ -34,7 +34,7 @@ class Context:
 
     @property
     def rank(self) -> int:
-        """Place of this worker in the group, from 0; -1 before prepare."""
+        """Place of this worker in the group, from 0; -1 before prepare and for a joiner outside."""
         return self._member.rank
 
     @property

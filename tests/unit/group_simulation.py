@@ -262,12 +262,37 @@ class Worker:
             newest = max(self.urgent, self.proposed, key=lambda m: m.generation)
             if self.me in newest.members:
                 try:
+                    if not newest.urgent and self.sim.donors.get(self.me) in newest.members:
+                        yield from self.follow(newest)
                     yield from self.enter(newest)
                 except Superseded:
                     continue
             else:
                 self.group = None
                 self.generation = newest.generation
+
+    def follow(self, proposed: Membership):
+        """A joiner outside: its donor says where it enters, and it is where its donor is."""
+        donor = self.sim.donors[self.me]
+        self.generation = proposed.generation
+        circle = self.feed(proposed.generation, donor, self.me)
+        told = self.post(("feed",), None, circle, donor)
+        yield from self.finish(told)
+        self.operation, self.epoch, self.cursor, self.weights = told.values[donor]
+        self.sim.seen["followed"] += 1
+
+    def feed(self, generation: int, donor: int, joiner: int) -> Group:
+        circle = self.sim.group(generation, (donor, joiner), scope=f"feed {joiner}")
+        self.sent.setdefault(circle, 0)
+        return circle
+
+    def tell_joiners(self, members: tuple[int, ...]) -> None:
+        """Whoever follows this worker and is in the generation enters it here as well."""
+        for joiner, donor in self.sim.donors.items():
+            if donor == self.me and joiner in members and joiner not in self.group.members:
+                state = (self.operation, self.epoch, self.cursor, self.weights)
+                circle = self.feed(self.agreed, self.me, joiner)
+                self.post(("feed",), state, circle, self.me)
 
     def run(self, kind: int):
         self.kind = kind
@@ -301,6 +326,7 @@ class Worker:
                     if self.me not in members:
                         self.released = self.agreed
                         raise Released
+                    self.tell_joiners(members)
                     yield from self.enter(Membership(self.agreed, members, urgent=False))
                 elif self.too_few():
                     yield from self.pause()
@@ -435,7 +461,8 @@ class Simulation:
         self.keep_complete = keep_complete
         self.trace: list[str] | None = [] if tracing else None
         self.seen: Counter[str] = Counter()
-        self.roster = roster(scenario.workers, scenario.workers if scenario.spares else None)
+        size = scenario.workers if scenario.spares else None
+        self.roster = roster(scenario.workers, size, scenario.min_workers)
         self.log: list[Membership] = []
         self.groups: dict = {}
         self.workers: list[Worker] = []
@@ -451,6 +478,7 @@ class Simulation:
         self.hiccups = scenario.hiccups
         self.leaves = scenario.leaves
         self.arrived: dict[int, set[int]] = {}
+        self.donors: dict[int, int] = {}  # joiner to the peer that it follows
         self.draw = cache(self._draw)
         self._after = cache(self._after_commit)
         for _ in range(scenario.workers + scenario.joiners):
@@ -598,6 +626,9 @@ class Simulation:
         roster = self.roster
         if what == "ready":
             self.push(roster.ready(worker.me))
+            if worker.me in roster.watching:
+                self.donors[worker.me] = roster.donors()[0]
+                self.push(roster.level(worker.me))
         elif what == "entered":
             self.push(roster.entered(worker.me, generation))
         else:

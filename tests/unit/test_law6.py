@@ -76,7 +76,7 @@ def test_the_schedules_reach_every_way_through_a_recovery():
     fixed = without("joiners", "replace", "min_workers", "all_end", leaves=1)
     seen = run_schedules(range(2000), fixed)
     ways = ("accepted", "passed on", "reduced again", "between steps", "paused", "fenced", "joined")
-    ways = (*ways, "released")
+    ways = (*ways, "released", "followed")
     for what in ways:
         assert seen[what] >= 10, (what, seen)
 

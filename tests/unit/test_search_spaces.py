@@ -53,6 +53,15 @@ def test_samples_and_their_mutations_build_and_train(name, seed):
     check(name, changed)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", INPUTS)
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**31))
+def test_very_many_samples_build_and_train(name, seed):
+    check(name, SPACES[name].space.sample(seed))
+
+
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_default_builds_and_trains(name):
     check(name, SPACES[name].space.get_default_configuration())

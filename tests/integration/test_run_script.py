@@ -1,0 +1,58 @@
+"""`elastix run`: a script for plain torch, made elastic by five lines."""
+
+import difflib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elastix.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAIN = ROOT / "examples" / "plain_torch"
+
+
+def changed(sign):
+    before, after = ((PLAIN / name).read_text().splitlines() for name in ("before.py", "after.py"))
+    lines = list(difflib.unified_diff(before[1:], after[1:], n=0))[2:]  # the docstrings differ
+    return [line for line in lines if line.startswith(sign) and line[1:].strip()]
+
+
+def test_at_most_five_lines_of_a_plain_script_change():
+    assert len(changed("+")) <= 5
+    assert len(changed("-")) <= 5
+
+
+def test_the_plain_script_runs():
+    done = subprocess.run(
+        [sys.executable, PLAIN / "before.py"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) > 0.85
+
+
+def test_the_elastic_script_runs(cluster, tmp_path):
+    words = ["run", str(PLAIN / "after.py"), "--workers", "3", "--cpus", "0.5"]
+    done = CliRunner().invoke(app, [*words, "--store", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout[done.stdout.index("{") :])
+    assert found["exact"]
+    assert found["metrics"]["test_accuracy"] > 0.85
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (["nowhere.py"], "nowhere.py is not a Python file"),
+        ([str(PLAIN / "after.py"), "--function", "fit"], "has no 'fit'"),
+        ([str(PLAIN / "after.py"), "--workers", "many"], "give a number, or MIN:MAX"),
+        ([str(PLAIN / "after.py"), "--set", "lr"], "give KEY=VALUE"),
+    ],
+)
+def test_bad_calls_say_what_is_wrong(words, fact):
+    done = CliRunner().invoke(app, ["run", *words])
+    assert done.exit_code == 2
+    assert fact in done.output
