@@ -30,7 +30,7 @@ def run(
     store: Annotated[
         str, typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Where States are kept.")
     ] = "runs/store",
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Of initial weights and of the order of samples.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Train with the train function of a Python file, on this Ray cluster or a local one."""
