@@ -50,8 +50,8 @@ _MAX_LOSSES = 3
 @contextmanager
 def _measured(name: str, bus: Events) -> Iterator[None]:
     """Feed Ray's metrics endpoint, if the trials run on Ray and there is one."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    loaded = sys.modules.get("ray")  # an executor that needs it has imported it
+    if loaded is None or not loaded.is_initialized():
         yield
         return
     from elastix.observe.metrics import Metrics  # needs Ray, which not every executor does
