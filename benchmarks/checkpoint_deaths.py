@@ -167,6 +167,7 @@ def _try_dcp(offset_s: float | None, folder: Path) -> tuple[bool, bool, float]:
 
 def _save_dcp(rank: int, offset_s: float | None, folder: str, line: Connection) -> None:
     import torch.distributed as dist
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
     from benchmarks.peers.dcp import stager
@@ -185,9 +186,12 @@ def _save_dcp(rank: int, offset_s: float | None, folder: str, line: Connection) 
     line.send(("accepted", 0.0))
     if offset_s is not None:
         _die_in(offset_s)
-    saving.staging_completion.result()
-    saving.upload_completion.result()
-    line.send(("saved", time.monotonic() - started))
+    try:
+        saving.staging_completion.result()
+        saving.upload_completion.result()
+        line.send(("saved", time.monotonic() - started))
+    except (CheckpointException, RuntimeError):
+        pass  # a peer died; whether the checkpoint is whole is looked at afterwards
     line.close()
     os._exit(0)
 

@@ -148,6 +148,7 @@ class Run:
     variant: Variant
     seed: int
     store: Store
+    candidates: int = CANDIDATES
     epochs_spent: float = 0.0
     file_bytes: int = 0
 
@@ -159,7 +160,7 @@ class Run:
         """All candidates, one after the other."""
         searcher = self.variant.searcher()
         searcher.start(SPACE, seed=self.seed)
-        for number in range(CANDIDATES):
+        for number in range(self.candidates):
             (suggestion,) = searcher.ask(1)
             self.trials.append(self._candidate(number, suggestion))
             searcher.tell(self.trials[-1:])
@@ -229,13 +230,13 @@ class Run:
         return found
 
 
-def one_run(name: str, seed: int) -> dict[str, float]:
+def one_run(name: str, seed: int, candidates: int = CANDIDATES) -> dict[str, float]:
     """All figures of one variant with one seed."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         with Store(Path(folder) / "store") as store:
-            run = Run(VARIANTS[name], seed, store)
+            run = Run(VARIANTS[name], seed, store, candidates)
             run.search()
             full = run.full()
         on_disk = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
@@ -252,11 +253,16 @@ def one_run(name: str, seed: int) -> dict[str, float]:
     }
 
 
-def measure(names: Sequence[str], seeds: int, processes: int) -> dict[str, dict[str, float]]:
+def measure(
+    names: Sequence[str], seeds: int, processes: int, candidates: int
+) -> dict[str, dict[str, float]]:
     """Means over seeds; everything is printed as it comes."""
     results: dict[str, dict[str, float]] = {}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        runs = {name: [pool.submit(one_run, name, seed) for seed in range(seeds)] for name in names}
+        runs = {
+            name: [pool.submit(one_run, name, seed, candidates) for seed in range(seeds)]
+            for name in names
+        }
         for name, futures in runs.items():
             found = [future.result() for future in futures]
             results[name] = {key: statistics.mean(run[key] for run in found) for key in found[0]}
@@ -301,9 +307,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--candidates", type=int, default=CANDIDATES, help=f"more than {FIRST}")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    results = measure(arguments.variants, arguments.seeds, arguments.processes)
+    results = measure(
+        arguments.variants, arguments.seeds, arguments.processes, arguments.candidates
+    )
     print(*verdicts(results), sep="\n")
     save(arguments.out, results)
 

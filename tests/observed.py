@@ -6,6 +6,7 @@ and the Grafana directory showed while the run went on.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from elastix.observe.grafana import provisioned_directory, write_dashboard
 from elastix.testing.chaos import Kill, with_kills
 from tests import trainables
 
-STEPS = 24
+SAMPLES = 3 * 240
 
 
 def train(ctx: elastix.Context) -> None:
@@ -37,7 +38,7 @@ def get(url, token):
 
 
 def look(address, hold, seen):
-    """Poll until the endpoint shows the last step, then let the run end."""
+    """Poll until the endpoint shows the last sample, then let the run end."""
     token = (Path.home() / ".ray" / "auth_token").read_text().strip()
     node = ray.nodes()[0]
     endpoint = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
@@ -49,7 +50,8 @@ def look(address, hold, seen):
             text = ""  # the agent is starting
         lines = [line for line in text.splitlines() if "elastix_" in line]
         values = {line.split("{")[0]: float(line.split()[-1]) for line in lines if line[0] != "#"}
-        if values.get("ray_elastix_steps_total", 0) >= STEPS and "ray_elastix_world_size" in values:
+        done = values.get("ray_elastix_samples_committed_total", 0) >= SAMPLES
+        if done and "ray_elastix_goodput_ratio" in values:
             break
         time.sleep(0.2)
     seen["metrics"] = lines
@@ -59,8 +61,15 @@ def look(address, hold, seen):
     seen["ray_dashboards"] = sorted(path.name for path in directory.iterdir())
     seen["dashboard"] = str(write_dashboard(directory))
     for mode in ("token", ""):
-        seen[f"submitted {mode}".strip()] = submit(f"http://{address}", mode)
+        code, said = submit(f"http://{address}", mode)
+        seen[f"submitted {mode}".strip()] = code, said
     hold.unlink()
+
+
+def answers(port):
+    """Whether another Ray's agent listens there: all take this port, and jobs need the agent."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def submit(address, mode):
@@ -84,6 +93,7 @@ def main() -> None:
     store = Path(sys.argv[1])
     hold = store / "hold"
     hold.touch()
+    seen = {"agent port taken": answers(52365)}
     context = ray.init(
         address="local",
         num_cpus=8,
@@ -94,7 +104,6 @@ def main() -> None:
         runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}},
         _system_config={"metrics_report_interval_ms": 500},
     )
-    seen = {}
     address = context.address_info["webui_url"]
     watcher = threading.Thread(target=look, args=(address, hold, seen))
     watcher.start()

@@ -53,7 +53,6 @@ class Decision:
         source: the rank that passes the result of `operation - 1` on; None if nobody lacks it.
         complete: generation whose buckets stand; 0 if all reduce again.
         plan: the generation over whose members the batch of `operation` is split.
-        begun: somebody is already in the operation, so nobody may wait before it.
         kind: of the operation, if somebody is already in it; else 0.
         founding: nobody has the State for sure; the donor gives its own.
         donor: the rank that gives its State to `newcomers`; None if there are none.
@@ -64,11 +63,15 @@ class Decision:
     source: int | None
     complete: int
     plan: int
-    begun: bool = False
     kind: int = 0
     founding: bool = False
     donor: int | None = None
     newcomers: tuple[int, ...] = ()
+
+    @property
+    def begun(self) -> bool:
+        """Somebody is already in the operation, so nobody may wait before it."""
+        return self.kind > 0
 
 
 def decide(positions: Sequence[Position]) -> Decision:
@@ -110,7 +113,6 @@ def decide(positions: Sequence[Position]) -> Decision:
         source=ahead[0] if behind else None,
         complete=agreed,
         plan=max(positions[rank].plan for rank in ahead),
-        begun=any(positions[rank].kind for rank in ahead),
         kind=max(positions[rank].kind for rank in ahead),
         donor=ahead[0] if newcomers else None,
         newcomers=tuple(newcomers),

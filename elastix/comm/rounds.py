@@ -247,6 +247,7 @@ class Rounds:
         self._rebuild_s = 0.0
         self._outcome = ""
         self.void = False
+        self._next_void = False  # those ahead have found the operation after this one void
         self._redo = redo  # kind of operation that is not finished by survivors but done again
         self.waiting = False
         self.waited_s = 0.0
@@ -285,7 +286,8 @@ class Rounds:
     @property
     def usable(self) -> bool:
         """Whether it is worth launching something in the present group."""
-        return self.group is not None and self._news.urgent.generation <= self.generation
+        newest = self._news.urgent.generation <= self.generation
+        return self.group is not None and newest and not self.void
 
     def first_entry(self, layout: list[str]) -> None:
         """Enter the group as a founder or a joiner; blocks until let in and given the State.
@@ -346,7 +348,7 @@ class Rounds:
         self._passed = None
         self._result = left.result
         operation.accept(left)
-        self.void = False
+        self.void, self._next_void = self._next_void, False
         if self._feed is not None and self._feed.watched:
             self._feed.tell(
                 Watched(
@@ -780,11 +782,13 @@ class Rounds:
                     self.members(self._complete) if self._complete else (),
                 )
         self._begun = decision.begun
+        void = decision.begun and decision.kind == self._redo and not decision.complete
+        self._next_void = behind and void
         if behind:
             self._outcome = "passed on"
         else:
-            lost = decision.begun and not decision.complete
-            self.void = self.void or (lost and decision.kind == self._redo)
+            if not decision.complete:  # else it is as void as it was, on all of them
+                self.void = void
             kept = "accepted" if decision.complete else "reduced again"
             self._outcome = "done again" if self.void else kept
             self._complete = decision.complete

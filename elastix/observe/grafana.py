@@ -22,6 +22,7 @@ _SUM = {s.name: s for s in SERIES}
 # Title, unit, and (series, how it is asked for, legend) of each curve.
 _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Workers", "short", (("world_size", "now", "{{run}}"),)),
+    ("Goodput", "percentunit", (("goodput_ratio", "now", "{{run}}"),)),
     ("Generation", "short", (("generation", "now", "{{run}}"),)),
     ("Steps per second", "ops", (("steps", "rate", "{{run}}"),)),
     ("Seconds of a step", "s", (("step_seconds", "p50", "median"), ("step_seconds", "p95", "p95"))),

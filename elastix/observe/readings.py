@@ -28,6 +28,7 @@ from elastix.events import (
     WorkerLeft,
     WorkerLost,
 )
+from elastix.observe.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ SERIES = (
     Series("workers_lost", "counter", "Workers that were lost.", "cause"),
     Series("workers_joined", "counter", "Workers that were let in while the run went on."),
     Series("join_seconds", "histogram", "How long a joiner copied the State."),
+    Series("goodput_ratio", "gauge", "Committed samples over those of an undisturbed group."),
     Series("samples_committed", "counter", "Samples of committed steps."),
     Series("samples_owed", "gauge", "Samples that a lost worker had and nobody has yet."),
     Series("samples_repeated", "gauge", "Samples used twice in an epoch. Must stay 0."),
@@ -84,6 +86,7 @@ class Readings:
 
     def __init__(self, sink: Sink) -> None:
         self._put = sink.put
+        self._progress = Progress()
         self._committed_t: float | None = None
         self._repeated = 0
         self._known = 0
@@ -92,6 +95,7 @@ class Readings:
 
     def read(self, event: Event) -> None:
         """Pass on what the event means."""
+        self._progress.add(event)
         match event:
             case StepCommitted():
                 self._commit(event)
@@ -150,6 +154,9 @@ class Readings:
             self._put("samples_committed", batch.samples)
             account = self._accounts.setdefault(batch.loader, Account())
             self._repeated += account.add(batch)
+        goodput = self._progress.goodput.share
+        if goodput is not None:
+            self._put("goodput_ratio", goodput)
         self._put("samples_repeated", self._repeated)
         self._put("samples_owed", sum(account.owed for account in self._accounts.values()))
 

@@ -11,9 +11,10 @@ import copy
 import inspect
 import logging
 import platform
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
@@ -28,7 +29,6 @@ from elastix.events import CampaignEnded, CampaignStarted, Events
 from elastix.observe.journal import Journal
 from elastix.observe.trials import TrialsConsole
 from elastix.search.book import Book, Role
-from elastix.search.executors.measure import measured
 from elastix.search.executors.work import Executor, TrainFunction, Work
 from elastix.search.heritage import Opens, Shelf, Terms, TrialHeritage, from_scratch
 from elastix.search.inherit import Mode, Provider
@@ -45,6 +45,23 @@ from elastix.store import Store
 logger = logging.getLogger(__name__)
 
 _MAX_LOSSES = 3
+
+
+@contextmanager
+def _measured(name: str, bus: Events) -> Iterator[None]:
+    """Feed Ray's metrics endpoint, if the trials run on Ray and there is one."""
+    loaded = sys.modules.get("ray")  # an executor that needs it has imported it
+    if loaded is None or not loaded.is_initialized():
+        yield
+        return
+    from elastix.observe.metrics import Metrics  # needs Ray, which not every executor does
+
+    metrics = Metrics(name)
+    bus.subscribe(metrics.read)
+    try:
+        yield
+    finally:
+        metrics.close()
 
 
 class Campaign:
@@ -162,7 +179,7 @@ class Campaign:
         shelf = executor.reach(str(Path(self._run.store).resolve()))
         bus = Events()
         console = TrialsConsole(self.name, directory, self._budget.trials, quiet=self._quiet)
-        with Journal(directory / "journal.jsonl") as journal, measured(self.name, bus):
+        with Journal(directory / "journal.jsonl") as journal, _measured(self.name, bus):
             bus.subscribe(journal.append)
             bus.subscribe(console.show)
             loop = Loop(

@@ -33,6 +33,7 @@ from elastix.store.store import Store
 _CALLS = 64
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.05
+_ELSEWHERE_S = 0.5
 
 
 @dataclass
@@ -81,7 +82,11 @@ class _GroupCommit:
 
 
 class _StandingBy(Conflict):
-    """Another process owns the index; this one would, if that one died."""
+    """Another process owns the index; this one would, if that one died.
+
+    It is returned and not raised: callers may have their answer from the other actor by then, and
+    Ray logs errors that nobody fetches.
+    """
 
 
 class _Server:
@@ -119,17 +124,23 @@ class _Server:
             return self._group
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
-        """A public method of the Ledger."""
-        group = self._opened()
+        """A public method of the Ledger; _StandingBy if it is not here."""
+        try:
+            group = self._opened()
+        except _StandingBy as refusal:
+            return refusal
         if method == "submit":
             return group.submit(*args)
         if method.startswith("_"):
             raise StoreError(f"{method!r} is no question to a store.")
         return getattr(group.ledger, method)(*args, **options)
 
-    def about(self) -> dict[str, int]:
-        """Process id, and commits since it started."""
-        return {"pid": os.getpid(), "commits": self._opened().commits}
+    def about(self) -> dict[str, int] | _StandingBy:
+        """Process id, and commits since it started; _StandingBy if the index is not here."""
+        try:
+            return {"pid": os.getpid(), "commits": self._opened().commits}
+        except _StandingBy as refusal:
+            return refusal
 
     def close(self) -> None:
         """Seal the journal and close the index, if it is open here."""
@@ -163,33 +174,50 @@ class _Line:
     at: int = 0  # who answered last
 
     def ask(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - a method's
-        """Call a method of the owner; again, of the next actor, whenever it died meanwhile.
+        """Call a method of the owner, whoever it is by then.
+
+        An actor that does not answer at once may be dead, and it takes Ray seconds to say so: then
+        the other is asked as well. It refuses while the first one lives.
 
         Raises:
             StoreError: what the method raised, or no actor was there for a minute.
         """
-        refused, died_s = 0, None
+        asked: dict[Any, int] = {}
+        refused: set[int] = set()
+        turn, died_s = self.at, 0.0
         while True:
-            actor = self.actors[self.at % len(self.actors)]
-            try:
-                return ray.get(getattr(actor, method).remote(*args, **options))
-            except RayTaskError as error:
-                cause = error.cause
-                refused += 1
-                if not isinstance(cause, _StandingBy) or refused == len(self.actors):
-                    raise (cause if isinstance(cause, StoreError) else error) from None
-            except RayActorError as error:
-                refused = 0
-                died_s = died_s or time.monotonic()
-                if time.monotonic() - died_s > _PATIENCE_S:
-                    raise StoreError(
-                        f"the store's server was away for {_PATIENCE_S:.0f} s: {error}. What it "
-                        "acknowledged is safe; whether the last request was carried out is "
-                        "unknown, and repeating it is harmless. Start StoreServer again."
-                    ) from error
-            self.at += 1
-            if died_s and self.at % len(self.actors) == 0:
+            if turn not in asked.values():
+                asked[getattr(self.actors[turn], method).remote(*args, **options)] = turn
+            done, _ = ray.wait(list(asked), timeout=_ELSEWHERE_S)
+            for call in done:
+                answers = asked.pop(call)
+                try:
+                    answer = ray.get(call)
+                except RayTaskError as error:
+                    raise (error.cause if isinstance(error.cause, StoreError) else error) from None
+                except RayActorError as error:
+                    refused.clear()
+                    died_s = died_s or time.monotonic()
+                    _check_patience(died_s, error)
+                    continue
+                if not isinstance(answer, _StandingBy):
+                    self.at = answers
+                    return answer
+                refused.add(answers)
+                if len(refused) == len(self.actors):
+                    raise answer
+            turn = (turn + 1) % len(self.actors)
+            if died_s and not asked and turn == self.at:
                 time.sleep(_PAUSE_S)  # neither is there yet
+
+
+def _check_patience(died_s: float, error: RayActorError) -> None:
+    if time.monotonic() - died_s > _PATIENCE_S:
+        raise StoreError(
+            f"the store's server was away for {_PATIENCE_S:.0f} s: {error}. What it acknowledged "
+            "is safe; whether the last request was carried out is unknown, and repeating it is "
+            "harmless. Start StoreServer again."
+        ) from error
 
 
 @dataclass(frozen=True)

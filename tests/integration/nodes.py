@@ -47,15 +47,17 @@ def main(store: str) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     ray.init(address=cluster.address, log_to_driver=False)
     path = Path(store) / "runs" / "nodes" / "journal.jsonl"
-    over = Path(store) / "1000"  # what train waits for at its last step
-    threading.Thread(target=nodes, args=(cluster, path, over), daemon=True).start()
-    config = {"samples": 300, "batch_size": 30, "epochs": 400, "step_s": 0.1}
-    elastix.ElasticTrainer(
+    over = Path(store) / "over"
+    trainer = elastix.ElasticTrainer(
         until_over,
-        config={**config, "over": str(over)},
+        config={"over": str(over)},
         scaling=elastix.ScalingConfig(num_workers=(1, 2)),
         run=elastix.RunConfig(name="nodes", store=store),
-    ).fit()
+    )
+    run = threading.Thread(target=trainer.fit, daemon=True)
+    run.start()
+    nodes(cluster, path, over)  # Ray starts nodes from the main thread alone
+    run.join()
     ray.shutdown()
     cluster.shutdown()
 

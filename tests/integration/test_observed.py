@@ -53,6 +53,7 @@ def test_the_metrics_endpoint_tells_the_run(seen):
     run = ("seen",)
     assert found["ray_elastix_steps_total", run] in (24, 25)
     assert found["ray_elastix_samples_committed_total", run] == 3 * 240
+    assert 0 < found["ray_elastix_goodput_ratio", run] <= 1
     assert found["ray_elastix_samples_owed", run] == 0
     assert found["ray_elastix_samples_repeated", run] == 0
     assert found["ray_elastix_world_size", run] == 2
@@ -95,6 +96,8 @@ def test_the_dashboard_stands_beside_rays_own(seen):
 
 def test_jobs_are_taken_with_a_token_and_not_without(seen):
     """What `elastix doctor` and docs/jobs.md say of RAY_AUTH_MODE."""
+    if seen["agent port taken"]:
+        pytest.skip("another Ray on this machine has port 52365, where agents take jobs")
     code, said = seen["submitted token"]
     assert code == 0, said
     assert "hello from the job" in said

@@ -58,6 +58,7 @@ class Scenario:
         kill_every: one of so many moments is a kill or a hiccup, while there are any left.
         hiccups: how often the network fails one worker although nobody is dead.
         leaves: how often a worker is asked to leave.
+        rollback: a step that would have to be reduced again is void, and done again.
         spares: whether workers beyond the first number are kept back.
         all_end: everybody has to get out of the last operation, also if others are gone by then.
         founding_kills: workers may die before the controller knows that all founders are in.
@@ -73,6 +74,7 @@ class Scenario:
     hiccups: int = 0
     leaves: int = 0
     spares: bool = False
+    rollback: bool = False
     all_end: bool = True
     founding_kills: bool = True
     epochs: int = 1
@@ -176,6 +178,7 @@ class Worker:
         self.result = None
         self.passed: Left | None = None
         self.outcome = ""
+        self.void = self.next_void = False
         # reducer
         self.launched: list[Collective] = []
         self.launch_generation = 0
@@ -218,14 +221,19 @@ class Worker:
         self.launched = []
         self.buckets = ()
         for _ in range(_BUCKETS):
-            if self.group is not None and self.urgent.generation <= self.generation:
+            newest = self.urgent.generation <= self.generation
+            if self.group is not None and newest and not self.void:
                 self.launch_bucket()
             yield COMPUTING  # backward
         left = yield from self.run(STEP)
-        highest, lowest = left.result
+        highest, lowest, void = left.result
         proposal = highest if highest == lowest else 0
         self.agreed = max(self.agreed, proposal)
         self.plan = max(self.plan, left.generation, proposal)
+        if void:
+            self.sim.seen["done again"] += 1
+            self.cursor = self.sim.give_back(draw)
+            return
         contributors = self.members(left.complete)
         self.cursor = self.sim.commit(self, draw, contributors)
 
@@ -248,11 +256,10 @@ class Worker:
         if self.kind != STEP:
             return self.operation
         proposed = self.proposed
-        if proposed.generation <= max(self.generation, self.urgent.generation):
-            return 0
-        if self.me in proposed.members and not self.sim.connected(proposed):
-            return 0
-        return proposed.generation
+        known = proposed.generation > max(self.generation, self.urgent.generation)
+        if not known or (self.me in proposed.members and not self.sim.connected(proposed)):
+            return 0, self.void
+        return proposed.generation, self.void
 
     # ------------------------------------------------------------------ Rounds, as it stands
 
@@ -309,6 +316,7 @@ class Worker:
             self.begun = False
         self.kind = 0
         self.sim.left(self, kind, left)
+        self.void, self.next_void = self.next_void, False
         self.complete = 0
         self.passed = None
         self.result = left.result
@@ -352,7 +360,7 @@ class Worker:
         if self.group is None:
             raise Superseded
         if not self.complete:
-            for collective in self.launch():
+            for collective in [] if self.void else self.launch():
                 yield from self.finish(collective)
             self.complete = self.generation
             self.buckets = tuple(bucket.result for bucket in self.launched)
@@ -423,9 +431,13 @@ class Worker:
             if behind:
                 self.passed = Left(told.values[root], self.complete, decision.plan)
         self.begun = decision.begun
+        void = self.sim.scenario.rollback and decision.kind == STEP and not decision.complete
+        self.next_void = behind and void
         if behind:
             self.sim.seen["passed on"] += 1
         else:
+            if not decision.complete:
+                self.void = void
             if self.kind:
                 self.sim.seen["accepted" if decision.complete else "reduced again"] += 1
             self.complete = self.sim.kept(self, decision.complete)
@@ -509,12 +521,19 @@ class Simulation:
             raise Violation(f"worker {worker.me} commits other samples in {operation}")
         return after
 
+    def give_back(self, draw) -> Cursor:
+        """Nothing of a void step counts."""
+        _, shares, after = draw
+        return after.give_back([span for share in shares for span in share])
+
     def left(self, worker: Worker, kind: int, left: Left) -> None:
         """A worker says how an operation ended; whoever said so before must have said the same."""
         if self.trace is not None:
             self.note(f"worker {worker.me} left {worker.operation} {left} {worker.buckets}")
         record: tuple = (kind, worker.weights)
-        if kind == STEP:
+        if kind == STEP and left.result[2]:
+            record += ("void",)
+        elif kind == STEP:
             if not worker.buckets:
                 raise Violation(f"worker {worker.me} left {worker.operation} without its buckets")
             first = worker.buckets[0]
@@ -574,7 +593,10 @@ class Simulation:
                 raise Violation(f"a bucket adds up gradients of {different}")
             collective.result = (frozenset(values), different.pop())
         elif name == "round" and rest[0] == STEP:
-            collective.result = (max(values.values()), min(values.values()))
+            known, voids = zip(*values.values(), strict=True)
+            if len(set(voids)) > 1:
+                raise Violation(f"a step is void on some alone: {values}")
+            collective.result = (max(known), min(known), any(voids))
         elif name == "round":
             if len(set(values.values())) > 1:
                 raise Violation(f"a round adds up operations {set(values.values())}")

@@ -65,6 +65,7 @@ def run_schedules(seeds: range, fixed: dict, **broken) -> Counter[str]:
         pytest.param({"kills": 4, "kill_every": 25}, id="kills in the founding"),
         pytest.param({"kills": 0, "leaves": 3, "kill_every": 20}, id="leaves alone"),
         pytest.param({"leaves": 2, "kill_every": 20, "spares": True}, id="kills, leaves, spares"),
+        pytest.param({"hiccups": 1, "rollback": True}, id="rollback"),
         pytest.param({"hiccups": 1, "leaves": 1}, id="everything"),
     ],
 )

@@ -112,6 +112,15 @@ def test_a_run_with_a_loss_and_a_joiner():
     }
 
 
+def test_goodput_is_what_is_left_of_the_undisturbed_rate():
+    steps = [committed(n, shares((10 * n, 10 * n + 10)), t=float(n)) for n in (1, 2, 3)]
+    assert read(*steps)["goodput_ratio"] == 1.0
+    formed = GenerationFormed(t=3.5, generation=2, members=(0,), cause="loss")
+    late = committed(4, shares((40, 50)), t=6.0)
+    # 30 samples in the 5 s after the first commit, where 10 a second were made undisturbed.
+    assert read(*steps, formed, late)["goodput_ratio"] == pytest.approx(0.6)
+
+
 def test_owed_samples_are_owed_until_somebody_has_them():
     before = [committed(1, shares((0, 10), owed=[(10, 20)]))]
     assert read(*before)["samples_owed"] == 10

@@ -31,7 +31,7 @@ NEWCOMER = Position(-1)
         ),
         pytest.param(
             [in_step(7, complete=1), in_step(8), in_step(8)],
-            Decision(8, source=1, complete=0, plan=1, begun=True),
+            Decision(8, source=1, complete=0, plan=1, kind=STEP),
             id="case 1: those already in the next step launch its buckets again",
         ),
         pytest.param(
@@ -41,27 +41,27 @@ NEWCOMER = Position(-1)
         ),
         pytest.param(
             [in_step(7, complete=1), in_step(7, complete=1)],
-            Decision(7, source=None, complete=1, plan=1, begun=True),
+            Decision(7, source=None, complete=1, plan=1, kind=STEP),
             id="case 2: all hold every bucket of one generation",
         ),
         pytest.param(
             [in_step(7, complete=1), in_step(7)],
-            Decision(7, source=None, complete=0, plan=1, begun=True),
+            Decision(7, source=None, complete=0, plan=1, kind=STEP),
             id="case 3: one survivor lacks a bucket",
         ),
         pytest.param(
             [in_step(7), in_step(7)],
-            Decision(7, source=None, complete=0, plan=1, begun=True),
+            Decision(7, source=None, complete=0, plan=1, kind=STEP),
             id="case 3: nobody holds every bucket",
         ),
         pytest.param(
             [in_step(7, complete=2), in_step(7, complete=1)],
-            Decision(7, source=None, complete=0, plan=1, begun=True),
+            Decision(7, source=None, complete=0, plan=1, kind=STEP),
             id="case 4: buckets of different generations never stand together",
         ),
         pytest.param(
             [in_step(7, complete=3), in_step(7, complete=3)],
-            Decision(7, source=None, complete=3, plan=1, begun=True),
+            Decision(7, source=None, complete=3, plan=1, kind=STEP),
             id="case 4: buckets that were reduced again in a recovery stand",
         ),
         pytest.param(
@@ -71,7 +71,7 @@ NEWCOMER = Position(-1)
         ),
         pytest.param(
             [before(7), in_step(7)],
-            Decision(7, source=None, complete=0, plan=1, begun=True),
+            Decision(7, source=None, complete=0, plan=1, kind=STEP),
             id="case 5: some have begun",
         ),
         pytest.param(
@@ -81,17 +81,17 @@ NEWCOMER = Position(-1)
         ),
         pytest.param(
             [Position(7, 0, 1, EVALUATE), before(7)],
-            Decision(7, source=None, complete=0, plan=1, begun=True),
+            Decision(7, source=None, complete=0, plan=1, kind=EVALUATE),
             id="a plain collective is simply run again",
         ),
         pytest.param(
             [in_step(7, complete=2)],
-            Decision(7, source=None, complete=2, plan=1, begun=True),
+            Decision(7, source=None, complete=2, plan=1, kind=STEP),
             id="a single survivor accepts what it holds",
         ),
         pytest.param(
             [in_step(7)],
-            Decision(7, source=None, complete=0, plan=1, begun=True),
+            Decision(7, source=None, complete=0, plan=1, kind=STEP),
             id="a single survivor reduces again what it lacks",
         ),
         pytest.param(
