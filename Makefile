@@ -11,7 +11,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 .PHONY: help demo test check bench bench-short chaos examples screenshots pins clean
 
 help:
-	@echo "make demo      train a convnet while a worker is killed in the middle of backward()"
+	@echo "make demo      search a convnet, then train the winner while workers are killed and stopped"
 	@echo "make test      the tests, with coverage (some minutes)"
 	@echo "make check     format, lint, types, import contracts"
 	@echo "make chaos     the long failure tests"
@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/survive_a_kill.py
+	$(BIN)/python examples/search_then_train.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term
@@ -59,6 +59,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.checkpoint --out benchmarks/results/checkpoint.json
 	$(BIN)/python -m benchmarks.store --out benchmarks/results/store.json
 	$(BIN)/python -m benchmarks.search --out benchmarks/results/search.json
+	$(BIN)/python -m benchmarks.executor --out benchmarks/results/executor.json
 	$(BIN)/python -m benchmarks.inherit --out benchmarks/results/inherit.json
 	$(BIN)/python -m benchmarks.table --update README.md
 

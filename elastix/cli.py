@@ -162,6 +162,7 @@ def export(
     path: Annotated[Path, typer.Argument(help="X.safetensors: the model; X.parquet: the list.")],
     store: Where = _STORE,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing file.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="With the optimizer's State.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a model as safetensors; `export all X.parquet` writes the catalogue."""
@@ -178,7 +179,7 @@ def export(
         if catalogue:
             opened.catalogue(path)
         else:
-            opened.export(ref, path)
+            opened.export(ref, path, whole=whole)
     size = path.stat().st_size
     _print(as_json, {"path": str(path), "bytes": size}, ("path", "size"), [(path, _size(size))])
 

@@ -62,7 +62,7 @@ class WandB:
             self._exit_code = 0 if event.outcome == "finished" else 1
 
     def close(self) -> None:
-        """See Logger. Uploads what is not yet uploaded."""
+        """See Logger: W&B's own service has it all, and ends its writing with this process."""
         if self._run is not None:
             self._run.finish(exit_code=self._exit_code)
             self._run = None

@@ -548,13 +548,21 @@ class Store:
 
     # --------------------------------------------------------------------------------- exchange
 
-    def export(self, ref: str, path: str | os.PathLike[str]) -> None:
-        """Write a State as one safetensors file, with its metadata, parents and digests.
+    def export(self, ref: str, path: str | os.PathLike[str], *, whole: bool = False) -> None:
+        """Write a model as one safetensors file, with its metadata and parents.
+
+        Args:
+            ref: of the State.
+            path: the file; one that is there is replaced.
+            whole: the optimizer's and other objects' tensors too, whose names begin with "@".
+                Without them `model.load_state_dict(load_file(path))` takes the file as it is.
 
         Raises:
             StoreError: it cannot be written, or safetensors has no such dtype.
         """
-        exchange.export(self.get(ref), Path(path))
+        state = self.get(ref)
+        chosen = state if whole else State(state.model, state.meta, state.parents)
+        exchange.export(chosen, Path(path))
 
     def import_(self, path: str | os.PathLike[str], **options: Any) -> Ref:  # noqa: ANN401
         """Put a safetensors file, one that `export` wrote or any other.

@@ -127,7 +127,7 @@ def token(environ: Mapping[str, str], home: Path) -> Iterator[Finding]:
             "ray token",
             "warn",
             f"there is a token in {where}, so clusters that start here ask for it, and "
-            "RAY_AUTH_MODE is not set: `ray job submit` would send none and get 401",
+            "RAY_AUTH_MODE is not set: `ray job submit` would send none and be refused",
             "export RAY_AUTH_MODE=token",
         )
     elif there:

@@ -29,7 +29,7 @@ def estimate(
     shape: Annotated[str, typer.Option(help="Of one sample, without the batch: 3,224,224.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Of the whole group.")] = 256,
     samples: Annotated[int, typer.Option(min=1, help="In one epoch.")] = 50_000,
-    epochs: Annotated[float, typer.Option(min=0.001, help="Passes over them.")] = 1.0,
+    epochs: Annotated[float, typer.Option(min=0.001, help="Passes over the samples.")] = 1.0,
     workers: Annotated[int, typer.Option(min=1, help="One device each.")] = 1,
     device: Annotated[
         str, typer.Option(help=f"One of {', '.join(DEVICES)}; or here: this CPU, measured.")

@@ -138,6 +138,15 @@ def test_training_is_submitted(head, tmp_path):
     assert "accuracy" in logs
 
 
+@pytest.mark.slow
+def test_the_demo_is_submitted(head, tmp_path):
+    head.submit("demo", "jobs/demo.py", str(tmp_path / "store"))
+    head.wait("demo", "succeeded")
+    logs = head.cli("logs", "demo")
+    assert "samples    exact" in logs
+    assert (tmp_path / "store" / "runs" / "digits" / "report.html").is_file()
+
+
 def test_a_recipe_that_is_not_there_is_named(tmp_path):
     command = [sys.executable, "jobs/train.py", "--recipe", "nope", "--store", str(tmp_path)]
     env = {**os.environ, "RAY_ADDRESS": ""}

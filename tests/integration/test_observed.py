@@ -103,5 +103,5 @@ def test_jobs_are_taken_with_a_token_and_not_without(seen):
     assert "hello from the job" in said
     code, said = seen["submitted"]
     assert code != 0
-    assert "401" in said
+    assert "authentication is enabled" in said
     assert "hello from the job" not in said

@@ -222,7 +222,10 @@ def offline_records(directory):
 
 @pytest.mark.timeout(240)
 def test_wandb_offline(tmp_path):
+    import wandb
+
     feed(WandB("project", directory=tmp_path, mode="offline"), RUN)
+    wandb.teardown()  # its service writes the last records when it ends
     records = list(offline_records(tmp_path))
     (run,) = [r.run for r in records if r.HasField("run")]
     assert (run.project, run.run_id, run.display_name) == ("project", "digits", "digits")
