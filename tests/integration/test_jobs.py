@@ -39,6 +39,7 @@ class Head:
                 *(BIN / "ray", "start", "--head", "--block", "--num-cpus=4", "--port=0"),
                 *("--dashboard-port=0", "--include-dashboard=true", "--disable-usage-stats"),
                 f"--temp-dir={folder / 'ray'}",
+                *("--dashboard-agent-listen-port=0", "--ray-client-server-port=0"),
             ],
             env=self.env,
             stdout=subprocess.PIPE,
