@@ -3,12 +3,10 @@
 import logging
 from typing import Annotated, Any
 
-import ray
 import typer
 
 from elastix.errors import TrainError
 from elastix.observe.progress import duration, shown
-from elastix.train.succession import CONTROLLER, NAMESPACE
 from elastix.verbs.output import AsJson, print_table
 
 _ANSWER_S = 5.0
@@ -34,6 +32,10 @@ def live(address: str) -> list[dict[str, Any]]:
     Raises:
         TrainError: there is no cluster at that address.
     """
+    import ray  # not before it is asked for: other verbs need no Ray
+
+    from elastix.train.succession import CONTROLLER, NAMESPACE
+
     ours = not ray.is_initialized()
     if ours:
         try:
@@ -46,7 +48,7 @@ def live(address: str) -> list[dict[str, Any]]:
             ) from error
     try:
         names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]
-        found = [_ask(name) for name in names if name.endswith(CONTROLLER)]
+        found = [_ask(name, NAMESPACE) for name in names if name.endswith(CONTROLLER)]
     finally:
         if ours:
             ray.shutdown()
@@ -54,10 +56,12 @@ def live(address: str) -> list[dict[str, Any]]:
     return sorted(answers, key=lambda answer: (answer["run"], answer["store"]))
 
 
-def _ask(name: str) -> dict[str, Any] | None:
+def _ask(name: str, namespace: str) -> dict[str, Any] | None:
     """One controller's answer; None from one that ended meanwhile, or is no controller of ours."""
+    import ray
+
     try:
-        actor: Any = ray.get_actor(name, NAMESPACE)
+        actor: Any = ray.get_actor(name, namespace)
         answer: dict[str, Any] = ray.get(actor.status.remote(), timeout=_ANSWER_S)
     except (ValueError, AttributeError, ray.exceptions.RayError):
         return None
