@@ -5,7 +5,6 @@ the stored model that shares most layers with it. The best is then trained by th
 `python examples/mnist1d_search.py`; two or three minutes on two cores.
 """
 
-import functools
 import sys
 import tempfile
 
@@ -18,18 +17,11 @@ from torch.utils.data import TensorDataset
 import elastix
 from search_spaces import conv1d
 
-
-@functools.cache
-def sequences() -> tuple[TensorDataset, TensorDataset]:
-    """Generated, the same everywhere: training and test set of sequences of 40 values."""
-    data = make_dataset(get_dataset_args())
-    training, test = (
-        TensorDataset(
-            torch.tensor(data[x], dtype=torch.float32).unsqueeze(1), torch.tensor(data[y])
-        )
-        for x, y in (("x", "y"), ("x_test", "y_test"))
-    )
-    return training, test
+made = make_dataset(get_dataset_args())
+training, test = (
+    TensorDataset(torch.tensor(made[x], dtype=torch.float32).unsqueeze(1), torch.tensor(made[y]))
+    for x, y in (("x", "y"), ("x_test", "y_test"))
+)
 
 
 def accuracy(model: torch.nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -39,7 +31,6 @@ def accuracy(model: torch.nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 
 def train(ctx: elastix.Context) -> None:
     """Candidates train two epochs, the winner ten."""
-    training, test = sequences()
     model = conv1d.build(ctx.config, classes=10)
     ctx.inherit(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=ctx.config["lr"])

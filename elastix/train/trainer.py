@@ -1,6 +1,7 @@
 """ElasticTrainer: the driver's side of a run."""
 
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -308,6 +309,12 @@ def pickle_train(train: TrainFunction) -> bytes:
     Raises:
         ConfigError: it cannot be pickled; names what it holds.
     """
+    if culprit := _left_behind(train):
+        raise ConfigError(
+            f"the train function cannot be sent to workers: it uses {culprit!r}, which functools "
+            "caches; that is pickled by its name alone, and workers do not have your script. "
+            "Nothing was started. Move it to a module that workers can import, or do not cache it."
+        )
     try:
         return bytes(ray.cloudpickle.dumps(train))
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
@@ -316,6 +323,15 @@ def pickle_train(train: TrainFunction) -> bytes:
             f"the train function cannot be sent to workers: {culprit or error}. Nothing was "
             "started. Create such objects inside the function, or pass plain values in config."
         ) from error
+
+
+def _left_behind(train: TrainFunction) -> str | None:
+    """Name the first cached function of the script that the train function refers to."""
+    used = inspect.getclosurevars(train) if inspect.isfunction(train) else None
+    for name, value in used.globals.items() if used is not None else ():
+        if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == "__main__":
+            return name
+    return None
 
 
 def _unpicklable(train: TrainFunction) -> str | None:

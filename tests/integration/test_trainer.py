@@ -1,5 +1,6 @@
 """ElasticTrainer on a real Ray: what a user calls, sees and can get wrong."""
 
+import functools
 import os
 import threading
 from signal import SIGKILL, SIGSTOP
@@ -162,6 +163,24 @@ def test_a_train_function_that_cannot_be_pickled(cluster, tmp_path):
             pass
 
     with pytest.raises(elastix.ConfigError, match="'lock', a lock"):
+        trainer(tmp_path, train).fit()
+    assert not list(tmp_path.iterdir())
+
+
+@functools.cache
+def cached():
+    return 1
+
+
+def test_a_cached_function_of_the_script_is_named_before_workers_miss_it(
+    cluster, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(cached, "__module__", "__main__")
+
+    def train(ctx):
+        cached()
+
+    with pytest.raises(elastix.ConfigError, match="it uses 'cached', which functools caches"):
         trainer(tmp_path, train).fit()
     assert not list(tmp_path.iterdir())
 
