@@ -284,8 +284,13 @@ def test_a_group_below_its_minimum_stores_its_state_and_gives_up(cluster, tmp_pa
 
 def test_every_worker_is_lost(cluster, tmp_path):
     kills = [Kill(worker=w, phase="batch", step=3) for w in range(2)]
+    train = with_kills(trainables.train, kills)
+    unreplaced = elastix.FailureConfig(replace=False)
     with pytest.raises(elastix.QuorumLost, match="no worker is left that has the State"):
-        trainer(tmp_path, with_kills(trainables.train, kills), workers=2).fit()
+        trainer(tmp_path, train, workers=2, failure=unreplaced).fit()
+    result = trainer(tmp_path, train, workers=2).fit()
+    assert result.worker_losses == 2  # and others began again, where no State had been stored
+    assert result.audit.exact
 
 
 def die_at_once(_ctx):
