@@ -66,7 +66,7 @@ class Pending:
             try:
                 self._work.wait()
             except RuntimeError as error:
-                self._error = error
+                self._error = _bare(error)
         return self._error
 
 
@@ -132,7 +132,7 @@ class Group:
             work = launch()
             pending = _StreamPending(work) if self.backend == "nccl" else Pending(work)
         except RuntimeError as error:  # a connection that is known to be broken
-            return Pending(None, error)
+            return Pending(None, _bare(error))
         self._pending = [p for p in self._pending if not p.finished()]
         self._pending.append(pending)
         return pending
@@ -177,6 +177,11 @@ class Alone(Group):
 
     def abandon(self) -> None:
         """Nothing is under way."""
+
+
+def _bare(error: Exception) -> Exception:
+    """Without its traceback, whose frames would keep the group and its sockets until gc."""
+    return error.with_traceback(None)
 
 
 def _bury(group: Any, pending: list[Pending]) -> None:  # noqa: ANN401
@@ -251,7 +256,7 @@ class Builder:
         try:
             result = self._build()
         except (RuntimeError, ValueError, OSError) as error:
-            result = error
+            result = _bare(error)
         with self._lock:
             self.result = result
             if self._abandoned and isinstance(result, Group):

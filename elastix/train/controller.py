@@ -749,8 +749,8 @@ class Controller:
             self._short_since = time.monotonic()
             reason = (
                 f"{present} workers are left, num_workers has a minimum of {minimum}, and none "
-                f"came within wait_s={wait_s:g}. The State after step {self._step} was stored; "
-                "fit() again goes on from it. Free resources on the cluster, or lower the minimum."
+                f"came within wait_s={wait_s:g}. They stored their State; fit() again goes on "
+                "from it. Free resources on the cluster, or lower the minimum."
             )
             for hand in self._hands.values():
                 hand.actor.dismiss.remote(reason)
