@@ -63,12 +63,12 @@ def train(ctx: elastix.Context) -> None:
     folder = Path(ctx.config["folder"])
     dataset = IndexedSamples(ctx.config["steps"] * GLOBAL_BATCH)
     model = build_model()
-    if ctx.worker == WORLD_SIZE:
-        ctx.on_phase(lambda name, _: (folder / "spare").touch() if name == "wait" else None)
+    up = folder / f"up-{ctx.worker}"
+    ctx.on_phase(lambda name, _: up.touch() if name == "wait" else None)
     model, optimizer = ctx.prepare(model, build_optimizer(model))
-    if ctx.worker == VICTIM:
+    if ctx.rank == VICTIM and ctx.generation == 1:  # whoever was up first founds the group
         kill_in_mid_backward(model, lambda: ctx.step == KILL_STEP, folder / "kill.json")
-    spare = folder / "spare"
+    wanted = WORLD_SIZE + ctx.config["spares"]
     log = StepLog(folder / f"steps-{ctx.worker}.jsonl", ctx.worker)
     loader = ctx.loader(dataset, batch_size=GLOBAL_BATCH)
     for epoch in loader.epochs(1):
@@ -79,7 +79,7 @@ def train(ctx: elastix.Context) -> None:
             counted = ctx.rank >= 0  # a joiner that only follows has placeholders
             log.write(ctx.step - 1, ids.tolist(), world=ctx.world_size, counted=counted)
             optimizer.step()
-            while ctx.config["spares"] and ctx.step == KILL_STEP - 5 and not spare.exists():
+            while ctx.step == KILL_STEP - 5 and len(list(folder.glob("up-*"))) < wanted:
                 time.sleep(0.01)
 
 
