@@ -7,11 +7,11 @@ A recipe is a module of this folder, or the path of a file, with
 """
 
 import importlib
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 from elastix.errors import ConfigError
+from elastix.verbs.run import load as load_file
 
 
 def load(name: str) -> ModuleType:
@@ -24,13 +24,9 @@ def load(name: str) -> ModuleType:
     there = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
     if name in there:
         return importlib.import_module(f"jobs.recipes.{name}")
-    path = Path(name)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    if not Path(name).is_file():
         raise ConfigError(
             f"there is no recipe {name!r}: it is one of {there}, or the path of a Python file. "
             "Nothing was started."
         )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(Path(name))
