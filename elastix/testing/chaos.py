@@ -44,7 +44,8 @@ class Kill:
     Attributes:
         worker: its id.
         phase: where, as Context.on_phase names it.
-        step: number of committed steps at that moment; None for any.
+        step: number of committed steps at that moment, or more if the worker is not there
+            yet by then, as a slow starter or a spare; None for any.
         detail: of the phase; None for any.
         after: how many times the place is passed before.
         signal: SIGKILL, SIGSTOP, SIGSEGV, SIGTERM; or a Harm.
@@ -81,7 +82,7 @@ class with_kills:  # noqa: N801 - used like a function
 
         def look(phase: str, detail: int) -> None:
             for index, kill in enumerate(mine):
-                if kill.phase != phase or kill.step not in (None, ctx.step):
+                if kill.phase != phase or ctx.step < (kill.step or 0):
                     continue
                 if kill.detail not in (None, detail):
                     continue
