@@ -31,9 +31,9 @@ from benchmarks.record import save
 from elastix.config import CheckpointConfig
 from elastix.state import State
 from elastix.store import Store
-from elastix.train.assembly import Mark, Message, Order, Release
-from elastix.train.checkpoint import Checkpoints, Outlets
-from elastix.train.saver import Occasion, Saver
+from elastix.train.checkpoint.assembly import Mark, Message, Order, Release
+from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
+from elastix.train.checkpoint.saver import Occasion, Saver
 
 STATE_MB = 400
 _TENSORS = 48

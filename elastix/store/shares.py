@@ -1,6 +1,6 @@
 """A model put by several writers: each writes a share of the tensors, then one commits them all.
 
-Not here: who writes what, and what happens when a writer dies (train.assembly).
+Not here: who writes what, and what happens when a writer dies (train.checkpoint.assembly).
 
 Invariant: as for `put`. A share is durable before it is handed over, and no model is visible
 before every tensor that it names is.

@@ -39,13 +39,13 @@ from elastix.events import (
 )
 from elastix.observe.journal import Journal
 from elastix.store import Store
-from elastix.train.assembly import Message
 from elastix.train.beginning import begin
-from elastix.train.checkpoint import Checkpoints, Outlets
+from elastix.train.checkpoint.assembly import Message
+from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
+from elastix.train.checkpoint.saver import Saver
 from elastix.train.context import Context
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
-from elastix.train.saver import Saver
 from elastix.train.vigil import Sign, Vigil
 
 _HOST = "127.0.0.1"

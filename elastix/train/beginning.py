@@ -7,8 +7,8 @@ from elastix.config import RestoreConfig
 from elastix.errors import ConfigError
 from elastix.events import Event, Resumed, SamplesLeftOut
 from elastix.observe import journal
-from elastix.train import restore
-from elastix.train.checkpoint import Checkpoints
+from elastix.train.checkpoint import restore
+from elastix.train.checkpoint.coordinator import Checkpoints
 from elastix.train.member import Settings
 
 

@@ -62,10 +62,11 @@ from elastix.observe.journal import Journal
 from elastix.observe.metrics import Metrics
 from elastix.observe.progress import Progress
 from elastix.store import Store
-from elastix.train import restore, succession
-from elastix.train.assembly import Message, Order, Release
+from elastix.train import succession
 from elastix.train.beginning import begin
-from elastix.train.checkpoint import Checkpoints, Outlets
+from elastix.train.checkpoint import restore
+from elastix.train.checkpoint.assembly import Message, Order, Release
+from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.heritage import Heritage
 from elastix.train.member import Settings
 from elastix.train.outcome import Outcome

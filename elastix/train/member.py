@@ -42,15 +42,15 @@ from elastix.events import (
 )
 from elastix.state import RandomState, State, Stateful
 from elastix.store import Store
-from elastix.train.assembly import Mark, Message
+from elastix.train.checkpoint.assembly import Mark, Message
+from elastix.train.checkpoint.restore import leaving_out, newest
+from elastix.train.checkpoint.saver import Occasion, Saver
+from elastix.train.checkpoint.schedule import Schedule
+from elastix.train.checkpoint.snapshot import Snapshot, Stager
 from elastix.train.evaluation import Evaluation, Metric
 from elastix.train.heritage import Heritage, Leaving
 from elastix.train.rate import RateScaling
-from elastix.train.restore import leaving_out, newest
 from elastix.train.rewind import Rewind
-from elastix.train.saver import Occasion, Saver
-from elastix.train.schedule import Schedule
-from elastix.train.snapshot import Snapshot, Stager
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from elastix.comm.news import Address, News
 from elastix.errors import StoreError
 from elastix.events import Event
 from elastix.store import Store
-from elastix.train.assembly import Message
+from elastix.train.checkpoint.assembly import Message
 from elastix.train.context import Context
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Halted, Outcome, run_train

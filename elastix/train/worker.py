@@ -25,7 +25,7 @@ from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store, StoreServer
 from elastix.train import affinity
-from elastix.train.assembly import Message, Order, Release
+from elastix.train.checkpoint.assembly import Message, Order, Release
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
 from elastix.train.profile import Profiler

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from elastix.state import TensorInfo
 from elastix.store import Share
-from elastix.train.assembly import Assembly, Mark, Offer
+from elastix.train.checkpoint.assembly import Assembly, Mark, Offer
 
 MARK = Mark(7)
 GROUPS = (

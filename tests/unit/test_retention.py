@@ -5,8 +5,8 @@ import pytest
 from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.errors import ConfigError
 from elastix.state import Ref
-from elastix.train.retention import Kept, ranked, surplus, worth_storing
-from elastix.train.schedule import Schedule
+from elastix.train.checkpoint.retention import Kept, ranked, surplus, worth_storing
+from elastix.train.checkpoint.schedule import Schedule
 
 
 def kept(*scores):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from elastix.state import State, capture, raw_bytes
-from elastix.train import snapshot as snapshots
-from elastix.train.snapshot import Stager
+from elastix.train.checkpoint import snapshot as snapshots
+from elastix.train.checkpoint.snapshot import Stager
 
 
 def bits(state):

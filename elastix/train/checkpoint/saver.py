@@ -1,8 +1,7 @@
 """A worker's part in storing States: takes snapshots, and writes the shares it is asked for.
 
 The training thread takes a snapshot at a boundary and goes on; a thread of its own offers it to
-the coordinator (train.checkpoint), writes what it is told to, and lets go of it when the State is
-stored. Not here: when a State is due (member), who writes what (assembly).
+the coordinator, writes what it is told to, and lets go of it when the State is stored. Not here: when a State is due (member), who writes what (assembly).
 """
 
 import queue
@@ -14,8 +13,16 @@ from dataclasses import dataclass
 from elastix.errors import StoreError
 from elastix.state import State, identity
 from elastix.store import Store
-from elastix.train.assembly import Delivered, Mark, Message, Offer, Order, Release, Withdrawn
-from elastix.train.snapshot import Snapshot, Stager
+from elastix.train.checkpoint.assembly import (
+    Delivered,
+    Mark,
+    Message,
+    Offer,
+    Order,
+    Release,
+    Withdrawn,
+)
+from elastix.train.checkpoint.snapshot import Snapshot, Stager
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,8 @@
 """The States of a run in the store: puts them together, names them, drops old ones.
 
 Runs beside the controller, in a thread of its own, and never sees a tensor: workers write shares
-into packs of their own (train.saver), who writes what stands in train.assembly, what is kept in
-train.retention. Tags: `RUN/step-N` for each State that is kept, `RUN/last`, `RUN/best`,
-`RUN/final`.
+into packs of their own (saver), who writes what stands in assembly, what is kept in retention.
+Tags: `RUN/step-N` for each State that is kept, `RUN/last`, `RUN/best`, `RUN/final`.
 
 Invariants: a run goes on from `RUN/last`, which moves in the very transaction that makes the new
 State visible, and not before the journal holds all steps in it.
@@ -22,8 +21,8 @@ from elastix.errors import Conflict, NotFound, StoreError
 from elastix.events import Event, StateDropped, StateNotStored, StateStored
 from elastix.state import Ref
 from elastix.store import Store, Vanished
-from elastix.train import retention
-from elastix.train.assembly import (
+from elastix.train.checkpoint import retention
+from elastix.train.checkpoint.assembly import (
     Assembly,
     Delivered,
     Mark,
@@ -33,8 +32,8 @@ from elastix.train.assembly import (
     Release,
     Withdrawn,
 )
-from elastix.train.restore import newest
-from elastix.train.retention import Kept
+from elastix.train.checkpoint.restore import newest
+from elastix.train.checkpoint.retention import Kept
 
 logger = logging.getLogger(__name__)
 PATIENCE_S = 10.0  # how long the offers of all members are waited for
