@@ -31,7 +31,7 @@ demo: $(READY)
 	$(BIN)/python examples/search_then_train.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --cov --cov-report=term
 
 check: $(READY)
 	$(BIN)/ruff format --check .

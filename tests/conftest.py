@@ -1,9 +1,13 @@
 """One Ray cluster for the whole session; logical CPUs beyond the cores of the machine."""
 
 import logging
+import signal
 from pathlib import Path
 
 import pytest
+
+# In the background of a shell SIGINT is ignored, by all processes that tests start as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,8 @@ Reduce = Literal["sum", "max"]
 _OPERATION_TIMEOUT = timedelta(minutes=30)
 _CONNECT_TIMEOUT = timedelta(seconds=30)
 _MEETING_POLL_S = (0.0005, 0.02)
+_POLL_SHARE_S = 0.0005
+"""Of the longest pause, for each member: a few can ask often, a thousand would swamp the store."""
 _REDUCE = {"sum": dist.ReduceOp(dist.ReduceOp.SUM), "max": dist.ReduceOp(dist.ReduceOp.MAX)}
 
 
@@ -272,10 +274,11 @@ class Builder:
         # only when all are here keeps its timeout short.
         meeting.set(f"here-{rank}", "")
         everybody = [f"here-{other}" for other in range(size)]
-        pause_s = _MEETING_POLL_S[0]
+        pause_s, longest_s = _MEETING_POLL_S
+        longest_s = min(longest_s, size * _POLL_SHARE_S)
         while not self._abandoned and not meeting.check(everybody):
             time.sleep(pause_s)  # `wait` cannot be called off, and its timeouts are not silent
-            pause_s = min(2 * pause_s, _MEETING_POLL_S[1])
+            pause_s = min(2 * pause_s, longest_s)
         if self._abandoned:
             raise RuntimeError("abandoned before all members were there")
         if wiring.backend == "nccl":

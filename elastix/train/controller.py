@@ -721,8 +721,13 @@ class Controller:
                 self._ask_to_leave(hand, "draining")
 
     def _fill(self) -> None:
-        """Start a worker in every slot that is free."""
+        """Start a worker in every slot that is free; spares when the group has come about.
+
+        Starting one costs seconds of a core, and those who are to found the group come first.
+        """
         while not (self._error or self._interrupted or self._finished):
+            if not self._roster.founded and len(self._hands) >= self._plan.size:
+                return
             slot = self._slots.take()
             if slot is None:
                 return
