@@ -4,6 +4,8 @@ A bucket copies its tensors in, is reduced, and only when the step is agreed han
 back. What it copied from stays as it was, so it can be filled again for another group.
 """
 
+import contextlib
+import mmap
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -16,6 +18,7 @@ FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 """A bucket is closed when it holds so many bytes of gradients."""
 
+_HUGE_FROM_BYTES = 4 << 20
 _EXACT = (torch.float32, torch.float64)  # count samples without rounding
 
 
@@ -45,7 +48,7 @@ class Bucket:
         sizes = [tensor.numel() for tensor in self._like]
         values, places = sum(sizes), len(sizes)
         device = self._like[0].device if self._like else torch.device("cpu")
-        self.flat = torch.empty(values + places + 1, dtype=self.dtype, device=device)
+        self.flat = _room(values + places + 1, self.dtype, device)
         self._values, self._flags, self._count = torch.split(self.flat, [values, places, 1])
         self.views = [
             _shaped(piece, like)
@@ -302,6 +305,21 @@ def _buffer_groups(
                     groups.setdefault((buffer.dtype, buffer.device), []).append((module, name))
     for (dtype, _), places in groups.items():
         yield ("sum" if dtype.is_floating_point or dtype.is_complex else "max"), places
+
+
+def _room(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that nobody uses, in huge pages.
+
+    Ordinary pages are mapped in one by one when they are first written. For large buckets that
+    takes the survivors of a loss longer than filling them.
+    """
+    size = elements * dtype.itemsize
+    if device.type != "cpu" or size < _HUGE_FROM_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(elements, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """A worker's part in storing States: takes snapshots, and writes the shares it is asked for.
 
-The training thread takes a snapshot at a boundary and goes on; a thread of its own offers it to
-the coordinator, writes what it is told to, and lets go of it when the State is stored. Not here: when a State is due (member), who writes what (assembly).
+The training thread takes a snapshot at a boundary and goes on. A thread of its own offers it to the
+coordinator, writes what it is told to, and lets go of it when the State is stored. Not here: when
+a State is due (member), who writes what (assembly).
 """
 
 import queue
