@@ -1,7 +1,8 @@
-"""The README's table of goals and measurements, made from benchmarks/results.
+"""The README's tables, made from benchmarks/results: goals and measurements, and peers beside us.
 
-`python -m benchmarks.table` prints it; `--update README.md` puts it between the file's markers.
-What was not measured says so, and so does what missed its goal.
+`python -m benchmarks.table` prints them; `--update README.md` puts each between its markers in the
+file, `<!-- NAME: begin -->` and `<!-- NAME: end -->`. What was not measured says so, and so does
+what missed its goal.
 """
 
 import argparse
@@ -9,13 +10,13 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import ABOUT
 
 RESULTS = Path(__file__).parent / "results"
-MARKERS = ("<!-- benchmarks: begin -->", "<!-- benchmarks: end -->")
 
 Results = Mapping[str, Any]
 
@@ -75,6 +76,14 @@ def _prediction_error(results: Results) -> float:
     """Relative error of the predicted loss of goodput."""
     loss = 1 - results["elastix"]
     return float(abs((1 - results["predicted_elastix"]) - loss) / loss)
+
+
+def _default_excess(table: str, results: Results) -> float:
+    """Regret of the default beyond the better peer's, in standard errors of the difference."""
+    found = results["regret"][table]
+    best = min((found["optuna_tpe"], found["deephyper_cbo"]), key=lambda one: float(one["mean"]))
+    error = (found["default"]["se"] ** 2 + best["se"] ** 2) ** 0.5
+    return float((found["default"]["mean"] - best["mean"]) / error)
 
 
 _STORE = (
@@ -161,6 +170,21 @@ ROWS = (
         for key, what, sign, bar in _STORE
     ),
     Row(
+        *("search", "regret of Evolution over DeepHyper's, NAS-Bench-201 cifar100", "<= 0.7"),
+        _ratio(
+            ("regret", "nasbench201/cifar100", "evolution", "mean"),
+            ("regret", "nasbench201/cifar100", "deephyper_re", "mean"),
+        ),
+        at_most(0.7),
+    ),
+    *(
+        Row(
+            *("search", f"default's regret beyond the better of TPE and CBO, {table}", "<= 1 s.e."),
+            *(partial(_default_excess, table), at_most(1.0), "{:+.1f}"),
+        )
+        for table in ("nasbench201/cifar100", "hpobench/segment")
+    ),
+    Row(
         *("executor", "no-op trials per second", ">= 150"),
         *(_key("trials_per_s", "elastix_pool"), at_least(150), "{:.0f}"),
     ),
@@ -184,8 +208,8 @@ ROWS = (
 )
 
 
-def table(folder: Path = RESULTS) -> str:
-    """The table in Markdown: what, goal, measured, and how it was measured.
+def goals(folder: Path = RESULTS) -> str:
+    """All goals in Markdown: what, goal, measured, and whether it was missed.
 
     Args:
         folder: with the result files and about.json.
@@ -197,6 +221,41 @@ def table(folder: Path = RESULTS) -> str:
         lines.append(f"| **`python -m benchmarks.{benchmark}`** {_when(about, benchmark)} | | | |")
         lines += [_line(row, results) for row in ROWS if row.benchmark == benchmark]
     return "\n".join(lines)
+
+
+def recoveries(folder: Path = RESULTS) -> str:
+    """How elastix and its peers take a kill, in Markdown; all rows were measured in one run."""
+    results = _read(folder / "recovery.json") or {}
+    lines = [
+        "| system | stall, median / max, s | steps lost | samples dropped | samples repeated | "
+        + "a replacement contributes after, s | kills |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for system, found in results.items():
+        stall, again = found["stall_s"], found["contributes_s"]
+        lines.append(
+            f"| {system} | {stall['median']:.2f} / {stall['max']:.2f} | {found['steps_lost']:g} "
+            f"| {found['samples_dropped']:g} | {found['samples_repeated']:g} "
+            f"| {'never' if again is None else f'{again:.1f}'} | {found['repeats']} |"
+        )
+    return "\n".join(lines)
+
+
+def regrets(folder: Path = RESULTS) -> str:
+    """Regret of searchers by table, mean and standard error, in Markdown."""
+    results = _read(folder / "search.json")
+    if results is None:
+        return "Not measured."
+    tables = list(results["regret"])
+    lines = [f"| searcher | {' | '.join(tables)} |", "|---" * (len(tables) + 1) + "|"]
+    for searcher in results["regret"][tables[0]]:
+        cells = [results["regret"][table][searcher] for table in tables]
+        shown = (f"{cell['mean']:.3g} ± {cell['se']:.1g}" for cell in cells)
+        lines.append(f"| {searcher} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+TABLES = {"benchmarks": goals, "recoveries": recoveries, "regrets": regrets}
 
 
 def _line(row: Row, results: Results | None) -> str:
@@ -219,16 +278,17 @@ def _read(path: Path) -> Any:  # noqa: ANN401
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def updated(text: str, content: str) -> str:
-    """`text` with `content` between its markers.
+def updated(text: str, name: str, content: str) -> str:
+    """`text` with `content` between the markers of that name.
 
     Raises:
         ValueError: the markers are not there.
     """
-    before, begin, rest = text.partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
+    markers = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = text.partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not (begin and end):
-        raise ValueError(f"no {MARKERS[0]} ... {MARKERS[1]} to write between")
+        raise ValueError(f"no {markers[0]} ... {markers[1]} to write between")
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 
@@ -238,10 +298,12 @@ def main() -> None:
     parser.add_argument("--update", type=Path, help="Markdown file with the markers")
     options = parser.parse_args()
     if options.update is None:
-        sys.stdout.write(table() + "\n")
+        sys.stdout.write("\n\n".join(table() for table in TABLES.values()) + "\n")
         return
     text = options.update.read_text(encoding="utf-8")
-    options.update.write_text(updated(text, table()), encoding="utf-8")
+    for name, table in TABLES.items():
+        text = updated(text, name, table())
+    options.update.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
