@@ -226,11 +226,16 @@ def goals(folder: Path = RESULTS) -> str:
 def recoveries(folder: Path = RESULTS) -> str:
     """How elastix and its peers take a kill, in Markdown; all rows were measured in one run."""
     results = _read(folder / "recovery.json") or {}
-    lines = [
-        "| system | stall, median / max, s | steps lost | samples dropped | samples repeated | "
-        + "a replacement contributes after, s | kills |",
-        "|---|---|---|---|---|---|---|",
+    columns = [
+        "system",
+        "stall, median / max, s",
+        "steps lost",
+        "samples dropped",
+        "samples repeated",
+        "a replacement contributes after, s",
+        "kills",
     ]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for system, found in results.items():
         stall, again = found["stall_s"], found["contributes_s"]
         lines.append(
