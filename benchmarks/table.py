@@ -8,7 +8,7 @@ what missed its goal.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -215,7 +215,7 @@ def goals(folder: Path = RESULTS) -> str:
         folder: with the result files and about.json.
     """
     about = _read(folder / ABOUT) or {}
-    lines = ["| what | goal | measured | |", "|---|---|---|---|"]
+    lines = _header(["what", "goal", "measured", ""])
     for benchmark in dict.fromkeys(row.benchmark for row in ROWS):
         results = _read(folder / f"{benchmark}.json")
         lines.append(f"| **`python -m benchmarks.{benchmark}`** {_when(about, benchmark)} | | | |")
@@ -235,7 +235,7 @@ def recoveries(folder: Path = RESULTS) -> str:
         "a replacement contributes after, s",
         "kills",
     ]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines = _header(columns)
     for system, found in results.items():
         stall, again = found["stall_s"], found["contributes_s"]
         lines.append(
@@ -252,7 +252,7 @@ def regrets(folder: Path = RESULTS) -> str:
     if results is None:
         return "Not measured."
     tables = list(results["regret"])
-    lines = [f"| searcher | {' | '.join(tables)} |", "|---" * (len(tables) + 1) + "|"]
+    lines = _header(["searcher", *tables])
     for searcher in results["regret"][tables[0]]:
         cells = [results["regret"][table][searcher] for table in tables]
         shown = (f"{cell['mean']:.3g} ± {cell['se']:.1g}" for cell in cells)
@@ -261,6 +261,10 @@ def regrets(folder: Path = RESULTS) -> str:
 
 
 TABLES = {"benchmarks": goals, "recoveries": recoveries, "regrets": regrets}
+
+
+def _header(columns: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
 
 
 def _line(row: Row, results: Results | None) -> str:
