@@ -62,10 +62,8 @@ class Bucket:
         self.pending = None
 
     def restart(self) -> None:
-        """The same step again, in another group: keep what no reduction has touched."""
-        if self.pending is None:
-            return
-        if self.pending.finished() and self.pending.settle() is None:
+        """The same step again, in another group: nothing is filled."""
+        if self.pending is None or (self.pending.finished() and self.pending.settle() is None):
             self._forget()  # nothing writes here any more, and memory in use costs no page faults
         else:
             self.renew()

@@ -38,8 +38,8 @@ class Weight:
 class Steps(Protocol):
     """Whoever keeps count of steps and samples."""
 
-    def weight(self) -> Weight:
-        """Of the step in hand."""
+    def weight(self, members: Sequence[int]) -> Weight:
+        """Of the step in hand, if these take part."""
         ...
 
     def ballot(self) -> torch.Tensor:
@@ -122,8 +122,8 @@ class Reducer:
                 return
             if not self._active:
                 self._begin()
-            if self._rounds.watching:
-                return  # what is computed here counts for nothing
+            if self._rounds.watching or not self._rounds.usable:
+                return  # it counts for nothing, or `prepare` sees to it
             bucket.fill(place, self._scale)
             if not bucket.missing:
                 self._launch_filled()
@@ -136,21 +136,26 @@ class Reducer:
         self._active = True
         if self._rounds.watching:
             return
-        self._weight = self._steps.weight()
-        self._scale = self._weight.share / self._weight.total
-        self._generation = self._rounds.generation
-        self._launched = 0
+        self._weigh(self._rounds.generation)
         for bucket in self._buckets:
             bucket.begin()
             if not isinstance(bucket, GradientBucket):
                 bucket.fill_missing(self._scale)
         self._launch_filled()
 
+    def _weigh(self, generation: int) -> None:
+        """The buckets are to be reduced by the members of that generation, from the first on."""
+        self._weight = self._steps.weight(self._rounds.members(generation))
+        # Without samples, all of them are lost; see `accept`.
+        self._scale = self._weight.share / self._weight.total if self._weight.total else 0.0
+        self._generation = generation
+        self._launched = 0
+
     def _launch_filled(self) -> None:
         """Launch what is full, in order, since all workers must launch in the same order."""
         group = self._rounds.group
         if group is None or group.generation != self._generation or not self._rounds.usable:
-            return  # the group is changing; `launch` sees to everything
+            return  # the group is changing; `prepare` and `launch` see to everything
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
             self._launch_next(group)
 
@@ -210,15 +215,19 @@ class Reducer:
             for gradients in self._gradients:
                 gradients.drop()
 
-    def launch(self, group: Group) -> Sequence[Pending]:
-        """Fill and launch what is not yet launched in `group`; everything, if it is a new one."""
-        if group.generation != self._generation:
-            self._generation = group.generation
-            self._launched = 0
+    def prepare(self, generation: int) -> None:
+        """Fill what is not yet filled for that generation; everything, if it is a new one."""
+        if generation != self._generation:
+            self._weigh(generation)
             for bucket in self._buckets:
                 bucket.restart()
         for bucket in self._buckets[self._launched :]:
             bucket.fill_missing(self._scale)
+
+    def launch(self, group: Group) -> Sequence[Pending]:
+        """Launch what is not yet launched in `group`."""
+        self.prepare(group.generation)
+        while self._launched < len(self._buckets):
             self._launch_next(group)
         return [bucket.pending for bucket in self._buckets if bucket.pending is not None]
 

@@ -67,6 +67,10 @@ class Operation(Protocol):
         """How the payloads of the round add up."""
         ...
 
+    def prepare(self, generation: int) -> None:
+        """Do what can be done alone before the members of `generation` have met."""
+        ...
+
     def launch(self, group: Group) -> Sequence[Pending]:
         """Start what is not yet started in `group`; return all that must be over first."""
         ...
@@ -237,6 +241,7 @@ class Rounds:
         self._min_workers = min_workers
         self._complete = 0
         self._kind = 0
+        self._in_hand: Operation | None = None
         self._agreed = 0
         self._begun = False
         self._given = 0
@@ -331,6 +336,7 @@ class Rounds:
         if self._watch is not None:
             return self._imitate(operation)
         self._kind = operation.kind
+        self._in_hand = operation
         plan = self._news.members.get(self.plan, ())
         left: Left | None = None
         while left is None:
@@ -344,6 +350,7 @@ class Rounds:
         else:
             self._begun = False
         self._kind = 0
+        self._in_hand = None
         self._complete = 0
         self._passed = None
         self._result = left.result
@@ -685,7 +692,9 @@ class Rounds:
             self._given = 0  # others have gone on since; the State of the founding is stale
         started = time.monotonic()
         self._participant.phase("enter", membership.generation)
-        self.group = group = self._build(membership.generation, membership.members)
+        self.group = group = self._build(
+            membership.generation, membership.members, meanwhile=self._prepare
+        )
         self._rebuild_s = time.monotonic() - started
         self._participant.phase("meet", membership.generation)
         decision = decide(self._gather_positions(group))
@@ -700,7 +709,18 @@ class Rounds:
         self._go_on(group, decision)
         self._participant.entered(membership.generation, joined)
 
-    def _build(self, generation: int, members: tuple[int, ...], scope: str = "all") -> Group:
+    def _prepare(self) -> None:
+        """Others may be busy for as long as this takes; if the step stands, it was for nothing."""
+        if self._in_hand is not None and not self._complete and self._kind != self._redo:
+            self._in_hand.prepare(self.generation)
+
+    def _build(
+        self,
+        generation: int,
+        members: tuple[int, ...],
+        scope: str = "all",
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Group:
         wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
         builder = self._take_ahead(generation) if scope == "all" else None
         if len(members) == 1:
@@ -708,6 +728,7 @@ class Rounds:
         if builder is None:
             builder = Builder(wiring, self._news.notify)
         try:
+            meanwhile()
             self._wait(lambda: builder.result is not None)
         except BaseException:
             builder.abandon()

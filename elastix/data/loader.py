@@ -5,7 +5,7 @@ them; torch's DataLoader does so in worker processes if asked. Not here: when a 
 owner calls `commit` with who contributed.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -182,12 +182,13 @@ class Loader:
         """Whether batches were drawn that are not committed: the middle of a step."""
         return bool(self._drawn)
 
-    @property
-    def weight(self) -> tuple[int, int]:
-        """This worker's samples and all samples since the last commit (or up to it, if none)."""
-        draws = self._drawn or self._window
-        mine = sum(count(draw.share_of(self._pace.me)) for draw in draws)
-        return mine, sum(count(share) for draw in draws for share in draw.shares)
+    def shares(self) -> Counter[int]:
+        """Samples of each worker since the last commit; up to it, if none were drawn since."""
+        shares: Counter[int] = Counter()
+        for draw in self._drawn or self._window:
+            for member, spans in zip(draw.members, draw.shares, strict=True):
+                shares[member] += count(spans)
+        return shares
 
     def commit(self, contributors: Sequence[int]) -> list[BatchShares]:
         """The batches drawn since the last commit count, as far as `contributors` had them.

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ from elastix.observe.journal import Journal
 from elastix.observe.metrics import Metrics
 from elastix.observe.progress import Progress
 from elastix.store import Store
-from elastix.train import succession
+from elastix.train import lifeline, succession
 from elastix.train.beginning import begin
 from elastix.train.checkpoint import restore
 from elastix.train.checkpoint.assembly import Message, Order, Release
@@ -309,6 +310,7 @@ class Controller:
             hand.pid, hand.node, hand.device, hand.feed = one.pid, one.node, one.device, one.feed
             self._hands[one.worker] = hand
             self._vigil.hear(one.worker, Sign(), now)
+            self._listen(hand, one.lifeline)
         self._next_worker = max([self._next_worker, *(one.worker + 1 for one in present)])
         self._slots.take_over([one.slot for one in present])
         waiting = [one.worker for one in present if one.feed and not one.holder]
@@ -394,13 +396,14 @@ class Controller:
     # ------------------------------------------------------------------ from workers
 
     @ray.method(concurrency_group="workers")
-    def started(self, worker: int, pid: int, node: str, device: str) -> None:
+    def started(self, worker: int, pid: int, node: str, device: str, line: str) -> None:
         """A worker's process is up, and its signs of life begin."""
         with self._lock:
             hand = self._hands.get(worker)
             if hand is not None:
                 hand.pid, hand.node, hand.device = pid, node, device
                 self._vigil.hear(worker, Sign(), time.monotonic())
+                self._listen(hand, line)
 
     @ray.method(concurrency_group="workers")
     def ready(self, worker: int, feed: Address) -> None:
@@ -532,6 +535,11 @@ class Controller:
             self._let_go()
             if time.monotonic() - self._vacant_since > _RECOVERY_S:
                 self._fill()
+
+    def _listen(self, hand: _Hand, path: str) -> None:
+        """Ray tells of every death; of one on this host the controller hears sooner by itself."""
+        if path and hand.node == ray.get_runtime_context().get_node_id():
+            lifeline.watch(path, partial(self._lose, hand, "died"))
 
     def _ended(self, hand: _Hand) -> None:
         """A worker's run has ended, in one way or another."""
@@ -833,6 +841,7 @@ class Controller:
         with self._lock:
             for hand in [*self._hands.values(), *self._released]:
                 _kill(hand)
+            self._hands.clear()  # their deaths are no losses
         self._checkpoints.close()
         with self._lock:
             self._slots.close()

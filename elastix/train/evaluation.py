@@ -43,6 +43,9 @@ class Evaluation:
         self._collate = collate
         self._device = device
 
+    def prepare(self, generation: int) -> None:
+        """Nothing."""
+
     def launch(self, group: Group) -> Sequence[Pending]:
         """Nothing but the round."""
         del group

@@ -7,7 +7,7 @@ needs from the process around it is a Link.
 import logging
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -476,11 +476,14 @@ class Member:
 
     # ------------------------------------------------------------------ Steps of the Reducer
 
-    def weight(self) -> Weight:
-        """Samples of this worker and of all in the step in hand; one each without loaders."""
-        weights = [loader.weight for loader in self._loaders]
-        mine, total = (sum(column) for column in zip(*weights, strict=True)) if weights else (0, 0)
-        return Weight(mine, total) if total else Weight(1, self.world_size)
+    def weight(self, members: Sequence[int]) -> Weight:
+        """Samples of this worker and of `members` in the step in hand; one each without loaders."""
+        shares: Counter[int] = Counter()
+        for loader in self._loaders:
+            shares.update(loader.shares())
+        if not shares:
+            return Weight(1, len(members))
+        return Weight(shares[self.me], sum(shares[member] for member in members))
 
     def ballot(self) -> torch.Tensor:
         """What goes into the commit round, reduced by maximum.
@@ -703,6 +706,9 @@ class _Finish:
 
     def __init__(self, before: Callable[[], None]) -> None:
         self._before = before  # what rank 0 does before anybody leaves
+
+    def prepare(self, generation: int) -> None:
+        """Nothing."""
 
     def launch(self, group: Group) -> Sequence[Pending]:
         """Nothing but the round."""

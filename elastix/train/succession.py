@@ -41,6 +41,7 @@ class Presence:
         generation: the newest it has heard of.
         feed: where joiners can watch it; None before it is up to `prepare`.
         holder: it has the State.
+        lifeline: see the module of that name.
     """
 
     worker: int
@@ -51,6 +52,7 @@ class Presence:
     generation: int
     feed: Address | None
     holder: bool
+    lifeline: str
 
 
 def run_id(store: str, name: str) -> str:

@@ -24,7 +24,7 @@ from elastix.config import ProfileConfig
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store, StoreServer
-from elastix.train import affinity
+from elastix.train import affinity, lifeline
 from elastix.train.checkpoint.assembly import Message, Order, Release
 from elastix.train.member import Member, Settings
 from elastix.train.outcome import Outcome, run_train
@@ -66,6 +66,7 @@ class ControllerLink:
 
     def __init__(self, worker: int, controller: Any, device: str, job: "Job") -> None:  # noqa: ANN401
         self.feed: Address | None = None
+        self.lifeline = lifeline.hold()
         self.led = threading.Event()
         self.led.set()
         self._worker = worker
@@ -83,7 +84,9 @@ class ControllerLink:
     def started(self) -> None:
         """Tell the controller where this worker is."""
         node = ray.get_runtime_context().get_node_id()
-        self._controller.started.remote(self._worker, os.getpid(), node, self._device)
+        self._controller.started.remote(
+            self._worker, os.getpid(), node, self._device, self.lifeline
+        )
 
     def sign(self, member: Member) -> Sign:
         """A sign of life."""
@@ -247,6 +250,7 @@ class Worker:
             generation=member.adopted(address) if member else 0,
             feed=self._link.feed if self._link else None,
             holder=member is not None and member.holder,
+            lifeline=self._link.lifeline if self._link else "",
         )
 
     @ray.method(concurrency_group="outcome")

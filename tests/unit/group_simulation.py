@@ -182,6 +182,7 @@ class Worker:
         # reducer
         self.launched: list[Collective] = []
         self.launch_generation = 0
+        self.weighed = 0  # the generation whose members' samples gradients are divided by
         self.buckets: tuple = ()
         self.drawn_plan = 0
         # loader and model
@@ -217,7 +218,7 @@ class Worker:
     def step(self, draw):
         self.drawn_plan = self.plan
         yield COMPUTING  # forward
-        self.launch_generation = self.generation
+        self.launch_generation = self.weighed = self.generation
         self.launched = []
         self.buckets = ()
         for _ in range(_BUCKETS):
@@ -239,15 +240,20 @@ class Worker:
 
     def launch_bucket(self) -> None:
         number = len(self.launched)
-        contribution = (self.operation, self.drawn_plan)
+        contribution = (self.operation, self.drawn_plan, self.weighed)
         self.launched.append(self.post(("bucket", number), contribution))
+
+    def prepare(self, generation: int) -> None:
+        if generation != self.launch_generation:
+            self.launch_generation = generation
+            self.weighed = self.sim.weighed(self, generation)
+            self.launched = []
+            self.buckets = ()
 
     def launch(self) -> list[Collective]:
         if self.kind != STEP:
             return []
-        if self.group.generation != self.launch_generation:
-            self.launch_generation = self.group.generation
-            self.launched = []
+        self.prepare(self.group.generation)
         while len(self.launched) < _BUCKETS:
             self.launch_bucket()
         return self.launched
@@ -388,6 +394,9 @@ class Worker:
         self.sent[self.group] = 0
         complete = self.complete if self.operation >= 0 else self.given
         mine = Position(self.operation, complete, self.plan, self.kind)
+        if self.kind == STEP and not self.complete:
+            self.prepare(membership.generation)
+            yield COMPUTING
         meeting = self.post(("meet",), mine)
         yield from self.finish(meeting)
         decision = meeting.result
@@ -465,12 +474,14 @@ class Simulation:
         decide: Callable = decide,
         roster: type[Roster] = Roster,
         keep_complete: bool = False,
+        keep_weight: bool = False,
         tracing: bool = False,
     ) -> None:
         self.scenario = scenario
         self.choose = choose
         self.decide = decide
         self.keep_complete = keep_complete
+        self.keep_weight = keep_weight
         self.trace: list[str] | None = [] if tracing else None
         self.seen: Counter[str] = Counter()
         size = scenario.workers if scenario.spares else None
@@ -542,7 +553,7 @@ class Simulation:
             contributors, contribution = first
             if contributors != frozenset(self.log[left.complete - 1].members):
                 raise Violation(f"operation {worker.operation} is not what `complete` says it is")
-            if contribution != (worker.operation, worker.drawn_plan):
+            if contribution != (worker.operation, worker.drawn_plan, left.complete):
                 raise Violation(f"operation {worker.operation} got gradients of {contribution}")
             record += (contributors, worker.drawn_plan)
         elif kind == EVALUATE:
@@ -554,6 +565,9 @@ class Simulation:
 
     def kept(self, worker: Worker, complete: int) -> int:
         return worker.complete or complete if self.keep_complete else complete
+
+    def weighed(self, worker: Worker, generation: int) -> int:
+        return worker.weighed if self.keep_weight else generation
 
     # ------------------------------------------------------------------ network
 

@@ -163,6 +163,7 @@ BROKEN = {
     "passes no result on": {"decide": passes_nothing_on},
     "splits a batch in hand anew": {"decide": plans_for_the_own_generation},
     "keeps old buckets when all reduce again": {"keep_complete": True},
+    "keeps the weight when all reduce again": {"keep_weight": True},
     "never takes the dead out": {"roster": KeepsTheDead},
 }
 

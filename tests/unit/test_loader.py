@@ -90,7 +90,7 @@ class Group:
             return False
         contributors = tuple(worker for worker in batches if worker not in lost)
         for worker in contributors:
-            if self.loaders[worker].weight[0]:
+            if self.loaders[worker].shares()[worker]:
                 self.used.update(batches[worker].tolist())
         committed = [self.loaders[worker].commit(contributors) for worker in contributors]
         assert all(entry == committed[0] for entry in committed)
@@ -142,20 +142,20 @@ def test_without_shuffling_samples_come_as_they_stand():
     assert loader.next_batch().tolist() == [0, 1, 2, 3]
 
 
-def test_weights_are_samples_of_this_worker_and_of_all():
+def test_shares_are_samples_of_each_worker():
     loader, pace = loader_of(me=1, members=(0, 1, 2), length=20, batch_size=7)
     loader.next_batch()
-    assert loader.weight == (2, 7)
+    assert loader.shares() == {0: 3, 1: 2, 2: 2}
     assert pace.shares == [2]
     loader.commit((0, 1, 2))
-    assert loader.weight == (2, 7)
+    assert loader.shares() == {0: 3, 1: 2, 2: 2}
 
 
-def test_weights_add_up_over_the_batches_of_an_accumulated_step():
+def test_shares_add_up_over_the_batches_of_an_accumulated_step():
     loader, pace = loader_of(me=0, members=(0, 1), length=20, batch_size=7)
     loader.next_batch()
     loader.next_batch()
-    assert loader.weight == (8, 14)
+    assert loader.shares() == {0: 8, 1: 6}
     assert pace.boundaries == 2
     committed = loader.commit((0, 1))
     assert [sum(b - a for s in entry.shares.values() for a, b in s) for entry in committed] == [
@@ -163,14 +163,14 @@ def test_weights_add_up_over_the_batches_of_an_accumulated_step():
         7,
     ]
     loader.next_batch()
-    assert loader.weight == (3, 6)
+    assert loader.shares() == {0: 3, 1: 3}
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_a_worker_without_a_share_gets_a_placeholder_that_weighs_nothing(length):
     loader, pace = loader_of(me=7, members=(0, 1), length=length, batch_size=6)
     assert loader.next_batch().tolist() == list(range(min(2, length)))
-    assert loader.weight[0] == 0
+    assert loader.shares()[7] == 0
     assert pace.shares == [0]
     entry = loader.commit((0, 1))[0]
     assert 7 not in entry.shares
