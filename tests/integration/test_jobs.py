@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,11 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PATIENCE_S = 600.0
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 class Head:
@@ -39,7 +45,7 @@ class Head:
                 *(BIN / "ray", "start", "--head", "--block", "--num-cpus=4", "--port=0"),
                 *("--dashboard-port=0", "--include-dashboard=true", "--disable-usage-stats"),
                 f"--temp-dir={folder / 'ray'}",
-                *("--dashboard-agent-listen-port=0", "--ray-client-server-port=0"),
+                *("--dashboard-agent-listen-port=0", f"--ray-client-server-port={free_port()}"),
             ],
             env=self.env,
             stdout=subprocess.PIPE,
