@@ -52,7 +52,7 @@ def trainer(run: elastix.RunConfig) -> elastix.ElasticTrainer:
     """For jobs/train.py: the default architecture, on two workers or more."""
     return elastix.ElasticTrainer(
         train,
-        config={**convnet.space.default(), "epochs": EPOCHS},
+        config={**convnet.space.get_default_configuration(), "epochs": EPOCHS},
         scaling=elastix.ScalingConfig(num_workers=(1, 4), cpus_per_worker=0.5),
         checkpoint=elastix.CheckpointConfig(every_steps=20),
         run=run,
