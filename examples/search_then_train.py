@@ -50,7 +50,8 @@ def digits() -> tuple[TensorDataset, TensorDataset, TensorDataset]:
 def accuracy(model: torch.nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     """Share of a batch that is classified correctly."""
     x, y = batch
-    return (model(x).argmax(1) == y).float().mean()
+    right: torch.Tensor = model(x).argmax(1) == y
+    return right.float().mean()
 
 
 class Patience:
@@ -181,7 +182,8 @@ def _called(entry: Entry) -> str:
 @torch.no_grad()
 def _test_accuracy(model: torch.nn.Module) -> float:
     x, y = digits()[2].tensors
-    return (model.eval()(x).argmax(1) == y).double().mean().item()
+    right: torch.Tensor = model.eval()(x).argmax(1) == y
+    return right.double().mean().item()
 
 
 if __name__ == "__main__":

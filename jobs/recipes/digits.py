@@ -28,7 +28,8 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 def accuracy(model: torch.nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     """Share of a batch that is classified correctly."""
     x, y = batch
-    return (model(x).argmax(1) == y).float().mean()
+    right: torch.Tensor = model(x).argmax(1) == y
+    return right.float().mean()
 
 
 def train(ctx: elastix.Context) -> None:
