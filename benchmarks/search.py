@@ -61,6 +61,8 @@ class Table:
             for key, entry in self._bench._dataset.items()
         }
         self._best = min(self._means.values())
+        shares = all(abs(mean) <= 1 for mean in self._means.values())
+        self._points = 100.0 if shares else 1.0  # some tables have shares, others percentages
 
     @property
     def space(self) -> ConfigurationSpace:
@@ -81,10 +83,10 @@ class Table:
         return self._sign * float(self._bench(dict(config))[self._metric])
 
     def regret(self, config: Config) -> float:
-        """How much worse its mean is than the best mean."""
+        """How much worse its mean is than the best mean, in percentage points."""
         choices = self._bench.search_space
         key = "".join(str(list(choices[name]).index(config[name])) for name in choices)
-        return self._means[key] - self._best
+        return self._points * (self._means[key] - self._best)
 
 
 # ----------------------------------------------------------------------------------- the searchers

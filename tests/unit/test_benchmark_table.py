@@ -26,6 +26,16 @@ def test_reached_missed_and_not_measured(tmp_path):
     assert lines["| samples dropped"].endswith("| not measured | |")
 
 
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(0.9, ""), (1.0, ""), (1.02, ""), (1.1, "**missed**")]
+)
+def test_noise_is_what_ddp_shows_against_itself(tmp_path, ratio, verdict):
+    row = {"ratio_median": ratio, "ddp_vs_ddp_p75": 1.05}
+    (tmp_path / "overhead.json").write_text(json.dumps({"mlp": row}))
+    lines = [line for line in goals(tmp_path).splitlines() if "DDP's, MLP" in line]
+    assert lines[0].endswith(f"| {ratio:.2f} | {verdict} |")
+
+
 def test_peers_stand_beside_us(tmp_path):
     row = {"stall_s": {"median": 5.25, "max": 5.5}, "steps_lost": 1, "samples_dropped": 192.0}
     row |= {"samples_repeated": 0, "contributes_s": None, "repeats": 10}
