@@ -210,6 +210,21 @@ ROWS = (
         *("inherit", "share of candidates over 0.8, LCS over none", ">= 3"),
         *(_ratio(("lcs", "share_over_080"), ("none", "share_over_080")), at_least(3)),
     ),
+    Row(
+        *("inherit", "epochs of full training, checkpoints of none over those of LCS", ">= 1.3"),
+        _ratio(("none", "full_epochs_checkpoint"), ("lcs", "full_epochs_checkpoint")),
+        at_least(1.3),
+    ),
+    Row(
+        *("inherit", "epochs of full training, from scratch over LCS", ">= 1.5"),
+        _ratio(("lcs", "full_epochs_scratch"), ("lcs", "full_epochs_checkpoint")),
+        at_least(1.5),
+    ),
+    Row(
+        *("inherit", "test accuracy, LCS less from scratch, points", ">= -0.5"),
+        lambda r: 100 * (r["lcs"]["test_accuracy_checkpoint"] - r["lcs"]["test_accuracy_scratch"]),
+        *(at_least(-0.5), "{:+.2f}"),
+    ),
 )
 
 
