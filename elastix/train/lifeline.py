@@ -1,9 +1,9 @@
 """Hear of a death on the same host before the dying process has given its memory back.
 
 A process that was killed closes its sockets after it has given its memory back: with gigabytes
-mapped, on busy cores, that takes a tenth of a second. A *robust mutex* is told first: when the thread
-that holds it ends, the kernel marks it and wakes whoever waits. So a worker holds one, in memory that
-can be shared, and the controller waits for it.
+mapped, on busy cores, that takes a tenth of a second. A *robust mutex* is told first: when the
+thread that holds it ends, the kernel marks it and wakes whoever waits. So a worker holds one, in
+memory that can be shared, and the controller waits for it.
 
 This only ever makes news faster. Where it does not work (another host, no Linux, a process that
 may not be looked into) the death is heard of as any other, through Ray.
