@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 
 _NAME = "elastix-lifeline"
 _ROOM = mmap.PAGESIZE  # a pthread_mutex_t takes 40 bytes; what can be shared are pages
@@ -39,11 +40,11 @@ def hold() -> str:
             return ""
     except (OSError, AttributeError):  # not allowed, or another C library
         return ""
-    held = threading.Event()
+    locked: SimpleQueue[bool] = SimpleQueue()
     # A thread that sleeps: on busy cores it is woken, and dies, before those that compute.
-    threading.Thread(target=_hold, args=(memory, held), name="lifeline", daemon=True).start()
-    held.wait()
-    return f"/proc/{os.getpid()}/fd/{file}"
+    threading.Thread(target=_hold, args=(memory, locked), name="lifeline", daemon=True).start()
+    # What nobody holds would pass for dead.
+    return f"/proc/{os.getpid()}/fd/{file}" if locked.get() else ""
 
 
 def watch(path: str, on_death: Callable[[], None]) -> bool:
@@ -78,9 +79,8 @@ def _make_robust(mutex: ctypes.c_void_p) -> bool:
     )
 
 
-def _hold(memory: mmap.mmap, held: threading.Event) -> None:
-    ctypes.CDLL(None).pthread_mutex_lock(_address(memory))
-    held.set()
+def _hold(memory: mmap.mmap, locked: SimpleQueue[bool]) -> None:
+    locked.put(ctypes.CDLL(None).pthread_mutex_lock(_address(memory)) == 0)
     threading.Event().wait()  # for ever: whoever ends this thread ends the process
 
 

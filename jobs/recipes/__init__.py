@@ -14,14 +14,19 @@ from elastix.errors import ConfigError
 from elastix.verbs.run import load as load_file
 
 
+def names() -> list[str]:
+    """The recipes of this folder."""
+    folder = Path(__file__).parent
+    return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+
+
 def load(name: str) -> ModuleType:
     """The recipe of that name, or in that file.
 
     Raises:
         ConfigError: there is none; names those that are there.
     """
-    folder = Path(__file__).parent
-    there = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    there = names()
     if name in there:
         return importlib.import_module(f"jobs.recipes.{name}")
     if not Path(name).is_file():

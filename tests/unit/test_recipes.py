@@ -1,19 +1,13 @@
 """Every recipe makes what jobs/train.py and jobs/search.py ask it for. Nothing is started."""
 
-from pathlib import Path
-
 import pytest
 
 import elastix
 from elastix.errors import ConfigError
 from jobs import recipes
 
-NAMES = sorted(
-    path.stem for path in Path(recipes.__file__).parent.glob("*.py") if path.stem != "__init__"
-)
 
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", recipes.names())
 def test_a_recipe_makes_a_trainer_and_a_campaign(name, tmp_path):
     recipe = recipes.load(name)
     run = elastix.RunConfig(name="run", store=str(tmp_path / "store"))
