@@ -12,8 +12,10 @@ Five workers, the workload of peers.workload, SIGKILL from outside at random wor
 
 Work that is redone counts once: what counts is what stands in the weights at the end. The rate is
 over the time from the first kill to the last plus one interval; the undisturbed rate is that of the
-same system before the first kill. A replacement costs CPU seconds to start, which 2 cores have to
-find among the workers' own: `start_share` says how much of what they have in an interval.
+same run before the first kill and after the last replacement is in, half a minute each: a machine
+that others use is faster now and slower then. A replacement costs CPU seconds to start, which 2
+cores have to find among the workers' own: `start_share` says how much of what they have in an
+interval.
 """
 
 import argparse
@@ -49,8 +51,13 @@ from elastix.events import Event, StepCommitted
 from elastix.testing.simulate import Costs, Plan, costs_of, simulate
 
 SYSTEMS = ["elastix", "torchft", "ray_train"]
-_WARM_S = 20.0
-"""Of undisturbed training before the first kill."""
+_SETTLE_S = 15.0
+"""From the first steps, and from the end of the last interval, to undisturbed training."""
+_QUIET_S = 30.0
+"""Of undisturbed training, twice."""
+
+Window = tuple[float, float]
+"""From when to when, in seconds of time.monotonic."""
 
 
 def train(ctx: elastix.Context) -> None:
@@ -79,16 +86,18 @@ def _is_over(folder: Path) -> Callable[..., float]:
 
 
 class Killer(threading.Thread):
-    """Waits for the first steps, trains on undisturbed, then kills a worker every interval.
+    """Waits for the first steps, lets train on, kills a worker every interval, and lets be.
 
     Attributes:
         kills: when, in seconds of time.monotonic.
-        end: when the run is over.
+        quiet: windows of undisturbed training.
+        end: when the interval of the last kill was over.
     """
 
     def __init__(self, folder: Path, every_s: float, minutes: float, seed: int) -> None:
         super().__init__(daemon=True)
         self.kills: list[float] = []
+        self.quiet: list[Window] = []
         self.end = 0.0
         self._folder = folder
         self._every_s = every_s
@@ -99,7 +108,7 @@ class Killer(threading.Thread):
         """See the class."""
         while not self._alive():
             time.sleep(0.2)
-        time.sleep(_WARM_S)
+        self._leave_alone()
         for _ in range(self._count):
             victims = self._alive()
             if victims:
@@ -107,7 +116,14 @@ class Killer(threading.Thread):
             self.kills.append(time.monotonic())
             time.sleep(self._every_s)
         self.end = time.monotonic()
+        self._leave_alone()
         (self._folder / "over").touch()
+
+    def _leave_alone(self) -> None:
+        time.sleep(_SETTLE_S)
+        start = time.monotonic()
+        time.sleep(_QUIET_S)
+        self.quiet.append((start, time.monotonic()))
 
     def _alive(self) -> list[int]:
         """Processes whose last step is not long ago, in the order of their places."""
@@ -119,7 +135,7 @@ class Killer(threading.Thread):
 
 
 def goodput(records: Sequence[StepRecord], killer: Killer) -> float:
-    """Samples that stand per second from the first kill on, over those before it."""
+    """Samples that stand per second under the kills, over those in the quiet windows."""
     attempts: dict[int, float] = {}
     for record in records:
         if record["counted"]:
@@ -129,11 +145,16 @@ def goodput(records: Sequence[StepRecord], killer: Killer) -> float:
         if record["counted"] and record["attempt"] == attempts[record["step"]]:
             t, samples = standing.get(record["step"], (record["t"], 0))
             standing[record["step"]] = (min(t, record["t"]), samples + len(record["ids"]))
-    first, last = killer.kills[0], killer.end
-    start = first - _WARM_S / 2
-    before = sum(n for t, n in standing.values() if start < t <= first) / (first - start)
-    after = sum(n for t, n in standing.values() if first < t <= last) / (last - first)
-    return after / before
+
+    def rate(window: Window) -> float:
+        start, end = window
+        return sum(n for t, n in standing.values() if start < t <= end) / (end - start)
+
+    undisturbed = [rate(window) for window in killer.quiet]
+    disturbed = rate((killer.kills[0], killer.end))
+    shown = " and ".join(f"{one:.0f}" for one in undisturbed)
+    print(f"samples/s: {shown} undisturbed, {disturbed:.0f} under the kills", flush=True)
+    return disturbed / statistics.fmean(undisturbed)
 
 
 def run_elastix(every_s: float, minutes: float) -> tuple[float, list[Event], Killer]:
@@ -192,7 +213,8 @@ def measure_elastix(every_s: float, minutes: float) -> dict[str, Any]:
         f"elastix: {len(killer.kills)} kills, mean size {statistics.fmean(sizes):.2f}", flush=True
     )
     starting_s = costs_of(events).start_s
-    busy = min(1.0, share * every_s / starting_s) if starting_s else 0.0
+    busy = min(0.9, share * every_s / starting_s) if starting_s else 0.0
+    print(costs_of(events, Costs(start_share=busy)), flush=True)
     return {
         "elastix": round(found, 4),
         "predicted_elastix": round(predict(events, killer, busy), 4),

@@ -34,19 +34,21 @@ def alone() -> Iterator[None]:
 
 
 class _Folder:
-    """A new place for each save; the one before is removed outside what is measured."""
+    """A new place for each save; the one before is removed when the new one is durable."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._number = 0
 
     def next(self) -> Path:
-        if self._number > 1:
-            shutil.rmtree(self._folder / str(self._number - 1))
         self._number += 1
         place = self._folder / str(self._number)
         place.mkdir(parents=True)
         return place
+
+    def drop_last(self) -> None:
+        if self._number > 1:
+            shutil.rmtree(self._folder / str(self._number - 1))
 
 
 class TorchSave:
@@ -66,7 +68,8 @@ class TorchSave:
         """Nothing is copied."""
 
     def durable(self) -> None:
-        """It is."""
+        """It is; the one before is removed."""
+        self._places.drop_last()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -98,8 +101,9 @@ class DcpAsync:
         _staging(self._saving).result()
 
     def durable(self) -> None:
-        """Until it is stored."""
+        """Until it is stored; the one before is removed."""
         _upload(self._saving).result()
+        self._places.drop_last()
 
     def close(self) -> None:
         """Let go of the stager."""

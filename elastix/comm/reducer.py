@@ -23,7 +23,8 @@ import torch
 from elastix.comm.buckets import BufferBucket, GradientBucket, build_buckets
 from elastix.comm.feed import Watched
 from elastix.comm.group import Group, Pending, Reduce
-from elastix.comm.rounds import Left, Rounds
+from elastix.comm.operation import Left
+from elastix.comm.rounds import Rounds
 from elastix.errors import ConfigError
 
 

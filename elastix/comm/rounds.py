@@ -8,201 +8,28 @@ changes before an operation is left, so this may happen any number of times.
 Not here: what an operation computes (reducer, train.context), and who decides on generations.
 """
 
-import json
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
-from blake3 import blake3
 
+from elastix.comm import layout as layouts
 from elastix.comm import transfer
-from elastix.comm.feed import Digest, Entering, Feed, Mark, Watch, Watched
-from elastix.comm.group import Alone, Builder, Group, Pending, Reduce, Wiring
+from elastix.comm.ahead import Ahead
+from elastix.comm.feed import Entering, Feed, Watched
+from elastix.comm.group import Alone, Builder, Group, Pending, Wiring
+from elastix.comm.joiner import Joiner
 from elastix.comm.membership import Membership
 from elastix.comm.news import News
+from elastix.comm.operation import Left, Operation
+from elastix.comm.participant import Fenced, Joined, Participant, Recovery, Released
 from elastix.comm.recovery import Decision, Position, decide
-from elastix.errors import ConfigError, TrainError
-from elastix.state import State
-
-_NEAR = 2
-"""A joiner with so few operations left to do asks to be let in."""
-
-_PATIENCE = 200
-"""After so many it asks anyway: it is slower than the group, which has to wait for it."""
-
-
-_FAILURES = 3
-"""A joiner that was dropped so often is given the State in the group, which has to wait for it."""
-
-
-class Fenced(BaseException):
-    """This worker was taken out of the group. Not an Exception: user code must not catch it."""
-
-
-class Released(BaseException):
-    """The others go on without this worker from here, as agreed: it was to leave."""
-
-    def __init__(self, generation: int) -> None:
-        super().__init__(f"let go at the boundary of generation {generation}")
-        self.generation = generation
+from elastix.errors import TrainError
 
 
 class _Superseded(Exception):
     """Internal: a newer generation was announced while waiting."""
-
-
-class Operation(Protocol):
-    """One kind of operation. All its methods may be called again in a newer group."""
-
-    @property
-    def kind(self) -> int:
-        """A positive number; differs between kinds, equal on all workers."""
-        ...
-
-    @property
-    def reduce(self) -> Reduce:
-        """How the payloads of the round add up."""
-        ...
-
-    def prepare(self, generation: int) -> None:
-        """Do what can be done alone before the members of `generation` have met."""
-        ...
-
-    def launch(self, group: Group) -> Sequence[Pending]:
-        """Start what is not yet started in `group`; return all that must be over first."""
-        ...
-
-    def payload(self, group: Group) -> torch.Tensor:
-        """What this worker adds to the round; of the same shape on all."""
-        ...
-
-    def accept(self, left: "Left") -> None:
-        """The operation was left: take over what was agreed."""
-        ...
-
-    def parts(self) -> Sequence[torch.Tensor]:
-        """After `accept`: flat copies of what an onlooker needs to do the same."""
-        ...
-
-    def imitate(self, watched: Watched) -> None:
-        """Instead of all of the above: take over what the others agreed on."""
-        ...
-
-
-@dataclass(frozen=True)
-class Left:
-    """How an operation ended: the same on all workers.
-
-    Attributes:
-        result: the reduced payload.
-        complete: generation whose members contributed to the buckets.
-        generation: the generation in which its round was left.
-        contributors: the members of `complete`.
-    """
-
-    result: torch.Tensor
-    complete: int
-    generation: int
-    contributors: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """One worker's way through one or more changes of the group.
-
-    Attributes:
-        kind: of the operation that was in hand; 0 between operations.
-        outcome: what became of it.
-        rebuild_s: from the meeting's start to a working group, for the last change.
-        stall_s: from the news to the end of the operation.
-    """
-
-    generation: int
-    kind: int
-    outcome: str
-    rebuild_s: float
-    stall_s: float
-
-
-@dataclass(frozen=True)
-class Joined:
-    """How a worker came by the State.
-
-    Attributes:
-        copy_s: how long the copy took.
-        copy_bytes: size of the State.
-        watched_steps: operations that it followed before it came in; 0 if all waited for the copy.
-    """
-
-    copy_s: float
-    copy_bytes: int
-    watched_steps: int = 0
-
-
-class Participant(Protocol):
-    """What the worker around Rounds provides. Called in the training thread."""
-
-    def give_state(self, founding: bool) -> State:
-        """The State as it is, for newcomers. `founding`: the run begins here."""
-        ...
-
-    def adopt_state(self, state: State) -> None:
-        """Become equal to the peer that gave `state`."""
-        ...
-
-    def digest(self) -> str:
-        """Of the State as it is, equal for equal replicas."""
-        ...
-
-    def level(self) -> None:
-        """This joiner has drawn level, or shall be given the State in the group instead."""
-        ...
-
-    def lonely(self) -> None:
-        """This joiner has lost all its donors."""
-        ...
-
-    def entered(self, generation: int, joined: Joined | None) -> None:
-        """In the group, with the State."""
-        ...
-
-    def recovered(self, recovery: Recovery) -> None:
-        """An operation was left after the group changed in it."""
-        ...
-
-    def doubt(self, generation: int, error: BaseException) -> None:
-        """An operation of `generation` failed. Ask the controller for a new one."""
-        ...
-
-    def phase(self, name: str, detail: int) -> None:
-        """Where this worker is: for heartbeats, traces, and tests that kill it there."""
-        ...
-
-
-@dataclass
-class Catchup:
-    """How far a joiner is that follows the group from outside.
-
-    Attributes:
-        nbytes: size of the State it was given.
-        plan: the workers over which the operation in hand was split.
-        mine: digest of the State here at the donor's mark.
-        equal: the donor's is the same.
-        told: the controller knows that this joiner is level.
-        followed: operations imitated.
-    """
-
-    watch: Watch
-    nbytes: int
-    copy_s: float = 0.0
-    plan: tuple[int, ...] = ()
-    mine: str = ""
-    equal: bool = False
-    told: bool = False
-    followed: int = 0
 
 
 class Rounds:
@@ -256,13 +83,11 @@ class Rounds:
         self._redo = redo  # kind of operation that is not finished by survivors but done again
         self.waiting = False
         self.waited_s = 0.0
-        self._watch: Catchup | None = None  # of a joiner that follows the group from outside
+        self._joiner = Joiner(wiring.me, participant, news, self._called, self._pass_time)
         self._joined: Joined | None = None
-        self._failures = 0
         self._feed: Feed | None = None
-        self._ahead: Builder | None = None  # of the newest proposal; see _build_ahead
-        self._ahead_lock = threading.Lock()
-        news.on_proposal(self._build_ahead)
+        self._ahead = Ahead(lambda: self._wiring, news.notify)
+        news.on_proposal(self._ahead.begin)
 
     # ------------------------------------------------------------------ what the worker calls
 
@@ -277,12 +102,12 @@ class Rounds:
     @property
     def watching(self) -> bool:
         """Whether this worker is a joiner that follows the group from outside."""
-        return self._watch is not None
+        return self._joiner.following
 
     @property
     def planned(self) -> tuple[int, ...]:
         """The workers over which the next batch is split."""
-        return self._watch.plan if self._watch is not None else self.members(self.plan)
+        return self._joiner.plan if self.watching else self.members(self.plan)
 
     def feed_joiners(self, feed: Feed) -> None:
         """Tell joiners how operations end, from now on."""
@@ -313,8 +138,9 @@ class Rounds:
         while self.operation < 0:
             self._pass_time(self._addressed)
             newest = max(self._heard(), key=lambda m: m.generation)
-            if self._news.invitation and not self._called(self._news.proposed):
-                self._catch_up_outside()
+            if self._news.invitation and not self._called():
+                given = self._joiner.begin(self.layout)
+                self.operation = self.operation if given is None else given
             elif me in newest.members:
                 try:
                     self._enter(newest)
@@ -333,8 +159,10 @@ class Rounds:
             Fenced: this worker was taken out.
             TrainError: the others run something else.
         """
-        if self._watch is not None:
-            return self._imitate(operation)
+        if self.watching:
+            imitated = self._joiner.imitate(operation, self.operation)
+            self.operation += 1
+            return imitated
         self._kind = operation.kind
         self._in_hand = operation
         plan = self._news.members.get(self.plan, ())
@@ -382,7 +210,7 @@ class Rounds:
             proposal: generation of the proposal that all members know; 0 for none. It is entered
                 at the next boundary.
         """
-        if self._watch is not None:
+        if self.watching:
             return  # its donor says where the group enters
         self._agreed = max(self._agreed, proposal)
         self.plan = max(self.plan, left.generation, proposal)
@@ -395,9 +223,8 @@ class Rounds:
         """
         while True:
             try:
-                if self._watch is not None:
-                    self._follow(self._watch)
-                    if self._watch is not None:
+                if self.watching:
+                    if self._follow():
                         return
                 elif self._news.urgent.generation > self.generation:
                     self._catch_up()
@@ -452,20 +279,21 @@ class Rounds:
         proposed = self._news.proposed
         if proposed.generation <= max(self.generation, self._news.urgent.generation):
             return 0
-        with self._ahead_lock:
-            builder = self._ahead
-        alone = self._wiring.me not in proposed.members or proposed.size == 1
-        if alone or builder is None or builder.generation != proposed.generation:
-            return proposed.generation if alone else 0
+        if self._wiring.me not in proposed.members or proposed.size == 1:
+            return proposed.generation
+        builder = self._ahead.look(proposed.generation)
+        if builder is None:
+            return 0
         if builder.failed is not None:
             self._participant.doubt(proposed.generation, builder.failed)
         return proposed.generation if builder.ready else 0
 
     # ------------------------------------------------------------------ a joiner outside the group
 
-    def _called(self, proposed: Membership) -> bool:
+    def _called(self) -> bool:
         """Whether a proposal that still stands has this worker in it."""
         newest = max(self.generation, self._news.urgent.generation)
+        proposed = self._news.proposed
         return proposed.generation > newest and self._wiring.me in proposed.members
 
     def _addressed(self) -> bool:
@@ -474,141 +302,26 @@ class Rounds:
             return True
         return any(m.generation > self.generation for m in self._heard())
 
-    def _catch_up_outside(self) -> None:
-        """Be given the State by a peer, and watch the group from then on."""
-        donors = self._news.invitation
-        self._news.invite(())
-        for donor in donors:
-            started = time.monotonic()
-            watch = Watch(donor, self._wiring.me, self._news.notify)
-            self._participant.phase("take", 0)
-            self._pass_time(
-                lambda watch=watch: watch.given or watch.failed or self._called(self._news.proposed)  # type: ignore[misc]
-            )
-            given = watch.given
-            if given is None:
-                watch.close()
-                if self._called(self._news.proposed):
-                    return  # the group stands still until it has more members
-                continue
-            if given.layout != self.layout:
-                raise ConfigError(_first_difference([given.layout, self.layout]))
-            watch.ask_digest()
-            self._participant.adopt_state(given.state)
-            self.operation = given.operation
-            self._watch = Catchup(watch, given.state.nbytes, time.monotonic() - started)
-            watch.given = None
-            return
-        self._ask_again()
-
-    def _ask_again(self) -> None:
-        """All donors are lost, or have dropped this joiner: others, or the State in the group."""
-        self._failures += 1
-        if self._failures < _FAILURES:
-            self._participant.lonely()
-        else:
-            self._participant.level()
-
-    def _follow(self, catchup: Catchup) -> None:
-        """At a boundary: until the next operation's end was told, or the group is entered."""
-        while True:
-            head = catchup.watch.head
-            if isinstance(head, Watched):
-                catchup.plan = head.plan or catchup.plan
-                self._tell_level(catchup)
-                return
-            if isinstance(head, Entering):
-                self._enter_from_outside(catchup, head.generation)
-                return
-            if isinstance(head, Mark):
-                catchup.mine = self._participant.digest()
-            elif isinstance(head, Digest):
-                if head.digest != catchup.mine:
-                    self._give_up(catchup, "unequal")
-                    return
-                catchup.equal = True
-            if head is not None:
-                catchup.watch.pop()
-                continue
-            self._wait_for_more(catchup)
-            if self._watch is None:
-                return
-
-    def _wait_for_more(self, catchup: Catchup) -> None:
-        """Nothing that was told is left to be done."""
-        news, watch = self._news, catchup.watch
-        self._tell_level(catchup)
-        cold = self._called(news.proposed) and not catchup.told
-        if watch.failed or cold:
-            watch.close()
-            self._watch = None
+    def _follow(self) -> bool:
+        """At a boundary: whether there is an operation to imitate. If not, this joiner is in."""
+        turn = self._joiner.follow(self.operation)
+        if isinstance(turn, Entering):
+            self._enter_from_outside(turn.generation)
+        elif turn is None:
             self.operation = -1
-            if not cold:
-                self._ask_again()
             self._come_in()
-            return
-        self._pass_time(
-            lambda: (
-                watch.head is not None
-                or watch.failed
-                or (self._called(news.proposed) and not catchup.told)
-            )
-        )
+        return isinstance(turn, Watched)
 
-    def _tell_level(self, catchup: Catchup) -> None:
-        """Ask to be let in, if the State is as it should be and there is little left to do."""
-        near = catchup.watch.backlog <= _NEAR or catchup.followed >= _PATIENCE
-        if catchup.equal and near and not catchup.told:
-            catchup.told = True
-            self._participant.level()
-
-    def _give_up(self, catchup: Catchup, why: str) -> None:
-        """Be given the State in the group, where everybody waits for it."""
-        self._participant.phase(why, self.operation)
-        catchup.watch.close()
-        self._watch = None
-        self.operation = -1
-        self._participant.level()
-        self._come_in()
-
-    def _enter_from_outside(self, catchup: Catchup, generation: int) -> None:
-        catchup.watch.close()
-        self._watch = None
+    def _enter_from_outside(self, generation: int) -> None:
+        self._joined = self._joiner.come_in()
         self._pass_time(lambda: generation in self._news.members)
-        if catchup.equal:
-            self._joined = Joined(catchup.copy_s, catchup.nbytes, catchup.followed)
-        else:
+        if self._joined is None:
             self.operation = -1  # it goes without saying only if it was compared
         try:
             self._enter(Membership(generation, self.members(generation), urgent=False))
         except _Superseded:
             self.operation = -1  # whoever has not confirmed is not in what came after
             self._come_in()
-
-    def _imitate(self, operation: Operation) -> Left:
-        """What `run` is for a joiner outside the group."""
-        catchup = self._watch
-        if catchup is None:
-            raise TrainError("this worker watches nobody; this is a bug in elastix.")
-        watch = catchup.watch
-        self._pass_time(lambda: watch.head is not None or watch.failed)
-        head = watch.head
-        if not isinstance(head, Watched):
-            raise Fenced(
-                f"worker {self._wiring.me} lost its donor in the middle of operation "
-                f"{self.operation} and cannot go on from there"
-            )
-        if (head.kind, head.operation) != (operation.kind, self.operation):
-            raise TrainError(
-                f"joiner {self._wiring.me} is in a call of kind {operation.kind} (operation "
-                f"{self.operation}), the group was in one of kind {head.kind} (operation "
-                f"{head.operation}). All workers must make the same calls on ctx in the same order."
-            )
-        watch.pop()
-        operation.imitate(head)
-        catchup.followed += 1
-        self.operation += 1
-        return Left(head.result, head.complete, head.generation, head.contributors)
 
     # ------------------------------------------------------------------ one operation
 
@@ -700,7 +413,7 @@ class Rounds:
         decision = decide(self._gather_positions(group))
         joined, self._joined = self._joined, None
         if decision.donor is not None:
-            self._check_layout(group)
+            layouts.check(group, self.layout, self._device, self._finish)
             joined = self._transfer(group, decision.donor, decision.newcomers)
         if self.operation < 0 and decision.founding:
             # Like a commit round: whoever leaves it knows that all founders have the State.
@@ -722,7 +435,7 @@ class Rounds:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Group:
         wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
-        builder = self._take_ahead(generation) if scope == "all" else None
+        builder = self._ahead.take(generation) if scope == "all" else None
         if len(members) == 1:
             return Alone(wiring)
         if builder is None:
@@ -738,33 +451,6 @@ class Rounds:
         self._participant.doubt(generation, builder.result or RuntimeError("no group"))
         self._wait(lambda: False)
         raise _Superseded
-
-    def _build_ahead(self, proposed: Membership) -> None:
-        """Connect to the members of a proposal while training goes on in the present group.
-
-        Called by the thread that brings the news.
-        """
-        wiring = replace(self._wiring, generation=proposed.generation, members=proposed.members)
-        with self._ahead_lock:
-            outdated = self._ahead
-            if outdated is not None and outdated.generation >= proposed.generation:
-                return
-            mine = self._wiring.me in proposed.members and proposed.size > 1
-            self._ahead = Builder(wiring, self._news.notify) if mine else None
-        if outdated is not None:
-            outdated.abandon()
-
-    def _take_ahead(self, generation: int) -> Builder | None:
-        """The builder of that generation, if it was begun; one of an older generation is ended."""
-        with self._ahead_lock:
-            builder = self._ahead
-            if builder is None or builder.generation > generation:
-                return None
-            self._ahead = None
-        if builder.generation == generation:
-            return builder
-        builder.abandon()
-        return None
 
     def _gather_positions(self, group: Group) -> list[Position]:
         mine = torch.tensor(
@@ -841,41 +527,9 @@ class Rounds:
             if circle is not group:
                 circle.abandon()
 
-    def _check_layout(self, group: Group) -> None:
-        """Refuse workers whose parameters differ. Collective over the group."""
-        text = json.dumps(self.layout).encode()
-        digest = torch.frombuffer(bytearray(blake3(text).digest()), dtype=torch.int64)
-        mine = torch.cat([digest, torch.tensor([len(text)])]).to(self._device)
-        everybody = [torch.empty_like(mine) for _ in range(group.size)]
-        self._finish(group.all_gather(mine, everybody))
-        if all(torch.equal(other, everybody[0]) for other in everybody):
-            return
-        longest = max(int(other[-1].item()) for other in everybody)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        texts = [torch.empty_like(padded, device=self._device) for _ in range(group.size)]
-        self._finish(group.all_gather(padded.to(self._device), texts))
-        layouts = [json.loads(bytes(t.cpu().tolist()).rstrip(b"\0")) for t in texts]
-        raise ConfigError(_first_difference(layouts))
-
     def _tell_recovered(self, kind: int) -> None:
         stall_s = time.monotonic() - self._recovering_since
         self._recovering_since = 0.0
         self._participant.recovered(
             Recovery(self.generation, kind, self._outcome, self._rebuild_s, stall_s)
         )
-
-
-def _first_difference(layouts: list[list[str]]) -> str:
-    reference = layouts[0]
-    for rank, layout in enumerate(layouts[1:], start=1):
-        for place in range(max(len(reference), len(layout))):
-            here = reference[place] if place < len(reference) else "nothing"
-            there = layout[place] if place < len(layout) else "nothing"
-            if here != there:
-                return (
-                    f"the workers did not prepare the same model: entry {place} is {here} on rank "
-                    f"0 and {there} on rank {rank}. No step was taken. Build the model from "
-                    "ctx.config alone, not from the rank or from unseeded random choices."
-                )
-    return "the workers did not prepare the same model."

@@ -44,7 +44,8 @@ from elastix.train.checkpoint.assembly import Message
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.checkpoint.saver import Saver
 from elastix.train.context import Context
-from elastix.train.member import Member, Settings
+from elastix.train.link import Settings
+from elastix.train.member import Member
 from elastix.train.outcome import Outcome, run_train
 from elastix.train.vigil import Sign, Vigil
 

@@ -9,7 +9,7 @@ from elastix.events import Event, Resumed, SamplesLeftOut
 from elastix.observe import journal
 from elastix.train.checkpoint import restore
 from elastix.train.checkpoint.coordinator import Checkpoints
-from elastix.train.member import Settings
+from elastix.train.link import Settings
 
 
 def begin(

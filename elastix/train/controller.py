@@ -6,10 +6,8 @@ journal. It runs in a thread of its own, beside workers' calls and the driver's 
 under one lock, and none blocks while it holds the lock.
 """
 
-import contextlib
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +19,6 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import (
-    NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
 
@@ -38,11 +35,8 @@ from elastix.config import (
 )
 from elastix.errors import (
     ElastixError,
-    QuorumLost,
     StoreError,
-    TooManyFailures,
     TrainError,
-    WorkerFailed,
 )
 from elastix.events import (
     Event,
@@ -50,7 +44,6 @@ from elastix.events import (
     GenerationFormed,
     Resumed,
     RunEnded,
-    RunStarted,
     StepCommitted,
     WorkerLeft,
     WorkerLost,
@@ -58,18 +51,17 @@ from elastix.events import (
     WorkerSlow,
     WorkerStarted,
 )
-from elastix.observe import journal
-from elastix.observe.journal import Journal
 from elastix.observe.metrics import Metrics
-from elastix.observe.progress import Progress
 from elastix.store import Store
-from elastix.train import lifeline, succession
+from elastix.train import lifeline, succession, verdicts
 from elastix.train.beginning import begin
 from elastix.train.checkpoint import restore
 from elastix.train.checkpoint.assembly import Message, Order, Release
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
+from elastix.train.hands import Hand
 from elastix.train.heritage import Heritage
-from elastix.train.member import Settings
+from elastix.train.link import Settings
+from elastix.train.logbook import Logbook
 from elastix.train.outcome import Outcome
 from elastix.train.slots import Slot, Slots
 from elastix.train.succession import Presence
@@ -129,23 +121,6 @@ class Followed:
     losses: int = 0
 
 
-@dataclass
-class _Hand:
-    """A worker as the controller sees it."""
-
-    worker: int
-    actor: Any  # a handle of Worker
-    slot: Slot
-    run: ray.ObjectRef[Any]  # its outcome
-    pid: int = 0
-    node: str = ""
-    device: str = ""
-    feed: Address | None = None  # where joiners can watch it; None before it is ready
-    leaves: str = ""  # why, if it was asked to
-    slow: float = 0.0  # the factor that was told last
-    gone: float = 0.0  # when it was let go
-
-
 class Controller:
     """See the module. It leaves no worker behind.
 
@@ -166,20 +141,15 @@ class Controller:
         self._slots = Slots(
             plan.placement, plan.size, most, scaling.resources_per_worker, plan.run_id
         )
-        self._events = Events()
+        listeners = Events()
         if plan.metrics:
-            self._events.subscribe(Metrics(plan.run.name).read)
-        self._hands: dict[int, _Hand] = {}
-        self._released: list[_Hand] = []
+            listeners.subscribe(Metrics(plan.run.name).read)
+        self._log = Logbook(listeners)
+        self._hands: dict[int, Hand] = {}
+        self._released: list[Hand] = []
         self._doubts: dict[int, int] = {}
         self._doubted_since = 0.0
         self._next_worker = 0
-        self._history: list[Event] = []
-        self._progress = Progress()
-        self._serial = -1
-        self._step = 0
-        self._losses = 0
-        self._losses_since_step = 0
         self._vacant_since = 0.0  # of the last loss: its place is filled after the recovery
         self._short_since: float | None = None
         self._error: ElastixError | None = None
@@ -212,7 +182,7 @@ class Controller:
         except Exception as error:
             logger.exception("controller failed run=%s", self._plan.run.name)
             self._error = TrainError(
-                f"the controller failed after step {self._step}: {error!r}. The workers were "
+                f"the controller failed after step {self._log.step}: {error!r}. The workers were "
                 "stopped; this is a bug in elastix. fit() again goes on from the last stored State."
             )
         self._over.set()
@@ -224,8 +194,7 @@ class Controller:
     def _open(self, again: bool) -> bool:
         """Store, journal and workers; False if the run was over when its controller died."""
         plan = self._plan
-        path = plan.directory / "journal.jsonl"
-        outlets = Outlets(send=self._pass_on, emit=self._emit, journaled=lambda: self._step)
+        outlets = Outlets(send=self._pass_on, emit=self._emit, journaled=lambda: self._log.step)
         store = Store(plan.run.store)
         self._checkpoints = Checkpoints(store, plan.run.name, plan.checkpoint, outlets)
         settings = Settings(
@@ -239,17 +208,16 @@ class Controller:
             rollback=plan.failure.recovery == "rollback",
         )
         begun: list[Event] = []
-        before = list(journal.read(path)) if path.exists() else []
-        for event in before:
-            self._progress.add(event)
-        again = again and any(self._opens(event) for event in before)
+        before = self._log.open(plan.directory / "journal.jsonl", plan.opening)
+        again = again and bool(self._log.history)
         if again:
             settings = replace(settings, left_out=restore.left_out(before))
         else:
             begun, settings = begin(self._checkpoints, settings, plan.restore)
-        self._journal = Journal(path)
         self._job = self._make_job(settings)
-        if again and self._recall():
+        if (ended := self._log.ended) is not None:
+            if ended.outcome != "finished":
+                self._error = TrainError(f"the run had {ended.outcome}: {ended.message}")
             return False
         if again:
             # While no one is in hand their calls are turned away, and they call again.
@@ -262,36 +230,8 @@ class Controller:
             else:
                 for event in (plan.opening, *begun):
                     self._emit(event)
-                    if isinstance(event, Resumed):
-                        self._step = event.step
             self._fill()
         return True
-
-    def _recall(self) -> bool:
-        """What the journal says of this run; True if it is over."""
-        for event, serial in journal.read_numbered(self._journal.path):
-            if self._opens(event):
-                self._history, self._losses, self._serial = [], 0, -1
-            self._history.append(event)
-            match event:
-                case Resumed():
-                    self._step, self._serial = event.step, -1
-                case StepCommitted():
-                    self._step = event.step
-                case WorkerLost():
-                    self._losses += 1
-                case WorkerStarted():
-                    self._next_worker = max(self._next_worker, event.worker + 1)
-            self._serial = self._serial if serial is None else serial
-        last = self._history[-1] if self._history else None
-        if isinstance(last, RunEnded):
-            if last.outcome != "finished":
-                self._error = TrainError(f"the run had {last.outcome}: {last.message}")
-            return True
-        return False
-
-    def _opens(self, event: Event) -> bool:
-        return isinstance(event, RunStarted) and event.t == self._plan.opening.t
 
     def _take_over(self, actors: dict[int, Any], present: Sequence[Presence]) -> None:
         """Go on with the workers of the controller that was killed."""
@@ -301,43 +241,30 @@ class Controller:
         for one in [one for one in present if holders and not one.holder]:
             ray.kill(actors[one.worker], no_restart=True)
         present = [one for one in present if one.holder or not holders]
-        generations = [e.generation for e in self._history if isinstance(e, GenerationFormed)]
         now = time.monotonic()
         for one in present:
-            hand = _Hand(
+            hand = Hand(
                 one.worker, actors[one.worker], one.slot, actors[one.worker].outcome.remote()
             )
             hand.pid, hand.node, hand.device, hand.feed = one.pid, one.node, one.device, one.feed
             self._hands[one.worker] = hand
             self._vigil.hear(one.worker, Sign(), now)
             self._listen(hand, one.lifeline)
-        self._next_worker = max([self._next_worker, *(one.worker + 1 for one in present)])
+        self._next_worker = max([self._log.next_worker, *(one.worker + 1 for one in present)])
         self._slots.take_over([one.slot for one in present])
         waiting = [one.worker for one in present if one.feed and not one.holder]
-        newest = max([0, *generations, *(one.generation for one in present)])
-        for worker in self._unaccounted(set(self._hands)):
-            self._losses += 1
+        newest = max([self._log.generation, *(one.generation for one in present)])
+        for worker in self._log.unaccounted(self._hands):
             self._emit(WorkerLost(worker=worker, rank=-1, generation=newest, cause="died unseen"))
         logger.info("took over workers=%d holders=%d", len(present), len(holders))
         if not holders:
             self._go_back()
         self._push(self._roster.take_over(newest, holders, waiting))
 
-    def _unaccounted(self, present: set[int]) -> set[int]:
-        """Workers that the journal has as members and that nobody has seen end."""
-        members: set[int] = set()
-        for event in self._history:
-            if isinstance(event, GenerationFormed):
-                members = set(event.members)
-            elif isinstance(event, WorkerLost | WorkerLeft):
-                members.discard(event.worker)
-        return members - present
-
     def _go_back(self) -> None:
         """Nobody has the State: what comes next starts from the one that was stored last."""
         last = self._checkpoints.last()
-        self._step, self._serial = (last.step if last else 0), -1
-        self._emit(Resumed(step=self._step, ref=last.ref if last else ""))
+        self._emit(Resumed(step=last.step if last else 0, ref=last.ref if last else ""))
 
     def _start_over(self) -> None:
         """The last worker with the State is lost: found the group anew, from the stored State."""
@@ -349,7 +276,7 @@ class Controller:
                 self._hands.pop(hand.worker)
                 self._roster.lost(hand.worker)
                 self._forget(hand)
-                _kill(hand)
+                hand.kill()
                 self._slots.give_back(hand.slot)
             self._go_back()
             self._short_since = None
@@ -375,11 +302,12 @@ class Controller:
     def follow(self, start: int, wait_s: float) -> Followed:
         """Events from number `start` on; waits up to `wait_s` for one, or for the end."""
         with self._news:
-            self._news.wait_for(lambda: len(self._history) > start or self._over.is_set(), wait_s)
+            history = self._log.history
+            self._news.wait_for(lambda: len(history) > start or self._over.is_set(), wait_s)
             self._told = time.monotonic()
-            events = self._history[start:]
+            events = history[start:]
             over = self._over.is_set() and not events
-            return Followed(events, over, self._error, self._losses)
+            return Followed(events, over, self._error, self._log.losses)
 
     @ray.method(concurrency_group="driver")
     def process(self) -> int:
@@ -390,7 +318,7 @@ class Controller:
     def status(self) -> dict[str, Any]:
         """Where the run stands, as JSON values: see Progress.summary. Never blocks for long."""
         with self._lock:
-            summary = self._progress.summary(time.time())
+            summary = self._log.summary()
         return {**summary, "store": self._plan.run.store, "directory": str(self._plan.directory)}
 
     # ------------------------------------------------------------------ from workers
@@ -482,14 +410,10 @@ class Controller:
             if worker not in self._hands:
                 return False
             for serial, event in entries:
-                if serial is not None:
-                    if serial <= self._serial:
-                        continue
-                    self._serial = serial
+                if serial is not None and serial <= self._log.serial:
+                    continue
                 self._emit(event, serial)
                 if isinstance(event, StepCommitted):
-                    self._step = event.step
-                    self._losses_since_step = 0
                     if event.generation == self._roster.newest.generation:
                         self._vacant_since = 0.0
                         self._fill()
@@ -536,12 +460,12 @@ class Controller:
             if time.monotonic() - self._vacant_since > _RECOVERY_S:
                 self._fill()
 
-    def _listen(self, hand: _Hand, path: str) -> None:
+    def _listen(self, hand: Hand, path: str) -> None:
         """Ray tells of every death; of one on this host the controller hears sooner by itself."""
-        if path and hand.node == ray.get_runtime_context().get_node_id():
+        if path and hand.here:
             lifeline.watch(path, partial(self._lose, hand, "died"))
 
-    def _ended(self, hand: _Hand) -> None:
+    def _ended(self, hand: Hand) -> None:
         """A worker's run has ended, in one way or another."""
         try:
             outcome: Outcome = ray.get(hand.run)
@@ -574,7 +498,7 @@ class Controller:
             else:
                 self._lose(hand, outcome.kind)
 
-    def _raised(self, hand: _Hand, outcome: Outcome) -> None:
+    def _raised(self, hand: Hand, outcome: Outcome) -> None:
         self._emit(
             WorkerRaised(
                 worker=hand.worker,
@@ -583,20 +507,9 @@ class Controller:
                 traceback=outcome.traceback,
             )
         )
-        where = f"worker {hand.worker}, rank {outcome.rank}, after step {outcome.step}"
-        if outcome.error is not None:
-            outcome.error.add_note(f"Raised on {where}; the other workers were stopped.")
-            self._error = outcome.error
-            return
-        self._error = WorkerFailed(
-            f"the train function raised {outcome.summary} on {where}. The other workers were "
-            f"stopped and nothing was retried. Its traceback:\n\n{outcome.traceback}",
-            outcome.rank,
-            hand.worker,
-            outcome.traceback,
-        )
+        self._error = verdicts.raised(outcome, hand.worker)
 
-    def _lose(self, hand: _Hand, cause: str) -> None:
+    def _lose(self, hand: Hand, cause: str) -> None:
         """A worker is dead or taken for dead: tell the survivors first, then mop up."""
         with self._lock:
             if self._hands.pop(hand.worker, None) is None:
@@ -605,12 +518,10 @@ class Controller:
             rank = members.index(hand.worker) if hand.worker in members else -1
             generation = self._roster.newest.generation
             self._push(self._roster.lost(hand.worker))
-            self._losses += 1
-            self._losses_since_step += 1
             self._emit(
                 WorkerLost(worker=hand.worker, rank=rank, generation=generation, cause=cause)
             )
-            _kill(hand)
+            hand.kill()
             self._forget(hand)
             self._judge_losses()
             if self._plan.failure.replace:
@@ -621,22 +532,19 @@ class Controller:
                 return
             self._slots.drop(hand.slot)
             if not self._hands and self._error is None:
-                self._error = QuorumLost(
-                    "every worker was lost before the group had come about, and FailureConfig has "
-                    "replace=False. No step was taken. Look at the workers' logs."
-                )
+                self._error = verdicts.none_came_about()
 
-    def _ask_to_leave(self, hand: _Hand, cause: str) -> None:
+    def _ask_to_leave(self, hand: Hand, cause: str) -> None:
         hand.leaves = cause
         if hand.worker in self._roster.newest.members:
             self._push(self._roster.leave(hand.worker))
         else:  # nobody would notice
             self._roster.leave(hand.worker)
             self._hands.pop(hand.worker)
-            self._say_farewell(hand, Outcome(kind="left", step=self._step))
-            _kill(hand)
+            self._say_farewell(hand, Outcome(kind="left", step=self._log.step))
+            hand.kill()
 
-    def _say_farewell(self, hand: _Hand, outcome: Outcome) -> None:
+    def _say_farewell(self, hand: Hand, outcome: Outcome) -> None:
         """A worker has gone as it should."""
         self._emit(
             WorkerLeft(
@@ -649,7 +557,7 @@ class Controller:
         self._forget(hand)
         self._slots.give_back(hand.slot, node=hand.node if hand.leaves == "draining" else "")
 
-    def _forget(self, hand: _Hand) -> None:
+    def _forget(self, hand: Hand) -> None:
         self._checkpoints.lost(hand.worker)
         self._vigil.forget(hand.worker)
         self._doubts.pop(hand.worker, None)
@@ -660,31 +568,18 @@ class Controller:
         rest = []
         for hand in self._released:
             if self._roster.settled or now - hand.gone > _LINGER_S:
-                _kill(hand)
+                hand.kill()
             else:
                 rest.append(hand)
         self._released = rest
 
     def _judge_losses(self) -> None:
-        allowed = self._plan.failure.max_worker_losses
-        if allowed is not None and self._losses > allowed:
-            self._error = TooManyFailures(
-                f"{self._losses} workers were lost, and FailureConfig.max_worker_losses is "
-                f"{allowed}. The run was stopped after step {self._step}. fit() again goes on "
-                "from the last stored State."
-            )
-        elif self._losses_since_step > max(8, 3 * self._plan.size):
-            self._error = TooManyFailures(
-                f"{self._losses_since_step} workers in a row were lost without a step in between: "
-                "they do not die by chance. The run was stopped. Look at the workers' logs; a "
-                "crash in native code or too little memory are the usual causes."
-            )
-        elif self._roster.extinct and not self._plan.failure.replace:
-            self._error = QuorumLost(
-                f"no worker is left that has the State; the last one was lost after step "
-                f"{self._step}. fit() again goes on from the last stored State. More workers, or "
-                "CheckpointConfig(every_steps=...), make this cheaper."
-            )
+        log, plan = self._log, self._plan
+        self._error = self._error or verdicts.too_many_losses(
+            plan.failure, log.losses, log.losses_in_a_row, plan.size, log.step
+        )
+        if self._roster.extinct and not plan.failure.replace:
+            self._error = self._error or verdicts.none_left(log.step)
 
     def _check_hangs(self) -> None:
         """Take out who is silent, who holds up all others, and who cannot be reached by them."""
@@ -718,7 +613,7 @@ class Controller:
                 continue
             if factor >= 1.25 * hand.slow:
                 hand.slow = factor
-                self._emit(WorkerSlow(worker=worker, step=self._step, factor=round(factor, 2)))
+                self._emit(WorkerSlow(worker=worker, step=self._log.step, factor=round(factor, 2)))
             if limit is not None and factor >= limit and not hand.leaves:
                 self._ask_to_leave(hand, "slow")
 
@@ -754,26 +649,14 @@ class Controller:
         if time.monotonic() - self._short_since <= wait_s:
             return
         if not self._roster.founded:
-            self._error = QuorumLost(
-                f"no group of {minimum} workers came about within start_timeout_s={wait_s:g}. No "
-                "step was taken. Look at the workers' logs, or raise it if they start slowly."
-            )
+            self._error = verdicts.no_group(minimum, wait_s)
         elif not self._dismissed:  # they store their State before they leave
             self._dismissed = True
             self._short_since = time.monotonic()
-            reason = (
-                f"{present} workers are left, num_workers has a minimum of {minimum}, and none "
-                f"came within wait_s={wait_s:g}. They stored their State; fit() again goes on "
-                "from it. Free resources on the cluster, or lower the minimum."
-            )
             for hand in self._hands.values():
-                hand.actor.dismiss.remote(reason)
+                hand.actor.dismiss.remote(verdicts.dismissal(present, minimum, wait_s))
         else:
-            self._error = QuorumLost(
-                f"{present} workers are left of at least {minimum}, and they did not reach the end "
-                f"of a step within another {wait_s:g} s. The run was stopped after step "
-                f"{self._step}; fit() again goes on from the last stored State."
-            )
+            self._error = verdicts.never_dismissed(present, minimum, wait_s, self._log.step)
 
     # ------------------------------------------------------------------ acting
 
@@ -813,7 +696,7 @@ class Controller:
             .remote(worker, self._me, self._job, slot)
         )
         actor.run.remote()
-        self._hands[worker] = _Hand(worker, actor, slot, actor.outcome.remote())
+        self._hands[worker] = Hand(worker, actor, slot, actor.outcome.remote())
 
     def _push(self, membership: Membership | None) -> None:
         if membership is None:
@@ -830,17 +713,14 @@ class Controller:
 
     def _emit(self, event: Event, serial: int | None = None) -> None:
         with self._news:
-            self._journal.append(event, serial)
-            self._events.emit(event)
-            self._history.append(event)
-            self._progress.add(event)
+            self._log.write(event, serial)
             self._news.notify_all()
 
     def _end(self) -> None:
         self._checkpoints.settle(_SETTLE_S)  # what was accepted is stored while holders live
         with self._lock:
             for hand in [*self._hands.values(), *self._released]:
-                _kill(hand)
+                hand.kill()
             self._hands.clear()  # their deaths are no losses
         self._checkpoints.close()
         with self._lock:
@@ -850,23 +730,5 @@ class Controller:
                 outcome, message = "failed", str(self._error)
             elif self._interrupted:
                 outcome, message = "interrupted", self._interrupted
-            self._emit(RunEnded(outcome=outcome, step=self._step, message=message))
-            self._journal.close()
-
-
-def _kill(hand: _Hand) -> None:
-    """End a worker's process, even a stopped one, wherever it is."""
-    ray.kill(hand.actor, no_restart=True)
-    if not hand.pid:
-        return
-    if hand.node == ray.get_runtime_context().get_node_id():
-        _kill_process(hand.pid)
-    else:
-        strategy = NodeAffinitySchedulingStrategy(hand.node, soft=False)
-        task = ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=strategy)
-        task.remote(hand.pid)
-
-
-def _kill_process(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+            self._emit(RunEnded(outcome=outcome, step=self._log.step, message=message))
+            self._log.close()

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from elastix.comm.feed import Watched
 from elastix.comm.group import Group, Pending, Reduce
-from elastix.comm.rounds import Left
+from elastix.comm.operation import Left
 from elastix.data.loader import Collate, to_device
 
 Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]

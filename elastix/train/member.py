@@ -5,27 +5,24 @@ needs from the process around it is a Link.
 """
 
 import logging
-import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
-from blake3 import blake3
 from torch.utils.data import Dataset
 
 from elastix import state as states
-from elastix.comm.feed import Feed, Watched
-from elastix.comm.group import Group, Pending, Reduce, Wiring
-from elastix.comm.news import Address, News
+from elastix.comm.feed import Feed
+from elastix.comm.group import Wiring
+from elastix.comm.layout import layout_of
+from elastix.comm.news import News
+from elastix.comm.operation import Left
+from elastix.comm.participant import Joined, Recovery
 from elastix.comm.reducer import Reducer, Weight
-from elastix.comm.rounds import Joined, Left, Recovery, Rounds
-from elastix.config import CheckpointConfig
+from elastix.comm.rounds import Rounds
 from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
 from elastix.errors import ConfigError, StateError, StoreError
@@ -34,95 +31,27 @@ from elastix.events import (
     Event,
     Recovered,
     Reported,
-    Span,
     StateStored,
     StepCommitted,
     TensorsInherited,
     WorkerJoined,
 )
 from elastix.state import RandomState, State, Stateful
-from elastix.store import Store
-from elastix.train.checkpoint.assembly import Mark, Message
+from elastix.train import replica
+from elastix.train.alike import AlikeEvents
+from elastix.train.checkpoint.assembly import Mark
 from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.checkpoint.snapshot import Snapshot, Stager
+from elastix.train.ending import Finish
 from elastix.train.evaluation import Evaluation, Metric
-from elastix.train.heritage import Heritage, Leaving
+from elastix.train.heritage import Leaving
+from elastix.train.link import Link, Settings
 from elastix.train.rate import RateScaling
 from elastix.train.rewind import Rewind
 
 logger = logging.getLogger(__name__)
-
-
-class Link(Protocol):
-    """What the process around a member does for it. No call blocks for long."""
-
-    def ready(self, feed: Address | None) -> None:
-        """Tell the controller that this worker waits to be let in, and where it can be watched."""
-        ...
-
-    def level(self) -> None:
-        """Tell the controller that this joiner can come in at any boundary."""
-        ...
-
-    def entered(self, generation: int) -> None:
-        """Tell the controller that this worker has the State."""
-        ...
-
-    def doubt(self, generation: int, error: BaseException) -> None:
-        """Tell the controller that an operation failed."""
-        ...
-
-    def emit(self, event: Event, serial: int | None = None) -> None:
-        """Send an event to the journal. One with a serial may come from several workers."""
-        ...
-
-    def journaled(self) -> int:
-        """The highest serial that the journal has confirmed; -1 for none."""
-        ...
-
-    def phase(self, name: str, detail: int) -> None:
-        """Where the training thread is."""
-        ...
-
-    def await_controller(self) -> None:
-        """Block while nobody leads the run; returns at once otherwise."""
-        ...
-
-    def save(self, message: Message) -> None:
-        """To whoever puts checkpoints together. May block; not called in the training thread."""
-        ...
-
-    def open_store(self) -> Store:
-        """The store, for this worker to read and to write its shares."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What every worker of a run is told when it starts.
-
-    Attributes:
-        directory: of the run.
-        run: its name; the State to start from is what the store has as `RUN/last`.
-        left_out: by loader, the positions in the stream that are never used (any more).
-        heritage: what the run takes from other models and leaves to them; None for nothing.
-        until_reports: pause at the end of the step after so many reports; None never does.
-        rollback: a step in which a worker is lost is done again, with the same samples.
-        alone: the group is this worker and stays so; it may report without preparing anything.
-    """
-
-    directory: Path
-    run: str
-    seed: int
-    min_workers: int
-    checkpoint: CheckpointConfig
-    left_out: Mapping[int, tuple[Span, ...]] = field(default_factory=dict)
-    heritage: Heritage | None = None
-    until_reports: int | None = None
-    alone: bool = False
-    rollback: bool = False
 
 
 class Paused(BaseException):
@@ -156,11 +85,9 @@ class Member:
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.save, link.open_store)
         self._saved = Mark(0)
-        self._serial = 0  # events that all workers generate alike are numbered
+        self._alike = AlikeEvents(link.emit)
         self._reports = 0
         self._metrics: dict[str, Any] = {}
-        self._unconfirmed: deque[tuple[int, Event]] = deque()
-        self._confirmed = -1
         self._listeners: list[Callable[[str, int], None]] = []
 
     # ------------------------------------------------------------------ the group as it is
@@ -225,12 +152,7 @@ class Member:
 
     def seed(self) -> None:
         """Equal random numbers on all workers, so that they build equal models."""
-        if torch.cuda.is_available():
-            torch.manual_seed(self.settings.seed)
-        else:  # it looks for every kind of device and takes a millisecond
-            torch.default_generator.manual_seed(self.settings.seed)
-        np.random.seed(self.settings.seed % 2**32)
-        random.seed(self.settings.seed)
+        replica.seed(self.settings.seed)
 
     def prepare(self, objects: Sequence[Any]) -> None:
         """Take in model, optimizer and the rest, and enter the group. Collective; blocks."""
@@ -257,9 +179,9 @@ class Member:
                 )
             if isinstance(other, torch.optim.Optimizer):
                 states.check_optimizer(other, names)
-            self._add(_kind_of(other), other)
+            self._add(replica.kind_of(other), other)
         self._reducer = Reducer(modules, self._rounds, self)
-        layout = _layout(self._modules)
+        layout = layout_of(self._modules)
         if not self.settings.alone:
             self._feed = Feed(self._interface, layout)
             self._rounds.feed_joiners(self._feed)
@@ -304,7 +226,7 @@ class Member:
         loaders = {f"loader/{loader.number}": loader for loader in self._loaders}
         counts = {
             "step": self.step,
-            "serial": self._serial,
+            "serial": self._alike.serial,
             "reports": self._reports,
             "stored_step": self._schedule.stored_step,
         }
@@ -337,7 +259,7 @@ class Member:
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer, but for the random numbers to come."""
         self._adopt(state)
-        _diverge(self.me)
+        replica.diverge(self.me)
 
     def _adopt(self, state: State) -> None:
         states.restore(state, self._modules, self._others)
@@ -345,7 +267,7 @@ class Member:
             self._reducer.rebase()
         self.step = state.meta["step"]
         self._schedule.stored(state.meta["stored_step"])
-        self._serial = state.meta["serial"]
+        self._alike.serial = state.meta["serial"]
         self._reports = state.meta["reports"]
         self._unclaimed = states.without(state, self._others)
         for loader in self._loaders:  # a joiner that began anew in the middle of its loop
@@ -414,7 +336,7 @@ class Member:
 
     def digest(self) -> str:
         """Of what replicas must have in common: models, optimizers, schedulers, scalers."""
-        return _digest(self.capture())
+        return replica.digest(self.capture())
 
     def level(self) -> None:
         """This joiner can come in."""
@@ -439,9 +361,8 @@ class Member:
                     watched_steps=joined.watched_steps,
                 )
             )
-        if self.rank == 0:  # the one before may have died before it told the journal everything
-            for serial, event in self._unconfirmed:
-                self._link.emit(event, serial)
+        if self.rank == 0:
+            self._alike.send_again()
 
     def recovered(self, recovery: Recovery) -> None:
         """Through with a change of the group."""
@@ -530,21 +451,14 @@ class Member:
                 batches=tuple(batches),
             )
         )
-        self._confirmed = max(self._confirmed, journaled)
-        while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed:
-            self._unconfirmed.popleft()
+        self._alike.confirm(journaled)
 
     def voided(self, result: torch.Tensor) -> bool:
         """Whether a step that was left with this result is to be done again."""
         return bool(result[-1] > 0)
 
     def _emit_alike(self, event: Event) -> None:
-        """An event that every worker generates: rank 0 sends it, the others can step in."""
-        serial = self._serial
-        self._serial += 1
-        self._unconfirmed.append((serial, event))
-        if self.rank == 0 or self.settings.alone:
-            self._link.emit(event, serial)
+        self._alike.emit(event, first=self.rank == 0 or self.settings.alone)
 
     # ------------------------------------------------------------------ Pace of the Loaders
 
@@ -568,7 +482,7 @@ class Member:
                 self._schedule.stored(self.step)  # by those in the group
             return
         if self._feed is not None:
-            self._feed.boundary(self._copy_for_joiners, self._rounds.operation, _digest)
+            self._feed.boundary(self._copy_for_joiners, self._rounds.operation, replica.digest)
         reason = self._schedule.due(self.step)
         if not reason:
             return
@@ -671,10 +585,10 @@ class Member:
         if self._rounds.watching:
             return  # a joiner that never came in has no part in the end
         if self.settings.heritage is not None and self.settings.heritage.takes_final:
-            self._rounds.run(_Finish(lambda: self._bequeath(reason)))
+            self._rounds.run(Finish(lambda: self._bequeath(reason)))
             return
         self.save(reason)
-        self._rounds.run(_Finish(lambda: None))
+        self._rounds.run(Finish())
         self.await_stored()
 
     def _bequeath(self, reason: str) -> None:
@@ -696,86 +610,3 @@ class Member:
                     stall_s=time.monotonic() - started,
                 )
             )
-
-
-class _Finish:
-    """The last operation: a round in which all show that they have come to the end."""
-
-    kind = 3
-    reduce: Reduce = "max"
-
-    def __init__(self, before: Callable[[], None]) -> None:
-        self._before = before  # what rank 0 does before anybody leaves
-
-    def prepare(self, generation: int) -> None:
-        """Nothing."""
-
-    def launch(self, group: Group) -> Sequence[Pending]:
-        """Nothing but the round."""
-        del group
-        return ()
-
-    def payload(self, group: Group) -> torch.Tensor:
-        """Nothing to tell; that all are here is enough."""
-        if group.rank == 0:
-            self._before()
-        return torch.zeros(1)
-
-    def accept(self, left: Left) -> None:
-        """That all are through is all there is."""
-
-    def parts(self) -> Sequence[torch.Tensor]:
-        """Nothing."""
-        return ()
-
-    def imitate(self, watched: Watched) -> None:
-        """Nothing."""
-
-
-_REPLICATED = ("optimizer", "scheduler", "scaler", "rate")
-
-
-def _digest(state: State) -> str:
-    """Of models, optimizers, schedulers, scalers and the step: equal for equal replicas.
-
-    Random numbers differ by design, and so may objects that the user's code feeds with losses.
-    """
-    names = ("@module", *(f"@{kind}" for kind in _REPLICATED))
-    tensors = {
-        name: tensor
-        for name, tensor in state.tensors.items()
-        if not name.startswith("@") or name.startswith(names)
-    }
-    meta = {name: v for name, v in state.meta.items() if name == "step" or name.startswith(names)}
-    return State(tensors, meta).manifest().ref
-
-
-def _kind_of(other: Stateful) -> str:
-    if isinstance(other, torch.optim.Optimizer):
-        return "optimizer"
-    if isinstance(other, torch.optim.lr_scheduler.LRScheduler):
-        return "scheduler"
-    return "scaler" if isinstance(other, torch.amp.GradScaler) else type(other).__name__.lower()
-
-
-def _layout(modules: Mapping[str, torch.nn.Module]) -> list[str]:
-    lines = []
-    for prefix, module in modules.items():
-        for kind, named in (
-            ("parameter", module.named_parameters()),
-            ("buffer", module.named_buffers()),
-        ):
-            for name, tensor in named:
-                frozen = "" if tensor.requires_grad or kind == "buffer" else ", frozen"
-                dtype = states.dtype_name(tensor)
-                lines.append(f"{kind} {prefix}{name} {dtype}{list(tensor.shape)}{frozen}")
-    return lines
-
-
-def _diverge(worker: int) -> None:
-    """Give this worker random numbers of its own: equal dropout masks on all would be a waste."""
-    material = torch.get_rng_state().numpy().tobytes() + str(worker).encode()
-    seed = int.from_bytes(blake3(material).digest(8)) >> 1
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)

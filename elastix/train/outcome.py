@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastix.comm.rounds import Fenced, Released
+from elastix.comm.participant import Fenced, Released
 from elastix.errors import ElastixError, QuorumLost, StoreError
 from elastix.train.context import Context
 from elastix.train.member import Member, Paused

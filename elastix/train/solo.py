@@ -18,7 +18,8 @@ from elastix.events import Event
 from elastix.store import Store
 from elastix.train.checkpoint.assembly import Message
 from elastix.train.context import Context
-from elastix.train.member import Member, Settings
+from elastix.train.link import Settings
+from elastix.train.member import Member
 from elastix.train.outcome import Halted, Outcome, run_train
 
 _MAY_END = ("boundary", "evaluate", "report")
@@ -55,9 +56,6 @@ class _Ear:
         return self._serial
 
     def phase(self, name: str, detail: int) -> None:
-        """See Link."""
-
-    def leave(self) -> None:
         """See Link."""
 
     def await_controller(self) -> None:

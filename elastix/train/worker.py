@@ -26,7 +26,8 @@ from elastix.events import Event
 from elastix.store import Store, StoreServer
 from elastix.train import affinity, lifeline
 from elastix.train.checkpoint.assembly import Message, Order, Release
-from elastix.train.member import Member, Settings
+from elastix.train.link import Settings
+from elastix.train.member import Member
 from elastix.train.outcome import Outcome, run_train
 from elastix.train.profile import Profiler
 from elastix.train.slots import Slot

@@ -1,6 +1,9 @@
 """Joiners that nobody waits for: they follow the group from outside until they are level."""
 
-from dataclasses import dataclass, field
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,7 @@ from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
-from tests.trainables import train
+from tests.trainables import await_worker, train
 
 CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
 
@@ -60,26 +63,45 @@ def test_a_joiner_that_dies_while_it_catches_up_is_noticed_by_nobody(tmp_path, p
     assert len([e for e in result.events if isinstance(e, GenerationFormed)]) == 1
 
 
-@pytest.mark.parametrize("phase", ["give", "bucket"], ids=["in the copy", "in the steps after it"])
-def test_another_donor_takes_over(tmp_path, phase):
-    # Worker 2 joins and is given the State by worker 0, which dies of it or soon after.
-    doomed = with_kills(train, [DonorKill(phase)])
+def test_another_donor_takes_over_in_the_copy(tmp_path):
+    doomed = with_kills(train, [Kill(worker=0, phase="give")])
     result = run(tmp_path, doomed, 2, config={"epochs": 10}, spares=1, max_workers=3)
     assert set(result.lost) == {0}
     assert [join.worker for join in joins(result.events)] == [2]
 
 
+def test_another_donor_takes_over_in_the_steps_after_it(tmp_path):
+    result = run(tmp_path, DonorDies(str(tmp_path)), 2, spares=1, max_workers=3)
+    assert set(result.lost) == {0}
+    (join,) = joins(result.events)
+    assert join.worker == 2
+    assert join.watched_steps > 0  # it followed the other one: the group need not wait for a copy
+
+
 @dataclass(frozen=True)
-class DonorKill(Kill):
-    """Worker 0 dies when it gives the State, or two places of `phase` later."""
+class DonorDies:
+    """Worker 0 dies in the step after the one in which it gave the State, when worker 2 has it."""
 
-    worker: int = 0
-    phase: str = "give"
-    given: list = field(default_factory=list)
+    folder: str
 
-    def __init__(self, phase):
-        object.__setattr__(self, "phase", phase)
-        object.__setattr__(self, "after", 0 if phase == "give" else 20)
+    def __call__(self, ctx):
+        given, followed, struck = (Path(self.folder, name) for name in ("given", "fed", "struck"))
+
+        def strike(name, _):
+            if name == "give" and ctx.step:  # not to the founders
+                given.touch()
+            if name == "bucket" and given.exists():
+                await_worker(followed)
+                struck.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def follow(name, _):
+            if name == "boundary" and ctx.rank < 0 and not struck.exists():
+                followed.touch()
+                await_worker(struck)
+
+        ctx.on_phase({0: strike, 2: follow}.get(ctx.worker, lambda *_: None))
+        train(ctx)
 
 
 @dataclass(frozen=True)

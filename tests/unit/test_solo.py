@@ -12,7 +12,7 @@ from elastix.config import CheckpointConfig
 from elastix.errors import ConfigError
 from elastix.events import Reported, StepCommitted, TensorsInherited
 from elastix.state import State
-from elastix.train.member import Settings
+from elastix.train.link import Settings
 from elastix.train.solo import run_alone
 from tests.search_parts import Net, accuracy, data
 

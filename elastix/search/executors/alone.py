@@ -12,7 +12,7 @@ from elastix.config import CheckpointConfig
 from elastix.events import Event, Reported, StateStored, TensorsInherited
 from elastix.search.executors.work import Ended, Progress, TrainFunction, Work
 from elastix.state import Ref
-from elastix.train.member import Settings
+from elastix.train.link import Settings
 from elastix.train.outcome import Outcome
 from elastix.train.solo import run_alone
 

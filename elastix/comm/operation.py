@@ -1,0 +1,68 @@
+"""What a group does together: numbered operations, equal on all workers.
+
+Rounds carries them through; the reducer's step, an evaluation and the end of the run are such.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from elastix.comm.feed import Watched
+from elastix.comm.group import Group, Pending, Reduce
+
+
+@dataclass(frozen=True)
+class Left:
+    """How an operation ended: the same on all workers.
+
+    Attributes:
+        result: the reduced payload.
+        complete: generation whose members contributed to the buckets.
+        generation: the generation in which its round was left.
+        contributors: the members of `complete`.
+    """
+
+    result: torch.Tensor
+    complete: int
+    generation: int
+    contributors: tuple[int, ...] = ()
+
+
+class Operation(Protocol):
+    """One kind of operation. All its methods may be called again in a newer group."""
+
+    @property
+    def kind(self) -> int:
+        """A positive number; differs between kinds, equal on all workers."""
+        ...
+
+    @property
+    def reduce(self) -> Reduce:
+        """How the payloads of the round add up."""
+        ...
+
+    def prepare(self, generation: int) -> None:
+        """Do what can be done alone before the members of `generation` have met."""
+        ...
+
+    def launch(self, group: Group) -> Sequence[Pending]:
+        """Start what is not yet started in `group`; return all that must be over first."""
+        ...
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """What this worker adds to the round; of the same shape on all."""
+        ...
+
+    def accept(self, left: Left) -> None:
+        """The operation was left: take over what was agreed."""
+        ...
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """After `accept`: flat copies of what an onlooker needs to do the same."""
+        ...
+
+    def imitate(self, watched: Watched) -> None:
+        """Instead of all of the above: take over what the others agreed on."""
+        ...

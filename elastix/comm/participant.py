@@ -1,0 +1,91 @@
+"""The worker around Rounds: what it provides, what it is told, and how its part may end."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from elastix.state import State
+
+
+class Fenced(BaseException):
+    """This worker was taken out of the group. Not an Exception: user code must not catch it."""
+
+
+class Released(BaseException):
+    """The others go on without this worker from here, as agreed: it was to leave."""
+
+    def __init__(self, generation: int) -> None:
+        super().__init__(f"let go at the boundary of generation {generation}")
+        self.generation = generation
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One worker's way through one or more changes of the group.
+
+    Attributes:
+        kind: of the operation that was in hand; 0 between operations.
+        outcome: what became of it.
+        rebuild_s: from the meeting's start to a working group, for the last change.
+        stall_s: from the news to the end of the operation.
+    """
+
+    generation: int
+    kind: int
+    outcome: str
+    rebuild_s: float
+    stall_s: float
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How a worker came by the State.
+
+    Attributes:
+        copy_s: how long the copy took.
+        copy_bytes: size of the State.
+        watched_steps: operations that it followed before it came in; 0 if all waited for the copy.
+    """
+
+    copy_s: float
+    copy_bytes: int
+    watched_steps: int = 0
+
+
+class Participant(Protocol):
+    """What the worker around Rounds provides. Called in the training thread."""
+
+    def give_state(self, founding: bool) -> State:
+        """The State as it is, for newcomers. `founding`: the run begins here."""
+        ...
+
+    def adopt_state(self, state: State) -> None:
+        """Become equal to the peer that gave `state`."""
+        ...
+
+    def digest(self) -> str:
+        """Of the State as it is, equal for equal replicas."""
+        ...
+
+    def level(self) -> None:
+        """This joiner has drawn level, or shall be given the State in the group instead."""
+        ...
+
+    def lonely(self) -> None:
+        """This joiner has lost all its donors."""
+        ...
+
+    def entered(self, generation: int, joined: Joined | None) -> None:
+        """In the group, with the State."""
+        ...
+
+    def recovered(self, recovery: Recovery) -> None:
+        """An operation was left after the group changed in it."""
+        ...
+
+    def doubt(self, generation: int, error: BaseException) -> None:
+        """An operation of `generation` failed. Ask the controller for a new one."""
+        ...
+
+    def phase(self, name: str, detail: int) -> None:
+        """Where this worker is: for heartbeats, traces, and tests that kill it there."""
+        ...

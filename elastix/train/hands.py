@@ -1,0 +1,61 @@
+"""A worker's process as the controller sees it, and its end."""
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastix.comm.news import Address
+from elastix.train.slots import Slot
+
+
+@dataclass
+class Hand:
+    """One worker.
+
+    Attributes:
+        actor: handle of its Worker.
+        run: its outcome, when it comes.
+        feed: where joiners can watch it; None before it is ready.
+        leaves: why, if it was asked to.
+        slow: the factor that was told last.
+        gone: when it was let go, in seconds of time.monotonic.
+    """
+
+    worker: int
+    actor: Any
+    slot: Slot
+    run: ray.ObjectRef[Any]
+    pid: int = 0
+    node: str = ""
+    device: str = ""
+    feed: Address | None = None
+    leaves: str = ""
+    slow: float = 0.0
+    gone: float = 0.0
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on the controller's node."""
+        return bool(self.node == ray.get_runtime_context().get_node_id())
+
+    def kill(self) -> None:
+        """End its process, even a stopped one, wherever it is."""
+        ray.kill(self.actor, no_restart=True)
+        if not self.pid:
+            return
+        if self.here:
+            _kill_process(self.pid)
+        else:
+            strategy = NodeAffinitySchedulingStrategy(self.node, soft=False)
+            task = ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=strategy)
+            task.remote(self.pid)
+
+
+def _kill_process(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,83 @@
+"""What a member is told when it starts, and what the process around it does for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from elastix.comm.news import Address
+from elastix.config import CheckpointConfig
+from elastix.events import Event, Span
+from elastix.store import Store
+from elastix.train.checkpoint.assembly import Message
+from elastix.train.heritage import Heritage
+
+
+class Link(Protocol):
+    """What the process around a member does for it. No call blocks for long."""
+
+    def ready(self, feed: Address | None) -> None:
+        """Tell the controller that this worker waits to be let in, and where it can be watched."""
+        ...
+
+    def level(self) -> None:
+        """Tell the controller that this joiner can come in at any boundary."""
+        ...
+
+    def entered(self, generation: int) -> None:
+        """Tell the controller that this worker has the State."""
+        ...
+
+    def doubt(self, generation: int, error: BaseException) -> None:
+        """Tell the controller that an operation failed."""
+        ...
+
+    def emit(self, event: Event, serial: int | None = None) -> None:
+        """Send an event to the journal. One with a serial may come from several workers."""
+        ...
+
+    def journaled(self) -> int:
+        """The highest serial that the journal has confirmed; -1 for none."""
+        ...
+
+    def phase(self, name: str, detail: int) -> None:
+        """Where the training thread is."""
+        ...
+
+    def await_controller(self) -> None:
+        """Block while nobody leads the run; returns at once otherwise."""
+        ...
+
+    def save(self, message: Message) -> None:
+        """To whoever puts checkpoints together. May block; not called in the training thread."""
+        ...
+
+    def open_store(self) -> Store:
+        """The store, for this worker to read and to write its shares."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every worker of a run is told when it starts.
+
+    Attributes:
+        directory: of the run.
+        run: its name; the State to start from is what the store has as `RUN/last`.
+        left_out: by loader, the positions in the stream that are never used (any more).
+        heritage: what the run takes from other models and leaves to them; None for nothing.
+        until_reports: pause at the end of the step after so many reports; None never does.
+        rollback: a step in which a worker is lost is done again, with the same samples.
+        alone: the group is this worker and stays so; it may report without preparing anything.
+    """
+
+    directory: Path
+    run: str
+    seed: int
+    min_workers: int
+    checkpoint: CheckpointConfig
+    left_out: Mapping[int, tuple[Span, ...]] = field(default_factory=dict)
+    heritage: Heritage | None = None
+    until_reports: int | None = None
+    alone: bool = False
+    rollback: bool = False

@@ -1,0 +1,127 @@
+"""What a run has told so far: its journal, and what a controller must know of it. No Ray.
+
+A controller that takes the run over reads the journal; one that is there writes it. Both go
+through the same `_take`, so a successor knows what its predecessor knew.
+
+Not thread-safe: the controller calls it under its lock.
+"""
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from elastix.events import (
+    Event,
+    Events,
+    GenerationFormed,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    StepCommitted,
+    WorkerLeft,
+    WorkerLost,
+    WorkerStarted,
+)
+from elastix.observe import journal
+from elastix.observe.journal import Journal
+from elastix.observe.progress import Progress
+
+
+class Logbook:
+    """One run's, from its opening on.
+
+    Args:
+        listeners: told of every event that is written.
+
+    Attributes:
+        history: events since the opening, in order.
+        step: the last committed one.
+        serial: the highest that is written; see train.alike.
+        losses: workers lost.
+        losses_in_a_row: of them, since the last committed step.
+        generation: the newest that was formed.
+        next_worker: an id above all that were ever given out.
+    """
+
+    def __init__(self, listeners: Events) -> None:
+        self.history: list[Event] = []
+        self.step = 0
+        self.serial = -1
+        self.losses = 0
+        self.losses_in_a_row = 0
+        self.generation = 0
+        self.next_worker = 0
+        self._members: set[int] = set()
+        self._listeners = listeners
+        self._progress = Progress()
+
+    def open(self, path: Path, opening: Event) -> list[Event]:
+        """Read the journal, and write it from now on.
+
+        Args:
+            path: the file; it may hold earlier runs of this name.
+            opening: the first event of this run. If it is there already, this controller is not
+                the run's first, and everything since is in `history` afterwards.
+
+        Returns:
+            All that the file held.
+
+        Raises:
+            Corrupt: a line is no event.
+        """
+        before = list(journal.read_numbered(path)) if path.exists() else []
+        ours = False
+        for event, serial in before:
+            self._progress.add(event)
+            ours = ours or (isinstance(event, RunStarted) and event.t == opening.t)
+            if ours:
+                self._take(event, serial)
+        self._journal = Journal(path)
+        return [event for event, _ in before]
+
+    @property
+    def ended(self) -> RunEnded | None:
+        """How the run ended, if it did."""
+        last = self.history[-1] if self.history else None
+        return last if isinstance(last, RunEnded) else None
+
+    def write(self, event: Event, serial: int | None = None) -> None:
+        """Add an event to the journal, and tell everybody."""
+        self._journal.append(event, serial)
+        self._listeners.emit(event)
+        self._progress.add(event)
+        self._take(event, serial)
+
+    def _take(self, event: Event, serial: int | None) -> None:
+        self.history.append(event)
+        self.serial = self.serial if serial is None else serial
+        match event:
+            case Resumed():
+                self.step, self.serial = event.step, -1
+            case StepCommitted():
+                self.step = event.step
+                self.losses_in_a_row = 0
+            case GenerationFormed():
+                self.generation = event.generation
+                self._members = set(event.members)
+            case WorkerStarted():
+                self.next_worker = max(self.next_worker, event.worker + 1)
+            case WorkerLost():
+                self.losses += 1
+                self.losses_in_a_row += 1
+                self._members.discard(event.worker)
+            case WorkerLeft():
+                self._members.discard(event.worker)
+
+    def unaccounted(self, present: Collection[int]) -> set[int]:
+        """Workers that were members last, are not present, and whose end nobody has told."""
+        return self._members - set(present)
+
+    def summary(self) -> dict[str, Any]:
+        """Where the run stands; see Progress.summary."""
+        return self._progress.summary(time.time())
+
+    def close(self) -> None:
+        """Make the journal durable."""
+        self._journal.close()

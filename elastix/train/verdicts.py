@@ -1,0 +1,93 @@
+"""What ends a run early, in words: the fact, what was done, what to do next. Pure."""
+
+from elastix.config import FailureConfig
+from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
+from elastix.train.outcome import Outcome
+
+_IN_A_ROW = 8
+_TIMES_THE_GROUP = 3
+
+
+def too_many_losses(
+    failure: FailureConfig, losses: int, in_a_row: int, size: int, step: int
+) -> ElastixError | None:
+    """More workers lost than are allowed, or one after the other without a step.
+
+    Args:
+        failure: the run's.
+        losses: so far.
+        in_a_row: of them, since the last committed step.
+        size: of the group.
+        step: the last committed one.
+    """
+    allowed = failure.max_worker_losses
+    if allowed is not None and losses > allowed:
+        return TooManyFailures(
+            f"{losses} workers were lost, and FailureConfig.max_worker_losses is {allowed}. The "
+            f"run was stopped after step {step}. fit() again goes on from the last stored State."
+        )
+    if in_a_row > max(_IN_A_ROW, _TIMES_THE_GROUP * size):
+        return TooManyFailures(
+            f"{in_a_row} workers in a row were lost without a step in between: they do not die by "
+            "chance. The run was stopped. Look at the workers' logs; a crash in native code or "
+            "too little memory are the usual causes."
+        )
+    return None
+
+
+def raised(outcome: Outcome, worker: int) -> ElastixError:
+    """The train function raised on a worker."""
+    where = f"worker {worker}, rank {outcome.rank}, after step {outcome.step}"
+    if outcome.error is not None:
+        outcome.error.add_note(f"Raised on {where}; the other workers were stopped.")
+        return outcome.error
+    return WorkerFailed(
+        f"the train function raised {outcome.summary} on {where}. The other workers were "
+        f"stopped and nothing was retried. Its traceback:\n\n{outcome.traceback}",
+        outcome.rank,
+        worker,
+        outcome.traceback,
+    )
+
+
+def none_left(step: int) -> QuorumLost:
+    """The last holder of the State is lost, and nobody is to be started in its place."""
+    return QuorumLost(
+        f"no worker is left that has the State; the last one was lost after step {step}. fit() "
+        "again goes on from the last stored State. More workers, or "
+        "CheckpointConfig(every_steps=...), make this cheaper."
+    )
+
+
+def none_came_about() -> QuorumLost:
+    """Every worker was lost before there was a group, and none is replaced."""
+    return QuorumLost(
+        "every worker was lost before the group had come about, and FailureConfig has "
+        "replace=False. No step was taken. Look at the workers' logs."
+    )
+
+
+def no_group(minimum: int, waited_s: float) -> QuorumLost:
+    """The group did not come about in time."""
+    return QuorumLost(
+        f"no group of {minimum} workers came about within start_timeout_s={waited_s:g}. No "
+        "step was taken. Look at the workers' logs, or raise it if they start slowly."
+    )
+
+
+def dismissal(present: int, minimum: int, waited_s: float) -> str:
+    """What workers are told that have waited for others in vain."""
+    return (
+        f"{present} workers are left, num_workers has a minimum of {minimum}, and none "
+        f"came within wait_s={waited_s:g}. They stored their State; fit() again goes on "
+        "from it. Free resources on the cluster, or lower the minimum."
+    )
+
+
+def never_dismissed(present: int, minimum: int, waited_s: float, step: int) -> QuorumLost:
+    """They did not even come to the point where they are told so."""
+    return QuorumLost(
+        f"{present} workers are left of at least {minimum}, and they did not reach the end "
+        f"of a step within another {waited_s:g} s. The run was stopped after step "
+        f"{step}; fit() again goes on from the last stored State."
+    )
