@@ -11,11 +11,11 @@ Five workers, the workload of peers.workload, SIGKILL from outside at random wor
 * torchft, a process group of replicas that are started again by a watcher (`torchft`).
 
 Work that is redone counts once: what counts is what stands in the weights at the end. The rate is
-over the time from the first kill to the last plus one interval; the undisturbed rate is that of the
-same run before the first kill and after the last replacement is in, half a minute each: a machine
-that others use is faster now and slower then. A replacement costs CPU seconds to start, which 2
-cores have to find among the workers' own: `start_share` says how much of what they have in an
-interval.
+over the time from the first kill to the last plus one interval. The undisturbed rate is that of the
+same run in the last third of each interval, and before the first kill: by then all of these
+systems are whole again, and a machine that is faster now and slower then is so for both. A
+replacement costs CPU seconds to start, which 2 cores have to find among the workers' own:
+`start_share` says how much of what they have in an interval.
 """
 
 import argparse
@@ -48,13 +48,13 @@ from benchmarks.peers.workload import (
 )
 from benchmarks.record import save
 from elastix.events import Event, StepCommitted
-from elastix.testing.simulate import Costs, Plan, costs_of, simulate
+from elastix.testing.simulate import Plan, costs_of, simulate
 
 SYSTEMS = ["elastix", "torchft", "ray_train"]
 _SETTLE_S = 15.0
-"""From the first steps, and from the end of the last interval, to undisturbed training."""
-_QUIET_S = 30.0
-"""Of undisturbed training, twice."""
+"""From the first steps to what is measured."""
+_QUIET_SHARE = 1 / 3
+"""Of each interval, at its end."""
 
 Window = tuple[float, float]
 """From when to when, in seconds of time.monotonic."""
@@ -86,7 +86,7 @@ def _is_over(folder: Path) -> Callable[..., float]:
 
 
 class Killer(threading.Thread):
-    """Waits for the first steps, lets train on, kills a worker every interval, and lets be.
+    """Waits for the first steps, lets train undisturbed, then kills a worker every interval.
 
     Attributes:
         kills: when, in seconds of time.monotonic.
@@ -108,21 +108,21 @@ class Killer(threading.Thread):
         """See the class."""
         while not self._alive():
             time.sleep(0.2)
-        self._leave_alone()
+        time.sleep(_SETTLE_S)
+        self._watch_quiet()
         for _ in range(self._count):
             victims = self._alive()
             if victims:
                 os.kill(self._choice.choice(victims), signal.SIGKILL)
             self.kills.append(time.monotonic())
-            time.sleep(self._every_s)
+            time.sleep(self._every_s * (1 - _QUIET_SHARE))
+            self._watch_quiet()
         self.end = time.monotonic()
-        self._leave_alone()
         (self._folder / "over").touch()
 
-    def _leave_alone(self) -> None:
-        time.sleep(_SETTLE_S)
+    def _watch_quiet(self) -> None:
         start = time.monotonic()
-        time.sleep(_QUIET_S)
+        time.sleep(self._every_s * _QUIET_SHARE)
         self.quiet.append((start, time.monotonic()))
 
     def _alive(self) -> list[int]:
@@ -152,7 +152,7 @@ def goodput(records: Sequence[StepRecord], killer: Killer) -> float:
 
     undisturbed = [rate(window) for window in killer.quiet]
     disturbed = rate((killer.kills[0], killer.end))
-    shown = " and ".join(f"{one:.0f}" for one in undisturbed)
+    shown = " ".join(f"{one:.0f}" for one in undisturbed)
     print(f"samples/s: {shown} undisturbed, {disturbed:.0f} under the kills", flush=True)
     return disturbed / statistics.fmean(undisturbed)
 
@@ -175,10 +175,10 @@ def run_elastix(every_s: float, minutes: float) -> tuple[float, list[Event], Kil
         return goodput(read_logs(folder.glob("steps-*.jsonl")), killer), list(result.events), killer
 
 
-def predict(events: Iterable[Event], killer: Killer, start_share: float) -> float:
+def predict(events: Iterable[Event], killer: Killer) -> float:
     """What the simulation says of the same kills, with the costs that the journal shows."""
     events = list(events)
-    costs = costs_of(events, Costs(start_share=start_share))
+    costs = costs_of(events)
     duration_s = killer.end - killer.kills[0]
     plan = Plan(workers=WORLD_SIZE, duration_s=duration_s, mtbf_s=duration_s)
     failures = [kill - killer.kills[0] for kill in killer.kills]
@@ -212,12 +212,10 @@ def measure_elastix(every_s: float, minutes: float) -> dict[str, Any]:
     print(
         f"elastix: {len(killer.kills)} kills, mean size {statistics.fmean(sizes):.2f}", flush=True
     )
-    starting_s = costs_of(events).start_s
-    busy = min(0.9, share * every_s / starting_s) if starting_s else 0.0
-    print(costs_of(events, Costs(start_share=busy)), flush=True)
+    print(costs_of(events), flush=True)
     return {
         "elastix": round(found, 4),
-        "predicted_elastix": round(predict(events, killer, busy), 4),
+        "predicted_elastix": round(predict(events, killer), 4),
         "start_share": round(share, 4),
     }
 

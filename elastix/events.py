@@ -345,6 +345,20 @@ class TrialEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreMeasured(Event):
+    """How large the campaign's store is, with all that is in it.
+
+    Attributes:
+        logical_bytes: of all models, as if nothing were shared. unique_bytes: of what they share.
+        physical_bytes: of all its files.
+    """
+
+    logical_bytes: int
+    unique_bytes: int
+    physical_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CampaignEnded(Event):
     """The search is over: "finished", "failed" or "interrupted"; `best` is a trial or -1."""
 
@@ -381,6 +395,7 @@ _EVENTS: dict[str, type[Event]] = {
         TrialStarted,
         TrialReported,
         TrialLost,
+        StoreMeasured,
         TrialEnded,
         CampaignEnded,
     )

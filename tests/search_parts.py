@@ -139,7 +139,7 @@ def accuracy(model, batch):
 
 
 def learns(ctx):
-    """A real, tiny training; `epochs` and `pause_s` of the config are optional."""
+    """A real, tiny training; `epochs` of the config is optional."""
     model = Net(ctx.config["depth"])
     ctx.inherit(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=ctx.config["x"])

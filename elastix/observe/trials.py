@@ -19,13 +19,14 @@ from elastix.events import (
     CampaignEnded,
     CampaignStarted,
     Event,
+    StoreMeasured,
     TrialEnded,
     TrialLost,
     TrialStarted,
 )
 from elastix.observe.console import bar, one_line, where
 from elastix.observe.lines import plain
-from elastix.observe.progress import duration, shown
+from elastix.observe.progress import duration, shown, size
 
 _SUMMARY_S = 30.0
 _LATEST = 5  # events at the foot of the block
@@ -68,6 +69,7 @@ class TrialsConsole:
         self._running: set[int] = set()
         self._parents: dict[int, int | None] = {}
         self._best: TrialEnded | None = None
+        self._store: StoreMeasured | None = None
         self._inherited: list[float] = []
         self._longest = 0.0
         self._first_failure = ""
@@ -88,12 +90,14 @@ class TrialsConsole:
                 self._tell(f"trial {event.trial} lost: {event.cause}; it starts again", "red")
             case TrialEnded():
                 self._end_trial(event)
+            case StoreMeasured():
+                self._store = event
             case CampaignEnded():
                 self._end(event)
         now = self._clock()
         if self._live is None and self._running and now - self._summed >= _SUMMARY_S:
             self._summed = now
-            self._tell(f"{self._trials()}   {self._pace()}", "")
+            self._tell(f"{self._trials()}   {self._pace()}{self._size()}", "")
 
     # ------------------------------------------------------------------ what happened
 
@@ -141,6 +145,8 @@ class TrialsConsole:
                 f"  {len(inherited)} trials inherited {mean:.0%} of their bytes on average, from "
                 f"lineages of up to {self._longest:g} epochs"
             )
+        if self._store is not None:
+            self._print(f"  {self._size().strip()}")
         if event.outcome == "failed" and self._first_failure:
             self._print(f"  first failure: {self._first_failure}", "red")
         if event.message:
@@ -185,12 +191,18 @@ class TrialsConsole:
             parts.append(f"{duration(left)} left")
         return "   ".join(parts)
 
+    def _size(self) -> str:
+        if self._store is None:
+            return ""
+        shared = self._store.logical_bytes / max(1, self._store.unique_bytes)
+        return f"   store {size(self._store.physical_bytes)} (dedup {shared:.1f}x)"
+
     def _block(self) -> RenderableType:
         """At most 9 lines."""
         running = duration(self._clock() - self._began)
         share = None if not self._budget else min(1.0, self._done() / self._budget)
         rows: list[RenderableType] = [
-            one_line(f"{self._name}   running {running}   {self._trials()}", "bold"),
+            one_line(f"{self._name}   running {running}   {self._trials()}{self._size()}", "bold"),
             bar(share, self._pace()),
         ]
         if self._best is not None:

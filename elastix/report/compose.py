@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elastix.observe.progress import duration
+from elastix.observe.progress import duration, size
 from elastix.report import campaign_part, training_part
 from elastix.report.page import Cell, Page, Section, Table
 from elastix.report.training import Training
-from elastix.report.training_part import size
 from elastix.report.trials import CampaignRecord
 from elastix.store.verify import Stats
 

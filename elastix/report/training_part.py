@@ -5,22 +5,13 @@ from typing import Any
 
 from elastix.data.cursor import count
 from elastix.observe.lines import plain_lines
-from elastix.observe.progress import Progress, duration, number
+from elastix.observe.progress import Progress, duration, number, size
 from elastix.report.page import Cell, Failure, Section, Table, Tile
 from elastix.report.training import Training
 from elastix.report.training_plots import training_figures
 from elastix.report.trials import flatten
 
 _LOSSES = 1000  # rows of the table of losses, the latest
-
-
-def size(count_bytes: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count_bytes) < 1000:
-            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
-        count_bytes /= 1000
-    return f"{count_bytes:.1f} TB"
 
 
 def seconds(value: float | None) -> Cell:

@@ -30,6 +30,7 @@ from elastix.observe.journal import Journal
 from elastix.observe.trials import TrialsConsole
 from elastix.search.book import Book, Role
 from elastix.search.executors.work import Executor, TrainFunction, Work
+from elastix.search.gauge import Gauge
 from elastix.search.heritage import Opens, Shelf, Terms, TrialHeritage, from_scratch
 from elastix.search.inherit import Mode, Provider
 from elastix.search.loop import Loop
@@ -179,9 +180,15 @@ class Campaign:
         shelf = executor.reach(str(Path(self._run.store).resolve()))
         bus = Events()
         console = TrialsConsole(self.name, directory, self._budget.trials, quiet=self._quiet)
-        with Journal(directory / "journal.jsonl") as journal, _measured(self.name, bus):
+        with (
+            Journal(directory / "journal.jsonl") as journal,
+            _measured(self.name, bus),
+            self._look_into(shelf) as store,
+        ):
             bus.subscribe(journal.append)
             bus.subscribe(console.show)
+            gauge = Gauge(store, bus.emit)
+            bus.subscribe(gauge.read)
             loop = Loop(
                 LoopTerms(
                     name=self.name,
@@ -211,8 +218,15 @@ class Campaign:
             finally:
                 results = Results.of(book, self._run.store)
                 self._tidy(shelf, results, loop.superseded)
+                gauge.measure()
                 bus.emit(_over(results, outcome, message))
         return results
+
+    def _look_into(self, shelf: Opens) -> Store:
+        """The store, to read from it: nobody is kept from owning it afterwards."""
+        if isinstance(shelf, Shelf):
+            return Store(self._run.store, read_only=True)
+        return shelf.open()
 
     def _tidy(self, shelf: Opens, results: Results, superseded: Sequence[Ref]) -> None:
         """Name the best model, and let go of States that trials have gone beyond."""

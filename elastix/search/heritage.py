@@ -91,6 +91,10 @@ class TrialHeritage:
         """See Heritage. A checkpoint of a trial is its own affair."""
         return ()
 
+    def open_store(self) -> Store | None:
+        """See Heritage."""
+        return _served(self._terms.store)
+
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """See Heritage. One that was paused inherits from the same ancestor again."""
         terms = self._terms
@@ -181,6 +185,10 @@ class Descent:
         """The model."""
         return (self.ref,)
 
+    def open_store(self) -> Store | None:
+        """See Heritage."""
+        return _served(self.store)
+
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """Whatever matches of the model."""
         found = inherit(model, self.store.open(), provider="parent", parent=self.ref)
@@ -194,6 +202,11 @@ class Descent:
         """The run keeps its States itself."""
         del leaving
         return None
+
+
+def _served(store: Opens) -> Store | None:
+    """Where a server owns the index, nobody can open it beside."""
+    return None if isinstance(store, Shelf) else store.open()
 
 
 def _told(found: Inherited, model: torch.nn.Module) -> dict[str, Any]:

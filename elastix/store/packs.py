@@ -23,6 +23,7 @@ from blake3 import blake3
 
 from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError
 from elastix.state import sync_directory
+from elastix.store.direct import BLOCK_BYTES, Direct
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded, parse_header
 
 SEAL_AT_BYTES = 256 << 20
@@ -31,6 +32,7 @@ _NAME = re.compile(r"([0-9a-f]{16})-[0-9]{6}\.pack")
 _PAD = bytes(ALIGNMENT)
 _QUEUE_BYTES = 64 << 20
 _QUEUE_PARTS = 900  # a system call takes 1024
+_DIRECT_BYTES = 1 << 20  # from which on it is worth while to write past the page cache
 
 
 class View(Protocol):
@@ -51,8 +53,11 @@ class Writer(Protocol):
         """Bytes in the current pack."""
         ...
 
-    def append(self, header: Header, payload: Buffer) -> Place:
-        """Write one record; not durable before `sync`."""
+    def append(self, header: Header, payload: Buffer, *, read_soon: bool = True) -> Place:
+        """Write one record; not durable before `sync`.
+
+        `read_soon`: whether it is worth keeping in memory for whoever reads it.
+        """
         ...
 
     def sync(self) -> None:
@@ -279,7 +284,10 @@ class LocalWriter:
         self._number = 0
         self._handle = -1
         self._pack = ""
+        self._direct: Direct | None = None  # into the current pack, when it was wanted
+        self._may_direct = True
         self._queue: list[Buffer] = []
+        self._read_soon = False  # anything in the queue
         self._synced = 0  # bytes that are durable, then written, then promised
         self._written = 0
         self._end = 0
@@ -288,7 +296,7 @@ class LocalWriter:
     def size(self) -> int:  # noqa: D102
         return self._end
 
-    def append(self, header: Header, payload: Buffer) -> Place:
+    def append(self, header: Header, payload: Buffer, *, read_soon: bool = True) -> Place:
         """As Writer.append. The payload must stay as it is until `sync`, which may write it."""
         if self._handle < 0:
             with storage_errors(f"writing to {self._folder}"):
@@ -297,15 +305,36 @@ class LocalWriter:
         rest = padded(header.length) - header.length
         self._end += ALIGNMENT + padded(header.length)
         self._queue += (header.pack(self._pack, start), payload, _PAD[:rest])
+        self._read_soon |= read_soon
         if len(self._queue) > _QUEUE_PARTS or self._end - self._written > _QUEUE_BYTES:
             self._flush()
         return Place(self._pack, start + ALIGNMENT, header.length)
 
     def _flush(self) -> None:
+        parts = [memoryview(part).cast("B") for part in self._queue if len(part)]
         with storage_errors(f"writing to {self._pack}"):
-            _write_all(self._handle, self._queue, self._written)
+            if self._read_soon or self._end - self._written < _DIRECT_BYTES:
+                _write_all(self._handle, parts, self._written)
+            else:
+                self._write_past_cache(parts)
         self._written = self._end
         self._queue.clear()
+        self._read_soon = False
+
+    def _write_past_cache(self, parts: list[memoryview]) -> None:
+        """All but the ends, which share their blocks with what comes before and after."""
+        offset = self._written
+        if self._direct is None and self._may_direct:
+            self._direct = Direct.open(self._folder / self._pack)
+            self._may_direct = self._direct is not None
+        if self._direct is None:
+            _write_all(self._handle, parts, offset)
+            return
+        head, rest = _split(parts, -offset % BLOCK_BYTES)
+        _write_all(self._handle, head, offset)
+        offset += sum(map(len, head))
+        written = self._direct.write(rest, offset)
+        _write_all(self._handle, _split(rest, written)[1], offset + written)
 
     def sync(self) -> None:  # noqa: D102
         if self._handle < 0 or self._synced == self._end:
@@ -322,6 +351,7 @@ class LocalWriter:
 
     def cut(self) -> None:  # noqa: D102
         self._queue.clear()
+        self._read_soon = False
         if self._handle < 0:
             return
         try:
@@ -336,6 +366,10 @@ class LocalWriter:
             handle, self._handle = self._handle, -1
             self._end = self._written = self._synced = 0
             self._queue.clear()
+            self._read_soon = False
+            if self._direct is not None:
+                self._direct.close()
+                self._direct = None
             with suppress(OSError):
                 os.close(handle)
 
@@ -391,8 +425,19 @@ class LocalWriter:
             os.close(handle)
 
 
-def _write_all(handle: int, parts: Sequence[Buffer], offset: int) -> None:
-    rest = [memoryview(part).cast("B") for part in parts if len(part)]
+def _split(parts: Sequence[memoryview], at: int) -> tuple[list[memoryview], list[memoryview]]:
+    """The first `at` bytes of what `parts` make up, and the others."""
+    head: list[memoryview] = []
+    for number, part in enumerate(parts):
+        if at < len(part):
+            return [*head, part[:at]], [part[at:], *parts[number + 1 :]]
+        head.append(part)
+        at -= len(part)
+    return head, []
+
+
+def _write_all(handle: int, parts: Sequence[memoryview], offset: int) -> None:
+    rest = [part for part in parts if len(part)]
     while rest:
         written = os.pwritev(handle, rest, offset)
         offset += written

@@ -264,6 +264,9 @@ def costs_of(events: Iterable[Event], costs: Costs | None = None) -> Costs:
             work_s = (gap - usual[full]) / (full / n - 1.0)
             work_s = min(max(work_s, 0.0), usual[full])
             costs = replace(costs, work_s=work_s, fixed_s=usual[full] - work_s)
+            # While workers are missing others start; what is longer still is their share.
+            start_share = max(0.0, 1.0 - costs.step_s(n, full) / gap)
+            costs = replace(costs, start_share=start_share)
     stalls: dict[int, float] = {}
     for event in known:
         if isinstance(event, Recovered):

@@ -195,7 +195,8 @@ class Controller:
         """Store, journal and workers; False if the run was over when its controller died."""
         plan = self._plan
         outlets = Outlets(send=self._pass_on, emit=self._emit, journaled=lambda: self._log.step)
-        store = Store(plan.run.store)
+        store = plan.heritage.open_store() if plan.heritage is not None else None
+        store = store or Store(plan.run.store)
         self._checkpoints = Checkpoints(store, plan.run.name, plan.checkpoint, outlets)
         settings = Settings(
             directory=plan.directory,

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from elastix.state import Ref, State
+from elastix.store import Store
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class Heritage(Protocol):
     @property
     def takes_final(self) -> bool:
         """See above."""
+        ...
+
+    def open_store(self) -> Store | None:
+        """The store, if only its owner can let the run in; None: the run opens it by its path."""
         ...
 
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:

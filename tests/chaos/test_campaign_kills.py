@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 import elastix
+from elastix.data.audit import audit
 from elastix.events import TrialLost, WorkerLost
 from elastix.observe import journal
 from elastix.search.book import Book
+from elastix.search.executors import pool
 from elastix.search.trial import TrialState
+from elastix.store.server import StoreServer
 from elastix.testing.chaos import Kill, with_kills
 from tests import search_parts
 from tests.search_parts import SPACE, Drawing
@@ -154,7 +157,16 @@ def test_a_trial_that_always_kills_its_worker_is_given_up(cluster, tmp_path):
         assert not bad or "died 2 times" in trial.traceback
 
 
-def test_a_trial_of_several_workers_survives_the_loss_of_one(cluster, tmp_path):
+@pytest.mark.parametrize(
+    "served",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["shared directory", "store server"],
+)
+def test_a_trial_of_several_workers_survives_the_loss_of_one(
+    cluster, tmp_path, monkeypatch, served
+):
+    if served:  # as on several hosts
+        monkeypatch.setattr(pool, "reach", StoreServer.start)
     train = with_kills(search_parts.learns, [Kill(worker=1, phase="bucket", step=3)])
     results = campaign(
         train,
@@ -171,3 +183,27 @@ def test_a_trial_of_several_workers_survives_the_loss_of_one(cluster, tmp_path):
     assert {(event.worker, event.cause) for event in lost} == {(1, "died")}
     events = journal.read(tmp_path / "runs" / "hunted" / "journal.jsonl")
     assert not [e for e in events if isinstance(e, TrialLost)], "forward recovery, no restart"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_trials_of_two_to_four_workers_under_fire(cluster, tmp_path):
+    """Two trials at once, each loses one worker in backward and one between steps."""
+    kills = [Kill(worker=1, phase="bucket", step=3), Kill(worker=2, phase="batch", step=6)]
+    results = campaign(
+        with_kills(search_parts.learns, kills),
+        tmp_path,
+        4,
+        searcher=Drawing(epochs=6),
+        metric="accuracy",
+        scaling=elastix.ScalingConfig(num_workers=(2, 4), cpus_per_worker=0.5),
+    ).run()
+    assert [trial.state for trial in results] == [TrialState.FINISHED] * 4
+    for trial in results:
+        path = tmp_path / "runs" / f"hunted-{trial.number:05d}" / "journal.jsonl"
+        events = list(journal.read(path))
+        lost = [event.worker for event in events if isinstance(event, WorkerLost)]
+        assert sorted(lost) == [1, 2]
+        assert audit(events).exact
+    events = journal.read(tmp_path / "runs" / "hunted" / "journal.jsonl")
+    assert not [e for e in events if isinstance(e, TrialLost)]

@@ -1,8 +1,7 @@
 """A diary of failures: the demo, with one process of each kind killed, goes on as if nothing were.
 
-A worker of the pool, the driver and the controller, one each; after the death of the driver the
-same command is given again, as a user would. On one host nobody serves the store; deaths of a
-server are in tests/integration/test_store_server.py.
+A worker of the pool, the store's server, the driver and the controller, one each; after the death
+of the driver the same command is given again, as a user would. See diary_driver.py.
 """
 
 import os
@@ -13,6 +12,7 @@ import sys
 import time
 import uuid
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,15 @@ def until(condition, timeout_s, check=lambda: None):
         time.sleep(0.02)
 
 
+def files(pid):
+    """Names of the files that a process has open."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed a moment ago
+            found.add(entry.readlink().name)
+    return found
+
+
 class Demo:
     """The demo as a process, and every process that came of it."""
 
@@ -47,7 +56,7 @@ class Demo:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "ELASTIX_MARK": self.mark}
         env |= {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
         self.process = subprocess.Popen(
-            [sys.executable, ROOT / "examples" / "search_then_train.py", self.store],
+            [sys.executable, ROOT / "tests" / "chaos" / "diary_driver.py", self.store],
             env=env,
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -70,9 +79,10 @@ class Demo:
                 found.append(int(entry.name))
         return found
 
-    def kill_one(self, title):
-        (victim, *_) = self.named(title)
-        os.kill(victim, signal.SIGKILL)
+    def kill_one(self, title, holding=""):
+        """The first of these actors, or the one that has the file open."""
+        victims = [pid for pid in self.named(title) if not holding or holding in files(pid)]
+        os.kill(victims[0], signal.SIGKILL)
 
     def events(self, run, kind):
         path = self.store / "runs" / run / "journal.jsonl"
@@ -94,6 +104,9 @@ def test_one_of_each_kind_is_killed_and_the_demo_ends_as_it_should(tmp_path):
     demo.start()
     until(lambda: demo.trials() >= 2, 300, demo.alive)
     demo.kill_one("ray::PoolWorker")
+    reached = demo.trials() + chance.randint(2, 5)
+    until(lambda: demo.trials() >= reached, 300, demo.alive)
+    demo.kill_one("ray::_Server", holding="index.sqlite")
     reached = demo.trials() + chance.randint(2, 5)
     until(lambda: demo.trials() >= reached, 300, demo.alive)
     demo.process.kill()

@@ -1,6 +1,10 @@
-"""A run on a cluster whose second node comes late and is taken away early.
+"""A run, or a campaign, on a cluster of two nodes, one of which does not stay.
 
-python -m tests.integration.nodes STORE
+python -m tests.integration.nodes drained|removed|campaign STORE
+
+- drained: the second node comes late, and is drained before it is taken away.
+- removed: the second node is taken away without a word in the middle of training.
+- campaign: the same in the middle of a campaign, whose trials are groups of up to two workers.
 """
 
 import sys
@@ -13,9 +17,16 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 import elastix
-from elastix.events import Event, StepCommitted, WorkerJoined, WorkerLeft
+from elastix.events import (
+    Event,
+    StepCommitted,
+    TrialEnded,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
 from elastix.observe import journal
-from tests import trainables
+from tests import search_parts, trainables
 
 
 def await_event(path: Path, wanted) -> Event:
@@ -28,7 +39,7 @@ def await_event(path: Path, wanted) -> Event:
         time.sleep(0.1)
 
 
-def nodes(cluster: Cluster, path: Path, over: Path) -> None:
+def come_and_drain(cluster: Cluster, path: Path, over: Path) -> None:
     await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
     node = cluster.add_node(num_cpus=1)
     await_event(path, lambda event: isinstance(event, WorkerJoined))
@@ -43,20 +54,58 @@ def nodes(cluster: Cluster, path: Path, over: Path) -> None:
     over.touch()
 
 
-def main(store: str) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    ray.init(address=cluster.address, log_to_driver=False)
-    path = Path(store) / "runs" / "nodes" / "journal.jsonl"
-    over = Path(store) / "over"
-    trainer = elastix.ElasticTrainer(
+def remove(cluster: Cluster, path: Path, over: Path) -> None:
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 20)
+    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    lost = await_event(path, lambda event: isinstance(event, WorkerLost))
+    await_event(path, lambda e: isinstance(e, StepCommitted) and e.t > lost.t and e.world_size == 1)
+    over.touch()
+
+
+def remove_from_campaign(cluster: Cluster, path: Path, _over: Path) -> None:
+    await_event(path, lambda event: isinstance(event, TrialEnded) and event.trial >= 1)
+    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+
+
+def train(store: str) -> None:
+    elastix.ElasticTrainer(
         until_over,
-        config={"over": str(over)},
+        config={"over": str(Path(store) / "over")},
         scaling=elastix.ScalingConfig(num_workers=(1, 2)),
         run=elastix.RunConfig(name="nodes", store=store),
-    )
-    run = threading.Thread(target=trainer.fit, daemon=True)
+    ).fit()
+
+
+def search(store: str) -> None:
+    elastix.Campaign(
+        search_parts.learns,
+        space=search_parts.SPACE,
+        searcher=search_parts.Drawing(epochs=40),
+        metric="accuracy",
+        budget=elastix.Budget(trials=8, parallel=2),
+        scaling=elastix.ScalingConfig(num_workers=(1, 2), cpus_per_worker=0.5),
+        run=elastix.RunConfig(name="nodes", store=store),
+    ).run()
+
+
+KINDS = {
+    "drained": (0, train, come_and_drain),
+    "removed": (1, train, remove),
+    "campaign": (1, search, remove_from_campaign),
+}
+"""How many nodes there are besides the first; what runs; what happens to them."""
+
+
+def main(kind: str, store: str) -> None:
+    others, work, happens = KINDS[kind]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    for _ in range(others):
+        cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False)
+    path = Path(store) / "runs" / "nodes" / "journal.jsonl"
+    run = threading.Thread(target=work, args=(store,), daemon=True)
     run.start()
-    nodes(cluster, path, over)  # Ray starts nodes from the main thread alone
+    happens(cluster, path, Path(store) / "over")  # Ray starts nodes from the main thread alone
     run.join()
     ray.shutdown()
     cluster.shutdown()
@@ -83,4 +132,4 @@ def until_over(ctx: elastix.Context) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -24,7 +24,7 @@ from elastix.errors import (
     NotFound,
     TooNew,
 )
-from elastix.events import CampaignEnded, CampaignStarted, TrialEnded
+from elastix.events import CampaignEnded, CampaignStarted, StoreMeasured, TrialEnded
 from elastix.observe import journal
 from elastix.search.book import Book
 from elastix.search.executors.local import Local
@@ -52,6 +52,19 @@ def campaign(tmp_path, train=search_parts.noop, trials=8, **options):
 def learning(tmp_path, **options):
     given = {"metric": "accuracy", "provider": "parent", **options}
     return campaign(tmp_path, search_parts.learns, **given)
+
+
+def test_the_journal_tells_how_large_the_store_has_become(tmp_path):
+    results = learning(tmp_path).run()
+    path = tmp_path / "runs" / "test" / "journal.jsonl"
+    told = [event for event in journal.read(path) if isinstance(event, StoreMeasured)]
+    with elastix.Store(tmp_path, read_only=True) as store:
+        found = store.stats()
+    assert len(told) >= 2  # after the first trial, and at the end
+    assert told[-1].logical_bytes == found.logical_bytes
+    assert told[-1].unique_bytes == found.unique_bytes
+    assert told[0].logical_bytes < told[-1].logical_bytes
+    assert results.best
 
 
 def test_children_begin_with_their_parents_weights_and_the_store_knows(tmp_path):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from signal import SIGTERM
 
@@ -9,8 +10,17 @@ import pytest
 
 import elastix
 from elastix.data.audit import audit
-from elastix.events import StepCommitted, WorkerJoined, WorkerLeft, WorkerLost
+from elastix.events import (
+    RunEnded,
+    StepCommitted,
+    TrialEnded,
+    TrialLost,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
 from elastix.observe import journal
+from elastix.search.trial import TrialState
 from elastix.testing.chaos import Kill, with_kills
 from tests import trainables
 
@@ -48,13 +58,17 @@ def test_a_spare_stands_in_and_a_notice_is_heeded(cluster, tmp_path):
     assert not any(batch.owed for batch in later)
 
 
+def on_nodes(kind, store):
+    """In a cluster and a process of its own; the journal of what ran. See nodes.py."""
+    command = [sys.executable, "-m", "tests.integration.nodes", kind, str(store)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=580)
+    return list(journal.read(store / "runs" / "nodes" / "journal.jsonl"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(590)
 def test_the_group_grows_with_a_node_and_leaves_it_before_it_goes(tmp_path):
-    """A cluster of its own, in a process of its own: see nodes.py."""
-    command = [sys.executable, "-m", "tests.integration.nodes", str(tmp_path)]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=580)
-    events = list(journal.read(tmp_path / "runs" / "nodes" / "journal.jsonl"))
+    events = on_nodes("drained", tmp_path)
     assert audit(events).exact
     sizes = [event.world_size for event in of(StepCommitted, events)]
     assert sizes[0] == 1
@@ -64,3 +78,28 @@ def test_the_group_grows_with_a_node_and_leaves_it_before_it_goes(tmp_path):
     assert [(e.worker, e.cause) for e in of(WorkerLeft, events)] == [(join.worker, "draining")]
     assert not of(WorkerLost, events)
     assert sizes[-1] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
+def test_a_node_that_is_removed_without_a_word_costs_its_worker_alone(tmp_path):
+    events = on_nodes("removed", tmp_path)
+    assert audit(events).exact
+    sizes = [event.world_size for event in of(StepCommitted, events)]
+    assert sizes[0] == 2
+    assert sizes[-1] == 1
+    assert len(of(WorkerLost, events)) == 1
+    assert of(RunEnded, events)[-1].outcome == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
+def test_a_campaign_of_groups_survives_the_removal_of_a_node(tmp_path):
+    events = on_nodes("campaign", tmp_path)
+    assert Counter(event.trial for event in of(TrialEnded, events)) == dict.fromkeys(range(8), 1)
+    trials = elastix.Results.open(tmp_path, "nodes")
+    assert all(trial.state is TrialState.FINISHED for trial in trials)
+    runs = [list(journal.read(path)) for path in tmp_path.glob("runs/nodes-*/journal.jsonl")]
+    assert len(runs) == 8
+    assert all(audit(run).exact for run in runs)
+    assert any(of(WorkerLost, run) for run in runs) or of(TrialLost, events)

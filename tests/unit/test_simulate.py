@@ -128,10 +128,23 @@ def test_impossible_plans_are_refused(options):
         Plan(**{"workers": 4, **options})
 
 
-def test_costs_are_read_from_a_journal():
-    def committed(step, t, generation, size):
-        return StepCommitted(step=step, t=t, generation=generation, world_size=size, batches=())
+def committed(step, t, generation, size):
+    return StepCommitted(step=step, t=t, generation=generation, world_size=size, batches=())
 
+
+def test_what_starting_workers_take_is_what_the_missing_ones_do_not_explain():
+    """Four workers take 1 s; three take 2 s while another starts, and would need 1.33 s at most."""
+    events = [
+        *(committed(n, float(n), 1, 4) for n in range(8)),
+        *(committed(8 + n, 10 + 2.0 * n, 2, 3) for n in range(8)),
+    ]
+    costs = costs_of(events)
+    assert costs.step_s(3, 4) == pytest.approx(4 / 3)
+    assert costs.start_share == pytest.approx(1 / 3)
+    assert costs.step_s(3, 4) / (1 - costs.start_share) == pytest.approx(2.0)
+
+
+def test_costs_are_read_from_a_journal():
     events = [
         GenerationFormed(generation=1, members=(0, 1, 2, 3), cause="start", t=0.0),
         *(committed(n, float(n), 1, 4) for n in range(1, 11)),

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console as Terminal
 
-from elastix.events import CampaignEnded, CampaignStarted, TrialEnded, TrialLost, TrialStarted
+from elastix.events import (
+    CampaignEnded,
+    CampaignStarted,
+    StoreMeasured,
+    TrialEnded,
+    TrialLost,
+    TrialStarted,
+)
 from elastix.observe.trials import TrialsConsole
 from tests.report_data import campaign
 
@@ -62,6 +69,9 @@ def events(evil: str = ""):
             message="" if trial.values else f"RuntimeError: shapes{evil}",
         )
         best = max(best, value)
+        yield StoreMeasured(
+            logical_bytes=7_560_000_000, unique_bytes=1_200_000_000, physical_bytes=1_234_000_000
+        )
 
 
 def play(console, clock, *, evil: str = "", look=lambda: None) -> None:
@@ -104,6 +114,7 @@ def test_a_log_has_what_matters_and_a_summary_each_half_minute():
     assert "inherited " in text
     assert text.count(" failed: RuntimeError") == 3
     assert "lost: died; it starts again" in text
+    assert all("store 1.2 GB (dedup 6.3x)" in line for line in summaries[1:])
 
 
 def test_a_failed_campaign_ends_with_its_first_failure():
