@@ -31,9 +31,8 @@ class Blocks:
     """A sequence of `min` to `max` blocks, each a configuration of `block`.
 
     In a configuration it is a list under `name`. An architecture is grown and shrunk by `insert`
-    and `delete`, altered by `change`; each gives another list that differs in that one place, or
-    None if there is no such list. Two blocks never change places: that leaves a child less of its
-    parent's tensors than any of these does.
+    and `delete`, altered by `change` and `reorder`; each gives another list that differs in that
+    one place, or None if there is no such list.
     """
 
     name: str
@@ -79,6 +78,15 @@ class Blocks:
             if changed is not None:
                 return [*blocks[:place], changed, *blocks[place + 1 :]]
         return None
+
+    def reorder(self, blocks: Sequence[Values], rng: RandomState) -> list[Values] | None:
+        """Two different neighbours change places."""
+        places = [i for i in range(len(blocks) - 1) if blocks[i] != blocks[i + 1]]
+        if not places:
+            return None
+        place = places[int(rng.randint(0, len(places)))]
+        swapped = [blocks[place + 1], blocks[place]]
+        return [*blocks[:place], *swapped, *blocks[place + 2 :]]
 
 
 class Space:
@@ -165,8 +173,8 @@ class Space:
         """Another valid configuration that differs in one place; None if none was found.
 
         A place is a plain hyperparameter (those that it activates are drawn anew), or one
-        insertion, deletion or change in a block sequence. A sequence is chosen as often as it has
-        blocks, or once if it has none.
+        insertion, deletion, change or exchange in a block sequence. A sequence is chosen as often
+        as it has blocks, or once if it has none.
         """
         weights = [1.0 if name in config else 0.0 for name in self.plain]
         weights += [max(1.0, len(config[name])) for name in self.blocks]
@@ -185,7 +193,7 @@ class Space:
             changed = values.change(self.plain, plain, rng, name)
             return changed and changed | {key: config[key] for key in self.blocks}
         part = self.blocks[name]
-        edits = [part.insert, part.delete, part.change]
+        edits = [part.insert, part.delete, part.change, part.reorder]
         edited = edits[int(rng.randint(0, len(edits)))](config[name], rng)
         return None if edited is None else {**config, name: edited}
 

@@ -1,4 +1,4 @@
-"""Writing past the page cache, for large payloads that nobody reads soon: checkpoints.
+"""Writing past the page cache, for what is large: most of it is never read, or not soon.
 
 A page of the cache costs more CPU time than the copy into it, above all where the kernel has to
 get the page first, and what training reads would have to make room. Whole blocks go to the disk

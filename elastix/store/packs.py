@@ -53,11 +53,8 @@ class Writer(Protocol):
         """Bytes in the current pack."""
         ...
 
-    def append(self, header: Header, payload: Buffer, *, read_soon: bool = True) -> Place:
-        """Write one record; not durable before `sync`.
-
-        `read_soon`: whether it is worth keeping in memory for whoever reads it.
-        """
+    def append(self, header: Header, payload: Buffer) -> Place:
+        """Write one record; not durable before `sync`."""
         ...
 
     def sync(self) -> None:
@@ -287,7 +284,6 @@ class LocalWriter:
         self._direct: Direct | None = None  # into the current pack, when it was wanted
         self._may_direct = True
         self._queue: list[Buffer] = []
-        self._read_soon = False  # anything in the queue
         self._synced = 0  # bytes that are durable, then written, then promised
         self._written = 0
         self._end = 0
@@ -296,7 +292,7 @@ class LocalWriter:
     def size(self) -> int:  # noqa: D102
         return self._end
 
-    def append(self, header: Header, payload: Buffer, *, read_soon: bool = True) -> Place:
+    def append(self, header: Header, payload: Buffer) -> Place:
         """As Writer.append. The payload must stay as it is until `sync`, which may write it."""
         if self._handle < 0:
             with storage_errors(f"writing to {self._folder}"):
@@ -305,7 +301,6 @@ class LocalWriter:
         rest = padded(header.length) - header.length
         self._end += ALIGNMENT + padded(header.length)
         self._queue += (header.pack(self._pack, start), payload, _PAD[:rest])
-        self._read_soon |= read_soon
         if len(self._queue) > _QUEUE_PARTS or self._end - self._written > _QUEUE_BYTES:
             self._flush()
         return Place(self._pack, start + ALIGNMENT, header.length)
@@ -313,13 +308,12 @@ class LocalWriter:
     def _flush(self) -> None:
         parts = [memoryview(part).cast("B") for part in self._queue if len(part)]
         with storage_errors(f"writing to {self._pack}"):
-            if self._read_soon or self._end - self._written < _DIRECT_BYTES:
+            if self._end - self._written < _DIRECT_BYTES:
                 _write_all(self._handle, parts, self._written)
             else:
                 self._write_past_cache(parts)
         self._written = self._end
         self._queue.clear()
-        self._read_soon = False
 
     def _write_past_cache(self, parts: list[memoryview]) -> None:
         """All but the ends, which share their blocks with what comes before and after."""
@@ -351,7 +345,6 @@ class LocalWriter:
 
     def cut(self) -> None:  # noqa: D102
         self._queue.clear()
-        self._read_soon = False
         if self._handle < 0:
             return
         try:
@@ -366,7 +359,6 @@ class LocalWriter:
             handle, self._handle = self._handle, -1
             self._end = self._written = self._synced = 0
             self._queue.clear()
-            self._read_soon = False
             if self._direct is not None:
                 self._direct.close()
                 self._direct = None

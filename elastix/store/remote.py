@@ -135,10 +135,7 @@ class RemoteWriter:
     def size(self) -> int:  # noqa: D102
         return self._end
 
-    def append(  # noqa: D102
-        self, header: Header, payload: Buffer, *, read_soon: bool = True
-    ) -> Place:
-        del read_soon  # what is sent away is not kept
+    def append(self, header: Header, payload: Buffer) -> Place:  # noqa: D102
         with _remote_errors(f"writing to {self._folder}"):
             if self._file is None:
                 self._number += 1

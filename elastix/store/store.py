@@ -246,7 +246,7 @@ class Store:
                     if digest not in known:
                         payload = payloads[name]
                         header = Header(Kind.TENSOR, len(payload), digest, dtype=infos[name].dtype)
-                        places[digest] = writer.append(header, payload, read_soon=False)
+                        places[digest] = writer.append(header, payload)
                 writer.sync()
             except BaseException:
                 writer.cut()

@@ -112,7 +112,8 @@ def test_one_of_each_kind_is_killed_and_the_demo_ends_as_it_should(tmp_path):
     demo.process.kill()
     demo.process.wait(30)
     demo.process.stdout.close()
-    until(lambda: not demo.named("ray::"), 60)  # Ray's processes follow their driver
+    # Ray's processes follow their driver, some after the minute that they wait for the GCS.
+    until(lambda: not demo.named("ray::"), 180)
     demo.start()
     until(
         lambda: len(demo.events("digits", StepCommitted)) > chance.randint(5, 15), 300, demo.alive

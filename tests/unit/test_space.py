@@ -128,13 +128,15 @@ def test_mutation_reaches_all_that_it_should():
     space = SPACES["blocks"]
     config = space.sample(3)
     reached = {config_key(config)}
-    lengths = set()
+    lengths, swaps = set(), 0
     for count in range(400):
         changed = space.mutate(config, generator(5, count))
+        swaps += sorted(map(config_key, changed["body"])) == sorted(map(config_key, config["body"]))
         lengths.add(len(changed["body"]))
         reached.add(config_key(changed))
         config = changed
     assert lengths == {0, 1, 2, 3, 4}
+    assert swaps > 10
     assert len(reached) > 200
 
 
