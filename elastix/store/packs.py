@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -23,7 +24,6 @@ from blake3 import blake3
 
 from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError
 from elastix.state import sync_directory
-from elastix.store.direct import BLOCK_BYTES, Direct
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded, parse_header
 
 SEAL_AT_BYTES = 256 << 20
@@ -32,7 +32,9 @@ _NAME = re.compile(r"([0-9a-f]{16})-[0-9]{6}\.pack")
 _PAD = bytes(ALIGNMENT)
 _QUEUE_BYTES = 64 << 20
 _QUEUE_PARTS = 900  # a system call takes 1024
-_DIRECT_BYTES = 1 << 20  # from which on it is worth while to write past the page cache
+_CALL_BYTES = 1 << 20
+"""Of one write. For larger ones Linux takes pages from its largest free blocks, and on a virtual
+machine those are what it has given back to its host: they cost several times the write itself."""
 
 
 class View(Protocol):
@@ -281,8 +283,6 @@ class LocalWriter:
         self._number = 0
         self._handle = -1
         self._pack = ""
-        self._direct: Direct | None = None  # into the current pack, when it was wanted
-        self._may_direct = True
         self._queue: list[Buffer] = []
         self._synced = 0  # bytes that are durable, then written, then promised
         self._written = 0
@@ -306,29 +306,10 @@ class LocalWriter:
         return Place(self._pack, start + ALIGNMENT, header.length)
 
     def _flush(self) -> None:
-        parts = [memoryview(part).cast("B") for part in self._queue if len(part)]
         with storage_errors(f"writing to {self._pack}"):
-            if self._end - self._written < _DIRECT_BYTES:
-                _write_all(self._handle, parts, self._written)
-            else:
-                self._write_past_cache(parts)
+            _write_all(self._handle, self._queue, self._written)
         self._written = self._end
         self._queue.clear()
-
-    def _write_past_cache(self, parts: list[memoryview]) -> None:
-        """All but the ends, which share their blocks with what comes before and after."""
-        offset = self._written
-        if self._direct is None and self._may_direct:
-            self._direct = Direct.open(self._folder / self._pack)
-            self._may_direct = self._direct is not None
-        if self._direct is None:
-            _write_all(self._handle, parts, offset)
-            return
-        head, rest = _split(parts, -offset % BLOCK_BYTES)
-        _write_all(self._handle, head, offset)
-        offset += sum(map(len, head))
-        written = self._direct.write(rest, offset)
-        _write_all(self._handle, _split(rest, written)[1], offset + written)
 
     def sync(self) -> None:  # noqa: D102
         if self._handle < 0 or self._synced == self._end:
@@ -359,9 +340,6 @@ class LocalWriter:
             handle, self._handle = self._handle, -1
             self._end = self._written = self._synced = 0
             self._queue.clear()
-            if self._direct is not None:
-                self._direct.close()
-                self._direct = None
             with suppress(OSError):
                 os.close(handle)
 
@@ -417,26 +395,29 @@ class LocalWriter:
             os.close(handle)
 
 
-def _split(parts: Sequence[memoryview], at: int) -> tuple[list[memoryview], list[memoryview]]:
-    """The first `at` bytes of what `parts` make up, and the others."""
-    head: list[memoryview] = []
-    for number, part in enumerate(parts):
-        if at < len(part):
-            return [*head, part[:at]], [part[at:], *parts[number + 1 :]]
-        head.append(part)
-        at -= len(part)
-    return head, []
-
-
-def _write_all(handle: int, parts: Sequence[memoryview], offset: int) -> None:
-    rest = [part for part in parts if len(part)]
+def _write_all(handle: int, parts: Sequence[Buffer], offset: int) -> None:
+    rest = deque(memoryview(part).cast("B") for part in parts if len(part))
     while rest:
-        written = os.pwritev(handle, rest, offset)
-        offset += written
-        while rest and written >= len(rest[0]):
-            written -= len(rest.pop(0))
-        if rest and written:
-            rest[0] = rest[0][written:]
+        offset += _write_some(handle, rest, offset)
+
+
+def _write_some(handle: int, rest: deque[memoryview], offset: int) -> int:
+    """One system call; takes what was written off the front."""
+    call: list[memoryview] = []
+    size = 0
+    while rest and size < _CALL_BYTES:
+        part = rest.popleft()
+        call.append(part[: _CALL_BYTES - size])
+        size += len(call[-1])
+        if len(call[-1]) < len(part):
+            rest.appendleft(part[len(call[-1]) :])
+    written = os.pwritev(handle, call, offset)
+    left = size - written  # a full disk takes a part of it, and then refuses
+    while left:
+        part = call.pop()
+        rest.appendleft(part[max(0, len(part) - left) :])
+        left -= len(rest[0])
+    return written
 
 
 def own(folder: Path, *, alone: bool) -> int:
