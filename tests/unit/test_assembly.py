@@ -97,13 +97,43 @@ def test_without_a_holder_it_is_hopeless_unless_all_was_delivered():
     assembly = gathered(0)
     assembly.orders()
     assembly.lost(0)
-    assert assembly.hopeless
+    assert assembly.hopeless(0.0, 10.0)
     whole = gathered(0)
     whole.deliver(share(NAMES))
     whole.lost(0)
     assert whole.complete
-    assert not whole.hopeless
+    assert not whole.hopeless(0.0, 10.0)
     assert whole.chief.reason == "every_steps"
+
+
+def test_it_is_not_hopeless_while_members_live_whose_offers_are_on_their_way():
+    """The first to offer dies before the others have spoken: they hold the same State."""
+    assembly = Assembly(MARK, 0.0)
+    assembly.offer(1, offer())
+    assembly.lost(1)
+    assert not assembly.hopeless(0.1, 10.0)
+    assert not assembly.gathered(0.1, 10.0)
+    assembly.offer(0, offer())
+    assembly.offer(2, offer())
+    assert assembly.gathered(0.2, 10.0)
+    assert {name for order in assembly.orders().values() for name in order.names} == NAMES
+
+
+def test_it_is_hopeless_when_nobody_has_come_forward_in_time():
+    assembly = Assembly(MARK, 0.0)
+    assembly.offer(1, offer())
+    assembly.lost(1)
+    assert assembly.hopeless(10.0, 10.0)
+    assembly.lost(0)
+    assembly.lost(2)
+    assert assembly.hopeless(0.1, 10.0)
+
+
+def test_nobody_waits_for_the_offer_of_a_worker_that_was_lost_before_the_first():
+    assembly = Assembly(MARK, 0.0, {1})
+    assembly.offer(0, offer())
+    assembly.offer(2, offer())
+    assert assembly.gathered(0.0, 10.0)
 
 
 def test_what_vanished_is_written_again():

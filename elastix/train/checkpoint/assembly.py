@@ -101,16 +101,18 @@ class Assembly:
     """One checkpoint in the making.
 
     Attributes:
+        first_s: when the first offer came.
+        absent: workers that are lost, or have no snapshot.
         offers: by living worker.
         shares: what was delivered.
-        first_s: when the first offer came.
     """
 
     mark: Mark
     first_s: float
+    absent: set[int] = field(default_factory=set)
     offers: dict[int, Offer] = field(default_factory=dict)
     shares: list[Share] = field(default_factory=list)
-    _absent: set[int] = field(default_factory=set)  # lost, or without a snapshot
+    _members: set[int] = field(default_factory=set)  # of the groups of those who have offered
     _hands: dict[str, int] = field(default_factory=dict)  # name to the worker asked for it
     _done: set[str] = field(default_factory=set)
     _begun: bool = False
@@ -118,8 +120,9 @@ class Assembly:
 
     def offer(self, worker: int, offer: Offer) -> None:
         """A worker holds a snapshot. Offering again takes back what it was asked."""
-        if worker not in self._absent:
+        if worker not in self.absent:
             self.offers[worker] = self._known = offer
+            self._members.update(offer.members)
             self._take_back(worker)
 
     def deliver(self, share: Share) -> None:
@@ -131,7 +134,7 @@ class Assembly:
 
     def lost(self, worker: int) -> None:
         """A worker is dead, or has no snapshot."""
-        self._absent.add(worker)
+        self.absent.add(worker)
         self.offers.pop(worker, None)
         self._take_back(worker)
 
@@ -147,11 +150,13 @@ class Assembly:
         More hands are quicker, and one is enough.
         """
         if not self._begun:
-            expected = {m for offer in self.offers.values() for m in offer.members}
-            awaited = expected - self._absent - set(self.offers)
-            late = now_s - self.first_s >= patience_s
-            self._begun = bool(self.offers) and (late or not awaited)
+            self._begun = bool(self.offers) and not self._awaits(now_s, patience_s)
         return self._begun
+
+    def _awaits(self, now_s: float, patience_s: float) -> bool:
+        """Whether members that live have not offered, and may still do so."""
+        late = now_s - self.first_s >= patience_s
+        return not late and bool(self._members - self.absent - set(self.offers))
 
     def orders(self) -> dict[int, Order]:
         """Who is to write what, as far as it is not in somebody's hands yet; once `gathered`."""
@@ -177,10 +182,9 @@ class Assembly:
         known = self._known is not None
         return known and all(self._done.issuperset(names) for names, _ in self._groups())
 
-    @property
-    def hopeless(self) -> bool:
-        """No holder lives, and something is not written."""
-        return not self.offers and not self.complete
+    def hopeless(self, now_s: float, patience_s: float) -> bool:
+        """No holder lives, none will come forward any more, and something is not written."""
+        return not (self.offers or self.complete or self._awaits(now_s, patience_s))
 
     @property
     def chief(self) -> Offer:

@@ -73,6 +73,7 @@ class Checkpoints:
         self._line_before: tuple[Ref, ...] = ()  # and of one that replaces the newest
         self._assemblies: dict[Mark, Assembly] = {}
         self._ended: dict[Mark, Release] = {}
+        self._gone: set[int] = set()
         self._retired_bytes = 0
         self._inbox: queue.SimpleQueue[tuple[int, Message | None] | None] = queue.SimpleQueue()
         self._idle = threading.Event()
@@ -185,7 +186,7 @@ class Checkpoints:
         if mark not in self._assemblies:
             if not isinstance(message, Offer):
                 return  # it was ended meanwhile
-            self._assemblies[mark] = Assembly(mark, time.monotonic())
+            self._assemblies[mark] = Assembly(mark, time.monotonic(), set(self._gone))
         assembly = self._assemblies[mark]
         match message:
             case Offer():
@@ -199,6 +200,7 @@ class Checkpoints:
                 self._end(assembly, Release(mark, error=message.error))
 
     def _lost(self, worker: int) -> None:
+        self._gone.add(worker)
         for assembly in list(self._assemblies.values()):
             assembly.lost(worker)
             if worker == _EVERYBODY:
@@ -208,10 +210,11 @@ class Checkpoints:
                     self._end(assembly, Release(assembly.mark, error=StoreError(why)))
 
     def _advance(self, assembly: Assembly) -> None:
-        if assembly.hopeless:
+        now = time.monotonic()
+        if assembly.hopeless(now, PATIENCE_S):
             reason = "every worker that held it is lost"
             self._end(assembly, Release(assembly.mark, error=StoreError(f"{reason}.")))
-        elif not assembly.gathered(time.monotonic(), PATIENCE_S):
+        elif not assembly.gathered(now, PATIENCE_S):
             return
         elif not self._wanted(assembly):
             self._end(assembly, Release(assembly.mark))
