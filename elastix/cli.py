@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 from elastix.errors import ConfigError, ElastixError
 from elastix.store import Entry, Store
@@ -21,7 +22,6 @@ from elastix.verbs.grafana import grafana
 from elastix.verbs.output import AsJson
 from elastix.verbs.output import print_table as _print
 from elastix.verbs.output import says as _says
-from elastix.verbs.output import size as _size
 from elastix.verbs.report import report
 from elastix.verbs.run import run
 from elastix.verbs.status import status
@@ -70,7 +70,7 @@ def _line(entry: Entry) -> tuple[str, ...]:
         "-" if entry.score is None else f"{entry.score:.4g}",
         f"{datetime.fromtimestamp(entry.time_s):%Y-%m-%d %H:%M:%S}",
         str(entry.tensors),
-        _size(entry.nbytes),
+        decimal(entry.nbytes),
         " ".join(entry.tags) or "-",
     )
 
@@ -181,7 +181,7 @@ def export(
         else:
             opened.export(ref, path, whole=whole)
     size = path.stat().st_size
-    _print(as_json, {"path": str(path), "bytes": size}, ("path", "size"), [(path, _size(size))])
+    _print(as_json, {"path": str(path), "bytes": size}, ("path", "size"), [(path, decimal(size))])
 
 
 @store_app.command("import")
@@ -229,7 +229,7 @@ def gc(store: Where = _STORE, as_json: AsJson = False) -> None:
     """Give back the bytes of retired models. Works on a full disk."""
     with _existing(store) as opened:
         found = opened.gc()
-    rows = [("freed", _size(found.freed_bytes)), ("packs removed", len(found.removed))]
+    rows = [("freed", decimal(found.freed_bytes)), ("packs removed", len(found.removed))]
     rows += [(pack, why) for pack, why in found.kept.items()]
     _print(as_json, asdict(found), ("what", "how much"), rows)
 
@@ -241,7 +241,7 @@ def stats(store: Where = _STORE, as_json: AsJson = False) -> None:
     with Store(store, read_only=True) as opened:
         found = opened.stats()
     value = {**asdict(found), "dedup_ratio": found.dedup_ratio}
-    rows = [(k, _size(v) if k.endswith("_bytes") else round(v, 3)) for k, v in value.items()]
+    rows = [(k, decimal(v) if k.endswith("_bytes") else round(v, 3)) for k, v in value.items()]
     _print(as_json, value, ("what", "how much"), rows)
 
 

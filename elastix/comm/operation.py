@@ -66,3 +66,25 @@ class Operation(Protocol):
     def imitate(self, watched: Watched) -> None:
         """Instead of all of the above: take over what the others agreed on."""
         ...
+
+
+class RoundAlone:
+    """The base of an operation that is nothing but its round: no buckets, nothing to onlookers."""
+
+    def prepare(self, generation: int) -> None:
+        """Nothing."""
+
+    def launch(self, group: Group) -> Sequence[Pending]:
+        """Nothing but the round."""
+        del group
+        return ()
+
+    def accept(self, left: Left) -> None:
+        """The result of the round is all there is."""
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Nothing beside the result."""
+        return ()
+
+    def imitate(self, watched: Watched) -> None:
+        """Nothing."""

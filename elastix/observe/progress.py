@@ -320,15 +320,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def size(count_bytes: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count_bytes) < 1000:
-            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
-        count_bytes /= 1000
-    return f"{count_bytes:.1f} TB"
-
-
 def number(value: Any) -> str:  # noqa: ANN401 - whatever was reported
     """A metric for people: four digits of a float, large ones whole, anything else as it is."""
     if not isinstance(value, float):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console as Terminal
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
@@ -26,7 +27,7 @@ from elastix.events import (
 )
 from elastix.observe.console import bar, one_line, where
 from elastix.observe.lines import plain
-from elastix.observe.progress import duration, shown, size
+from elastix.observe.progress import duration, shown
 
 _SUMMARY_S = 30.0
 _LATEST = 5  # events at the foot of the block
@@ -195,7 +196,7 @@ class TrialsConsole:
         if self._store is None:
             return ""
         shared = self._store.logical_bytes / max(1, self._store.unique_bytes)
-        return f"   store {size(self._store.physical_bytes)} (dedup {shared:.1f}x)"
+        return f"   store {decimal(self._store.physical_bytes)} (dedup {shared:.1f}x)"
 
     def _block(self) -> RenderableType:
         """At most 9 lines."""

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elastix.observe.progress import duration, size
+from rich.filesize import decimal
+
+from elastix.observe.progress import duration
 from elastix.report import campaign_part, training_part
 from elastix.report.page import Cell, Page, Section, Table
 from elastix.report.training import Training
@@ -68,9 +70,9 @@ def _store(stats: Stats | None) -> Sequence[Section]:
         return ()
     rows = [
         [Cell("models"), Cell(str(stats.models))],
-        [Cell("bytes of all models"), Cell(size(stats.logical_bytes))],
-        [Cell("of them different"), Cell(size(stats.unique_bytes))],
-        [Cell("bytes on disk"), Cell(size(stats.physical_bytes))],
+        [Cell("bytes of all models"), Cell(decimal(stats.logical_bytes))],
+        [Cell("of them different"), Cell(decimal(stats.unique_bytes))],
+        [Cell("bytes on disk"), Cell(decimal(stats.physical_bytes))],
         [Cell("saved by sharing tensors"), Cell(f"{stats.dedup_ratio:.2f}x")],
     ]
     table = Table("store-table", "Bytes", ("what", "how much"), rows, "All that is in this store.")

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from rich.filesize import decimal
+
 from elastix.data.cursor import count
 from elastix.observe.lines import plain_lines
-from elastix.observe.progress import Progress, duration, number, size
+from elastix.observe.progress import Progress, duration, number
 from elastix.report.page import Cell, Failure, Section, Table, Tile
 from elastix.report.training import Training
 from elastix.report.training_plots import training_figures
@@ -137,14 +139,14 @@ def _states(training: Training) -> Table:
             Cell(str(stored.step), stored.step),
             Cell(f"{at:.2f} s", at),
             Cell(stored.reason, stored.reason),
-            Cell(size(stored.stored_bytes), stored.stored_bytes),
+            Cell(decimal(stored.stored_bytes), stored.stored_bytes),
             seconds(stored.store_s),
             seconds(stored.stall_s),
         ]
         for at, stored in reversed(training.states)
     ]
     caption = (
-        f"{training.states_stored} were stored, {size(training.stored_bytes)} written in all; "
+        f"{training.states_stored} were stored, {decimal(training.stored_bytes)} written in all; "
         f"{training.states_dropped} were dropped again by the retention rule."
     )
     names = ("ref", "step", "after", "why", "new bytes", "written in", "held up training")

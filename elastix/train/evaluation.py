@@ -1,6 +1,6 @@
 """Metrics over a dataset that the group shares out: an operation without buckets. No Ray."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,15 +8,15 @@ import torch
 from torch.utils.data import Dataset
 
 from elastix.comm.feed import Watched
-from elastix.comm.group import Group, Pending, Reduce
-from elastix.comm.operation import Left
+from elastix.comm.group import Group, Reduce
+from elastix.comm.operation import RoundAlone
 from elastix.data.loader import Collate, to_device
 
 Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
 """`metric(model, batch)`: the mean over the batch, or several by name."""
 
 
-class Evaluation:
+class Evaluation(RoundAlone):
     """Each member evaluates its part of the dataset; the sums are added up.
 
     If the group changes, everybody evaluates its part of the new division: no result of a part
@@ -43,14 +43,6 @@ class Evaluation:
         self._collate = collate
         self._device = device
 
-    def prepare(self, generation: int) -> None:
-        """Nothing."""
-
-    def launch(self, group: Group) -> Sequence[Pending]:
-        """Nothing but the round."""
-        del group
-        return ()
-
     def payload(self, group: Group) -> torch.Tensor:
         """Sample count, then the sum of each metric over this member's part, in float64."""
         length = len(self._dataset)  # type: ignore[arg-type]
@@ -61,13 +53,6 @@ class Evaluation:
             starts = range(start, stop, self._batch_size)
             parts = [self._batch(range(s, min(s + self._batch_size, stop))) for s in starts]
             return torch.stack(parts).sum(0)
-
-    def accept(self, left: Left) -> None:
-        """The result is all there is."""
-
-    def parts(self) -> Sequence[torch.Tensor]:
-        """Nothing beside the result."""
-        return ()
 
     def imitate(self, watched: Watched) -> None:
         """The names of the metrics come from a small sample, their values from the others."""

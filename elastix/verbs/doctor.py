@@ -19,8 +19,9 @@ from typing import Annotated, Literal
 
 import typer
 from packaging.requirements import Requirement
+from rich.filesize import decimal
 
-from elastix.verbs.output import AsJson, print_table, size
+from elastix.verbs.output import AsJson, print_table
 
 Status = Literal["ok", "warn", "fail"]
 _GIB = 1 << 30
@@ -198,7 +199,7 @@ def devices() -> Iterator[Finding]:
         return
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
-        fact = f"{torch.cuda.get_device_name(index)}, {size(free)} of {size(total)} free"
+        fact = f"{torch.cuda.get_device_name(index)}, {decimal(free)} of {decimal(total)} free"
         crowded = free < 0.5 * total
         mend = "somebody else is at work on it; look at `nvidia-smi`" if crowded else ""
         yield Finding(f"gpu {index}", "warn" if crowded else "ok", fact, mend)
@@ -242,7 +243,7 @@ def shared_memory(mount: Path, usage: Usage) -> Finding:
             "shared memory", "fail", f"there is no {mount}", f"mount -t tmpfs shm {mount}"
         )
     total, _, free = usage(mount)
-    fact = f"{size(free)} of {size(total)} free in {mount}"
+    fact = f"{decimal(free)} of {decimal(total)} free in {mount}"
     if total < _GIB:
         mend = "docker run --shm-size=8g (Kubernetes: an emptyDir with medium: Memory)"
         return Finding("shared memory", "warn", f"{fact}: loaders with workers may crash", mend)
@@ -259,7 +260,7 @@ def disk(what: str, path: Path, usage: Usage) -> Finding:
     if not os.access(existing, os.W_OK):
         return Finding(what, "fail", f"{existing} cannot be written", "choose another directory")
     total, used, free = usage(existing)
-    fact = f"{size(free)} of {size(total)} free at {existing}"
+    fact = f"{decimal(free)} of {decimal(total)} free at {existing}"
     full = used / total if total else 1.0
     if full > 0.95 or free < _GIB // 2:
         mend = "make room; Ray keeps no more objects on a disk that is 95 % full"

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.filesize import decimal
 
 from elastix.cost.devices import DEVICES, this_machine
 from elastix.cost.plan import Plan, plan
 from elastix.cost.trace import Cost, trace
 from elastix.errors import ConfigError
-from elastix.verbs.output import AsJson, print_table, size
+from elastix.verbs.output import AsJson, print_table
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
 
@@ -100,16 +101,16 @@ def _rows(cost: Cost, planned: Plan) -> list[tuple[str, str]]:
         ("FLOPs per step and worker", f"{cost.step_flops:.3g}"),
         ("FLOPs in total", f"{planned.total_flops:.3g} ({planned.pflop_days:.3g} PFLOP-days)"),
         ("steps", f"{planned.steps:,}"),
-        ("model", size(cost.model_bytes)),
-        ("gradients", size(cost.gradients_bytes)),
-        ("gradient buckets", size(cost.buckets_bytes)),
-        ("optimizer", size(cost.optimizer_bytes)),
-        ("activations and temporaries", size(cost.activations_bytes)),
+        ("model", decimal(cost.model_bytes)),
+        ("gradients", decimal(cost.gradients_bytes)),
+        ("gradient buckets", decimal(cost.buckets_bytes)),
+        ("optimizer", decimal(cost.optimizer_bytes)),
+        ("activations and temporaries", decimal(cost.activations_bytes)),
     ]
     for stage, held in planned.memory_bytes.items():
         kind = "elastix's replicas" if stage == 0 else f"with ZeRO stage {stage}"
         verdict = "fits" if planned.fits[stage] else "does NOT fit"
-        rows.append((f"a worker, {kind}", f"{size(held)}, {verdict} ({planned.device})"))
+        rows.append((f"a worker, {kind}", f"{decimal(round(held))}, {verdict} ({planned.device})"))
     rows += [
         ("devices", f"{planned.devices} x {planned.device}, {planned.dtype}"),
         ("time of a step", f"{planned.step_s:.3g} s at {planned.utilization:.0%} of the peak"),

@@ -70,12 +70,3 @@ def print_table(
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     Console().print(table)
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
