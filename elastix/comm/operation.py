@@ -69,7 +69,7 @@ class Operation(Protocol):
 
 
 class RoundAlone:
-    """The base of an operation that is nothing but its round: no buckets, nothing to onlookers."""
+    """The base of an operation without buckets: its round, and the result of it, are all."""
 
     def prepare(self, generation: int) -> None:
         """Nothing."""

@@ -22,20 +22,15 @@ export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="${private}/token"
 od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"${RAY_AUTH_TOKEN_PATH}"
 
-steps=()
-driver=""
+head="" nodes="" driver=""
 requeue=""
 
 # shellcheck disable=SC2329 # a trap calls it
 finish() {
     trap - EXIT
-    if [[ -n "${driver}" ]]; then
-        steps+=("${driver}")
-    fi
-    for step in "${steps[@]}"; do
+    # The head last: without it the other nodes wait half a minute for somebody to say goodbye to.
+    for step in ${driver} ${nodes} ${head}; do
         kill -TERM "${step}" 2>/dev/null || true
-    done
-    for step in "${steps[@]}"; do
         wait "${step}" 2>/dev/null || true
     done
     rm -rf "${private}"
@@ -60,14 +55,14 @@ port="${ELASTIX_RAY_PORT:-$((20000 + SLURM_JOB_ID % 10000 * 3))}"
 export RAY_ADDRESS="${address}:${port}"
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="${first}" \
-    ray start --head --block --node-ip-address="${address}" --port="${port}" \
+    "${here}/node.sh" --head --node-ip-address="${address}" --port="${port}" \
     --dashboard-port="$((port + 1))" --ray-client-server-port="$((port + 2))" \
-    --num-cpus=0 --num-gpus=0 --disable-usage-stats &
-steps+=("$!")
+    --num-cpus=0 --num-gpus=0 &
+head="$!"
 
 deadline=$((SECONDS + patience_s))
 until ray health-check --address "${RAY_ADDRESS}" 2>/dev/null; do
-    if ! kill -0 "${steps[0]}" 2>/dev/null || ((SECONDS > deadline)); then
+    if ! kill -0 "${head}" 2>/dev/null || ((SECONDS > deadline)); then
         echo "elastix: the head of Ray did not come up at ${RAY_ADDRESS} within ${patience_s} s" >&2
         exit 1
     fi
@@ -76,9 +71,26 @@ done
 
 # A node that fails takes its workers with it and nothing else.
 srun --no-kill --kill-on-bad-exit=0 --cpu-bind=none "${here}/bind.sh" \
-    ray start --block --address="${RAY_ADDRESS}" --num-cpus="${SLURM_CPUS_PER_TASK:-1}" \
-    --object-store-memory=1000000000 --disable-usage-stats &
-steps+=("$!")
+    "${here}/node.sh" --address="${RAY_ADDRESS}" --num-cpus="${SLURM_CPUS_PER_TASK:-1}" \
+    --object-store-memory=1000000000 &
+nodes="$!"
+
+# What asks how large the cluster is must see all of it. A node that does not come is done without.
+tasks="${SLURM_NTASKS:-$((SLURM_NNODES * ${SLURM_NTASKS_PER_NODE:-1}))}"
+deadline=$((SECONDS + patience_s))
+while [[ -z "${requeue}" ]]; do
+    present="$(ray list nodes --filter state=ALIVE --limit 10000 --format json 2>/dev/null |
+        grep -o '"node_id"' | wc -l || true)"
+    ((present -= 1)) || true # the head
+    if ((present >= tasks)); then
+        break
+    elif ! kill -0 "${nodes}" 2>/dev/null || ((SECONDS > deadline)); then
+        echo "elastix: only ${present} of ${tasks} tasks have joined Ray within ${patience_s} s" >&2
+        ((present > 0)) || exit 1
+        break
+    fi
+    sleep 1
+done
 
 echo "elastix: job ${SLURM_JOB_ID}, start ${SLURM_RESTART_COUNT:-0}, Ray at ${RAY_ADDRESS}: $*"
 status=75

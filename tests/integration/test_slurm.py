@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -50,6 +51,7 @@ class Job:
             "SLURM_NTASKS_PER_NODE": "2",
             "SLURM_CPUS_PER_TASK": "1",
             "SLURM_SUBMIT_DIR": str(folder),
+            "RAY_TMPDIR": str(folder),
         }
 
     def start(self, code, script="multi_node.sbatch", **environment):
@@ -176,6 +178,28 @@ def test_a_head_that_does_not_come_up_ends_the_job(job):
     assert not job.processes()
 
 
+@pytest.mark.parametrize(("missing", "status"), [("1", 0), ("4", 1)])
+def test_a_node_that_does_not_come_is_done_without_if_there_are_others(job, missing, status):
+    process = job.start("print('at work')", STUB_MISSING=missing, ELASTIX_START_TIMEOUT_S="2")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == status, output
+    assert f"only {4 - int(missing)} of 4 tasks have joined Ray" in output
+    assert ("at work" in output) == (status == 0)
+    assert not job.processes()
+
+
+def test_each_ray_node_has_a_directory_of_its_own(job):
+    """Nodes of one host that share one take each other's socket names."""
+    process = job.start("print()")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    folders = [
+        word for call in job.calls for word in call.split() if word.startswith("--temp-dir=")
+    ]
+    assert len(set(folders)) == 5  # the head's, and one a task
+    assert all(word.startswith(f"--temp-dir={job.folder}/ray-4711.") for word in folders)
+
+
 def test_outside_of_a_job_the_script_says_so(job):
     del job.environment["SLURM_JOB_ID"]
     output, _ = job.start("print()").communicate(timeout=60)
@@ -247,9 +271,11 @@ def test_a_run_on_a_real_ray_under_the_script(tmp_path_factory):
         print("exact", result.audit.exact, "steps", result.audit.steps)
     """
     port = str(30000 + os.getpid() % 20000)
-    tmp = {"RAY_TMPDIR": "/tmp/ray-slurm", "ELASTIX_RAY_PORT": port}
-    process = job.start(code, SLURM_NTASKS_PER_NODE="1", **tmp)
-    output, _ = process.communicate(timeout=580)
+    with TemporaryDirectory(prefix="ray-", dir="/tmp") as short:  # names of sockets have a limit
+        options = {"RAY_TMPDIR": short, "ELASTIX_RAY_PORT": port, "SLURM_NTASKS_PER_NODE": "1"}
+        output, _ = (process := job.start(code, **options)).communicate(timeout=580)
     assert process.returncode == 0, output
     assert "exact True steps 16" in output
+    assert "only" not in output  # all nodes were there, and said goodbye to the head
+    assert "Failed to mark the local node as draining" not in output
     assert not job.processes()
