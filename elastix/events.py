@@ -290,6 +290,7 @@ class TrialStarted(Event):
     Attributes:
         parent: number of the trial that its configuration was changed from.
         rung: reports after which it pauses; None for its end.
+        name: what its run is called if it is a group of workers, which has a journal of its own.
     """
 
     trial: int
@@ -297,6 +298,7 @@ class TrialStarted(Event):
     parent: int | None
     attempt: int
     rung: int | None
+    name: str = ""  # unknown to journals of before
 
 
 @dataclass(frozen=True, kw_only=True)

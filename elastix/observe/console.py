@@ -112,7 +112,7 @@ class Console:
         self._end_block()
         progress = self.progress
         self._print(f"{self._name} finished   {shown(metrics)}", "bold green")
-        self._print(f"  {progress.step} steps in {self._running}{self._goodput('   goodput ')}")
+        self._print(f"  {progress.step} steps in {self._running}{_goodput(progress)}")
         slowest = progress.slowest_recovery_s
         worst = "" if slowest is None else f", slowest recovery {slowest:.2f} s"
         self._print(f"  workers lost {len(progress.losses)}{worst}, joined {len(progress.joins)}")
@@ -180,10 +180,6 @@ class Console:
     def _running(self) -> str:
         return duration(self._clock() - self._started)
 
-    def _goodput(self, before: str) -> str:
-        share = self.progress.goodput.share
-        return "" if share is None else f"{before}{share:.0%}"
-
     def _counts(self) -> str:
         progress = self.progress
         epoch, epochs = progress.epoch
@@ -198,17 +194,9 @@ class Console:
         parts += [] if left is None else [f"{duration(left)} left"]
         return "   ".join(parts)
 
-    def _group(self) -> str:
-        progress = self.progress
-        size = f"workers {len(progress.members)}/{progress.workers_wanted}"
-        text = f"gen {progress.generation}   {size}{self._goodput('   goodput ')}"
-        if progress.losses:
-            text += f"   last loss: {_what_became_of(progress.losses[-1])}"
-        return text
-
     def _summary(self) -> str:
         scores = shown(self.progress.metrics)
-        parts = [self._running, self._counts(), self._pace(), self._group(), scores]
+        parts = [self._running, self._counts(), self._pace(), group_line(self.progress), scores]
         return plain("   ".join(part for part in parts if part))
 
     def _block(self) -> RenderableType:
@@ -217,7 +205,7 @@ class Console:
         head = f"{self._name}   running {self._running}   {self._counts()}"
         rows: list[RenderableType] = [one_line(head, "bold")]
         rows.append(bar(progress.done, self._pace() or "starting"))
-        rows.append(one_line(f"group  {self._group()}"))
+        rows.append(one_line(f"group  {group_line(progress)}"))
         if progress.metrics:
             rows.append(
                 one_line(f"score  {shown(progress.metrics)}   (step {progress.metrics_step})")
@@ -266,6 +254,20 @@ def bar(done: float | None, beside: str) -> RenderableType:
 def one_line(text: str, style: str = "") -> Text:
     """Cut where the terminal ends."""
     return Text(plain(text), style, no_wrap=True, overflow="ellipsis")
+
+
+def group_line(progress: Progress) -> str:
+    """Who is in the group, how well it goes, and what became of the last loss."""
+    size = f"workers {len(progress.members)}/{progress.workers_wanted}"
+    text = f"gen {progress.generation}   {size}{_goodput(progress)}"
+    if progress.losses:
+        text += f"   last loss: {_what_became_of(progress.losses[-1])}"
+    return text
+
+
+def _goodput(progress: Progress) -> str:
+    share = progress.goodput.share
+    return "" if share is None else f"   goodput {share:.0%}"
 
 
 def _told(loss: Loss, since: float) -> str:

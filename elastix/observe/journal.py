@@ -68,12 +68,40 @@ def read_numbered(path: Path) -> Iterator[tuple[Event, int | None]]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                record = json.loads(line)
-                serial = record.pop("serial", None) if isinstance(record, dict) else None
-                yield from_record(record), serial
-            except (json.JSONDecodeError, UnicodeDecodeError, Corrupt) as error:
-                raise Corrupt(f"line {number} of {path} is no event: {error}") from error
+            yield _parse(line, f"line {number} of {path}")
+
+
+class Tail:
+    """Reads a journal as it grows; there may be none yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = 0
+
+    def news(self) -> list[Event]:
+        """The events since the last call.
+
+        Raises:
+            Corrupt: a line that is no event.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                lines = file.read()
+        except FileNotFoundError:
+            return []
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._place += len(whole)
+        return [_parse(line, f"a line of {self._path}")[0] for line in whole.splitlines()]
+
+
+def _parse(line: bytes, place: str) -> tuple[Event, int | None]:
+    try:
+        record = json.loads(line)
+        serial = record.pop("serial", None) if isinstance(record, dict) else None
+        return from_record(record), serial
+    except (json.JSONDecodeError, UnicodeDecodeError, Corrupt) as error:
+        raise Corrupt(f"{place} is no event: {error}") from error
 
 
 def _whole_bytes(path: Path) -> int:

@@ -1,36 +1,47 @@
-"""Loggers that a user hands to ElasticTrainer: readers of events, beside the run.
+"""Loggers that a user hands to ElasticTrainer or Campaign: readers of events, beside the run.
 
 A Logger has two methods. The Feed calls them in a thread of its own, so that a slow one holds up
-nothing, and drops one that raises: a run does not fail for its diary. Pure; the loggers
-themselves stand in tensorboard, mlflow and wandb.
+nothing, and drops one that raises: a run does not fail for its diary. Records turns events into
+what trackers of experiments keep; those stand in tensorboard, mlflow and wandb. Pure.
 """
 
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from elastix.events import (
+    CampaignEnded,
+    CampaignStarted,
     Event,
     GenerationFormed,
     Recovered,
     Reported,
     Resumed,
+    RunEnded,
+    RunStarted,
     StateStored,
     StepCommitted,
+    StoreMeasured,
+    TrialEnded,
+    TrialReported,
+    TrialStarted,
     WorkerJoined,
     WorkerLost,
 )
 
 _log = logging.getLogger(__name__)
+_WHOLE = -1  # the record of the run or the campaign itself, beside those of trials
 
 
 class Logger(Protocol):
-    """Writes a run's events down somewhere. Its methods are called in one thread."""
+    """Writes events down somewhere. Its methods are called in one thread."""
 
     def log(self, event: Event) -> None:
-        """Take note of an event; the first of a run is RunStarted. May block."""
+        """Take note of an event; the first is RunStarted or CampaignStarted. May block."""
         ...
 
     def close(self) -> None:
@@ -137,3 +148,163 @@ class Scalars:
         rate = self._samples / elapsed
         self._since, self._samples = event.t, 0
         return {"elastix/samples_per_second": rate}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """What a record begins with.
+
+    Attributes:
+        name: of the run, the trial or the campaign.
+        config: what was given to the train function; of a campaign, how it searches.
+        settings: elastix's own: the seed, and how the run was scaled.
+        versions: of the libraries.
+        campaign: of a trial; None for a run, and for the campaign itself.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    campaign: str | None = None
+
+
+class Record(Protocol):
+    """What a tracker of experiments keeps of one run, one trial or one campaign."""
+
+    def write(self, values: Mapping[str, float | str], step: int, t: float) -> None:
+        """Add a point at `step` to each curve; t in seconds since 1970."""
+        ...
+
+    def go_back(self, step: int) -> None:
+        """What was written of steps after `step` is void: the run goes on from there."""
+        ...
+
+    def end(self, outcome: str, message: str, values: Mapping[str, float]) -> None:
+        """It is over, or paused. `values` are those of a trial's objectives."""
+        ...
+
+
+class Records(ABC):
+    """The base of a Logger: a Record of each run, of each trial, and of the campaign they are in.
+
+    A trial is a record of its own, as a run is; `ctx.report` gives its curves, its reports are
+    the steps. The campaign's own record has the best value so far over the trials that ended.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[int, Record] = {}
+        self._scalars = Scalars()
+        self._campaign = ""
+        self._ended = 0  # trials
+
+    @abstractmethod
+    def begin(self, heading: Heading) -> Record:
+        """Begin a record, or go on with the one of that name."""
+
+    def log(self, event: Event) -> None:
+        """See Logger."""
+        match event:
+            case RunStarted():
+                settings = {"seed": event.seed, "scaling": event.scaling}
+                self._scalars = Scalars()
+                self._begin(
+                    _WHOLE,
+                    Heading(
+                        name=event.name,
+                        config=event.config,
+                        settings=settings,
+                        versions=event.versions,
+                    ),
+                )
+            case CampaignStarted():
+                self._campaign, self._ended = event.name, event.known
+                config = {
+                    "objectives": event.objectives,
+                    "searcher": event.searcher,
+                    "inherit": event.inherit,
+                    "budget": event.budget,
+                }
+                self._begin(
+                    _WHOLE, Heading(name=event.name, config=config, versions=event.versions)
+                )
+            case TrialStarted():
+                name = event.name or f"{self._campaign}-{event.trial}"
+                self._begin(
+                    event.trial, Heading(name=name, config=event.config, campaign=self._campaign)
+                )
+            case TrialReported():
+                self._write(event.trial, _plain(event.metrics), event.seq + 1, event.t)
+            case TrialEnded():
+                self._end_trial(event)
+            case StoreMeasured():
+                found = {"elastix/store_bytes": float(event.physical_bytes)}
+                self._write(_WHOLE, found, self._ended, event.t)
+            case CampaignEnded() | RunEnded():
+                self._end(_WHOLE, event.outcome, event.message, {})
+            case _:
+                self._read(event)
+
+    def close(self) -> None:
+        """See Logger."""
+        for key in tuple(self._records):
+            self._end(key, "interrupted", "", {})
+
+    def _read(self, event: Event) -> None:
+        """An event of a run."""
+        if isinstance(event, Resumed) and _WHOLE in self._records:
+            self._records[_WHOLE].go_back(event.step)
+        values: dict[str, float | str] = dict(self._scalars.read(event))
+        if isinstance(event, Reported):
+            values |= _plain(event.metrics)
+        self._write(_WHOLE, values, self._scalars.step, event.t)
+
+    def _end_trial(self, event: TrialEnded) -> None:
+        own = {
+            "elastix/epochs": event.epochs,
+            "elastix/lineage_epochs": event.lineage_epochs,
+            "elastix/inherited": event.inherited,
+            "elastix/seconds": event.seconds,
+        }
+        self._write(event.trial, own, max(1, round(event.epochs)), event.t)
+        self._end(event.trial, event.state, event.message, event.values)
+        if event.state == "paused":
+            return
+        self._ended += 1
+        if event.best:
+            best = {f"best/{name}": value for name, value in event.values.items()}
+            self._write(_WHOLE, best, self._ended, event.t)
+
+    def _begin(self, key: int, heading: Heading) -> None:
+        if key not in self._records:  # else it starts again: its worker was lost
+            self._records[key] = self.begin(heading)
+
+    def _write(self, key: int, values: Mapping[str, float | str], step: int, t: float) -> None:
+        record = self._records.get(key)
+        if record is not None and values:
+            record.write(values, step, t)
+
+    def _end(self, key: int, outcome: str, message: str, values: Mapping[str, float]) -> None:
+        record = self._records.pop(key, None)
+        if record is not None:
+            record.end(outcome, message, values)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _plain(metrics: Mapping[str, Any]) -> dict[str, float | str]:
+    """Numbers and texts among what was reported."""
+    return {
+        name: value if isinstance(value, str) else float(value)
+        for name, value in metrics.items()
+        if isinstance(value, str | int | float)
+    }

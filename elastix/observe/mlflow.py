@@ -5,17 +5,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastix.errors import ConfigError
-from elastix.events import Event, RunEnded, RunStarted
-from elastix.observe.loggers import Scalars
+from elastix.observe.loggers import Heading, Record, Records, flat
 
 _RUN_TAG = "elastix.run"
-_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+_PARENT_TAG = "mlflow.parentRunId"  # MLflow's own word for what stands below what
+_STATUS = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+    "stopped": "KILLED",
+    "paused": "SCHEDULED",
+}
 _FORBIDDEN = re.compile(r"[^\w\-./ ]")
 _LONGEST = 500  # characters of a parameter
 
 
-class MLflow:
-    """A Logger: an MLflow run for each run. A run that goes on continues its MLflow run.
+class MLflow(Records):
+    """A Logger: an MLflow run for each run; for each trial one below the campaign's.
+
+    A run that goes on continues its MLflow run.
 
     Args:
         tracking_uri: of the server; `sqlite:///FILE` with the whole of MLflow installed;
@@ -34,6 +42,7 @@ class MLflow:
                 f"MLflow cannot be imported: {error}. Nothing was started. "
                 "pip install 'elastix[mlflow]'."
             ) from error
+        super().__init__()
         self._library = mlflow
         try:
             self._client = mlflow.MlflowClient(tracking_uri=tracking_uri)
@@ -42,61 +51,57 @@ class MLflow:
                 f"MLflow refuses {tracking_uri!r}: {error} Nothing was started."
             ) from error
         self._experiment = experiment
-        self._scalars = Scalars()
-        self._run_id = ""
 
-    def log(self, event: Event) -> None:
-        """See Logger."""
-        if isinstance(event, RunStarted):
-            self._begin(event)
-        if not self._run_id:
-            return
-        values = self._scalars.read(event)
-        if values:
-            self._client.log_batch(self._run_id, metrics=self._metrics(values, event.t))
-        if isinstance(event, RunEnded):
-            if event.message:
-                self._client.set_tag(self._run_id, "elastix.message", event.message)
-            self._client.set_terminated(self._run_id, _STATUS.get(event.outcome, "FAILED"))
-
-    def close(self) -> None:
-        """See Logger: every call of the client is safe when it returns."""
-
-    def _begin(self, event: RunStarted) -> None:
+    def begin(self, heading: Heading) -> Record:
+        """See Records."""
         client = self._client
         experiment = client.get_experiment_by_name(self._experiment)
         number = (
             experiment.experiment_id if experiment else client.create_experiment(self._experiment)
         )
-        quoted = event.name.replace("'", "''")
-        before = client.search_runs([number], f"tags.`{_RUN_TAG}` = '{quoted}'", max_results=1)
-        if before:
-            self._run_id = before[0].info.run_id
-            client.update_run(self._run_id, status="RUNNING")
-            return
-        tags = {_RUN_TAG: event.name, **{f"elastix.{k}": v for k, v in event.versions.items()}}
-        self._run_id = client.create_run(number, run_name=event.name, tags=tags).info.run_id
-        values = {"seed": event.seed, **_flat(event.config), **_flat(event.scaling, "scaling.")}
+        run = self._find(number, heading.name)
+        if run is not None:
+            client.update_run(run, status="RUNNING")
+            return _Run(self._library, client, run)
+        tags = {_RUN_TAG: heading.name, **{f"elastix.{k}": v for k, v in heading.versions.items()}}
+        if heading.campaign is not None:
+            tags[_PARENT_TAG] = self._find(number, heading.campaign) or ""
+        run = client.create_run(number, run_name=heading.name, tags=tags).info.run_id
+        values = {**flat(heading.settings), **flat(heading.config)}
         params = [
             self._library.entities.Param(_FORBIDDEN.sub("_", name), str(value)[:_LONGEST])
             for name, value in values.items()
         ]
-        self._client.log_batch(self._run_id, params=params)
+        client.log_batch(run, params=params)
+        return _Run(self._library, client, run)
 
-    def _metrics(self, values: Mapping[str, float], t: float) -> list[Any]:
-        step = self._scalars.step
-        return [
+    def _find(self, experiment: str, name: str) -> str | None:
+        quoted = name.replace("'", "''")
+        found = self._client.search_runs(
+            [experiment], f"tags.`{_RUN_TAG}` = '{quoted}'", max_results=1
+        )
+        return str(found[0].info.run_id) if found else None
+
+
+class _Run:
+    def __init__(self, library: Any, client: Any, run: str) -> None:  # noqa: ANN401
+        self._library = library
+        self._client = client
+        self._run = run
+
+    def write(self, values: Mapping[str, float | str], step: int, t: float) -> None:
+        metrics = [
             self._library.entities.Metric(_FORBIDDEN.sub("_", name), value, round(t * 1000), step)
             for name, value in values.items()
+            if not isinstance(value, str)
         ]
+        self._client.log_batch(self._run, metrics=metrics)
 
+    def go_back(self, step: int) -> None:
+        """MLflow keeps what it has; of two values at a step the later one counts."""
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
+    def end(self, outcome: str, message: str, values: Mapping[str, float]) -> None:
+        del values  # they are among the metrics
+        if message:
+            self._client.set_tag(self._run, "elastix.message", message)
+        self._client.set_terminated(self._run, _STATUS.get(outcome, "FAILED"))

@@ -1,19 +1,21 @@
 """Events to TensorBoard. Needs `pip install 'elastix[tensorboard]'`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastix.errors import ConfigError
-from elastix.events import Event, Reported, Resumed, RunStarted
-from elastix.observe.loggers import Scalars
+from elastix.observe.loggers import Heading, Record, Records, flat
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class TensorBoard:
-    """A Logger: event files in DIRECTORY/NAME. A run that goes on adds a file there.
+class TensorBoard(Records):
+    """A Logger: event files in DIRECTORY/NAME, a trial's in DIRECTORY/CAMPAIGN/NAME.
+
+    A run that goes on adds a file. Trials have a row each under HParams.
 
     Raises:
         ConfigError: tensorboard is not installed.
@@ -27,43 +29,56 @@ class TensorBoard:
                 f"TensorBoard cannot be imported: {error}. Nothing was started. "
                 "pip install 'elastix[tensorboard]'."
             ) from error
+        super().__init__()
         self._library = library
         self._directory = Path(directory)
-        self._scalars = Scalars()
-        self._run: RunStarted | None = None
+
+    def begin(self, heading: Heading) -> Record:
+        """See Records."""
+        return _Folder(self._library, self._directory, heading)
+
+
+class _Folder:
+    """A file is begun with the first point: by then it is known where the run goes on."""
+
+    def __init__(self, library: Any, directory: Path, heading: Heading) -> None:  # noqa: ANN401
+        self._library = library
+        self._heading = heading
+        self._folder = directory / (heading.campaign or "") / heading.name
+        self._purge: int | None = None
         self._writer: SummaryWriter | None = None
 
-    def log(self, event: Event) -> None:
-        """See Logger."""
-        if isinstance(event, RunStarted):
-            self.close()
-            self._run = event
-            return  # whether the run goes on from somewhere is known with the next event
-        if self._run is None:
-            return
-        if isinstance(event, Resumed):
-            self._open(event.step + 1)
-        writer = self._writer or self._open(None)
-        for name, value in self._scalars.read(event).items():
-            writer.add_scalar(name, value, self._scalars.step, walltime=event.t)
-        if isinstance(event, Reported):
-            for name, value in event.metrics.items():
-                if isinstance(value, str):
-                    writer.add_text(name, value, event.step, walltime=event.t)
+    def write(self, values: Mapping[str, float | str], step: int, t: float) -> None:
+        writer = self._open()
+        for name, value in values.items():
+            add = writer.add_text if isinstance(value, str) else writer.add_scalar
+            add(name, value, step, walltime=t)
 
-    def close(self) -> None:
-        """See Logger."""
+    def go_back(self, step: int) -> None:
+        self._close()
+        self._purge = step + 1
+
+    def end(self, outcome: str, message: str, values: Mapping[str, float]) -> None:
+        del outcome
+        writer = self._open()
+        if message:
+            writer.add_text("elastix/message", message)
+        if values:
+            config = {
+                name: value if isinstance(value, bool | str | int | float) else str(value)
+                for name, value in flat(self._heading.config).items()
+            }
+            writer.add_hparams(config, {f"hparam/{k}": v for k, v in values.items()}, run_name=".")
+        self._close()
+
+    def _open(self) -> "SummaryWriter":
+        if self._writer is None:
+            self._writer = self._library.SummaryWriter(str(self._folder), purge_step=self._purge)
+            text = json.dumps(self._heading.config, indent=2, default=str)
+            self._writer.add_text("config", f"```\n{text}\n```", 0)
+        return self._writer
+
+    def _close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    def _open(self, purge_step: int | None) -> "SummaryWriter":
-        """Begin a file; curves from `purge_step` on that earlier files hold are void."""
-        if self._run is None:
-            raise RuntimeError("no run has started")
-        self.close()
-        folder = self._directory / self._run.name
-        self._writer = self._library.SummaryWriter(str(folder), purge_step=purge_step)
-        text = json.dumps(self._run.config, indent=2, default=str)
-        self._writer.add_text("config", f"```\n{text}\n```", 0)
-        return self._writer

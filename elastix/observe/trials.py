@@ -8,6 +8,7 @@ store and the report in the first line and in the last.
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console as Terminal
@@ -25,16 +26,38 @@ from elastix.events import (
     TrialLost,
     TrialStarted,
 )
-from elastix.observe.console import bar, one_line, where
+from elastix.observe.console import bar, group_line, one_line, where
+from elastix.observe.journal import Tail
 from elastix.observe.lines import plain
-from elastix.observe.progress import duration, shown
+from elastix.observe.progress import Progress, duration, shown
 
 _SUMMARY_S = 30.0
 _LATEST = 5  # events at the foot of the block
+_GROUPS = 3  # trials that are groups of workers, a line each
 _FINAL = ("finished", "stopped", "failed")
 _TOLD_FAILURES = 3  # the first ones say it; the table has them all
 _ANCESTORS = 6  # of the best, named
 _STYLES = {"finished": "bold green", "failed": "bold red"}
+
+
+class _GroupTrial:
+    """How a trial that is a group of workers gets on, from the journal of its run.
+
+    A trial that is not has no such journal, and `line` is empty.
+    """
+
+    def __init__(self, trial: int, journal: Path) -> None:
+        self._trial = trial
+        self._tail = Tail(journal)
+        self._progress = Progress()
+
+    @property
+    def line(self) -> str:
+        for event in self._tail.news():
+            self._progress.add(event)
+        if not self._progress.members:
+            return ""
+        return f"group  trial {self._trial}   {group_line(self._progress)}"
 
 
 class TrialsConsole:
@@ -60,6 +83,7 @@ class TrialsConsole:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = plain(name)
+        self._runs = directory.parent
         self._where = where(self._name, plain(str(directory.parents[1])))
         self._budget = budget
         self._terminal = terminal or Terminal(quiet=quiet, highlight=False, soft_wrap=True)
@@ -67,7 +91,7 @@ class TrialsConsole:
         self._began = self._summed = clock()
         self._known = 0
         self._counts: Counter[str] = Counter()
-        self._running: set[int] = set()
+        self._running: dict[int, _GroupTrial] = {}
         self._parents: dict[int, int | None] = {}
         self._best: TrialEnded | None = None
         self._store: StoreMeasured | None = None
@@ -83,10 +107,11 @@ class TrialsConsole:
             case CampaignStarted():
                 self._start(event)
             case TrialStarted():
-                self._running.add(event.trial)
+                journal = self._runs / (event.name or "?") / "journal.jsonl"
+                self._running[event.trial] = _GroupTrial(event.trial, journal)
                 self._parents[event.trial] = event.parent
             case TrialLost():
-                self._running.discard(event.trial)
+                self._running.pop(event.trial, None)
                 self._counts["lost"] += 1
                 self._tell(f"trial {event.trial} lost: {event.cause}; it starts again", "red")
             case TrialEnded():
@@ -119,7 +144,7 @@ class TrialsConsole:
             self._live.start()
 
     def _end_trial(self, event: TrialEnded) -> None:
-        self._running.discard(event.trial)
+        self._running.pop(event.trial, None)
         self._counts[event.state] += 1
         self._inherited.append(event.inherited)
         self._longest = max(self._longest, event.lineage_epochs - event.epochs)
@@ -199,7 +224,7 @@ class TrialsConsole:
         return f"   store {decimal(self._store.physical_bytes)} (dedup {shared:.1f}x)"
 
     def _block(self) -> RenderableType:
-        """At most 9 lines."""
+        """At most 11 lines."""
         running = duration(self._clock() - self._began)
         share = None if not self._budget else min(1.0, self._done() / self._budget)
         rows: list[RenderableType] = [
@@ -208,6 +233,8 @@ class TrialsConsole:
         ]
         if self._best is not None:
             rows.append(one_line(f"best   {self._describe(self._best)}"))
+        lines = (group.line for group in tuple(self._running.values()))
+        rows += [one_line(line) for line in islice(filter(None, lines), _GROUPS)]
         return Group(*rows, *self._latest)
 
     def _tell(self, text: str, style: str) -> None:

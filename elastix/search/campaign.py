@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
@@ -27,6 +27,7 @@ from elastix.config import Budget, CheckpointConfig, FailureConfig, RunConfig, S
 from elastix.errors import ConfigError, Conflict, ElastixError, NotFound, StoreError
 from elastix.events import CampaignEnded, CampaignStarted, Events
 from elastix.observe.journal import Journal
+from elastix.observe.loggers import Feed, Logger
 from elastix.observe.trials import TrialsConsole
 from elastix.search.book import Book, Role
 from elastix.search.executors.work import Executor, TrainFunction, Work
@@ -86,6 +87,8 @@ class Campaign:
             how often any trial may lose its worker, 3 by default.
         retries: how often a trial that raised is run again.
         executor: where trials run; a Pool of Ray workers by default.
+        loggers: readers of the campaign's events in this process: TensorBoard, MLflow, WandB, your
+            own. They have a record of each trial.
         quiet: print nothing.
 
     Raises:
@@ -111,6 +114,7 @@ class Campaign:
         failure: FailureConfig | None = None,
         retries: int = 0,
         executor: Executor | None = None,
+        loggers: Sequence[Logger] = (),
         quiet: bool = False,
     ) -> None:
         _check_train(train)
@@ -142,6 +146,7 @@ class Campaign:
         self._failure = failure or FailureConfig()
         self._retries = retries
         self._executor = executor
+        self._loggers = tuple(loggers)
         self._quiet = quiet
 
     # ------------------------------------------------------------------ running
@@ -184,9 +189,11 @@ class Campaign:
             Journal(directory / "journal.jsonl") as journal,
             _measured(self.name, bus),
             self._look_into(shelf) as store,
+            closing(Feed(self._loggers)) as feed,
         ):
             bus.subscribe(journal.append)
             bus.subscribe(console.show)
+            bus.subscribe(feed.show)
             gauge = Gauge(store, bus.emit)
             bus.subscribe(gauge.read)
             loop = Loop(

@@ -244,7 +244,8 @@ class Loop:
             case.trial = trial.but(
                 state=TrialState.RUNNING, started_s=trial.started_s or time.time()
             )
-            self._executor.submit(self._make_work(case.trial, case.role, case.rung))
+            work = self._make_work(case.trial, case.role, case.rung)
+            self._executor.submit(work)
             self._running.add(trial.number)
             self._changed[trial.number] = case
             self._emit(
@@ -254,6 +255,7 @@ class Loop:
                     parent=trial.suggestion.parent_number,
                     attempt=1 + case.losses_of_workers + case.raised,
                     rung=case.rung,
+                    name=work.name,
                 )
             )
 

@@ -67,6 +67,40 @@ def test_the_journal_tells_how_large_the_store_has_become(tmp_path):
     assert results.best
 
 
+class Notes:
+    """A logger; raises at the first event of a kind."""
+
+    def __init__(self, fails_at=()):
+        self.seen = []
+        self.closed = 0
+        self._fails_at = fails_at
+
+    def log(self, event):
+        if isinstance(event, self._fails_at):
+            raise OSError("no more room")
+        self.seen.append(event)
+
+    def close(self):
+        self.closed += 1
+
+
+def test_loggers_hear_what_the_journal_has_and_cannot_end_a_campaign(tmp_path):
+    notes, broken = Notes(), Notes(fails_at=TrialEnded)
+    results = campaign(tmp_path, loggers=[broken, notes]).run()
+    assert len(list(results)) == 8
+    assert notes.seen == list(journal.read(tmp_path / "runs" / "test" / "journal.jsonl"))
+    assert notes.closed == 1
+    assert not any(isinstance(event, TrialEnded) for event in broken.seen)
+
+
+def test_loggers_are_closed_when_a_campaign_fails(tmp_path):
+    notes = Notes()
+    with pytest.raises(EveryTrialFailed):
+        campaign(tmp_path, search_parts.raises, loggers=[notes]).run()
+    assert isinstance(notes.seen[-1], CampaignEnded)
+    assert notes.closed == 1
+
+
 def test_children_begin_with_their_parents_weights_and_the_store_knows(tmp_path):
     results = learning(tmp_path).run()
     children = [trial for trial in results if trial.inherited is not None]

@@ -4,7 +4,7 @@ import pytest
 
 from elastix.errors import Corrupt, NotFound
 from elastix.events import Resumed
-from elastix.observe.journal import Journal, read
+from elastix.observe.journal import Journal, Tail, read
 
 
 def event(step: int) -> Resumed:
@@ -91,3 +91,21 @@ def test_events_before_a_corrupt_line_are_handed_out(tmp_path):
 def test_there_may_be_no_journal(tmp_path):
     with pytest.raises(NotFound, match="nowhere"):
         list(read(tmp_path / "nowhere"))
+
+
+def test_a_tail_tells_each_event_once_and_waits_for_whole_lines(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    tail = Tail(path)
+    assert tail.news() == []  # there is none yet
+    write(path, 1, 2)
+    assert tail.news() == [event(1), event(2)]
+    assert tail.news() == []
+    with path.open("ab") as file:
+        file.write(b'{"event":"Resu')  # its writer is killed here
+    assert tail.news() == []
+    write(path, 3)
+    assert tail.news() == [event(3)]
+    with path.open("ab") as file:
+        file.write(b"{}\n")
+    with pytest.raises(Corrupt, match=r"journal\.jsonl is no event"):
+        tail.news()

@@ -9,11 +9,16 @@ from rich.console import Console as Terminal
 from elastix.events import (
     CampaignEnded,
     CampaignStarted,
+    GenerationFormed,
+    Recovered,
+    RunStarted,
     StoreMeasured,
     TrialEnded,
     TrialLost,
     TrialStarted,
+    WorkerLost,
 )
+from elastix.observe.journal import Journal
 from elastix.observe.trials import TrialsConsole
 from tests.report_data import campaign
 
@@ -79,6 +84,43 @@ def play(console, clock, *, evil: str = "", look=lambda: None) -> None:
         clock.now += 1.0
         console.show(event)
         look()
+
+
+def test_trials_that_are_groups_have_a_line_each(tmp_path):
+    file, clock = io.StringIO(), Clock()
+    terminal = Terminal(file=file, force_terminal=True, width=120, height=40)
+    console = TrialsConsole("nas-1", tmp_path / "nas-1", 120, terminal=terminal, clock=clock)
+    for trial in range(5):
+        name = f"nas-1-{trial}"
+        console.show(
+            TrialStarted(trial=trial, config={}, parent=None, attempt=1, rung=None, name=name)
+        )
+        if trial == 0:
+            continue  # a trial of one worker has no journal
+        with Journal(tmp_path / name / "journal.jsonl") as journal:
+            journal.append(
+                RunStarted(name=name, seed=0, config={}, scaling={"num_workers": 3}, versions={})
+            )
+            journal.append(GenerationFormed(generation=1, members=(0, 1, 2), cause="start"))
+            journal.append(WorkerLost(worker=1, rank=1, generation=1, cause="killed by signal 9"))
+            journal.append(GenerationFormed(generation=2, members=(0, 2), cause="loss"))
+            journal.append(
+                Recovered(
+                    worker=0, generation=2, step=7, outcome="accepted", rebuild_s=0.1, stall_s=0.2
+                )
+            )
+
+    def lines():
+        rows = terminal.render_lines(console._block())
+        texts = ["".join(segment.text for segment in row) for row in rows]
+        return [text for text in texts if text.startswith("group")]
+
+    shown = lines()
+    assert [text.split()[2] for text in shown] == ["1", "2", "3"]  # three at most
+    assert "gen 2   workers 2/3" in shown[0]
+    assert "killed by signal 9, recovered in 0.20 s, 0 steps lost" in shown[0]
+    console.show(TrialLost(trial=2, attempt=1, cause="died"))
+    assert [text.split()[2] for text in lines()] == ["1", "3", "4"]
 
 
 @pytest.mark.parametrize("width", [40, 120])
