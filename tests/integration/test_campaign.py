@@ -210,7 +210,7 @@ def test_blocks_are_spread_out_in_tables(tmp_path):
     results = campaign(tmp_path, train, space=convnet.space, searcher=elastix.Evolution()).run()
     row = results.rows()[0]
     assert row["p:body.length"] == len(results[0].config["body"])
-    assert row["p:body.0.width"] == results[0].config["body"][0]["width"]
+    assert row["p:body.0.hidden"] == results[0].config["body"][0]["hidden"]
     results.to_parquet(tmp_path / "t.parquet")
     results.to_optuna(tmp_path / "t.log")
 
