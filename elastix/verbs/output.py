@@ -36,8 +36,8 @@ def says(command: Callable[P, T]) -> Callable[P, T]:
                 raise
             typer.echo(f"elastix: {error}", err=True)
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
-        except (typer.Exit, typer.Abort, typer.BadParameter):
-            raise
+        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+            raise  # typer ends quietly if `| head` has seen enough
         except Exception as error:  # the border of the process
             if _debug:
                 raise

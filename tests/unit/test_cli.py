@@ -123,3 +123,27 @@ def test_a_shell_completes_verbs_and_runs(store):
     assert complete("elastix repo", store) == ["report"]
     assert complete(f"elastix report --store {store} di", store) == ["digits"]
     assert "verify" in complete("elastix store ver", store)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    """As `elastix ... | head -1` has it."""
+    code = """
+import typer
+from elastix.verbs.output import says
+
+app = typer.Typer()
+
+@app.command()
+@says
+def lines() -> None:
+    while True:
+        typer.echo("a line")
+
+app()
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"a line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 1
