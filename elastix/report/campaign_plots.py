@@ -13,6 +13,7 @@ from elastix.report.lineage import layout as tree_layout
 from elastix.report.trials import CampaignRecord, TrialRecord
 
 _AXES = 10  # of the parallel coordinates
+_FEW_CHOICES = 6  # numbers that have a tick each there
 _LEVELS = 24  # values of a category that are told apart there
 _LINES = 60  # trials with a curve of their own
 _SYMBOLS = {"finished": "circle", "stopped": "circle-open", "paused": "diamond-open"}
@@ -177,16 +178,18 @@ def _scale(name: str, values: Sequence[Any]) -> dict[str, Any]:
     logarithmic = min(there) > 0 and max(there) / min(there) >= 100
     places = [math.log10(v) if logarithmic else float(v) for v in there]
     low, high = min(places), max(places)
+    few = len(set(places)) <= _FEW_CHOICES
     if logarithmic:
         ticks = [float(tick) for tick in range(math.floor(low), math.ceil(high) + 1)]
         texts = [f"{10.0**tick:g}" for tick in ticks]
     else:
-        ticks = [low + (high - low) * part / 4 for part in range(5)]
+        quarter = (high - low) / 4
+        ticks = sorted(set(places)) if few else [low + quarter * part for part in range(5)]
         texts = [f"{tick:.3g}" for tick in ticks]
     if len(there) == len(values):
         whole = all(isinstance(v, int) for v in there)
-        plain = not logarithmic and whole
-        named = {} if plain else {"tickvals": ticks, "ticktext": texts}
+        plain = not logarithmic and whole and not few
+        named = {} if plain else {"tickvals": ticks, "ticktext": texts, "range": _ends(ticks)}
         return {"label": name, "values": places, **named}
     absent = min(ticks) - 0.12 * ((max(ticks) - min(ticks)) or 1.0)
     placed = iter(places)
@@ -195,7 +198,13 @@ def _scale(name: str, values: Sequence[Any]) -> dict[str, Any]:
         "values": [absent if v is None else next(placed) for v in values],
         "tickvals": [absent, *ticks],
         "ticktext": ["absent", *texts],
+        "range": _ends([absent, *ticks]),
     }
+
+
+def _ends(ticks: Sequence[float]) -> list[float]:
+    """An axis ends with its ticks: plotly draws those beyond the values outside of the plot."""
+    return [ticks[0], ticks[-1] if ticks[-1] > ticks[0] else ticks[0] + 1.0]
 
 
 def _categories(name: str, values: Sequence[Any]) -> dict[str, Any]:

@@ -249,6 +249,25 @@ def test_a_campaign_has_all_its_plots(objectives):
     }
 
 
+def test_the_axes_of_parallel_coordinates_end_with_their_ticks():
+    """Plotly draws ticks that are beyond an axis' range all the same, outside of the plot."""
+    chance = random.Random(0)
+    trials = []
+    for number in range(20):
+        config = {"lr": 2.5e-4 * 10 ** (2.3 * number / 19), "dropout": chance.random()}
+        config |= {"depth": chance.randint(1, 9)} if number % 3 else {}
+        config |= {"kernel": (3, 5)[number % 2]}
+        trials.append(trial(number, chance.random(), config=config))
+    figures = {figure.id: figure for figure in campaign_figures(record(*trials))}
+    axes = {a["label"]: a for a in figures["parallel"].figure["data"][0]["dimensions"]}
+    assert axes["lr"]["ticktext"][0] == "0.0001"
+    assert axes["kernel"]["tickvals"] == [3, 5]  # none between two choices
+    for name in ("lr", "dropout", "depth", "kernel"):
+        marks = [*axes[name]["tickvals"], *axes[name]["values"]]
+        low, high = axes[name]["range"]
+        assert low <= min(marks) < max(marks) <= high
+
+
 def test_a_campaign_without_a_score_has_a_page_and_no_plots():
     failed = trial(0, state="failed", traceback="Traceback\nKeyError: 'x'")
     running = TrialRecord(number=1, config={}, state="running")
