@@ -290,7 +290,7 @@ class TrialStarted(Event):
     Attributes:
         parent: number of the trial that its configuration was changed from.
         rung: reports after which it pauses; None for its end.
-        name: what its run is called if it is a group of workers, which has a journal of its own.
+        name: what its run is called; one of several workers has a journal of that name.
     """
 
     trial: int

@@ -111,7 +111,7 @@ class Scalars:
         match event:
             case Reported():
                 self.step = max(self.step, event.step)
-                return {k: float(v) for k, v in event.metrics.items() if isinstance(v, int | float)}
+                return _numbers(event.metrics)
             case StepCommitted():
                 return self._commit(event)
             case Resumed():
@@ -229,12 +229,14 @@ class Records(ABC):
                     _WHOLE, Heading(name=event.name, config=config, versions=event.versions)
                 )
             case TrialStarted():
-                name = event.name or f"{self._campaign}-{event.trial}"
                 self._begin(
-                    event.trial, Heading(name=name, config=event.config, campaign=self._campaign)
+                    event.trial,
+                    Heading(name=event.name, config=event.config, campaign=self._campaign),
                 )
             case TrialReported():
-                self._write(event.trial, _plain(event.metrics), event.seq + 1, event.t)
+                said: dict[str, float | str] = dict(_numbers(event.metrics))
+                said |= _texts(event.metrics)
+                self._write(event.trial, said, event.seq + 1, event.t)
             case TrialEnded():
                 self._end_trial(event)
             case StoreMeasured():
@@ -256,7 +258,7 @@ class Records(ABC):
             self._records[_WHOLE].go_back(event.step)
         values: dict[str, float | str] = dict(self._scalars.read(event))
         if isinstance(event, Reported):
-            values |= _plain(event.metrics)
+            values |= _texts(event.metrics)
         self._write(_WHOLE, values, self._scalars.step, event.t)
 
     def _end_trial(self, event: TrialEnded) -> None:
@@ -301,10 +303,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _plain(metrics: Mapping[str, Any]) -> dict[str, float | str]:
-    """Numbers and texts among what was reported."""
-    return {
-        name: value if isinstance(value, str) else float(value)
-        for name, value in metrics.items()
-        if isinstance(value, str | int | float)
-    }
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
+
+
+def _texts(metrics: Mapping[str, Any]) -> dict[str, str]:
+    return {name: v for name, v in metrics.items() if isinstance(v, str)}

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from elastix.errors import ConfigError
@@ -51,34 +52,45 @@ class MLflow(Records):
                 f"MLflow refuses {tracking_uri!r}: {error} Nothing was started."
             ) from error
         self._experiment = experiment
+        self._runs: dict[str, str] = {}  # id of each run, by name
 
     def begin(self, heading: Heading) -> Record:
         """See Records."""
+        run = self._find(heading.name)
+        if run is None:
+            run = self._create(heading)
+        else:
+            self._client.update_run(run, status="RUNNING")
+        self._runs[heading.name] = run
+        return _Run(self._library, self._client, run)
+
+    def _create(self, heading: Heading) -> str:
         client = self._client
-        experiment = client.get_experiment_by_name(self._experiment)
-        number = (
-            experiment.experiment_id if experiment else client.create_experiment(self._experiment)
-        )
-        run = self._find(number, heading.name)
-        if run is not None:
-            client.update_run(run, status="RUNNING")
-            return _Run(self._library, client, run)
         tags = {_RUN_TAG: heading.name, **{f"elastix.{k}": v for k, v in heading.versions.items()}}
         if heading.campaign is not None:
-            tags[_PARENT_TAG] = self._find(number, heading.campaign) or ""
-        run = client.create_run(number, run_name=heading.name, tags=tags).info.run_id
+            tags[_PARENT_TAG] = self._runs[heading.campaign]
+        created = client.create_run(self._number, run_name=heading.name, tags=tags)
+        run = str(created.info.run_id)
         values = {**flat(heading.settings), **flat(heading.config)}
         params = [
             self._library.entities.Param(_FORBIDDEN.sub("_", name), str(value)[:_LONGEST])
             for name, value in values.items()
         ]
         client.log_batch(run, params=params)
-        return _Run(self._library, client, run)
+        return run
 
-    def _find(self, experiment: str, name: str) -> str | None:
+    @cached_property
+    def _number(self) -> str:
+        """Of the experiment; asked for with the first run, when the server must be there."""
+        found = self._client.get_experiment_by_name(self._experiment)
+        return str(
+            found.experiment_id if found else self._client.create_experiment(self._experiment)
+        )
+
+    def _find(self, name: str) -> str | None:
         quoted = name.replace("'", "''")
         found = self._client.search_runs(
-            [experiment], f"tags.`{_RUN_TAG}` = '{quoted}'", max_results=1
+            [self._number], f"tags.`{_RUN_TAG}` = '{quoted}'", max_results=1
         )
         return str(found[0].info.run_id) if found else None
 
@@ -95,7 +107,8 @@ class _Run:
             for name, value in values.items()
             if not isinstance(value, str)
         ]
-        self._client.log_batch(self._run, metrics=metrics)
+        if metrics:
+            self._client.log_batch(self._run, metrics=metrics)
 
     def go_back(self, step: int) -> None:
         """MLflow keeps what it has; of two values at a step the later one counts."""

@@ -107,7 +107,7 @@ class TrialsConsole:
             case CampaignStarted():
                 self._start(event)
             case TrialStarted():
-                journal = self._runs / (event.name or "?") / "journal.jsonl"
+                journal = self._runs / event.name / "journal.jsonl"
                 self._running[event.trial] = _GroupTrial(event.trial, journal)
                 self._parents[event.trial] = event.parent
             case TrialLost():

@@ -31,6 +31,7 @@ from elastix.search.executors.local import Local
 from elastix.search.rungs import Asha
 from elastix.search.trial import TrialState
 from tests import search_parts
+from tests.notes import Notes
 from tests.search_parts import SPACE, Drawing
 
 ROOT = Path(__file__).parents[2]
@@ -67,25 +68,8 @@ def test_the_journal_tells_how_large_the_store_has_become(tmp_path):
     assert results.best
 
 
-class Notes:
-    """A logger; raises at the first event of a kind."""
-
-    def __init__(self, fails_at=()):
-        self.seen = []
-        self.closed = 0
-        self._fails_at = fails_at
-
-    def log(self, event):
-        if isinstance(event, self._fails_at):
-            raise OSError("no more room")
-        self.seen.append(event)
-
-    def close(self):
-        self.closed += 1
-
-
 def test_loggers_hear_what_the_journal_has_and_cannot_end_a_campaign(tmp_path):
-    notes, broken = Notes(), Notes(fails_at=TrialEnded)
+    notes, broken = Notes(), Notes(fails_at=lambda event: isinstance(event, TrialEnded))
     results = campaign(tmp_path, loggers=[broken, notes]).run()
     assert len(list(results)) == 8
     assert notes.seen == list(journal.read(tmp_path / "runs" / "test" / "journal.jsonl"))

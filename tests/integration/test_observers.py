@@ -10,22 +10,9 @@ from elastix.events import RunEnded, RunStarted, StepCommitted
 from elastix.testing.chaos import Kill, with_kills
 from elastix.train.profile import FOLDER
 from tests import trainables
+from tests.notes import Notes
 
 pytestmark = pytest.mark.timeout(300)
-
-
-class Notes:
-    """A logger of the user's own."""
-
-    def __init__(self):
-        self.seen = []
-        self.closed = False
-
-    def log(self, event):
-        self.seen.append(event)
-
-    def close(self):
-        self.closed = True
 
 
 class Broken:

@@ -30,6 +30,7 @@ from elastix.observe.loggers import Feed, Scalars
 from elastix.observe.mlflow import MLflow
 from elastix.observe.tensorboard import TensorBoard
 from elastix.observe.wandb import WandB
+from tests.notes import Notes
 
 START = RunStarted(
     t=0.0,
@@ -127,28 +128,6 @@ def feed(logger, events):
     logger.close()
 
 
-class Notes:
-    """A logger for tests; may be told to wait, or to raise at an event."""
-
-    def __init__(self, gate=None, fails_at=None):
-        self.seen = []
-        self.closed = 0
-        self.thread = None
-        self._gate = gate
-        self._fails_at = fails_at
-
-    def log(self, event):
-        if self._gate is not None:
-            self._gate.wait(30)
-        if self._fails_at is event:
-            raise OSError("no more room")
-        self.thread = threading.current_thread()
-        self.seen.append(event)
-
-    def close(self):
-        self.closed += 1
-
-
 def test_the_feed_hands_on_everything_in_order_in_a_thread_of_its_own():
     notes = Notes()
     feed = Feed([notes])
@@ -173,7 +152,7 @@ def test_a_slow_logger_holds_up_nobody():
 
 
 def test_a_logger_that_raises_is_dropped_and_the_others_go_on(caplog):
-    bad, good = Notes(fails_at=RUN[2]), Notes()
+    bad, good = Notes(fails_at=lambda event: event is RUN[2]), Notes()
     feed = Feed([bad, good])
     with caplog.at_level(logging.WARNING):
         for event in RUN:
