@@ -296,7 +296,8 @@ class FailureConfig(_Config):
             caches are at work, start_timeout_s holds if it is longer.
         evict_slower_than: let a worker go whose part of a step takes so many times as long as the
             others'; None only reports it (from 1.5 on).
-        wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
+        wait_s: how long the survivors wait for replacements when fewer than the minimum are left;
+            not at all where none can come.
         start_timeout_s: how long a run may take to find room on the cluster and form its group.
         replace: start a replacement for each lost worker.
         recovery: what survivors do with the step that a worker was lost in. "forward": finish it

@@ -22,7 +22,10 @@ def cluster():
         log_to_driver=False,
         logging_level=logging.WARNING,
         runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
-        _system_config={"preload_python_modules": ["torch._dynamo", "elastix"]},
+        _system_config={
+            "preload_python_modules": ["torch._dynamo", "elastix"],
+            "worker_niceness": 0,  # or they starve beside tests that compute
+        },
     )
     yield ray
     ray.shutdown()

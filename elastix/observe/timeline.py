@@ -92,6 +92,7 @@ def merge(directory: Path, events: Iterable[Event] = ()) -> Path:
         Its path: DIRECTORY/timeline.json.
     """
     path = directory / MERGED
+    directory.mkdir(parents=True, exist_ok=True)  # none there if no worker has come up
     draft = path.with_suffix(".draft")
     with draft.open("w") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')

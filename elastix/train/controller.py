@@ -638,24 +638,33 @@ class Controller:
             self._spawn(slot)
 
     def _check_quorum(self) -> None:
-        """End a run whose group was too small for too long."""
+        """End a run whose group was too small for too long, or to which nobody can come."""
         minimum, failure = self._plan.scaling.min_workers, self._plan.failure
-        wait_s = failure.wait_s if self._roster.founded else failure.start_timeout_s
+        founded = self._roster.founded
+        wait_s = failure.wait_s if founded else failure.start_timeout_s
         present = len(self._roster.holders)
         if present >= minimum or self._finished:
             self._short_since = None
             return
         if self._short_since is None:
             self._short_since = time.monotonic()
-        if time.monotonic() - self._short_since <= wait_s:
+        awaited = (
+            failure.replace
+            or not founded
+            or self._dismissed
+            or len(self._hands) >= minimum
+            or self._slots.more
+        )
+        if awaited and time.monotonic() - self._short_since <= wait_s:
             return
-        if not self._roster.founded:
+        if not founded:
             self._error = verdicts.no_group(minimum, wait_s)
         elif not self._dismissed:  # they store their State before they leave
             self._dismissed = True
             self._short_since = time.monotonic()
+            reason = verdicts.dismissal(present, minimum, wait_s if awaited else None)
             for hand in self._hands.values():
-                hand.actor.dismiss.remote(verdicts.dismissal(present, minimum, wait_s))
+                hand.actor.dismiss.remote(reason)
         else:
             self._error = verdicts.never_dismissed(present, minimum, wait_s, self._log.step)
 

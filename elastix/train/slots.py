@@ -86,6 +86,12 @@ class Slots:
         group: PlacementGroup = placement_group([self._wanted], name=name, lifetime="detached")
         return group
 
+    @property
+    def more(self) -> bool:
+        """Whether workers could still be started, now or once the cluster has room."""
+        with self._lock:
+            return bool(self._free or self._resting or self._requested or self._missing)
+
     def take(self) -> Slot | None:
         """A slot that a worker can be started in now; None if there is none."""
         with self._lock:

@@ -75,12 +75,13 @@ def no_group(minimum: int, waited_s: float) -> QuorumLost:
     )
 
 
-def dismissal(present: int, minimum: int, waited_s: float) -> str:
-    """What workers are told that have waited for others in vain."""
+def dismissal(present: int, minimum: int, waited_s: float | None) -> str:
+    """What workers are told that have waited for others in vain; None: there was nothing to."""
+    why = "replace=False" if waited_s is None else f"none came within wait_s={waited_s:g}"
     return (
-        f"{present} workers are left, num_workers has a minimum of {minimum}, and none "
-        f"came within wait_s={waited_s:g}. They stored their State; fit() again goes on "
-        "from it. Free resources on the cluster, or lower the minimum."
+        f"{present} workers are left, num_workers has a minimum of {minimum}, and {why}. "
+        "They stored their State; fit() again goes on from it. Free resources on the "
+        "cluster, or lower the minimum."
     )
 
 

@@ -130,14 +130,21 @@ def kill_within(process: BaseProcess, seconds: float, choose: random.Random) -> 
 
 
 def churn(path: str, seed: int, rounds: int, out: Connection) -> None:
-    """Put a chain and retire it from behind, as checkpoints do; leave the last three."""
+    """Put a chain and retire it from behind, as checkpoints do; leave the last three.
+
+    Says when it has put `rounds` of them, and goes on until told to stop.
+    """
     with Store(path) as store:
         out.send("ready")
         refs: list[Ref] = []
-        for n in range(rounds):
-            refs.append(store.put(model(seed * 1000 + n, refs[-1] if refs else None)))
+        done = 0
+        while done < rounds or not out.poll():
+            refs.append(store.put(model(seed * 1_000_000 + done, refs[-1] if refs else None)))
             if len(refs) > 3:
                 store.retire(refs.pop(0))
+            done += 1
+            if done == rounds:
+                out.send("done")
         out.send(refs)
 
 

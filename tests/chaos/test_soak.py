@@ -67,7 +67,7 @@ def train(ctx):
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(40, marks=pytest.mark.timeout(280)),
+        pytest.param(25, marks=pytest.mark.timeout(280)),
         pytest.param(1800, marks=[pytest.mark.slow, pytest.mark.timeout(2400)]),
     ],
 )

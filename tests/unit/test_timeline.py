@@ -104,7 +104,7 @@ def test_only_what_happened_while_steps_were_recorded_is_told(tmp_path):
 
 
 def test_merging_nothing(tmp_path):
-    assert json.loads(merge(tmp_path).read_text())["traceEvents"] == []
+    assert json.loads(merge(tmp_path / "timeline").read_text())["traceEvents"] == []
 
 
 def test_which_steps():

@@ -1,0 +1,55 @@
+"""What a train function can get wrong: said at the call, in words, and nothing hangs.
+
+On processes without Ray; that the same comes out of `fit` is shown in test_trainer.
+"""
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from elastix.errors import ConfigError
+from elastix.testing.local import run_local
+from tests import trainables
+
+
+def strange_optimizer(ctx):
+    model = torch.nn.Linear(4, 3)
+    ctx.prepare(model, torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=0.1))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(10)
+
+
+def no_length(ctx):
+    ctx.prepare(torch.nn.Linear(4, 3))
+    ctx.loader(Stream(), batch_size=8)
+
+
+def small_batch(ctx):
+    ctx.prepare(torch.nn.Linear(4, 3))
+    ctx.loader(trainables.samples(20), batch_size=1)
+
+
+def loader_first(ctx):
+    ctx.loader(trainables.samples(20), batch_size=4)
+
+
+def frozen(ctx):
+    ctx.prepare(torch.nn.Linear(4, 3).requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("train", "fact"),
+    [
+        (strange_optimizer, r"parameter 0 of group 0 of the SGD, shape \(3, 4\), belongs to no"),
+        (no_length, "Stream has no length"),
+        (small_batch, "a global batch of 1 cannot be split over 2 workers"),
+        (loader_first, "ctx.loader was called before ctx.prepare"),
+        (frozen, "no parameter of the prepared model requires a gradient"),
+    ],
+)
+def test_bad_calls_on_the_context(tmp_path, train, fact):
+    with pytest.raises(ConfigError, match=fact):
+        run_local(train, 2, directory=tmp_path)
