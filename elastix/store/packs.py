@@ -172,6 +172,7 @@ class LocalPacks:
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "packs"
+        self._path = f"{self._folder}{os.sep}"  # joining paths takes longer than to open one
         self._writers = root / "writers"
 
     def sizes(self) -> dict[str, int]:  # noqa: D102
@@ -186,7 +187,7 @@ class LocalPacks:
                 }
 
     def _open(self, pack: str) -> int:
-        path = os.path.join(self._folder, check_name(pack))  # noqa: PTH118 - at every read
+        path = self._path + check_name(pack)
         try:
             return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError as error:

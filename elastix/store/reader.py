@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from blake3 import blake3
 
@@ -49,19 +50,25 @@ class _Wanted(NamedTuple):
 
     Attributes:
         first: the name it shares memory with, or its own.
+        array: numpy's name for its dtype, if it has one.
         alone: no other tensor of the plan has these bytes, unless it is tied to this one.
     """
 
     name: str
     first: str
     dtype: torch.dtype
+    array: np.dtype[Any] | None
     shape: tuple[int, ...]
     nbytes: int
     payload: _Payload
     alone: bool
 
 
-Plan = Mapping[str, _Wanted]
+class Plan(NamedTuple):
+    """Which tensors of a model are wanted, by name, and the packs that they stand in."""
+
+    wanted: Mapping[str, _Wanted]
+    packs: tuple[str, ...]
 
 
 class Reader:
@@ -144,7 +151,7 @@ class Reader:
         places = self._ledger.places(tuple(set(digests.values())))
         first = {name: model.tied.get(name, name) for name in wanted}
         users = Counter({first[name]: digest for name, digest in digests.items()}.values())
-        plan = {}
+        tensors = {}
         for name, info in wanted.items():
             digest = digests[name]
             if digest not in places:
@@ -154,11 +161,23 @@ class Reader:
             dtype = getattr(torch, info.dtype)
             nbytes = math.prod(info.shape) * dtype.itemsize
             alone = users[digest] == 1
-            plan[name] = _Wanted(name, first[name], dtype, info.shape, nbytes, payload, alone)
+            tensors[name] = _Wanted(
+                name, first[name], dtype, _array(info.dtype), info.shape, nbytes, payload, alone
+            )
+        plan = Plan(tensors, tuple({one.payload.place.pack: None for one in tensors.values()}))
         if len(self._plans) >= _PLANS_KEPT:
             self._plans.clear()
         self._plans[ref, patterns] = plan
         return plan
+
+
+@lru_cache
+def _array(dtype: str) -> np.dtype[Any] | None:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:  # bfloat16 and narrower
+        return None
+    return found if found.isbuiltin == 1 else None  # others may have registered one
 
 
 @lru_cache
@@ -184,26 +203,25 @@ class Tensors(Mapping[str, torch.Tensor]):
             Moved: a pack is gone.
         """
         self._ref = ref
-        self._plan = plan
+        self._wanted = plan.wanted
         self._views: dict[str, View] = {}
         self._made: dict[str, torch.Tensor] = {}
         self._given: set[Place] = set()
-        for wanted in plan.values():
-            pack = wanted.payload.place.pack
-            if pack not in self._views:
-                try:
-                    self._views[pack] = packs.view(pack)
-                except NotFound as error:
-                    raise Moved(_says(ref, wanted.name, str(error))) from error
+        for pack in plan.packs:
+            try:
+                self._views[pack] = packs.view(pack)
+            except NotFound as error:
+                there = (one.name for one in plan.wanted.values() if one.payload.place.pack == pack)
+                raise Moved(_says(ref, next(there), str(error))) from error
 
     def __len__(self) -> int:
-        return len(self._plan)
+        return len(self._wanted)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._plan)
+        return iter(self._wanted)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        wanted = self._plan[name]
+        wanted = self._wanted[name]
         made = self._made.get(wanted.first)
         if made is None:
             made = self._made[wanted.first] = self._make(wanted)
@@ -211,7 +229,7 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def all(self) -> dict[str, torch.Tensor]:
         """Every tensor, built now."""
-        return {name: self[name] for name in self._plan}
+        return {name: self[name] for name in self._wanted}
 
     def _make(self, wanted: _Wanted) -> torch.Tensor:
         payload, shape = wanted.payload, wanted.shape
@@ -227,9 +245,10 @@ class Tensors(Mapping[str, torch.Tensor]):
             raise Corrupt(_says(self._ref, wanted.name, str(error))) from error
         if place.length == 0:
             return torch.empty(shape, dtype=wanted.dtype)
-        tensor = torch.frombuffer(memory, dtype=wanted.dtype)
-        if len(shape) != 1:
-            tensor = tensor.view(shape)
+        if wanted.array is not None:  # half as long as torch takes by itself
+            tensor = torch.from_numpy(np.ndarray(shape, wanted.array, memory))
+        else:
+            tensor = torch.frombuffer(memory, dtype=wanted.dtype).view(shape)
         if not wanted.alone:  # equal but not tied: writing to one must not change the other
             if place in self._given:
                 return tensor.clone()
