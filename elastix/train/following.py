@@ -31,6 +31,7 @@ def follow(
     """
     seen = 0
     away_since: float | None = None
+    heard = False
     while True:
         try:
             news: Followed = ray.get(controller.follow.remote(seen, _ASK_S), timeout=_ANSWER_S)
@@ -43,7 +44,8 @@ def follow(
             now = time.monotonic()
             if away_since is None:
                 away_since = now
-                console.leaderless()
+                if heard or isinstance(error, RayActorError):  # else it may be slow to start
+                    console.leaderless()
             console.tick()
             if now - away_since > _RESTART_S:
                 raise ControllerLost(
@@ -55,7 +57,7 @@ def follow(
             continue
         except RayError as error:
             raise ControllerLost(f"the controller cannot be asked: {error}") from error
-        away_since = None
+        away_since, heard = None, True
         seen += len(news.events)
         for event in news.events:
             console.show(event)
