@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--peer-repeats", type=int, default=6, help="up to a minute each")
+    parser.add_argument("--peer-repeats", type=int, default=10, help="up to a minute each")
     parser.add_argument("--steps", type=int, default=_STEPS, help="steps of elastix's pass")
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
     options = parser.parse_args()
