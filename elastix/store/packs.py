@@ -7,6 +7,7 @@ removed whole, and only while nobody has it mapped: a mapping holds a shared flo
 A pack is written by one writer, which holds an flock on `writers/<writer>.lock` while it lives.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -35,6 +36,12 @@ _QUEUE_PARTS = 900  # a system call takes 1024
 _CALL_BYTES = 1 << 20
 """Of one write. For larger ones Linux takes pages from its largest free blocks, and on a virtual
 machine those are what it has given back to its host: they cost several times the write itself."""
+
+_BEGIN_BYTES = 2 << 20
+_SYNC_FILE_RANGE_WRITE = 2  # begin to write dirty pages, wait for nothing
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # of Linux
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 class View(Protocol):
@@ -398,8 +405,12 @@ class LocalWriter:
 
 def _write_all(handle: int, parts: Sequence[Buffer], offset: int) -> None:
     rest = deque(memoryview(part).cast("B") for part in parts if len(part))
+    begun = offset
     while rest:
         offset += _write_some(handle, rest, offset)
+        if rest and offset - begun >= _BEGIN_BYTES and _sync_file_range is not None:
+            _sync_file_range(handle, begun, offset - begun, _SYNC_FILE_RANGE_WRITE)
+            begun = offset
 
 
 def _write_some(handle: int, rest: deque[memoryview], offset: int) -> int:

@@ -16,7 +16,7 @@ from elastix.errors import StateError
 from elastix.state import State, TensorInfo, dtype_name, raw_bytes
 from elastix.store.records import DTYPES
 
-_THREADED_BYTES = 4 << 20
+_THREADED_BYTES = 32 << 20  # for less, threads cost more than they gain
 _THREADS = min(4, os.cpu_count() or 1)
 
 
