@@ -25,7 +25,7 @@ def shell(example: Example) -> None:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"{example.path}:{example.line}\n{done.stdout}{done.stderr}"
