@@ -1,6 +1,7 @@
 """One Ray cluster for the whole session; logical CPUs beyond the cores of the machine."""
 
 import logging
+import multiprocessing
 import signal
 from pathlib import Path
 
@@ -8,6 +9,11 @@ import pytest
 
 # In the background of a shell SIGINT is ignored, by all processes that tests start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# One server forks the processes of all tests, and has imported what whoever was first wanted.
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    ["elastix.testing.local", "torch._dynamo", "tests.chaos.store_processes"]
+)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ from elastix.store.packs import LocalWriter
 from elastix.store.records import Header, Place, padded
 
 CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.chaos.store_processes"])
 torch.set_num_threads(1)
 
 
