@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tables", nargs="+", default=TABLES, metavar="BENCH/DATASET")
     parser.add_argument("--searchers", nargs="+", default=SEARCHERS)
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()

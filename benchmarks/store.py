@@ -48,7 +48,7 @@ from elastix.store.records import Header, Kind, Model
 
 Tensors = dict[str, torch.Tensor]
 PREFIX = 3  # layers
-AGAIN = 10
+AGAIN = 10  # times a prefix is read in a turn
 SMALL_WIDTH = 64
 
 

@@ -16,6 +16,16 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
 )
 
 
+@pytest.fixture
+def caplog(caplog):
+    """It hears of our warnings, whatever tests before it in this process did to logging."""
+    caplog.set_level(logging.WARNING, logger="elastix")
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("elastix"):
+            logging.getLogger(name).disabled = False
+    return caplog
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """A local Ray whose worker processes have imported what tests need before they are asked."""

@@ -38,7 +38,9 @@ _CALL_BYTES = 1 << 20
 machine those are what it has given back to its host: they cost several times the write itself."""
 
 _BEGIN_BYTES = 2 << 20
-_SYNC_FILE_RANGE_WRITE = 2  # begin to write dirty pages, wait for nothing
+"""After so many the disk is told to begin, so that the sync at the end has less to wait for."""
+
+_SYNC_FILE_RANGE_WRITE = 2  # do not wait for anything
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # of Linux
 if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)

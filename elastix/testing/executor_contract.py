@@ -114,7 +114,7 @@ class ExecutorContract:
 
     def test_all_work_ends_once_with_what_it_reported(self) -> None:
         with self.opened(tells) as executor:
-            ends, _ = self.collect(executor, [self.work(n) for n in range(4)])
+            ends, _ = self.collect(executor, [self.work(n) for n in range(7)])
             assert executor.room >= 1
         for number, ended in ends.items():
             assert ended.kind == "finished"
@@ -125,8 +125,8 @@ class ExecutorContract:
 
     def test_what_raises_does_not_disturb_the_others(self) -> None:
         with self.opened(breaks) as executor:
-            ends, _ = self.collect(executor, [self.work(n) for n in range(4)])
-        assert [ends[n].kind for n in range(4)] == ["finished", "raised"] * 2
+            ends, _ = self.collect(executor, [self.work(n) for n in range(6)])
+        assert [ends[n].kind for n in range(6)] == ["finished", "raised"] * 3
         assert "ZeroDivisionError: x was 3" in ends[3].summary
         assert "in breaks" in ends[3].traceback
         assert ends[3].results == {}

@@ -25,7 +25,7 @@ def shell(example: Example) -> None:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, f"{example.path}:{example.line}\n{done.stdout}{done.stderr}"

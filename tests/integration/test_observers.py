@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 
 import pytest
 
@@ -101,8 +100,6 @@ def test_torchs_profiler_stands_beside_it(cluster, tmp_path):
 
 
 def test_loggers_hear_all_and_cannot_end_a_run(cluster, tmp_path, monkeypatch, caplog):
-    # Optuna's migrations, if another test has run them here, disable the loggers of all others.
-    monkeypatch.setattr(logging.getLogger("elastix.observe.loggers"), "disabled", False)
     notes = Notes()
     board = elastix.TensorBoard(tmp_path / "board")
     result = fit(tmp_path, workers=2, loggers=[Broken(), notes, board])
