@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from elastix.comm import shared
 from elastix.comm.group import Group, Pending, Reduce
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -40,6 +41,8 @@ class Bucket:
         self.dtype = dtype
         self.counts = False
         self.pending: Pending | None = None
+        self.room: shared.Room | None = None
+        self._rooms: list[shared.Room] = []
         self._like = [tensor.detach() for tensor in like]
         self.missing = len(like)
 
@@ -47,14 +50,27 @@ class Bucket:
         """Take fresh memory, unfilled. The old may still be written by an abandoned operation."""
         sizes = [tensor.numel() for tensor in self._like]
         values, places = sum(sizes), len(sizes)
-        device = self._like[0].device if self._like else torch.device("cpu")
-        self.flat = _room(values + places + 1, self.dtype, device)
+        self.flat = self._values = self._flags = self._count = torch.empty(0, dtype=self.dtype)
+        self.views = []
+        self.room, self.flat = self._memory(values + places + 1)
         self._values, self._flags, self._count = torch.split(self.flat, [values, places, 1])
         self.views = [
             _shaped(piece, like)
             for piece, like in zip(torch.split(self._values, sizes), self._like, strict=True)
         ]
         self.begin()
+
+    def _memory(self, elements: int) -> tuple[shared.Room | None, torch.Tensor]:
+        """Memory that nobody uses, and its room if other workers can see it."""
+        device = self._like[0].device if self._like else torch.device("cpu")
+        size = elements * self.dtype.itemsize
+        if device.type != "cpu" or size < shared.FROM_BYTES or not shared.available():
+            return None, _memory(elements, self.dtype, device)
+        room = next((room for room in self._rooms if room.free), None)
+        if room is None:
+            room = shared.Room(size)
+            self._rooms.append(room)
+        return room, room.tensor(self.dtype)
 
     def begin(self) -> None:
         """A new step: nothing is filled."""
@@ -63,7 +79,7 @@ class Bucket:
 
     def restart(self) -> None:
         """The same step again, in another group: nothing is filled."""
-        if self.pending is None or (self.pending.finished() and self.pending.settle() is None):
+        if self.pending is None or self.pending.let_go():
             self._forget()  # nothing writes here any more, and memory in use costs no page faults
         else:
             self.renew()
@@ -76,7 +92,7 @@ class Bucket:
         """Start the reduction; `share` is this worker's number of samples."""
         self._flag()
         self._count.fill_(share if self.counts else 0)
-        self.pending = group.all_reduce(self.flat, self.reduce)
+        self.pending = group.all_reduce(self.flat, self.reduce, self.room)
 
     def samples(self) -> float:
         """After the reduction: how many samples took part. Only where `counts`."""
@@ -305,7 +321,7 @@ def _buffer_groups(
         yield ("sum" if dtype.is_floating_point or dtype.is_complex else "max"), places
 
 
-def _room(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory that nobody uses, in huge pages.
 
     Ordinary pages are mapped in one by one when they are first written. For large buckets that

@@ -18,11 +18,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from elastix.comm import shared
+
 Backend = Literal["gloo", "nccl"]
 Reduce = Literal["sum", "max"]
 
 _OPERATION_TIMEOUT = timedelta(minutes=30)
 _CONNECT_TIMEOUT = timedelta(seconds=30)
+_ABANDONED_S = 0.05
 _MEETING_POLL_S = (0.0005, 0.02)
 _POLL_SHARE_S = 0.0005
 """Of the longest pause, for each member: a few can ask often, a thousand would swamp the store."""
@@ -71,6 +74,32 @@ class Pending:
                 self._error = _bare(error)
         return self._error
 
+    def let_go(self) -> bool:
+        """Of a group that was abandoned: whether nothing writes to the tensor any more."""
+        return self.finished() and self.settle() is None
+
+
+class _SharedPending(Pending):
+    """Through memory that the members share."""
+
+    def __init__(self, reduction: shared.Reduction, exchange: shared.Exchange) -> None:
+        self._reduction = reduction
+        self._exchange = exchange
+
+    def finished(self) -> bool:
+        return self._reduction.over.is_set()
+
+    def on_finish(self, callback: Callable[[], None]) -> None:
+        self._reduction.on_finish(callback)
+
+    def settle(self) -> BaseException | None:
+        return self._reduction.error
+
+    def let_go(self) -> bool:
+        if not self.finished():
+            self._exchange.stop()
+        return True
+
 
 class _Done(Pending):
     """Over before anybody asks."""
@@ -104,17 +133,28 @@ class _StreamPending(Pending):
 class Group:
     """Some members of one generation. Operations are asynchronous and never raise."""
 
-    def __init__(self, wiring: "Wiring", process_group: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        wiring: "Wiring",
+        process_group: Any,  # noqa: ANN401
+        exchange: shared.Exchange | None = None,
+    ) -> None:
         self.generation = wiring.generation
         self.members = wiring.members
         self.rank = wiring.rank
         self.size = len(wiring.members)
         self.backend = wiring.backend
         self._pg = process_group
+        self._exchange = exchange
         self._pending: list[Pending] = []
 
-    def all_reduce(self, tensor: torch.Tensor, reduce: Reduce = "sum") -> Pending:
-        """Reduce `tensor` in place over all members."""
+    def all_reduce(
+        self, tensor: torch.Tensor, reduce: Reduce = "sum", room: shared.Room | None = None
+    ) -> Pending:
+        """Reduce `tensor` in place over all members; `room` is the memory that it fills, if any."""
+        if room is not None and self._exchange is not None:
+            reduction = self._exchange.all_reduce(room, tensor, reduce == "sum")
+            return _SharedPending(reduction, self._exchange)
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[reduce]
         return self._start(lambda: self._pg.allreduce([tensor], options))
@@ -149,6 +189,8 @@ class Group:
         """
         if self.backend == "nccl":
             self._pg.abort()
+        if self._exchange is not None:
+            self._exchange.stop()
         leftovers, self._pending = self._pending, []
         group, self._pg = self._pg, None
         threading.Thread(
@@ -162,9 +204,11 @@ class Alone(Group):
     def __init__(self, wiring: "Wiring") -> None:
         super().__init__(wiring, None)
 
-    def all_reduce(self, tensor: torch.Tensor, reduce: Reduce = "sum") -> Pending:
+    def all_reduce(
+        self, tensor: torch.Tensor, reduce: Reduce = "sum", room: shared.Room | None = None
+    ) -> Pending:
         """The sum over one."""
-        del tensor, reduce
+        del tensor, reduce, room
         return _Done()
 
     def all_gather(self, tensor: torch.Tensor, into: list[torch.Tensor]) -> Pending:
@@ -272,7 +316,8 @@ class Builder:
         meeting = PrefixStore(f"{wiring.generation}-{wiring.scope}", store)
         # Members come when they reach their next operation, and that may take long. Connecting
         # only when all are here keeps its timeout short.
-        meeting.set(f"here-{rank}", "")
+        shares = wiring.backend == "gloo" and wiring.scope == "all"
+        meeting.set(f"here-{rank}", shared.introduce() if shares else "")
         everybody = [f"here-{other}" for other in range(size)]
         pause_s, longest_s = _MEETING_POLL_S
         longest_s = min(longest_s, size * _POLL_SHARE_S)
@@ -291,4 +336,26 @@ class Builder:
             options._timeout = _CONNECT_TIMEOUT
             group = dist.ProcessGroupGloo(meeting, rank, size, options)
             group._set_default_timeout(_OPERATION_TIMEOUT)
-        return Group(wiring, group)
+        if not shares:
+            return Group(wiring, group)
+        texts = [text.decode() for text in meeting.multi_get(everybody)]
+        return Group(wiring, group, self._agree(group, shared.meet(texts, rank, wiring.generation)))
+
+    def _agree(self, group: Any, exchange: shared.Exchange | None) -> shared.Exchange | None:  # noqa: ANN401
+        """The exchange, if all members have one: they must do the same."""
+        able = torch.tensor([int(exchange is None)])
+        options = dist.AllreduceOptions()
+        options.reduceOp = _REDUCE["max"]
+        over = threading.Event()
+        pending = Pending(group.allreduce([able], options))
+        pending.on_finish(over.set)
+        while not over.wait(_ABANDONED_S) and not self._abandoned:
+            pass
+        if pending.finished() and pending.settle() is None and not able.item():
+            return exchange
+        if exchange is not None:
+            exchange.stop()
+        if not pending.finished():
+            threading.Thread(target=_bury, args=(group, [pending]), daemon=True).start()
+            raise RuntimeError("abandoned before all members had agreed")
+        return None
