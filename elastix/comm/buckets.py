@@ -33,6 +33,7 @@ class Bucket:
         missing: how many places are not filled yet.
         counts: whether the count is used; a bucket of low precision cannot count.
         pending: the reduction, once launched.
+        shared: a large one lies where other workers of this host can see it.
         views: the places, in the shapes of their tensors.
     """
 
@@ -41,6 +42,7 @@ class Bucket:
         self.dtype = dtype
         self.counts = False
         self.pending: Pending | None = None
+        self.shared = False
         self.room: shared.Room | None = None
         self._rooms: list[shared.Room] = []
         self._like = [tensor.detach() for tensor in like]
@@ -64,7 +66,7 @@ class Bucket:
         """Memory that nobody uses, and its room if other workers can see it."""
         device = self._like[0].device if self._like else torch.device("cpu")
         size = elements * self.dtype.itemsize
-        if device.type != "cpu" or size < shared.FROM_BYTES or not shared.available():
+        if not self.shared or device.type != "cpu" or size < shared.FROM_BYTES:
             return None, _memory(elements, self.dtype, device)
         room = next((room for room in self._rooms if room.free), None)
         if room is None:
@@ -279,6 +281,7 @@ def build_buckets(modules: Sequence[torch.nn.Module]) -> list[Bucket]:
         buckets.insert(0, counter)
     counter.counts = True
     for bucket in buckets:
+        bucket.shared = shared.available() and len(buckets) <= shared.MOST
         bucket.renew()
         if isinstance(bucket, BufferBucket):
             bucket.rebase()

@@ -248,6 +248,7 @@ class Wiring:
         members: worker ids in rank order.
         me: this worker's id.
         scope: distinguishes several groups of one generation.
+        shared: members on one host reduce through memory that they share.
     """
 
     address: tuple[str, int]
@@ -257,6 +258,7 @@ class Wiring:
     generation: int = 0
     members: tuple[int, ...] = ()
     scope: str = "all"
+    shared: bool = True
 
     @property
     def rank(self) -> int:
@@ -316,7 +318,7 @@ class Builder:
         meeting = PrefixStore(f"{wiring.generation}-{wiring.scope}", store)
         # Members come when they reach their next operation, and that may take long. Connecting
         # only when all are here keeps its timeout short.
-        shares = wiring.backend == "gloo" and wiring.scope == "all"
+        shares = wiring.shared and wiring.backend == "gloo" and wiring.scope == "all"
         meeting.set(f"here-{rank}", shared.introduce() if shares else "")
         everybody = [f"here-{other}" for other in range(size)]
         pause_s, longest_s = _MEETING_POLL_S
@@ -338,24 +340,25 @@ class Builder:
             group._set_default_timeout(_OPERATION_TIMEOUT)
         if not shares:
             return Group(wiring, group)
-        texts = [text.decode() for text in meeting.multi_get(everybody)]
-        return Group(wiring, group, self._agree(group, shared.meet(texts, rank, wiring.generation)))
+        mates = shared.meet([text.decode() for text in meeting.multi_get(everybody)])
+        if not self._all_see_all(group, bool(mates)):
+            return Group(wiring, group)
+        return Group(wiring, group, shared.Exchange(wiring.generation, rank, mates))
 
-    def _agree(self, group: Any, exchange: shared.Exchange | None) -> shared.Exchange | None:  # noqa: ANN401
-        """The exchange, if all members have one: they must do the same."""
-        able = torch.tensor([int(exchange is None)])
+    def _all_see_all(self, group: Any, here: bool) -> bool:  # noqa: ANN401
+        """Whether it is so for every member: they must all do the same."""
+        blind = torch.tensor([int(not here)])
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE["max"]
         over = threading.Event()
-        pending = Pending(group.allreduce([able], options))
+        pending = Pending(group.allreduce([blind], options))
         pending.on_finish(over.set)
-        while not over.wait(_ABANDONED_S) and not self._abandoned:
-            pass
-        if pending.finished() and pending.settle() is None and not able.item():
-            return exchange
-        if exchange is not None:
-            exchange.stop()
-        if not pending.finished():
-            threading.Thread(target=_bury, args=(group, [pending]), daemon=True).start()
-            raise RuntimeError("abandoned before all members had agreed")
-        return None
+        while not over.wait(_ABANDONED_S):
+            if self._abandoned:
+                bury = threading.Thread(target=_bury, args=(group, [pending]), daemon=True)
+                bury.start()
+                raise RuntimeError("abandoned before all members had agreed")
+        error = pending.settle()
+        if error is not None:
+            raise error
+        return not blind.item()

@@ -23,7 +23,7 @@ import platform
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -42,6 +42,8 @@ _PAGES = 4 * mmap.PAGESIZE
 _BELL, _FILLED, _SUMMED, _SLOTS = 0, 8, 16, 64  # bytes from the beginning of a board
 _SLOT = ctypes.c_uint64 * 4
 _SLOT_COUNT = (_PAGES - _SLOTS) // ctypes.sizeof(_SLOT)
+MOST = _SLOT_COUNT
+"""Reductions that a worker may be ahead of another."""
 
 
 class _Stopped(Exception):
@@ -191,26 +193,35 @@ def _open(process: int, file: int, inode: int) -> int:
     return handle
 
 
-def meet(introductions: Sequence[str], rank: int, generation: int) -> "Exchange | None":
-    """The exchange with those who have introduced themselves, by rank; None if one is elsewhere."""
+@dataclass(frozen=True)
+class Mate:
+    """A worker whose memory can be seen here."""
+
+    process: int
+    board: Board
+
+
+def meet(introductions: Sequence[str]) -> list[Mate]:
+    """All who have introduced themselves, in that order; none at all if one cannot be seen."""
     if not all(introductions):
-        return None
+        return []
     found = [json.loads(text) for text in introductions]
     if len({host for host, *_ in found}) > 1:
-        return None
-    boards = []
-    for _, process, file, inode in found:
-        try:
-            handle = _open(process, file, inode)
-        except OSError:
-            return None
-        with suppress(OSError):
-            boards.append(Board(handle))
+        return []
+    try:
+        return [Mate(process, _board(process, file, inode)) for _, process, file, inode in found]
+    except OSError:
+        return []
+
+
+def _board(process: int, file: int, inode: int) -> Board:
+    if process == os.getpid():
+        return _own()
+    handle = _open(process, file, inode)
+    try:
+        return Board(handle)
+    finally:
         os.close(handle)
-    if len(boards) < len(found):
-        return None
-    boards[rank] = _own()
-    return Exchange(generation, rank, boards, [process for _, process, *_ in found])
 
 
 class Reduction:
@@ -243,20 +254,18 @@ class Reduction:
 class Exchange:
     """The members of one generation, all on this host. Reductions are done one after the other."""
 
-    def __init__(
-        self, generation: int, rank: int, boards: Sequence[Board], processes: Sequence[int]
-    ) -> None:
+    def __init__(self, generation: int, rank: int, mates: Sequence[Mate]) -> None:
+        """`mates` by rank, this worker among them."""
         self._base = generation << 32
         self._rank = rank
-        self._boards = boards
-        self._processes = processes
-        self._others = [other for other in range(len(boards)) if other != rank]
+        self._mates = mates
+        self._others = [other for other in range(len(mates)) if other != rank]
         self._number = 0
         self._stopped = False
         self._touching = threading.Lock()
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         for known in list(_Own.maps):  # the memory of those who are gone
-            if known[0] not in processes:
+            if known[0] not in [mate.process for mate in mates]:
                 del _Own.maps[known]
         name = f"reduce-{generation}"
         threading.Thread(target=self._work, name=name, daemon=True).start()
@@ -265,7 +274,7 @@ class Exchange:
         """Reduce `tensor`, all of `room`, in place; sums, or the maximum. Never blocks."""
         number = self._number
         self._number += 1
-        board = self._boards[self._rank]
+        board = self._mates[self._rank].board
         board.show(number, room)
         board.count(_FILLED, self._base | number + 1)
         reduction = Reduction()
@@ -298,11 +307,11 @@ class Exchange:
         return self._stopped
 
     def _reduce(self, number: int, tensor: torch.Tensor, add: bool) -> None:
-        size, target = len(self._boards), self._base | number + 1
+        size, target = len(self._mates), self._base | number + 1
         cuts = [len(tensor) * n // size for n in range(size + 1)]
         rooms = {}
         for other in self._others:
-            self._boards[other].wait(_FILLED, target, self._is_stopped)
+            self._mates[other].board.wait(_FILLED, target, self._is_stopped)
             rooms[other] = self._map(other, number, tensor)
         for start in range(cuts[self._rank], cuts[self._rank + 1], _CHUNK):
             part = slice(start, min(start + _CHUNK, cuts[self._rank + 1]))
@@ -314,9 +323,9 @@ class Exchange:
                         total.add_(rooms[other][part])
                     else:
                         torch.maximum(total, rooms[other][part], out=total)
-        self._boards[self._rank].count(_SUMMED, target)
+        self._mates[self._rank].board.count(_SUMMED, target)
         for other in self._others:
-            self._boards[other].wait(_SUMMED, target, self._is_stopped)
+            self._mates[other].board.wait(_SUMMED, target, self._is_stopped)
             for start in range(cuts[other], cuts[other + 1], _CHUNK):
                 part = slice(start, min(start + _CHUNK, cuts[other + 1]))
                 with self._touching:
@@ -328,8 +337,8 @@ class Exchange:
             raise _Stopped
 
     def _map(self, other: int, number: int, like: torch.Tensor) -> torch.Tensor:
-        process = self._processes[other]
-        file, inode, size = self._boards[other].shown(number)
+        process = self._mates[other].process
+        file, inode, size = self._mates[other].board.shown(number)
         if size != like.nbytes:
             raise RuntimeError(f"rank {other} has {size} bytes to reduce, this one {like.nbytes}")
         found = _Own.maps.get((process, inode))

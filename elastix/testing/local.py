@@ -87,6 +87,7 @@ def run_local(
     store: Path | None = None,
     restore: RestoreConfig | None = None,
     seed: int = 0,
+    shared: bool = True,
     timeout_s: float = 60.0,
 ) -> LocalRun:
     """Run `train` on processes of this machine until it is through.
@@ -104,6 +105,7 @@ def run_local(
         store: where States are kept; DIRECTORY/store by default.
         restore: as for ElasticTrainer.
         seed: as in RunConfig.
+        shared: False for gradients through sockets, as between hosts.
         hang_timeout_s: as in FailureConfig; None evicts nobody.
         evict_slower_than: as in FailureConfig.
         recovery: as in FailureConfig.
@@ -121,6 +123,7 @@ def run_local(
         min_workers=min_workers,
         checkpoint=checkpoint or CheckpointConfig(),
         rollback=recovery == "rollback",
+        shared=shared,
     )
     crew = _Crew(workers, spares, max_workers or workers, replace, evict_slower_than)
     vigil = Vigil(hang_timeout_s or math.inf, 0.0)
@@ -486,7 +489,9 @@ def _work(
     torch.set_num_threads(1)
     news = News()
     link = _PipeLink(line, store)
-    wiring = Wiring(address=address, interface=_HOST, backend="gloo", me=worker)
+    wiring = Wiring(
+        address=address, interface=_HOST, backend="gloo", me=worker, shared=settings.shared
+    )
     member = Member(wiring, torch.device("cpu"), settings, news, link)
     listener = threading.Thread(target=_listen, args=(line, news, member.saver), daemon=True)
     listener.start()

@@ -69,6 +69,7 @@ class Settings:
         until_reports: pause at the end of the step after so many reports; None never does.
         rollback: a step in which a worker is lost is done again, with the same samples.
         alone: the group is this worker and stays so; it may report without preparing anything.
+        shared: workers of one host reduce gradients through memory that they share.
     """
 
     directory: Path
@@ -81,3 +82,4 @@ class Settings:
     until_reports: int | None = None
     alone: bool = False
     rollback: bool = False
+    shared: bool = True

@@ -287,6 +287,7 @@ class Worker:
             interface=ray.util.get_node_ip_address(),
             backend=self._job.backend,
             me=self._worker,
+            shared=self._job.settings.shared,
         )
         member = Member(wiring, device, self._job.settings, self._news, link)
         self._device = str(device)

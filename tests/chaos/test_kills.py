@@ -38,10 +38,12 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("workers", [3, 5])
+@pytest.mark.parametrize(
+    ("workers", "shared"), [(3, True), (5, True), (3, False)], ids=["3", "5", "3 by sockets"]
+)
 @pytest.mark.parametrize("place", PLACES)
-def test_one_worker_is_killed(tmp_path, place, workers):
-    result = run(tmp_path, [PLACES[place]], workers)
+def test_one_worker_is_killed(tmp_path, place, workers, shared):
+    result = run(tmp_path, [PLACES[place]], workers, shared=shared)
     survivors = {e.worker for e in result.events if isinstance(e, Recovered)}
     assert survivors == set(range(workers)) - {1}
 
