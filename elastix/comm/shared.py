@@ -87,8 +87,8 @@ class Board:
     """
 
     def __init__(self, file: int) -> None:
-        self._memory = mmap.mmap(file, _PAGES)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._memory = _mapped(file, _PAGES)
+        start = self._memory.data_ptr()
         self._bell = ctypes.c_uint32.from_address(start + _BELL)
         self._counters = {
             where: ctypes.c_uint64.from_address(start + where) for where in (_FILLED, _SUMMED)
@@ -191,6 +191,11 @@ def _open(process: int, file: int, inode: int) -> int:
         os.close(handle)
         raise OSError(f"file {file} of process {process} is another one")
     return handle
+
+
+def _mapped(file: int, size: int) -> torch.Tensor:
+    """Bytes that others write to; unlike a Python mmap they need no open file."""
+    return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -345,8 +350,7 @@ class Exchange:
         if found is None:
             handle = _open(process, file, inode)
             try:
-                memory = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+                found = _Own.maps[process, inode] = _mapped(handle, size)
             finally:
                 os.close(handle)
-            found = _Own.maps[process, inode] = torch.frombuffer(memory, dtype=torch.uint8)
         return found.view(like.dtype)
