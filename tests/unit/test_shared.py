@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.unit.test_shared"])
 
 
 def say(line, what):
