@@ -6,6 +6,9 @@ Everything is read from and written to the same file system; what must be durabl
 each of them in the same way. `_cpu` is process CPU seconds, `_wall` elapsed seconds. All take
 turns, many times; a ratio is the median over the rounds, and `_spread` the smallest and largest.
 
+A round of writing is the whole trace: its parts differ in how much of a model is new, so that the
+ratio of one part says little about that of another.
+
 Reads are warm: files in the page cache, digests compared before (the store compares each tensor's
 once in a process; the others compare none). A full read ends with every byte copied into tensors
 that exist already, as `load_state_dict` does it. A read of a prefix (the first 3 layers of 12)
@@ -77,11 +80,6 @@ class Laps:
         """CPU seconds of all turns."""
         return sum(cpu for _, cpu in self.turns)
 
-    def rounds(self, turns: int) -> "Laps":
-        """Every so many turns as one."""
-        groups = [self.turns[i : i + turns] for i in range(0, len(self.turns), turns)]
-        return Laps([(sum(w for w, _ in g), sum(c for _, c in g)) for g in groups])
-
 
 def ratios(name: str, over: Laps, under: Laps, what: str = "cpu") -> dict[str, Any]:
     """Turn by turn: the median of `over / under`, and the extremes."""
@@ -116,7 +114,18 @@ SAVERS: dict[str, tuple[str, Callable[[Tensors, Path], None]]] = {
 }
 
 
-def writing(root: Path, models: int, width: int, kept: Sequence[int]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Written:
+    """What became of one trace."""
+
+    unique: int
+    logical: int
+    stored: int
+    file_bytes: dict[str, int]
+    laps: dict[str, Laps]
+
+
+def write_trace(root: Path, models: int, width: int, kept: Sequence[int]) -> Written:
     """The trace into the store, into files, and its new bytes into one raw file; taking turns.
 
     Files other than those of the models `kept` are removed at once: ten gigabytes of them would
@@ -168,21 +177,36 @@ def writing(root: Path, models: int, width: int, kept: Sequence[int]) -> dict[st
                     path.unlink()
     os.close(raw)
     (root / "raw").unlink()
-    rounds = {name: lap.rounds(max(1, models // 10)) for name, lap in laps.items()}
+    return Written(unique, logical, bytes_below(root / "store"), file_bytes, laps)
+
+
+def writing(
+    root: Path, models: int, width: int, kept: Sequence[int], rounds: int
+) -> dict[str, Any]:
+    """The trace, time and again. What the last round wrote stays, for reading."""
+    traces: list[Written] = []
+    for _ in range(rounds):
+        shutil.rmtree(root, ignore_errors=True)
+        keep_alive.clear()
+        traces.append(write_trace(root, models, width, kept))
+    last = traces[-1]
     found: dict[str, Any] = {
         "trace_models": models,
-        "trace_unique_bytes": unique,
-        "trace_logical_over_unique": logical / unique,
-        "bytes_ratio": bytes_below(root / "store") / unique,
+        "trace_unique_bytes": last.unique,
+        "trace_logical_over_unique": last.logical / last.unique,
+        "bytes_ratio": last.stored / last.unique,
     }
-    found |= ratios("put_wall_ratio_raw", rounds["store"], rounds["raw"], "wall")
-    found |= ratios("put_cpu_ratio_torch_save", rounds["store"], rounds["torch_save"])
-    found |= ratios("put_cpu_ratio_safetensors", rounds["store"], rounds["safetensors"])
-    found["put_ms"] = 1e3 * statistics.median(wall for wall, _ in laps["store"].turns)
-    for name, lap in laps.items():
-        found[f"write_{name}_wall_s"], found[f"write_{name}_cpu_s"] = lap.wall, lap.cpu
+    whole = {n: Laps([(t.laps[n].wall, t.laps[n].cpu) for t in traces]) for n in last.laps}
+    found |= ratios("put_wall_ratio_raw", whole["store"], whole["raw"], "wall")
+    found |= ratios("put_cpu_ratio_torch_save", whole["store"], whole["torch_save"])
+    found |= ratios("put_cpu_ratio_safetensors", whole["store"], whole["safetensors"])
+    puts = [wall for trace in traces for wall, _ in trace.laps["store"].turns]
+    found["put_ms"] = 1e3 * statistics.median(puts)
+    for name, lap in whole.items():
+        found[f"write_{name}_wall_s"] = statistics.median(wall for wall, _ in lap.turns)
+        found[f"write_{name}_cpu_s"] = statistics.median(cpu for _, cpu in lap.turns)
     for name in SAVERS:
-        found[f"bytes_ratio_{name}"] = file_bytes[name] / unique
+        found[f"bytes_ratio_{name}"] = last.file_bytes[name] / last.unique
     return found
 
 
@@ -495,7 +519,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--stored", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=13, help="of reading")
+    parser.add_argument("--traces", type=int, default=5, help="rounds of writing")
+    parser.add_argument("--rounds", type=int, default=13, help="rounds of reading")
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -504,11 +529,11 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(dir=options.folder))
     try:
         picked = range(0, options.models, max(1, options.models // 40))
-        found = writing(root / "large", options.models, store_trace.WIDTH, picked)
+        found = writing(root / "large", options.models, store_trace.WIDTH, picked, options.traces)
         found |= reading(root / "large", picked, options.rounds)
         keep_alive.clear()
         shutil.rmtree(root / "large")
-        small = writing(root / "small", options.models, SMALL_WIDTH, picked)
+        small = writing(root / "small", options.models, SMALL_WIDTH, picked, options.traces)
         small |= reading(root / "small", picked, options.rounds)
         keep_alive.clear()
         found |= {f"small_{name}": value for name, value in small.items()}
