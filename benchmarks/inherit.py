@@ -3,20 +3,22 @@
     python -m benchmarks.inherit --out FILE [--seeds 5]
 
 Variants: evolution without inheritance, with LP, with LCS from the parent; random search with LCS
-from the best match in the store; and a control that inherits nothing and trains each candidate
-from scratch for as many epochs as its lineage would have had. The first 16 candidates are random
-in all of them and count in no figure: *evolved* ones are the other 44.
+from the best match in the store; LCS of weights alone, without what the parent's optimizer had
+gathered on them; and a control that inherits nothing and trains each candidate from scratch for
+as many epochs as its lineage would have had. The first 16 candidates are random in all of them and
+count in no figure: *evolved* ones are the other 44.
 
 Afterwards the best five are trained until validation accuracy has not risen for three epochs:
 from their own weights, and from scratch. `store_bytes_ratio` is the store's folder over one
 safetensors file per model; `match_cpu_ms` the CPU time of a candidate for finding an ancestor,
-matching layers, reading and copying tensors.
+matching layers, reading and copying tensors, `warm_start_cpu_ms` that for its optimizer's.
 """
 
 import argparse
 import os
 import statistics
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -38,7 +40,7 @@ from elastix.search.searchers.evolution import Evolution
 from elastix.search.searchers.random import Random
 from elastix.search.space import Space
 from elastix.search.trial import Config, Searcher, Suggestion, Trial, TrialState
-from elastix.state import Ref, State, capture
+from elastix.state import State, capture, warm_start
 from elastix.store import Store, signature
 from search_spaces import convnet
 
@@ -63,6 +65,7 @@ class Variant:
     mode: Mode = "none"
     provider: Provider = "parent"
     lineage_from_scratch: bool = False
+    optimizer: bool = False
 
 
 def _evolution() -> Searcher:
@@ -71,9 +74,10 @@ def _evolution() -> Searcher:
 
 VARIANTS = {
     "none": Variant(_evolution),
-    "lp": Variant(_evolution, "lp"),
-    "lcs": Variant(_evolution, "lcs"),
-    "lcs_store_random": Variant(Random, "lcs", "store"),
+    "lp": Variant(_evolution, "lp", optimizer=True),
+    "lcs": Variant(_evolution, "lcs", optimizer=True),
+    "lcs_weights": Variant(_evolution, "lcs"),
+    "lcs_store_random": Variant(Random, "lcs", "store", optimizer=True),
     "equal_epochs": Variant(_evolution, lineage_from_scratch=True),
 }
 
@@ -119,14 +123,15 @@ def build(config: Config) -> nn.Module:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Fresh: nobody inherits an optimizer."""
+    """Fresh."""
     return torch.optim.AdamW(model.parameters(), lr=FIXED["lr"])
 
 
-def full_training(model: nn.Module, order: torch.Generator) -> tuple[int, float]:
+def full_training(
+    model: nn.Module, optimizer: torch.optim.Optimizer, order: torch.Generator
+) -> tuple[int, float]:
     """Epochs until validation accuracy rises no more, and test accuracy at its best."""
     _, validation, test = digits()
-    optimizer = optimizer_of(model)
     best, waited, epochs, at_best = accuracy(model, validation), 0, 0, accuracy(model, test)
     while waited < _PATIENCE and epochs < _MOST_EPOCHS:
         train_epoch(model, optimizer, order)
@@ -155,6 +160,7 @@ class Run:
     def __post_init__(self) -> None:
         self.trials: list[Trial] = []
         self.inherited: list[Inherited] = []
+        self.warm_start_s: list[float] = []
 
     def search(self) -> None:
         """All candidates, one after the other."""
@@ -183,11 +189,20 @@ class Run:
         elif self.variant.lineage_from_scratch and suggestion.parent_number is not None:
             epochs += int(self.trials[suggestion.parent_number].lineage_epochs)
         optimizer = optimizer_of(model)
+        if found is not None and self.variant.optimizer:
+            began = time.process_time()
+            ancestor = self.store.get(found.ref, lazy=True)
+            warm_start({"": model}, {"optimizer": optimizer}, ancestor, found.tensors)
+            self.warm_start_s.append(time.process_time() - began)
         for _ in range(epochs):
             train_epoch(model, optimizer, order)
         self.epochs_spent += epochs
         score = accuracy(model, digits()[1])
-        ref = self._put(model, suggestion, found, before + epochs, score)
+        others = {"optimizer": optimizer} if self.variant.optimizer else {}
+        state = capture({"": model}, others, {_CLOCK: before + epochs})
+        self.file_bytes += len(file_of({k: v.contiguous() for k, v in state.tensors.items()}))
+        parents = [found.ref] if found else []
+        ref = self.store.put(state, parents=parents, signature=signature(model), score=score)
         return Trial(
             number,
             suggestion,
@@ -199,19 +214,6 @@ class Run:
             lineage_epochs=before + epochs,
         )
 
-    def _put(
-        self,
-        model: nn.Module,
-        suggestion: Suggestion,
-        found: Inherited | None,
-        lineage_epochs: float,
-        score: float,
-    ) -> Ref:
-        state = capture({"": model}, {}, {_CLOCK: lineage_epochs})
-        self.file_bytes += len(file_of({k: v.contiguous() for k, v in state.tensors.items()}))
-        parents = [found.ref] if found else []
-        return self.store.put(state, parents=parents, signature=signature(model), score=score)
-
     def full(self) -> dict[str, list[float]]:
         """The best five to the end: from their own weights, and from scratch."""
         best = sorted(self.trials, key=lambda trial: trial.losses)[:TOP]
@@ -222,9 +224,12 @@ class Run:
                 torch.manual_seed(self.seed * 1000 + 500 + trial.number)
                 order = torch.Generator().manual_seed(self.seed * 1000 + 500 + trial.number)
                 model = build(trial.config)
+                optimizer = optimizer_of(model)
                 if isinstance(state, State):
                     model.load_state_dict(dict(state.model))
-                epochs, reached = full_training(model, order)
+                    same = {name: name for name in state.model}
+                    warm_start({"": model}, {"optimizer": optimizer}, state, same)
+                epochs, reached = full_training(model, optimizer, order)
                 found.setdefault(f"full_epochs_{start}", []).append(epochs)
                 found.setdefault(f"test_accuracy_{start}", []).append(reached)
         return found
@@ -247,7 +252,8 @@ def one_run(name: str, seed: int, candidates: int = CANDIDATES) -> dict[str, flo
         "share_over_080": sum(score > GOOD for score in scores) / len(scores),
         **{key: statistics.mean(values) for key, values in full.items()},
         "store_bytes_ratio": on_disk / run.file_bytes,
-        "match_cpu_ms": 1000 * statistics.mean(spent) if spent else 0.0,
+        "match_cpu_ms": 1000 * statistics.mean(spent or [0.0]),
+        "warm_start_cpu_ms": 1000 * statistics.mean(run.warm_start_s or [0.0]),
         "epochs_spent": run.epochs_spent,
         "lineage_epochs": statistics.mean(trial.lineage_epochs for trial in run.trials[FIRST:]),
     }

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NewType, Protocol, runtime_checkable
@@ -236,9 +236,81 @@ def restore(
         other.load_state_dict(values)
 
 
+def warm_start(
+    modules: Mapping[str, torch.nn.Module],
+    others: Mapping[str, Stateful],
+    ancestor: State,
+    sources: Mapping[str, str],
+) -> int:
+    """Give optimizers what those of an ancestor had gathered on tensors that were copied from it.
+
+    Without it Adam's first steps have full size whatever the gradient, and undo some of what was
+    inherited. Options stay as they are. Nothing is taken over where they differ in more than
+    learning rate and weight decay: moments that were averaged otherwise mean something else.
+
+    Args:
+        modules: as for `capture`; the tensors are those of the one with the empty prefix.
+        others: as for `capture`; optimizers among them have taken no step.
+        ancestor: with or without optimizers.
+        sources: name of each tensor that was copied to its name in the ancestor.
+
+    Returns:
+        Of how many parameters.
+    """
+    names = parameter_names(modules)
+    number = 0
+    for key, other in others.items():
+        if isinstance(other, torch.optim.Optimizer) and f"@{key}" in ancestor.meta:
+            theirs = _unflatten(ancestor.meta[f"@{key}"], ancestor.tensors)
+            number += _adopt_slots(other, theirs, names, sources)
+    return number
+
+
+def _adopt_slots(
+    optimizer: torch.optim.Optimizer,
+    theirs: Mapping[str, Any],
+    names: Mapping[int, str],
+    sources: Mapping[str, str],
+) -> int:
+    ours = optimizer.state_dict()
+    number = 0
+    for live, packed in zip(optimizer.param_groups, ours["param_groups"], strict=True):
+        if any(_averaging(group) != _averaging(packed) for group in theirs["param_groups"]):
+            continue
+        for parameter, index in zip(live["params"], packed["params"], strict=True):
+            slot = theirs["state"].get(sources.get(names[id(parameter)], ""))
+            if slot is not None:
+                ours["state"][index] = _copied(slot)
+                number += 1
+    if number:
+        optimizer.load_state_dict(ours)
+    return number
+
+
+def _averaging(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a parameter group that its slots depend on."""
+    free = ("params", "param_names", "lr", "initial_lr", "weight_decay")
+    return {key: value for key, value in group.items() if key not in free}
+
+
+def _copied(slot: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer adopts the very tensors of matching dtype that it is given."""
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in slot.items()}
+
+
 def without(state: State, others: Iterable[str]) -> State:
     """What a State holds beside the model, less the entries of `others`."""
-    names = [key for key in state.meta if key.startswith("@") and key[1:] not in set(others)]
+    given = set(others)
+    return _entries(state, lambda name: name not in given)
+
+
+def optimizers_of(state: State) -> State:
+    """What a State holds of optimizers."""
+    return _entries(state, lambda name: name.rstrip("0123456789") == "optimizer")
+
+
+def _entries(state: State, wanted: Callable[[str], bool]) -> State:
+    names = [key for key in state.meta if key.startswith("@") and wanted(key[1:])]
     tensors = {
         name: tensor
         for name, tensor in state.tensors.items()
@@ -283,11 +355,7 @@ def _by_index(
             )
         index |= {name: len(index) + place for place, name in enumerate(here)}
         groups.append({**packed, "params": [index[name] for name in here]})
-    # Copies: an optimizer adopts the very tensors of matching dtype that it is given.
-    slots = {
-        index[name]: {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in slot.items()}
-        for name, slot in state["state"].items()
-    }
+    slots = {index[name]: _copied(slot) for name, slot in state["state"].items()}
     return {**state, "state": slots, "param_groups": groups}
 
 

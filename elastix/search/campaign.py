@@ -76,6 +76,10 @@ class Campaign:
         metric, mode: what is optimised, and whether "max" or "min"; several for a Pareto front.
         budget: when it has done enough.
         inherit: "lcs", "lp" or "none": what `ctx.inherit` copies.
+        inherit_optimizer: models are stored with what their optimizers have gathered, and
+            `ctx.prepare` goes on from that where tensors were copied. It saves a child the steps
+            that Adam takes to find its step sizes again, and costs two thirds of the store's
+            bytes.
         provider: from which model: "parent" that the suggestion was made from, or the best match
             among this campaign's models in the "store". By default the parent with Evolution,
             which has parents, and the store with any other searcher.
@@ -105,6 +109,7 @@ class Campaign:
         mode: str | Sequence[str] = "max",
         budget: Budget,
         inherit: Mode = "lcs",
+        inherit_optimizer: bool = True,
         provider: Provider | None = None,
         run: RunConfig | None = None,
         rungs: Rungs | None = None,
@@ -136,6 +141,7 @@ class Campaign:
         self._searcher = searcher if searcher is not None else Evolution()
         self._budget = budget
         self._inherit: Mode = inherit
+        self._inherit_optimizer = inherit_optimizer
         has_parents = isinstance(self._searcher, Evolution)
         self._provider: Provider = provider or ("parent" if has_parents else "store")
         self._run = run or RunConfig()
@@ -270,6 +276,7 @@ class Campaign:
             objectives=self.objectives,
             mode=self._inherit,
             provider=self._provider,
+            optimizer=self._inherit_optimizer and self._inherit != "none",
         )
         plain = from_scratch(terms)
 

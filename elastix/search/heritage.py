@@ -5,15 +5,16 @@ Not here: which tensors match (inherit.py), or what the campaign makes of it.
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
-from elastix.errors import SearchError
+from elastix.errors import NotFound, SearchError
 from elastix.search.inherit import Inherited, Mode, Provider, inherit
 from elastix.search.trial import Config, Objectives
-from elastix.state import Ref, State
+from elastix.state import Ref, State, Stateful, optimizers_of, warm_start
 from elastix.store import Signature, Store, signature
 from elastix.train.heritage import Leaving
 
@@ -44,13 +45,18 @@ class Shelf:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How trials of a campaign inherit and what their models are called. Equal for all of them."""
+    """How trials of a campaign inherit and what their models are called. Equal for all of them.
+
+    Attributes:
+        optimizer: models are stored with what their optimizer has gathered, for their children.
+    """
 
     store: Opens
     campaign: str
     objectives: Objectives
     mode: Mode
     provider: Provider
+    optimizer: bool = False
 
 
 class TrialHeritage:
@@ -120,6 +126,15 @@ class TrialHeritage:
             return None
         return _told(self._found, model)
 
+    def warm_start(
+        self,
+        found: Mapping[str, Any],
+        modules: Mapping[str, torch.nn.Module],
+        others: Mapping[str, Stateful],
+    ) -> None:
+        """See Heritage."""
+        _warm_start(self._terms.store, found, modules, others)
+
     def resume(self) -> State | None:
         """See Heritage."""
         if self._paused is None:
@@ -127,7 +142,7 @@ class TrialHeritage:
         return self._terms.store.open().get(self._paused)
 
     def leave(self, leaving: Leaving) -> Ref | None:
-        """See Heritage. A final model is stored without its optimizer, a paused one with all."""
+        """See Heritage. A final model is stored alone or with its optimizer, a paused one whole."""
         score = self._score(leaving.metrics)
         paused = leaving.reason == "paused"
         if score is None and not paused:
@@ -141,8 +156,11 @@ class TrialHeritage:
             "epochs": leaving.epochs,
             "lineage_epochs": leaving.epochs + before,
         }
-        tensors = leaving.state.tensors if paused else leaving.state.model
-        state = State(tensors, {**leaving.state.meta, **meta} if paused else meta)
+        state = leaving.state
+        if not paused:
+            kept = optimizers_of(state) if self._terms.optimizer else State({})
+            state = State({**state.model, **kept.tensors}, kept.meta)
+        state = State(state.tensors, {**state.meta, **meta})
         known = self._signature
         taken = known[1] if known and known[0] is leaving.model else signature(leaving.model)
         return self._terms.store.open().put(
@@ -194,6 +212,15 @@ class Descent:
         found = inherit(model, self.store.open(), provider="parent", parent=self.ref)
         return None if found is None else _told(found, model)
 
+    def warm_start(
+        self,
+        found: Mapping[str, Any],
+        modules: Mapping[str, torch.nn.Module],
+        others: Mapping[str, Stateful],
+    ) -> None:
+        """See Heritage."""
+        _warm_start(self.store, found, modules, others)
+
     def resume(self) -> State | None:
         """The run keeps its States itself."""
         return None
@@ -209,6 +236,16 @@ def _served(store: Opens) -> Store | None:
     return None if isinstance(store, Shelf) else store.open()
 
 
+def _warm_start(
+    store: Opens,
+    found: Mapping[str, Any],
+    modules: Mapping[str, torch.nn.Module],
+    others: Mapping[str, Stateful],
+) -> None:
+    with suppress(NotFound):  # it was retired just now
+        warm_start(modules, others, store.open().get(found["ref"], lazy=True), found["tensors"])
+
+
 def _told(found: Inherited, model: torch.nn.Module) -> dict[str, Any]:
     """For the journal, with the share of the model's bytes."""
     total = sum(t.nbytes for t in model.state_dict().values()) or 1
@@ -217,7 +254,7 @@ def _told(found: Inherited, model: torch.nn.Module) -> dict[str, Any]:
 
 def from_scratch(terms: Terms) -> Terms:
     """The same, without inheritance."""
-    return replace(terms, mode="none")
+    return replace(terms, mode="none", optimizer=False)
 
 
 def _is_plain(value: Any) -> bool:  # noqa: ANN401 - any metric

@@ -38,7 +38,7 @@ from elastix.events import (
     TensorsInherited,
 )
 from elastix.observe import journal
-from elastix.state import State, Stateful, capture
+from elastix.state import State, Stateful, capture, warm_start
 from elastix.store import Store
 from elastix.train.context import Context
 from elastix.train.evaluation import Metric, evaluating, measure
@@ -206,6 +206,7 @@ class _Voice:
         self.modules: dict[str, torch.nn.Module] = {}
         self._choir = choir
         self._loaders: list[_ReplayLoader] = []
+        self._inherits: torch.nn.Module | None = None
         self._deferred = False
         self._active = False
         self._base: dict[str, torch.Tensor] = {}
@@ -227,12 +228,17 @@ class _Voice:
         own = model.state_dict()
         for name, theirs in (found["tensors"] if found else {}).items():
             own[name].copy_(self._choir.ancestor.tensors[theirs])
+        self._inherits = model if found else None
         return found
 
     def prepare(self, objects: Sequence[Any]) -> None:
         modules = [o for o in objects if isinstance(o, torch.nn.Module)]
         prefixes = ["", *(f"@module{i}/" for i in range(1, len(modules)))]
         self.modules = dict(zip(prefixes, (m.to(self.device) for m in modules), strict=True))
+        if self._choir.inherited and self._inherits is modules[0]:
+            optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
+            others = {f"optimizer{n or ''}": other for n, other in enumerate(optimizers)}
+            warm_start(self.modules, others, self._choir.ancestor, self._choir.inherited["tensors"])
         for parameter in self.parameters():
             if parameter.requires_grad:
                 hook = self._ready

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from elastix.state import Ref, State
+from elastix.state import Ref, State, Stateful
 from elastix.store import Store
 
 
@@ -57,6 +57,21 @@ class Heritage(Protocol):
 
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """Copy an ancestor's tensors into `model`, the same on every worker; JSON says what."""
+        ...
+
+    def warm_start(
+        self,
+        found: Mapping[str, Any],
+        modules: Mapping[str, torch.nn.Module],
+        others: Mapping[str, Stateful],
+    ) -> None:
+        """Give optimizers what the ancestor's had gathered on the tensors that were copied.
+
+        Args:
+            found: what `inherit` said of the first module.
+            modules: prefix to module, as a State has them.
+            others: name to optimizers and anything else, likewise.
+        """
         ...
 
     def resume(self) -> State | None:

@@ -80,6 +80,7 @@ class Member:
         self._others: dict[str, Stateful] = {"rng": RandomState()}
         self._loaders: list[Loader] = []
         self._unclaimed = State({})
+        self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
         self._feed: Feed | None = None
         self._given: Snapshot | None = None
         self._schedule = Schedule(settings.checkpoint)
@@ -180,6 +181,10 @@ class Member:
             if isinstance(other, torch.optim.Optimizer):
                 states.check_optimizer(other, names)
             self._add(replica.kind_of(other), other)
+        if self.settings.heritage is not None and self._inherited is not None:
+            model, found = self._inherited
+            if model is modules[0]:
+                self.settings.heritage.warm_start(found, self._modules, self._others)
         self._reducer = Reducer(modules, self._rounds, self)
         layout = layout_of(self._modules)
         if not self.settings.alone:
@@ -212,6 +217,7 @@ class Member:
             return None
         found = self.settings.heritage.inherit(model)
         if found is not None:
+            self._inherited = model, found
             self._emit_alike(TensorsInherited(found=found))
         return found
 

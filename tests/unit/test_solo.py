@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader
 
 from elastix.config import CheckpointConfig
 from elastix.errors import ConfigError
-from elastix.events import Reported, StepCommitted, TensorsInherited
+from elastix.events import Reported, StateStored, StepCommitted, TensorsInherited
+from elastix.search.heritage import Shelf, Terms, TrialHeritage
+from elastix.search.trial import Objectives
 from elastix.state import State
 from elastix.train.link import Settings
 from elastix.train.solo import run_alone
@@ -36,6 +38,9 @@ class Keeps:
         with torch.no_grad():
             model.head.bias.fill_(0.5)
         return {"ref": "0" * 64, "lineage_epochs": 4.0}
+
+    def warm_start(self, found, modules, others):
+        self.warmed = (found["ref"], list(modules), sorted(others))
 
     def resume(self):
         return self.state
@@ -135,7 +140,9 @@ def test_inheriting_comes_before_prepare_and_is_told(tmp_path):
         ctx.prepare(model)
         ctx.inherit(model)
 
-    outcome = run_alone(inherits, {}, settings(tmp_path, heritage=Keeps()), events.append)
+    keeps = Keeps()
+    outcome = run_alone(inherits, {}, settings(tmp_path, heritage=keeps), events.append)
+    assert keeps.warmed == ("0" * 64, [""], ["rng"])
     assert isinstance(outcome.error, ConfigError)
     assert "ctx.inherit" in str(outcome.error)
     assert [e.found["ref"] for e in events if isinstance(e, TensorsInherited)] == ["0" * 64]
@@ -145,6 +152,48 @@ def test_inherit_is_nothing_outside_of_a_campaign(tmp_path):
     found = []
     run_alone(lambda ctx: found.append(ctx.inherit(Net(1))), {}, settings(tmp_path), print)
     assert found == [None]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_child_of_the_same_architecture_goes_on_as_if_nothing_had_ended(tmp_path, keeps):
+    """With what the optimizer had gathered, to the last bit; without, it does not."""
+
+    def epochs(ctx):
+        torch.manual_seed(1)
+        model = Net(2).double()
+        ctx.inherit(model)
+        model, optimizer = ctx.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+        loader = ctx.loader(data(), batch_size=32, shuffle=False)
+        for epoch in loader.epochs(ctx.config["epochs"]):
+            for x, y in epoch:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x.double()), y).backward()
+                optimizer.step()
+            ctx.report(score=epoch.number)
+
+    terms = Terms(
+        store=Shelf(str(tmp_path / "store")),
+        campaign="c",
+        objectives=Objectives.of("score", "max"),
+        mode="lcs",
+        provider="parent",
+        optimizer=keeps,
+    )
+    refs = {}
+    for number, (name, passes, parent) in enumerate(
+        [("whole", 2, None), ("parent", 1, None), ("child", 1, "parent")]
+    ):
+        heritage = TrialHeritage(terms, number, {}, parent=refs.get(parent))
+        own = settings(tmp_path, heritage=heritage, run=name)
+        events = []
+        assert run_alone(epochs, {"epochs": passes}, own, events.append).kind == "finished"
+        (refs[name],) = (event.ref for event in events if isinstance(event, StateStored))
+    with terms.store.open() as store:
+        whole, child = (store.get(refs[name]) for name in ("whole", "child"))
+        assert any(name.startswith("@optimizer") for name in child.tensors) == keeps
+        same = all(torch.equal(whole.model[name], tensor) for name, tensor in child.model.items())
+        assert same == keeps
+        assert child.meta["lineage_epochs"] == 2
 
 
 def test_ctrl_c_is_not_taken_for_the_train_functions_own(tmp_path):

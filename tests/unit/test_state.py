@@ -21,6 +21,7 @@ from elastix.state import (
     parameter_names,
     raw_bytes,
     restore,
+    warm_start,
 )
 
 
@@ -81,6 +82,68 @@ def test_a_restored_model_and_optimizer_go_on_to_the_same_bits(make):
     later = capture({"": model}, {"optimizer": optimizer})
     assert same_bits(capture({"": other}, {"optimizer": other_optimizer}), later)
     assert not same_bits(later, state)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_takes_over_what_was_gathered_on_inherited_tensors(make):
+    model = Net(0)
+    optimizer = make(model.parameters())
+    train(model, optimizer)
+    ancestor = capture({"": model}, {"optimizer": optimizer}).clone()
+    child = Net(1)
+    names = [name for name, _ in child.named_parameters()]
+    sources = {name: name for name in names[:2]}
+    own = make(child.parameters())
+    number = warm_start({"": child}, {"optimizer": own}, ancestor, sources)
+    gathered = optimizer.state_dict()["state"]
+    assert number == len([place for place in gathered if place < 2])
+    found = own.state_dict()["state"]
+    assert found.keys() == {place for place in gathered if place < 2}
+    for place, slot in found.items():
+        for key, value in slot.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, gathered[place][key])
+                assert (
+                    value.data_ptr()
+                    != ancestor.tensors.get(
+                        f"@optimizer/state/{names[place]}/{key}", torch.empty(0)
+                    ).data_ptr()
+                )
+    train(child, own)  # what is missing is begun as ever
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, betas=(0.8, 0.9)),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+    ],
+)
+def test_what_was_averaged_otherwise_is_not_taken_over(other):
+    model = Net(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    ancestor = capture({"": model}, {"optimizer": optimizer})
+    same = {name: name for name in model.state_dict()}
+    child = Net(1)
+    own = other(child.parameters())
+    assert warm_start({"": child}, {"optimizer": own}, ancestor, same) == 0
+    train(child, own)
+
+
+def test_rates_stay_the_optimizers_own_and_a_model_alone_gives_nothing():
+    model = Net(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    same = {name: name for name in model.state_dict()}
+    child = Net(1)
+    own = torch.optim.AdamW(child.parameters(), lr=0.5, weight_decay=0.3)
+    others = {"optimizer": own}
+    assert warm_start({"": child}, others, capture({"": model}, {}), same) == 0
+    ancestor = capture({"": model}, {"optimizer": optimizer})
+    assert warm_start({"": child}, others, ancestor, same) == len(list(child.parameters()))
+    assert (own.param_groups[0]["lr"], own.param_groups[0]["weight_decay"]) == (0.5, 0.3)
 
 
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
