@@ -261,36 +261,38 @@ def warm_start(
     number = 0
     for key, other in others.items():
         if isinstance(other, torch.optim.Optimizer) and f"@{key}" in ancestor.meta:
-            theirs = _unflatten(ancestor.meta[f"@{key}"], ancestor.tensors)
-            number += _adopt_slots(other, theirs, names, sources)
+            number += _adopt_slots(other, ancestor, key, names, sources)
     return number
 
 
 def _adopt_slots(
     optimizer: torch.optim.Optimizer,
-    theirs: Mapping[str, Any],
+    ancestor: State,
+    key: str,
     names: Mapping[int, str],
     sources: Mapping[str, str],
 ) -> int:
+    theirs = ancestor.meta[f"@{key}"]
+    groups = _unflatten(theirs["param_groups"], ancestor.tensors)
     ours = optimizer.state_dict()
     number = 0
     for live, packed in zip(optimizer.param_groups, ours["param_groups"], strict=True):
-        if any(_averaging(group) != _averaging(packed) for group in theirs["param_groups"]):
+        if any(_averaging(group) != _averaging(packed) for group in groups):
             continue
         for parameter, index in zip(live["params"], packed["params"], strict=True):
             slot = theirs["state"].get(sources.get(names[id(parameter)], ""))
-            if slot is not None:
-                ours["state"][index] = _copied(slot)
+            if slot is not None:  # the others' tensors are not read
+                ours["state"][index] = _copied(_unflatten(slot, ancestor.tensors))
                 number += 1
     if number:
         optimizer.load_state_dict(ours)
     return number
 
 
-def _averaging(group: Mapping[str, Any]) -> dict[str, Any]:
+def _averaging(group: Mapping[str, Any]) -> dict[str, str]:
     """The options of a parameter group that its slots depend on."""
     free = ("params", "param_names", "lr", "initial_lr", "weight_decay")
-    return {key: value for key, value in group.items() if key not in free}
+    return {key: repr(value) for key, value in group.items() if key not in free}
 
 
 def _copied(slot: Mapping[str, Any]) -> dict[str, Any]:
