@@ -79,7 +79,8 @@ class Campaign:
         inherit_optimizer: models are stored with what their optimizers have gathered, and
             `ctx.prepare` goes on from that where tensors were copied. It saves a child the steps
             that Adam takes to find its step sizes again, and costs two thirds of the store's
-            bytes.
+            bytes. By default with the provider "parent" alone: what a distant relative has
+            gathered does not fit the gradients behind so many fresh layers.
         provider: from which model: "parent" that the suggestion was made from, or the best match
             among this campaign's models in the "store". By default the parent with Evolution,
             which has parents, and the store with any other searcher.
@@ -109,7 +110,7 @@ class Campaign:
         mode: str | Sequence[str] = "max",
         budget: Budget,
         inherit: Mode = "lcs",
-        inherit_optimizer: bool = True,
+        inherit_optimizer: bool | None = None,
         provider: Provider | None = None,
         run: RunConfig | None = None,
         rungs: Rungs | None = None,
@@ -141,9 +142,10 @@ class Campaign:
         self._searcher = searcher if searcher is not None else Evolution()
         self._budget = budget
         self._inherit: Mode = inherit
-        self._inherit_optimizer = inherit_optimizer
         has_parents = isinstance(self._searcher, Evolution)
         self._provider: Provider = provider or ("parent" if has_parents else "store")
+        chosen = self._provider == "parent" if inherit_optimizer is None else inherit_optimizer
+        self._inherit_optimizer = chosen and inherit != "none"
         self._run = run or RunConfig()
         self._rungs = rungs
         self._rerank = again
@@ -276,7 +278,7 @@ class Campaign:
             objectives=self.objectives,
             mode=self._inherit,
             provider=self._provider,
-            optimizer=self._inherit_optimizer and self._inherit != "none",
+            optimizer=self._inherit_optimizer,
         )
         plain = from_scratch(terms)
 
