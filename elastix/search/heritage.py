@@ -59,7 +59,28 @@ class Terms:
     optimizer: bool = False
 
 
-class TrialHeritage:
+class _FromStore:
+    """What heritages have in common: the store that their ancestors are in. See Heritage."""
+
+    store: Opens
+
+    def open_store(self) -> Store | None:
+        """Where a server owns the index, nobody can open it beside."""
+        return None if isinstance(self.store, Shelf) else self.store.open()
+
+    def warm_start(
+        self,
+        found: Mapping[str, Any],
+        modules: Mapping[str, torch.nn.Module],
+        others: Mapping[str, Stateful],
+    ) -> None:
+        """See Heritage."""
+        with suppress(NotFound):  # it was retired just now
+            ancestor = self.store.open().get(found["ref"], lazy=True)
+            warm_start(modules, others, ancestor, found["tensors"])
+
+
+class TrialHeritage(_FromStore):
     """See train.heritage.Heritage.
 
     Args:
@@ -82,6 +103,7 @@ class TrialHeritage:
         inherited: Mapping[str, Any] | None = None,
     ) -> None:
         self._terms = terms
+        self.store = terms.store
         self._number = number
         self._config = config
         self._parent = parent
@@ -97,10 +119,6 @@ class TrialHeritage:
         """See Heritage. A checkpoint of a trial is its own affair."""
         return ()
 
-    def open_store(self) -> Store | None:
-        """See Heritage."""
-        return _served(self._terms.store)
-
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """See Heritage. One that was paused inherits from the same ancestor again."""
         terms = self._terms
@@ -114,7 +132,7 @@ class TrialHeritage:
         self._signature = (model, signature(model))
         self._found = inherit(
             model,
-            terms.store.open(),
+            self.store.open(),
             mode=terms.mode,
             provider=provider,
             parent=parent,
@@ -126,20 +144,11 @@ class TrialHeritage:
             return None
         return _told(self._found, model)
 
-    def warm_start(
-        self,
-        found: Mapping[str, Any],
-        modules: Mapping[str, torch.nn.Module],
-        others: Mapping[str, Stateful],
-    ) -> None:
-        """See Heritage."""
-        _warm_start(self._terms.store, found, modules, others)
-
     def resume(self) -> State | None:
         """See Heritage."""
         if self._paused is None:
             return None
-        return self._terms.store.open().get(self._paused)
+        return self.store.open().get(self._paused)
 
     def leave(self, leaving: Leaving) -> Ref | None:
         """See Heritage. A final model is stored alone or with its optimizer, a paused one whole."""
@@ -163,7 +172,7 @@ class TrialHeritage:
         state = State(state.tensors, {**state.meta, **meta})
         known = self._signature
         taken = known[1] if known and known[0] is leaving.model else signature(leaving.model)
-        return self._terms.store.open().put(
+        return self.store.open().put(
             state,
             parents=[ancestor] if ancestor is not None else [],
             signature=taken,
@@ -191,7 +200,7 @@ class TrialHeritage:
 
 
 @dataclass(frozen=True)
-class Descent:
+class Descent(_FromStore):
     """The heritage of a run that begins with the tensors of one stored model. See Heritage."""
 
     store: Opens
@@ -203,23 +212,10 @@ class Descent:
         """The model."""
         return (self.ref,)
 
-    def open_store(self) -> Store | None:
-        """See Heritage."""
-        return _served(self.store)
-
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """Whatever matches of the model."""
         found = inherit(model, self.store.open(), provider="parent", parent=self.ref)
         return None if found is None else _told(found, model)
-
-    def warm_start(
-        self,
-        found: Mapping[str, Any],
-        modules: Mapping[str, torch.nn.Module],
-        others: Mapping[str, Stateful],
-    ) -> None:
-        """See Heritage."""
-        _warm_start(self.store, found, modules, others)
 
     def resume(self) -> State | None:
         """The run keeps its States itself."""
@@ -229,21 +225,6 @@ class Descent:
         """The run keeps its States itself."""
         del leaving
         return None
-
-
-def _served(store: Opens) -> Store | None:
-    """Where a server owns the index, nobody can open it beside."""
-    return None if isinstance(store, Shelf) else store.open()
-
-
-def _warm_start(
-    store: Opens,
-    found: Mapping[str, Any],
-    modules: Mapping[str, torch.nn.Module],
-    others: Mapping[str, Stateful],
-) -> None:
-    with suppress(NotFound):  # it was retired just now
-        warm_start(modules, others, store.open().get(found["ref"], lazy=True), found["tensors"])
 
 
 def _told(found: Inherited, model: torch.nn.Module) -> dict[str, Any]:
