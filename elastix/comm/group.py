@@ -341,22 +341,19 @@ class Builder:
         if not shares:
             return Group(wiring, group)
         mates = shared.meet([text.decode() for text in meeting.multi_get(everybody)])
-        if not self._all_see_all(group, bool(mates)):
+        if not self._all_see_all(Group(wiring, group), bool(mates)):
             return Group(wiring, group)
         return Group(wiring, group, shared.Exchange(wiring.generation, rank, mates))
 
-    def _all_see_all(self, group: Any, here: bool) -> bool:  # noqa: ANN401
+    def _all_see_all(self, group: Group, here: bool) -> bool:
         """Whether it is so for every member: they must all do the same."""
         blind = torch.tensor([int(not here)])
-        options = dist.AllreduceOptions()
-        options.reduceOp = _REDUCE["max"]
         over = threading.Event()
-        pending = Pending(group.allreduce([blind], options))
+        pending = group.all_reduce(blind, "max")
         pending.on_finish(over.set)
         while not over.wait(_ABANDONED_S):
             if self._abandoned:
-                bury = threading.Thread(target=_bury, args=(group, [pending]), daemon=True)
-                bury.start()
+                group.abandon()
                 raise RuntimeError("abandoned before all members had agreed")
         error = pending.settle()
         if error is not None:
