@@ -235,6 +235,10 @@ ROWS = (
         lambda r: 100 * (r["lcs"]["test_accuracy_checkpoint"] - r["lcs"]["test_accuracy_scratch"]),
         *(at_least(-0.5), "{:+.2f}"),
     ),
+    Row(
+        *("inherit", "matching and loading a candidate, LCS, ms of CPU", "<= 5"),
+        *(_key("lcs", "match_cpu_ms"), at_most(5), "{:.1f}"),
+    ),
 )
 
 
