@@ -2,11 +2,11 @@
 
     python -m benchmarks.inherit --out FILE [--seeds 5]
 
-Variants: evolution without inheritance, with LP, with LCS from the parent; random search with LCS
-from the best match in the store; LCS of weights alone, without what the parent's optimizer had
-gathered on them; and a control that inherits nothing and trains each candidate from scratch for
-as many epochs as its lineage would have had. The first 16 candidates are random in all of them and
-count in no figure: *evolved* ones are the other 44.
+Variants: evolution without inheritance, with LP, with LCS from the parent; LCS of weights alone,
+without what the parent's optimizer had gathered on them; random search with LCS of weights from
+the best match in the store; and a control that inherits nothing and trains each candidate from
+scratch for as many epochs as its lineage would have had. The first 16 candidates are random in all
+of them and count in no figure: *evolved* ones are the other 44.
 
 Afterwards the best five are trained until validation accuracy has not risen for three epochs:
 from their own weights, and from scratch. `store_bytes_ratio` is the store's folder over one
@@ -15,6 +15,7 @@ matching layers, reading and copying tensors, `warm_start_cpu_ms` that for its o
 """
 
 import argparse
+import gc
 import os
 import statistics
 import tempfile
@@ -77,7 +78,7 @@ VARIANTS = {
     "lp": Variant(_evolution, "lp", optimizer=True),
     "lcs": Variant(_evolution, "lcs", optimizer=True),
     "lcs_weights": Variant(_evolution, "lcs"),
-    "lcs_store_random": Variant(Random, "lcs", "store", optimizer=True),
+    "lcs_store_random": Variant(Random, "lcs", "store"),
     "equal_epochs": Variant(_evolution, lineage_from_scratch=True),
 }
 
@@ -191,7 +192,7 @@ class Run:
         optimizer = optimizer_of(model)
         if found is not None and self.variant.optimizer:
             began = time.process_time()
-            ancestor = self.store.get(found.ref, lazy=True)
+            ancestor = self.store.get(found.ref, "@*", lazy=True)
             warm_start({"": model}, {"optimizer": optimizer}, ancestor, found.tensors)
             self.warm_start_s.append(time.process_time() - began)
         for _ in range(epochs):
@@ -239,6 +240,7 @@ def one_run(name: str, seed: int, candidates: int = CANDIDATES) -> dict[str, flo
     """All figures of one variant with one seed."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    gc.freeze()  # as a worker of a pool does
     with tempfile.TemporaryDirectory() as folder:
         with Store(Path(folder) / "store") as store:
             run = Run(VARIANTS[name], seed, store, candidates)

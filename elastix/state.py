@@ -12,25 +12,19 @@ Invariant: `restore(capture(objects), objects)` changes no bit of the objects.
 
 import json
 import math
-import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NewType, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from elastix.errors import ConfigError, Corrupt, NotFound, StateError
+from elastix.errors import ConfigError, StateError
 
 Ref = NewType("Ref", str)
 """Digest of a manifest, 64 hexadecimal digits: the name of a State that never changes."""
-
-_FORMAT = 1
 
 
 @runtime_checkable
@@ -435,96 +429,3 @@ class RandomState:
         if torch.cuda.is_available():
             for device, rng in enumerate(state_dict["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(rng.cpu(), device)
-
-
-# -------------------------------------------------------------------------------- State <-> file
-
-
-def save(state: State, path: Path) -> Ref:
-    """Write `state` as one safetensors file, durable and visible under `path` all at once.
-
-    Tied tensors are written once. Metadata, parents and digests stand in the file's header.
-
-    Raises:
-        OSError: from the file system; then nothing is visible under `path`.
-    """
-    manifest = state.manifest()
-    first: dict[tuple[Any, ...], str] = {}
-    tied = {}
-    unique = {}
-    for name, tensor in state.tensors.items():
-        original = first.setdefault(identity(tensor), name)
-        if original == name:
-            unique[name] = tensor.detach().cpu().contiguous().clone()
-        else:
-            tied[name] = original
-    header = {
-        "format": str(_FORMAT),
-        "ref": manifest.ref,
-        "manifest": manifest.to_json(),
-        "tied": json.dumps(tied),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.touch()
-        mode = draft.stat().st_mode  # save_file makes files that nobody else may read
-        save_file(unique, draft, metadata=header)
-        draft.chmod(mode)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_directory(path.parent)
-    return manifest.ref
-
-
-def load(path: Path) -> State:
-    """Read what `save` wrote, and compare every digest.
-
-    Raises:
-        NotFound: there is no such file.
-        Corrupt: it is no such file, is of a newer format, or a digest differs (names the tensor).
-    """
-    if not path.is_file():
-        raise NotFound(f"there is no State at {path}.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise Corrupt(f"{path} cannot be read: {error}.") from error
-    if header.get("format") != str(_FORMAT):
-        raise Corrupt(
-            f"{path} has format {header.get('format')}; this version reads {_FORMAT}. "
-            "Read it with the version of elastix that wrote it."
-        )
-    try:
-        body = json.loads(header["manifest"])
-        tied = {name: tensors[other] for name, other in json.loads(header["tied"]).items()}
-        written = {name: info[2] for name, info in body["tensors"].items()}
-        present = {name: t for name, t in {**tensors, **tied}.items() if name in written}
-        state = State(present, body["meta"], tuple(Ref(parent) for parent in body["parents"]))
-        manifest = state.manifest()
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise Corrupt(f"the header of {path} is damaged: {error!r}.") from error
-    found = {name: info.digest for name, info in manifest.tensors.items()}
-    for name in _differing(written, found):
-        raise Corrupt(f"tensor {name!r} in {path} is not what was written; its digest differs.")
-    if manifest.ref != header.get("ref"):
-        raise Corrupt(f"the header of {path} is not what was written; its digest differs.")
-    return state
-
-
-def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[str]:
-    return (name for name in sorted({*a, *b}) if a.get(name) != b.get(name))
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

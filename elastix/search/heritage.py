@@ -76,7 +76,7 @@ class _FromStore:
     ) -> None:
         """See Heritage."""
         with suppress(NotFound):  # it was retired just now
-            ancestor = self.store.open().get(found["ref"], lazy=True)
+            ancestor = self.store.open().get(found["ref"], "@*", lazy=True)
             warm_start(modules, others, ancestor, found["tensors"])
 
 

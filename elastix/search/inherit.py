@@ -106,7 +106,7 @@ def inherit(
         return None
     try:
         theirs = store.signature(parent)
-        state = store.get(parent, lazy=True)
+        state = store.get(parent, "[!@]*", lazy=True)  # the model alone
     except NotFound:
         logger.warning("inherit ancestor=%s gone=true: fresh initialisation is kept", parent[:12])
         return None

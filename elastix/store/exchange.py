@@ -1,31 +1,67 @@
 """States out of and into the formats of others: safetensors files, Parquet tables."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from elastix.errors import Corrupt, NotFound, StoreError
-from elastix.state import State, load, save
-from elastix.store.packs import storage_errors
+from elastix.state import Ref, State, identity
+from elastix.store.packs import storage_errors, sync_directory
 
 if TYPE_CHECKING:
     from elastix.store.store import Entry
 
+_FORMAT = 1
+
 
 def export(state: State, path: Path) -> None:
-    """Write `state` as one safetensors file, visible all at once.
+    """Write `state` as one safetensors file, durable and visible under `path` all at once.
+
+    Tied tensors are written once. Metadata, parents and digests stand in the file's header.
 
     Raises:
-        StoreError: it cannot be written, or safetensors has no such dtype.
+        StoreError: it cannot be written, or safetensors has no such dtype; then whatever was
+            under `path` is still there.
     """
+    manifest = state.manifest()
+    first: dict[tuple[Any, ...], str] = {}
+    tied = {}
+    unique = {}
+    for name, tensor in state.tensors.items():
+        original = first.setdefault(identity(tensor), name)
+        if original == name:
+            unique[name] = tensor.detach().cpu().contiguous().clone()
+        else:
+            tied[name] = original
+    header = {
+        "format": str(_FORMAT),
+        "ref": manifest.ref,
+        "manifest": manifest.to_json(),
+        "tied": json.dumps(tied),
+    }
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with storage_errors(f"writing {path}"):
-            save(state, path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                draft.touch()
+                mode = draft.stat().st_mode  # save_file makes files that nobody else may read
+                save_file(unique, draft, metadata=header)
+                draft.chmod(mode)
+                with draft.open("rb") as file:
+                    os.fsync(file.fileno())
+                draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
+            sync_directory(path.parent)
     except (SafetensorError, KeyError, ValueError) as error:
         raise StoreError(
             f"safetensors cannot hold this State: {error}. Nothing was written."
@@ -36,21 +72,45 @@ def read(path: Path) -> State:
     """A State from a safetensors file; a foreign one's text metadata become the State's.
 
     Raises:
-        NotFound: no such file. Corrupt: it cannot be read, or a digest differs.
+        NotFound: no such file.
+        Corrupt: it cannot be read, is of a newer format, or a digest differs (names the tensor).
     """
     if not path.is_file():
         raise NotFound(f"there is no file {path}.")
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            if "manifest" not in header:
-                return State({name: file.get_tensor(name) for name in file.keys()}, header)  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise Corrupt(f"{path} cannot be read: {error}.") from error
+    if not {"manifest", "ref"} & header.keys():
+        return State(tensors, header)
+    if header.get("format") != str(_FORMAT):
+        raise Corrupt(
+            f"{path} has format {header.get('format')}; this version reads {_FORMAT}. "
+            "Read it with the version of elastix that wrote it."
+        )
     try:
-        return load(path)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{path} has a header that elastix did not write: {error!r}.") from error
+        return _exported(tensors, header, path)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise Corrupt(f"the header of {path} is damaged: {error!r}.") from error
+
+
+def _exported(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str], path: Path) -> State:
+    """What `export` wrote, every digest compared."""
+    body = json.loads(header["manifest"])
+    tied = {name: tensors[other] for name, other in json.loads(header["tied"]).items()}
+    written = {name: info[2] for name, info in body["tensors"].items()}
+    present = {name: t for name, t in {**tensors, **tied}.items() if name in written}
+    state = State(present, body["meta"], tuple(Ref(parent) for parent in body["parents"]))
+    manifest = state.manifest()
+    for name in sorted({*written, *manifest.tensors}):
+        info = manifest.tensors.get(name)
+        if info is None or info.digest != written.get(name):
+            raise Corrupt(f"tensor {name!r} in {path} is not what was written; its digest differs.")
+    if manifest.ref != header.get("ref"):
+        raise Corrupt(f"the header of {path} is not what was written; its digest differs.")
+    return state
 
 
 def catalogue(entries: Sequence["Entry"], path: Path) -> None:

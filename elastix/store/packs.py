@@ -24,7 +24,6 @@ from typing import Any, Protocol, TypeAlias
 from blake3 import blake3
 
 from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError
-from elastix.state import sync_directory
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded, parse_header
 
 SEAL_AT_BYTES = 256 << 20
@@ -457,3 +456,12 @@ def own(folder: Path, *, alone: bool) -> int:
             os.close(handle)
         raise
     return handle
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

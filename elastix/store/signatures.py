@@ -70,7 +70,7 @@ class _Graph:
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
     for name, part in module.named_modules():
         if _is_leaf(part):
-            if any(True for _ in part.state_dict()):
+            if part.state_dict(keep_vars=True):
                 yield name, part
         else:
             yield from part.named_parameters(name, recurse=False)
@@ -95,7 +95,7 @@ def _describe(
         return "Tensor", (("", tuple(part.shape)),)
     tensors = tuple(
         (name, tuple(tensor.shape))
-        for name, tensor in part.state_dict().items()
+        for name, tensor in part.state_dict(keep_vars=True).items()
         if isinstance(tensor, torch.Tensor)
     )
     inner = [f"{name}:{_kind(child)}" for name, child in part.named_modules() if name]

@@ -3,6 +3,7 @@
 Not here: anything about groups or samples (member), and any decision (controller).
 """
 
+import gc
 import os
 import queue
 import signal
@@ -278,6 +279,7 @@ class Worker:
         if self._job.affinity:  # before any thread is started that computes
             affinity.bind(self._worker, 0 if torch.cuda.is_available() and _has_gpu() else None)
         torch.set_num_threads(self._job.threads)
+        gc.freeze()  # a full collection would walk over all of torch, in the middle of a step
         device = torch.device("cuda" if torch.cuda.is_available() and _has_gpu() else "cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)

@@ -105,6 +105,25 @@ def test_children_begin_with_their_parents_weights_and_the_store_knows(tmp_path)
     search_parts.Net(results.best.config["depth"]).load_state_dict(results.best.load().model)
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, True),
+        ({"provider": "store"}, False),
+        ({"provider": "store", "inherit_optimizer": True}, True),
+        ({"inherit_optimizer": False}, False),
+        ({"inherit": "none"}, False),
+    ],
+)
+def test_models_are_stored_with_their_optimizer_where_children_will_take_it(
+    tmp_path, options, kept
+):
+    results = learning(tmp_path, trials=2, **options).run()
+    with elastix.Store(tmp_path, read_only=True) as store:
+        for trial in results:
+            assert ("@optimizer" in store.manifest(trial.ref).meta) is kept
+
+
 def test_without_inheritance_lineages_are_as_long_as_trials(tmp_path):
     results = learning(tmp_path, inherit="none", trials=4).run()
     assert all(trial.inherited is None for trial in results)

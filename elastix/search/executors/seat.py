@@ -3,6 +3,7 @@
 Not here: which trial, and what becomes of it when this process dies (pool).
 """
 
+import gc
 import os
 import threading
 from collections import deque
@@ -63,6 +64,7 @@ class PoolWorker:
         import torch._dynamo  # what making the first optimizer imports, in seconds
 
         torch.set_num_threads(self._threads)
+        gc.freeze()  # a full collection would walk over all of torch, for a tenth of a second
         return os.getpid()
 
     def run(self, work: Work) -> Ended:
