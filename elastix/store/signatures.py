@@ -9,8 +9,10 @@ runs through it while every function is watched; the order of its modules is tak
 Models are only comparable by prefix if their signatures were taken in the same way.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,7 +53,8 @@ class _Graph:
     """Layers found so far, each under its name, once."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.parts: dict[str, nn.Module | torch.Tensor] = dict(_parts(module))
+        self._described: dict[int, tuple[str, _Tensors]] = {}
+        self.parts = {name: part for name, part in _parts(module) if self._describe(part)[1]}
         self.names = {id(part): name for name, part in reversed(self.parts.items())}
         self.found: dict[str, Layer] = {}
 
@@ -60,18 +63,23 @@ class _Graph:
 
     def enter(self, name: str, part: nn.Module | torch.Tensor, inputs: Iterable[int]) -> int:
         """Enter a layer if it is new; the Merkle id of what comes out of it."""
-        kind, tensors = _describe(part)
+        kind, tensors = self._describe(part)
         path = digest64(kind, tensors, list(inputs))
         if tensors and name not in self.found:
             self.found[name] = Layer(name, kind, tensors, path)
         return path
 
+    def _describe(self, part: nn.Module | torch.Tensor) -> tuple[str, _Tensors]:
+        known = self._described.get(id(part))
+        if known is None:
+            known = self._described[id(part)] = _describe(part)
+        return known
+
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
     for name, part in module.named_modules():
         if _is_leaf(part):
-            if part.state_dict(keep_vars=True):
-                yield name, part
+            yield name, part
         else:
             yield from part.named_parameters(name, recurse=False)
             yield from (
@@ -88,9 +96,7 @@ def _is_leaf(module: nn.Module) -> bool:
     return (own or not any(True for _ in module.children())) and not isinstance(module, containers)
 
 
-def _describe(
-    part: nn.Module | torch.Tensor,
-) -> tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]:
+def _describe(part: nn.Module | torch.Tensor) -> tuple[str, _Tensors]:
     if isinstance(part, torch.Tensor):
         return "Tensor", (("", tuple(part.shape)),)
     tensors = tuple(
@@ -110,16 +116,31 @@ def _kind(module: nn.Module) -> str:
 
 
 class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return _is_leaf(m)
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401 - whatever the module returns
+        """As fx does it, but without its record of where each call stands."""
+        if _is_leaf(m):
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+        return forward(*args, **kwargs)
+
+
+def _trace(module: nn.Module, wrapped: tuple[ModuleType, ...]) -> fx.Graph | None:
+    try:
+        return _Tracer(autowrap_modules=wrapped).trace(module)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - the border to arbitrary user code, which may do anything
+        return None
 
 
 def _from_fx(module: nn.Module, graph: _Graph) -> bool:
     if _is_leaf(module):
         return False
-    try:
-        traced = _Tracer().trace(module)
-    except Exception:  # noqa: BLE001 - the border to arbitrary user code, which may do anything
+    traced = _trace(module, ()) or _trace(module, (math,))  # wrapping math takes a while
+    if traced is None:
         return False
     paths: dict[fx.Node, Any] = {}
     for place, node in enumerate(traced.nodes):

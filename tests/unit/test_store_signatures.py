@@ -1,6 +1,7 @@
 """Signatures taken from modules: traced, watched on a sample, or in module order."""
 
 import importlib
+import math
 from collections import Counter
 from itertools import pairwise
 
@@ -111,6 +112,23 @@ def test_what_cannot_be_traced_is_run_or_taken_in_order(example: torch.Tensor | 
     assert module.training
     assert not any(m._forward_hooks for m in module.modules())
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+
+
+class Scaled(nn.Module):
+    """Calls math on a size, and runs its layers in another order than it has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(3, 3)
+        self.first = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(self.first(x) / math.sqrt(x.size(-1)))
+        return y
+
+
+def test_calls_of_math_on_sizes_are_traced() -> None:
+    assert [layer.name for layer in signature(Scaled()).layers] == ["first", "second"]
 
 
 def test_running_and_tracing_agree_on_what_is_shared() -> None:
