@@ -23,7 +23,6 @@ with models of 200 kB, such as a search for small networks has them.
 import argparse
 import gc
 import os
-import random
 import shutil
 import statistics
 import sys
@@ -37,17 +36,13 @@ from typing import Any
 
 import h5py
 import torch
-from blake3 import blake3
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from benchmarks import store_trace
+from benchmarks import store_questions, store_trace
 from benchmarks.record import save as record
-from elastix.state import Manifest, Ref, State
-from elastix.store import Signature, Store, shared
-from elastix.store.nearest import Entry, Neighbours, pack_ids
-from elastix.store.packs import SEAL_AT_BYTES, LocalPacks
-from elastix.store.records import Header, Kind, Model
+from elastix.state import Ref, State
+from elastix.store import Store
 
 Tensors = dict[str, torch.Tensor]
 PREFIX = 3  # layers
@@ -331,159 +326,6 @@ def slices(path: Path, names: Tensors) -> Tensors:
         return {name: file.get_tensor(name) for name in names}
 
 
-# ------------------------------------------------------------------------------------ questions
-
-
-def fill_packs(root: Path, signatures: Sequence[Signature], choose: random.Random) -> list[float]:
-    """Records of many small models in packs, without an index."""
-    writer = LocalPacks(root).writer()
-    scores = [choose.random() for _ in signatures]
-    parent: tuple[Ref, ...] = ()
-    for number, (signature, score) in enumerate(zip(signatures, scores, strict=True)):
-        tensor = torch.tensor([float(number), 1.0])
-        manifest: Manifest = State({"weight": tensor}, {"number": number}, parent).manifest()
-        body = Model(manifest, signature=signature.to_json(), score=score).to_bytes()
-        payload = tensor.numpy().data.cast("B")
-        digest = bytes.fromhex(manifest.tensors["weight"].digest)
-        writer.append(Header(Kind.TENSOR, 8, digest, dtype="float32"), payload)
-        header = Header(Kind.MODEL, len(body), blake3(body).digest(), seq=number + 1)
-        writer.append(header, body)
-        parent = (manifest.ref,)
-        if writer.size >= SEAL_AT_BYTES:
-            writer.seal()
-    writer.close()
-    return scores
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
-def latencies(ask: Callable[[Signature], object], queries: Sequence[Signature]) -> list[float]:
-    found = []
-    for query in queries:
-        began = time.perf_counter()
-        ask(query)
-        found.append(time.perf_counter() - began)
-    return found
-
-
-def scan(
-    signatures: Sequence[Signature], scores: Sequence[float], query: Signature, mode: str
-) -> tuple[int, float]:
-    """(length, score) of the best by a plain scan over all models."""
-    if mode == "lp":
-        wanted = set(query.paths)
-        return max(
-            (len(wanted.intersection(s.paths)), x) for s, x in zip(signatures, scores, strict=True)
-        )
-    return max((lcs_length(query.ids, s.ids), x) for s, x in zip(signatures, scores, strict=True))
-
-
-def lcs_length(a: Sequence[int], b: Sequence[int]) -> int:
-    row = [0] * (len(b) + 1)
-    for x in a:
-        diagonal = 0
-        for j, y in enumerate(b, 1):
-            diagonal, row[j] = row[j], diagonal + 1 if x == y else max(row[j], row[j - 1])
-    return row[-1]
-
-
-def asking(root: Path, stored: int) -> dict[str, Any]:
-    """Questions over many models: how quick, and equal to a plain scan."""
-    choose = random.Random(1)
-    kinds = store_trace.chains(choose, stored)
-    signatures = [store_trace.chain(k) for k in kinds]
-    scores = fill_packs(root, signatures, choose)
-    queries = [
-        store_trace.chain(
-            store_trace.mutated(choose, store_trace.mutated(choose, choose.choice(kinds)))
-        )
-        for _ in range(2000)
-    ]
-    found: dict[str, Any] = {"stored_models": stored}
-    with Laps() as laps:
-        Store(root).close()
-    found["rebuild_s_100k"] = laps.wall
-    with Laps() as laps:
-        store = Store(root)
-        store.nearest(queries[0])
-    found["open_s_100k"] = laps.wall
-    with Laps() as laps:
-        store.nearest(queries[0], "lcs")
-    found["first_lcs_s_100k"] = laps.wall
-    with store:
-        lp = latencies(store.nearest, queries)
-        lcs = latencies(lambda query: store.nearest(query, "lcs"), queries[:200])
-        equal = True
-        for mode, number in (("lp", 20), ("lcs", 4)):
-            for query in queries[:number]:
-                match = store.nearest(query, mode)  # type: ignore[arg-type]
-                best = scan(signatures, scores, query, mode)
-                equal &= match is not None and (match.length, match.score) == best
-                equal &= match is None or match.length == len(
-                    shared(query, store.signature(match.ref) or query, mode)  # type: ignore[arg-type]
-                )
-    found |= {
-        "lp_p50_us_100k": 1e6 * statistics.median(lp),
-        "lp_p99_us_100k": 1e6 * percentile(lp, 0.99),
-        "lcs_p50_ms_100k": 1e3 * statistics.median(lcs),
-        "lcs_p99_ms_100k": 1e3 * percentile(lcs, 0.99),
-    }
-    graphs, graph_equal = asking_graphs(choose, kinds)
-    return found | graphs | {"equal_to_oracle": equal and graph_equal}
-
-
-def asking_graphs(choose: random.Random, kinds: list[list[int]]) -> tuple[dict[str, Any], bool]:
-    """The same for graphs with skip connections, in memory."""
-    graphs = [store_trace.skips(choose, k) for k in kinds]
-    signatures = [store_trace.graph(g) for g in graphs]
-    scores = [choose.random() for _ in graphs]
-    neighbours = Neighbours(
-        Entry(key, scores[key], pack_ids(s.paths), pack_ids(s.ids))
-        for key, s in enumerate(signatures)
-    )
-    queries = []
-    for _ in range(1000):
-        nodes = list(choose.choice(graphs))
-        place = choose.randrange(len(nodes))
-        nodes[place] = (choose.randrange(len(store_trace.KINDS)), nodes[place][1])
-        queries.append(store_trace.graph(nodes))
-    times = latencies(lambda query: neighbours.lp(query.paths), queries)
-    equal = True
-    for query in queries[:20]:
-        best = neighbours.lp(query.paths)
-        expected = scan(signatures, scores, query, "lp")
-        equal &= (best.length, scores[best.key]) == expected if best else expected[0] == 0
-    return {
-        "lp_graph_p50_us_100k": 1e6 * statistics.median(times),
-        "lp_graph_p99_us_100k": 1e6 * percentile(times, 0.99),
-    }, equal
-
-
-def asking_an_actor(root: Path, seed: int = 2) -> dict[str, Any]:
-    """Questions through StoreServer."""
-    import ray
-
-    from elastix.store.server import StoreServer
-
-    choose = random.Random(seed)
-    queries = [store_trace.chain(k) for k in store_trace.chains(choose, 700)]
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        server = StoreServer.start(root)
-        with server.open() as store:
-            latencies(store.nearest, queries[:100])
-            times = latencies(store.nearest, queries[100:])
-        server.stop()
-    finally:
-        ray.shutdown()
-    return {
-        "lp_actor_p50_us": 1e6 * statistics.median(times),
-        "lp_actor_p99_us": 1e6 * percentile(times, 0.99),
-    }
-
-
 BARS: dict[str, tuple[str, float]] = {
     "bytes_ratio": ("<=", 1.01),
     "put_wall_ratio_raw": ("<=", 1.5),
@@ -537,8 +379,8 @@ def main() -> int:
         small |= reading(root / "small", picked, options.rounds)
         keep_alive.clear()
         found |= {f"small_{name}": value for name, value in small.items()}
-        found |= asking(root / "many", options.stored)
-        found |= asking_an_actor(root / "many")
+        found |= store_questions.over_chains(root / "many", options.stored)
+        found |= store_questions.through_an_actor(root / "many")
     finally:
         shutil.rmtree(root)
     show(found)

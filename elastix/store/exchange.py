@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.state import Ref, State, identity
-from elastix.store.packs import storage_errors, sync_directory
+from elastix.store.local import sync_directory
+from elastix.store.packs import storage_errors
 
 if TYPE_CHECKING:
     from elastix.store.store import Entry

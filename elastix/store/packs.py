@@ -1,48 +1,24 @@
-"""Pack files in a local directory: append, map, remove. Also what every kind of pack folder does.
+"""Folders of packs: what every kind of them does, wherever it is. See local.py and remote.py.
 
 Not here: which records matter (index.py) and what their bytes mean (records.py).
 
 Invariants: a byte that has been synced is never changed in place and never cut off. A pack is
-removed whole, and only while nobody has it mapped: a mapping holds a shared flock, the lease.
-A pack is written by one writer, which holds an flock on `writers/<writer>.lock` while it lives.
+removed whole, and only while nobody reads it. A pack is written by one writer.
 """
 
-import ctypes
 import errno
-import fcntl
-import mmap
-import os
 import re
-import secrets
-import threading
-from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 from blake3 import blake3
 
-from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError
-from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded, parse_header
+from elastix.errors import Corrupt, Full, ReadOnly, StoreError
+from elastix.store.records import ALIGNMENT, Header, Kind, Place, parse_header
 
 SEAL_AT_BYTES = 256 << 20
 Buffer: TypeAlias = bytes | bytearray | memoryview
-_NAME = re.compile(r"([0-9a-f]{16})-[0-9]{6}\.pack")
-_PAD = bytes(ALIGNMENT)
-_QUEUE_BYTES = 64 << 20
-_QUEUE_PARTS = 900  # a system call takes 1024
-_CALL_BYTES = 1 << 20
-"""Of one write. For larger ones Linux takes pages from its largest free blocks, and on a virtual
-machine those are what it has given back to its host: they cost several times the write itself."""
-
-_BEGIN_BYTES = 2 << 20
-"""After so many the disk is told to begin, so that the sync at the end has less to wait for."""
-
-_SYNC_FILE_RANGE_WRITE = 2  # do not wait for anything
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # of Linux
-if _sync_file_range is not None:
-    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+NAME = re.compile(r"([0-9a-f]{16})-[0-9]{6}\.pack")
 
 
 class View(Protocol):
@@ -153,7 +129,7 @@ def check_name(pack: str) -> str:
     Raises:
         Corrupt: it is not.
     """
-    if _NAME.fullmatch(pack) is None:
+    if NAME.fullmatch(pack) is None:
         raise Corrupt(f"{pack!r} is no pack's name. It was not opened.")
     return pack
 
@@ -173,295 +149,3 @@ def read_record(packs: Packs, place: Place, kind: Kind) -> tuple[Header, bytes]:
     if len(payload) != place.length or blake3(payload).digest() != header.digest:
         raise Corrupt(f"the record at byte {place.offset} of {place.pack} is damaged.")
     return header, payload
-
-
-class LocalPacks:
-    """Packs in a directory of this machine, or one that is mounted like it."""
-
-    def __init__(self, root: Path) -> None:
-        self._folder = root / "packs"
-        self._path = f"{self._folder}{os.sep}"  # joining paths takes longer than to open one
-        self._writers = root / "writers"
-
-    def sizes(self) -> dict[str, int]:  # noqa: D102
-        with storage_errors(f"listing {self._folder}"):
-            if not self._folder.is_dir():
-                return {}
-            with os.scandir(self._folder) as entries:
-                return {
-                    entry.name: entry.stat(follow_symlinks=False).st_size
-                    for entry in entries
-                    if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-                }
-
-    def _open(self, pack: str) -> int:
-        path = self._path + check_name(pack)
-        try:
-            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ELOOP):
-                raise NotFound(f"there is no pack {path}.") from error
-            raise
-
-    def read(self, pack: str, offset: int, length: int) -> bytes:  # noqa: D102
-        with storage_errors(f"reading {pack}"):
-            handle = self._open(pack)
-            try:
-                length = min(length, max(0, os.fstat(handle).st_size - offset))
-                chunks = []
-                while length > 0:
-                    chunk = os.pread(handle, length, offset)
-                    if not chunk:
-                        break
-                    chunks.append(chunk)
-                    offset, length = offset + len(chunk), length - len(chunk)
-            finally:
-                os.close(handle)
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    def view(self, pack: str) -> View:  # noqa: D102
-        with storage_errors(f"mapping {pack}"):
-            handle = self._open(pack)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH)
-                info = os.fstat(handle)
-                if info.st_nlink == 0 or info.st_size == 0:
-                    raise NotFound(f"{pack} was removed.")
-                # mmap keeps a duplicate of the handle, and so the lease, until it is unmapped.
-                return _Mapped(mmap.mmap(handle, info.st_size, access=mmap.ACCESS_COPY), pack)
-            finally:
-                os.close(handle)
-
-    def remove(self, pack: str) -> bool:  # noqa: D102
-        with suppress(NotFound), storage_errors(f"removing {pack}"):
-            handle = self._open(pack)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                (self._folder / pack).unlink(missing_ok=True)
-            except BlockingIOError:
-                return False
-            finally:
-                os.close(handle)
-        return True
-
-    def alive(self, pack: str) -> bool:  # noqa: D102
-        path = self._writers / f"{pack[:16]}.lock"
-        with storage_errors(f"asking for {path}"):
-            try:
-                handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                return False
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            else:
-                with suppress(OSError):
-                    path.unlink()
-                return False
-            finally:
-                os.close(handle)
-
-    def writer(self) -> "LocalWriter":  # noqa: D102
-        return LocalWriter(self._folder, self._writers)
-
-
-class _Mapped:
-    def __init__(self, mapping: mmap.mmap, pack: str) -> None:
-        self._memory = memoryview(mapping)
-        self._pack = pack
-
-    def bytes_at(self, offset: int, length: int) -> memoryview:
-        if offset + length > len(self._memory):
-            raise Corrupt(
-                f"{self._pack} has {len(self._memory)} bytes and should have at least "
-                f"{offset + length}: it was cut off."
-            )
-        return self._memory[offset : offset + length]
-
-
-class LocalWriter:
-    """Appends to `<writer>-<number>.pack`. After an error, call `cut` or `abandon`."""
-
-    def __init__(self, folder: Path, writers: Path) -> None:
-        self.lock: AbstractContextManager[Any] = threading.RLock()
-        self._folder = folder
-        self._writers = writers
-        self._lock = -1
-        self._id = ""
-        self._number = 0
-        self._handle = -1
-        self._pack = ""
-        self._queue: list[Buffer] = []
-        self._synced = 0  # bytes that are durable, then written, then promised
-        self._written = 0
-        self._end = 0
-
-    @property
-    def size(self) -> int:  # noqa: D102
-        return self._end
-
-    def append(self, header: Header, payload: Buffer) -> Place:
-        """As Writer.append. The payload must stay as it is until `sync`, which may write it."""
-        if self._handle < 0:
-            with storage_errors(f"writing to {self._folder}"):
-                self._begin()
-        start = self._end
-        rest = padded(header.length) - header.length
-        self._end += ALIGNMENT + padded(header.length)
-        self._queue += (header.pack(self._pack, start), payload, _PAD[:rest])
-        if len(self._queue) > _QUEUE_PARTS or self._end - self._written > _QUEUE_BYTES:
-            self._flush()
-        return Place(self._pack, start + ALIGNMENT, header.length)
-
-    def _flush(self) -> None:
-        with storage_errors(f"writing to {self._pack}"):
-            _write_all(self._handle, self._queue, self._written)
-        self._written = self._end
-        self._queue.clear()
-
-    def sync(self) -> None:  # noqa: D102
-        if self._handle < 0 or self._synced == self._end:
-            return
-        self._flush()
-        with storage_errors(f"syncing {self._pack}"):
-            try:
-                os.fdatasync(self._handle)
-            except OSError:
-                # After a failed sync nobody knows which pages are on the disk: never go on here.
-                self.abandon()
-                raise
-        self._synced = self._end
-
-    def cut(self) -> None:  # noqa: D102
-        self._queue.clear()
-        if self._handle < 0:
-            return
-        try:
-            os.ftruncate(self._handle, self._synced)
-            self._end = self._written = self._synced
-        except OSError:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Leave the current pack as it is; gc takes its useless tail."""
-        if self._handle >= 0:
-            handle, self._handle = self._handle, -1
-            self._end = self._written = self._synced = 0
-            self._queue.clear()
-            with suppress(OSError):
-                os.close(handle)
-
-    def seal(self) -> None:  # noqa: D102
-        if self._handle < 0:
-            return
-        header = Header(Kind.SEAL, 0, blake3(b"").digest())
-        # Only a hint that all before it was synced; without it the pack is read as well.
-        with suppress(StoreError):
-            self.sync()
-            if self._handle >= 0:
-                self.append(header, b"")
-                self._flush()
-        self.abandon()
-
-    def close(self) -> None:  # noqa: D102
-        self.seal()
-        if self._lock >= 0:
-            with suppress(OSError):
-                (self._writers / f"{self._id}.lock").unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = -1
-
-    def _begin(self) -> None:
-        if self._lock < 0:
-            self._enlist()
-        self._number += 1
-        self._pack = f"{self._id}-{self._number:06d}.pack"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / self._pack
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        self._synced = self._written = self._end = 0
-        try:
-            sync_directory(self._folder)
-        except OSError:
-            self.abandon()
-            raise
-
-    def _enlist(self) -> None:
-        self._writers.mkdir(parents=True, exist_ok=True)
-        while True:
-            self._id = secrets.token_hex(8)
-            path = self._writers / f"{self._id}.lock"
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = os.fstat(handle).st_nlink > 0
-            except BlockingIOError:  # `alive` looked at it just now and takes it for dead
-                held = False
-            if held:
-                self._lock = handle
-                return
-            os.close(handle)
-
-
-def _write_all(handle: int, parts: Sequence[Buffer], offset: int) -> None:
-    rest = deque(memoryview(part).cast("B") for part in parts if len(part))
-    begun = offset
-    while rest:
-        offset += _write_some(handle, rest, offset)
-        if rest and offset - begun >= _BEGIN_BYTES and _sync_file_range is not None:
-            _sync_file_range(handle, begun, offset - begun, _SYNC_FILE_RANGE_WRITE)
-            begun = offset
-
-
-def _write_some(handle: int, rest: deque[memoryview], offset: int) -> int:
-    """One system call; takes what was written off the front."""
-    call: list[memoryview] = []
-    size = 0
-    while rest and size < _CALL_BYTES:
-        part = rest.popleft()
-        call.append(part[: _CALL_BYTES - size])
-        size += len(call[-1])
-        if len(call[-1]) < len(part):
-            rest.appendleft(part[len(call[-1]) :])
-    written = os.pwritev(handle, call, offset)
-    left = size - written  # a full disk takes a part of it, and then refuses
-    while left:
-        part = call.pop()
-        rest.appendleft(part[max(0, len(part) - left) :])
-        left -= len(rest[0])
-    return written
-
-
-def own(folder: Path, *, alone: bool) -> int:
-    """A handle that marks this process as one that writes to the index in `folder`.
-
-    Raises:
-        Conflict: a StoreServer is there, or (alone) somebody else.
-    """
-    with storage_errors(f"opening {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / "owner.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        other = "another process uses" if alone else "a StoreServer owns"
-        raise Conflict(
-            f"{other} the store in {folder}. It was not opened. Connect to the StoreServer "
-            "(StoreServer.open), open with read_only=True, or close the other one."
-        ) from error
-    except BaseException:
-        with suppress(OSError):
-            os.close(handle)
-        raise
-    return handle
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -25,7 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastix.errors import Conflict, StoreError
 from elastix.store.ledger import Ledger
-from elastix.store.packs import LocalPacks, Packs, own
+from elastix.store.local import LocalPacks, own
+from elastix.store.packs import Packs
 from elastix.store.remote import RemotePacks, locate
 from elastix.store.requests import Reply, Request
 from elastix.store.store import Store

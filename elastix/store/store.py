@@ -26,7 +26,8 @@ from elastix.store.gc import Collected
 from elastix.store.index import Missing
 from elastix.store.ledger import Ledger
 from elastix.store.lineage import Diff, Mode, Signature
-from elastix.store.packs import SEAL_AT_BYTES, LocalPacks, Packs, own
+from elastix.store.local import LocalPacks, own
+from elastix.store.packs import SEAL_AT_BYTES, Packs
 from elastix.store.reader import Reader
 from elastix.store.records import Header, Kind, Model
 from elastix.store.remote import RemotePacks, locate

@@ -14,7 +14,7 @@ from blake3 import blake3
 from elastix.errors import ConfigError, Corrupt, NotFound, StoreError, TooNew
 from elastix.state import Manifest, Ref, State, TensorInfo
 from elastix.store import Store
-from elastix.store.packs import LocalPacks
+from elastix.store.local import LocalPacks
 from elastix.store.records import Header, Kind, Model, padded, parse_header
 from elastix.testing.models import chain
 from elastix.testing.store_contract import child, same, small

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from elastix.store import packs
+from elastix.store import local
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -20,12 +20,12 @@ def test_everything_is_written_in_calls_of_limited_size(tmp_path, monkeypatch, s
         sizes.append(len(given))
         return write(handle, [given[: choose.randint(1, len(given))]], offset)
 
-    monkeypatch.setattr(packs, "_CALL_BYTES", 1000)
-    monkeypatch.setattr(packs.os, "pwritev", stingy)
+    monkeypatch.setattr(local, "_CALL_BYTES", 1000)
+    monkeypatch.setattr(local.os, "pwritev", stingy)
     parts = [choose.randbytes(choose.choice([0, 1, 64, 999, 1000, 2500])) for _ in range(20)]
     path = tmp_path / "pack"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT)
-    packs._write_all(handle, parts, 7)
+    local._write_all(handle, parts, 7)
     os.close(handle)
     assert path.read_bytes() == bytes(7) + b"".join(parts)
     assert max(sizes) <= 1000
