@@ -7,9 +7,7 @@ and loader are the very same code.
 
 import math
 import multiprocessing
-import os
 import pickle
-import signal
 import tempfile
 import threading
 import time
@@ -20,11 +18,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from elastix.comm.group import Rendezvous, Wiring
+from elastix.comm.group import Rendezvous
 from elastix.comm.membership import Membership, Roster
-from elastix.comm.news import Address, News
+from elastix.comm.news import Address
 from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.errors import QuorumLost, TrainError
 from elastix.events import (
@@ -39,17 +35,15 @@ from elastix.events import (
 )
 from elastix.observe.journal import Journal
 from elastix.store import Store
+from elastix.testing.local_worker import HOST, work
 from elastix.train.beginning import begin
 from elastix.train.checkpoint.assembly import Message
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
-from elastix.train.checkpoint.saver import Saver
 from elastix.train.context import Context
 from elastix.train.link import Settings
-from elastix.train.member import Member
-from elastix.train.outcome import Outcome, run_train
+from elastix.train.outcome import Outcome
 from elastix.train.vigil import Sign, Vigil
 
-_HOST = "127.0.0.1"
 _NAME = "local"
 _WARM = ["elastix.testing.local", "torch._dynamo"]  # the second is what making an optimizer imports
 
@@ -177,7 +171,7 @@ class _Supervisor:
         )
         self._spawner = multiprocessing.get_context("forkserver")
         self._spawner.set_forkserver_preload(_WARM)
-        self._rendezvous = Rendezvous(_HOST)
+        self._rendezvous = Rendezvous(HOST)
         self._roster = Roster(crew.founders, crew.most, settings.min_workers)
         self._feeds: dict[int, Address] = {}
         self._crew = crew
@@ -263,7 +257,7 @@ class _Supervisor:
         self._next += 1
         here, there = self._spawner.Pipe()
         args = (worker, there, self._rendezvous.address, *self._args)
-        process = self._spawner.Process(target=_work, args=args, daemon=True)
+        process = self._spawner.Process(target=work, args=args, daemon=True)
         process.start()
         there.close()
         self._processes[worker] = process
@@ -411,119 +405,3 @@ class _Supervisor:
         with self._sending:
             self.run.events.append(event)
             self._journal.append(event)
-
-
-class _PipeLink:
-    """The Link over a pipe. Its methods are described there."""
-
-    def __init__(self, line: Connection, store: Path) -> None:
-        self._line = line
-        self._store = store
-        self._lock = threading.Lock()
-        self._serial = -1
-        self._where = ("start", 0)
-        self._passed = 0
-
-    def tell(self, kind: str, value: Any = None) -> None:  # noqa: ANN401
-        with self._lock:
-            self._line.send((kind, value))
-
-    def ready(self, feed: Address | None) -> None:
-        self.tell("ready", feed)
-
-    def level(self) -> None:
-        self.tell("level")
-
-    def entered(self, generation: int) -> None:
-        self.tell("entered", generation)
-
-    def doubt(self, generation: int, error: BaseException) -> None:
-        del error
-        self.tell("doubt", generation)
-
-    def leave(self) -> None:
-        # Not from the handler's own thread: a signal may come while it holds the lock.
-        threading.Thread(target=self.tell, args=("leave",), daemon=True).start()
-
-    def emit(self, event: Event, serial: int | None = None) -> None:
-        self.tell("record", [(serial, event)])
-        self._serial = max(self._serial, -1 if serial is None else serial)
-
-    def journaled(self) -> int:
-        return self._serial - 1  # what was written to a pipe is read even if the writer dies
-
-    def phase(self, name: str, detail: int) -> None:
-        self._where = (name, detail)
-        self._passed += 1
-
-    def sign(self, member: Member) -> Sign:
-        return Sign(
-            generation=member.generation,
-            step=member.step,
-            phase=self._where[0],
-            detail=self._where[1],
-            passed=self._passed,
-            waiting=member.waiting,
-            waited_s=member.waited_s,
-        )
-
-    def await_controller(self) -> None:
-        pass  # workers end with their supervisor
-
-    def save(self, message: Message) -> None:
-        self.tell("save", message)
-
-    def open_store(self) -> Store:
-        return Store(self._store)
-
-
-def _work(
-    worker: int,
-    line: Connection,
-    address: tuple[str, int],
-    train: Callable[[Context], None],
-    config: dict[str, Any],
-    settings: Settings,
-    store: Path,
-) -> None:
-    torch.set_num_threads(1)
-    news = News()
-    link = _PipeLink(line, store)
-    wiring = Wiring(
-        address=address, interface=_HOST, backend="gloo", me=worker, shared=settings.shared
-    )
-    member = Member(wiring, torch.device("cpu"), settings, news, link)
-    listener = threading.Thread(target=_listen, args=(line, news, member.saver), daemon=True)
-    listener.start()
-    threading.Thread(target=_pulse, args=(link, member), daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: link.leave())
-    outcome = run_train(train, member, config)
-    member.saver.close()
-    link.tell("outcome", outcome)
-    if outcome.kind == "left":
-        listener.join()  # others may still wait for what was sent to them
-    line.close()
-    os._exit(0)  # abandoned groups may have threads that wait for the dead
-
-
-def _listen(line: Connection, news: News, saver: Saver) -> None:
-    try:
-        while True:
-            heard = line.recv()
-            if isinstance(heard, Membership):
-                news.publish(heard)
-            elif isinstance(heard, tuple):
-                news.invite(heard)
-            else:
-                saver.tell(heard)
-    except (EOFError, OSError):
-        os._exit(1)  # the supervisor is gone
-
-
-def _pulse(link: _PipeLink, member: Member) -> None:
-    while True:
-        time.sleep(0.1)
-        try:
-            link.tell("alive", link.sign(member))
-        except OSError:
-            return
