@@ -63,6 +63,7 @@ from elastix.train.heritage import Heritage
 from elastix.train.link import Settings
 from elastix.train.logbook import Logbook
 from elastix.train.outcome import Outcome
+from elastix.train.quorum import Quorum
 from elastix.train.slots import Slot, Slots
 from elastix.train.succession import Presence
 from elastix.train.vigil import Sign, Vigil
@@ -136,6 +137,7 @@ class Controller:
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
         scaling = plan.scaling
         self._roster = Roster(plan.size, scaling.max_workers, scaling.min_workers)
+        self._quorum = Quorum(scaling.min_workers, plan.failure)
         self._vigil = Vigil(plan.failure.hang_timeout_s, plan.failure.start_timeout_s)
         most = scaling.max_workers + scaling.spares
         self._slots = Slots(
@@ -147,13 +149,9 @@ class Controller:
         self._log = Logbook(listeners)
         self._hands: dict[int, Hand] = {}
         self._released: list[Hand] = []
-        self._doubts: dict[int, int] = {}
-        self._doubted_since = 0.0
         self._next_worker = 0
         self._vacant_since = 0.0  # of the last loss: its place is filled after the recovery
-        self._short_since: float | None = None
         self._error: ElastixError | None = None
-        self._dismissed = False
         self._interrupted = ""
         self._finished = 0
         self._over = threading.Event()
@@ -280,7 +278,7 @@ class Controller:
                 hand.kill()
                 self._slots.give_back(hand.slot)
             self._go_back()
-            self._short_since = None
+            self._quorum.start_over()
             self._push(self._roster.start_over())
             self._fill()
 
@@ -373,7 +371,7 @@ class Controller:
             if worker in self._hands:
                 self._push(self._roster.entered(worker, generation))
                 if self._roster.settled:
-                    self._doubts.clear()
+                    self._vigil.settled()
 
     @ray.method(concurrency_group="workers")
     def doubt(self, worker: int, generation: int, error: str) -> None:
@@ -382,8 +380,7 @@ class Controller:
         with self._lock:
             if worker not in self._hands:
                 return
-            self._doubted_since = self._doubted_since if self._doubts else time.monotonic()
-            self._doubts[worker] = self._doubts.get(worker, 0) + 1
+            self._vigil.doubt(worker, time.monotonic())
         # A death is known within milliseconds; only if there is none is the group made anew.
         timer = threading.Timer(1.0, self._still_in_doubt, (generation,))
         timer.daemon = True
@@ -561,7 +558,6 @@ class Controller:
     def _forget(self, hand: Hand) -> None:
         self._checkpoints.lost(hand.worker)
         self._vigil.forget(hand.worker)
-        self._doubts.pop(hand.worker, None)
 
     def _let_go(self) -> None:
         """End processes that were let go, once nobody waits for what they have sent."""
@@ -590,12 +586,8 @@ class Controller:
             self._lose_by_id(worker, "silent")
         for worker in self._vigil.holding_up(members, now):
             self._lose_by_id(worker, "stuck")
-        limit = self._plan.failure.hang_timeout_s
-        if self._doubts and now - self._doubted_since > limit:
-            # The group was made anew again and again. Whoever is cut off fails every time.
-            worst = max(self._doubts, key=lambda worker: (self._doubts[worker], worker))
-            self._doubts.clear()
-            self._lose_by_id(worst, "unreachable")
+        for worker in self._vigil.unreachable(now):
+            self._lose_by_id(worker, "unreachable")
 
     def _lose_by_id(self, worker: int, cause: str) -> None:
         hand = self._hands.get(worker)
@@ -639,34 +631,20 @@ class Controller:
 
     def _check_quorum(self) -> None:
         """End a run whose group was too small for too long, or to which nobody can come."""
-        minimum, failure = self._plan.scaling.min_workers, self._plan.failure
-        founded = self._roster.founded
-        wait_s = failure.wait_s if founded else failure.start_timeout_s
-        present = len(self._roster.holders)
-        if present >= minimum or self._finished:
-            self._short_since = None
+        if self._finished:
             return
-        if self._short_since is None:
-            self._short_since = time.monotonic()
-        awaited = (
-            failure.replace
-            or not founded
-            or self._dismissed
-            or len(self._hands) >= minimum
-            or self._slots.more
+        verdict = self._quorum.judge(
+            len(self._roster.holders),
+            founded=self._roster.founded,
+            coming=self._slots.more or len(self._hands) >= self._plan.scaling.min_workers,
+            step=self._log.step,
+            now=time.monotonic(),
         )
-        if awaited and time.monotonic() - self._short_since <= wait_s:
-            return
-        if not founded:
-            self._error = verdicts.no_group(minimum, wait_s)
-        elif not self._dismissed:  # they store their State before they leave
-            self._dismissed = True
-            self._short_since = time.monotonic()
-            reason = verdicts.dismissal(present, minimum, wait_s if awaited else None)
+        if isinstance(verdict, ElastixError):
+            self._error = verdict
+        elif verdict is not None:
             for hand in self._hands.values():
-                hand.actor.dismiss.remote(reason)
-        else:
-            self._error = verdicts.never_dismissed(present, minimum, wait_s, self._log.step)
+                hand.actor.dismiss.remote(verdict)
 
     # ------------------------------------------------------------------ acting
 

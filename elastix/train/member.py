@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from elastix import state as states
 from elastix.comm.feed import Feed
 from elastix.comm.group import Wiring
 from elastix.comm.layout import layout_of
@@ -36,7 +35,7 @@ from elastix.events import (
     TensorsInherited,
     WorkerJoined,
 )
-from elastix.state import RandomState, State, Stateful
+from elastix.state import State, Stateful
 from elastix.train import replica
 from elastix.train.alike import AlikeEvents
 from elastix.train.checkpoint.assembly import Mark
@@ -48,6 +47,7 @@ from elastix.train.ending import Finish
 from elastix.train.evaluation import Evaluation, Metric
 from elastix.train.heritage import Leaving
 from elastix.train.link import Link, Settings
+from elastix.train.live import Live
 from elastix.train.rate import RateScaling
 from elastix.train.rewind import Rewind
 
@@ -76,10 +76,7 @@ class Member:
         self._rewind = Rewind()
         self._rate: RateScaling | None = None
         self._reducer: Reducer | None = None
-        self._modules: dict[str, torch.nn.Module] = {}
-        self._others: dict[str, Stateful] = {"rng": RandomState()}
-        self._loaders: list[Loader] = []
-        self._unclaimed = State({})
+        self._live = Live()
         self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
         self._feed: Feed | None = None
         self._given: Snapshot | None = None
@@ -162,31 +159,14 @@ class Member:
                 "ctx.prepare was called twice. Give it everything at once: "
                 "model, optimizer = ctx.prepare(model, optimizer)."
             )
-        modules = [o for o in objects if isinstance(o, torch.nn.Module)]
-        if not modules:
-            raise ConfigError(
-                f"ctx.prepare got no torch.nn.Module, only {[type(o).__name__ for o in objects]}."
-            )
-        prefixes = ["", *(f"@module{i}/" for i in range(1, len(modules)))]
-        self._modules = dict(zip(prefixes, (m.to(self.device) for m in modules), strict=True))
-        names = states.parameter_names(self._modules)
-        for other in objects:
-            if isinstance(other, torch.nn.Module):
-                continue
-            if not isinstance(other, Stateful):
-                raise ConfigError(
-                    f"ctx.prepare got a {type(other).__name__}, which has no state_dict and "
-                    "load_state_dict, so a joiner could not be given its state."
-                )
-            if isinstance(other, torch.optim.Optimizer):
-                states.check_optimizer(other, names)
-            self._add(replica.kind_of(other), other)
+        live = self._live
+        live.prepare(objects, self.device)
         if self.settings.heritage is not None and self._inherited is not None:
             model, found = self._inherited
-            if model is modules[0]:
-                self.settings.heritage.warm_start(found, self._modules, self._others)
-        self._reducer = Reducer(modules, self._rounds, self)
-        layout = layout_of(self._modules)
+            if model is live.model:
+                self.settings.heritage.warm_start(found, live.modules, live.others)
+        self._reducer = Reducer(list(live.modules.values()), self._rounds, self)
+        layout = layout_of(live.modules)
         if not self.settings.alone:
             self._feed = Feed(self._interface, layout)
             self._rounds.feed_joiners(self._feed)
@@ -195,16 +175,7 @@ class Member:
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""
-        for name, other in objects.items():
-            if not isinstance(other, Stateful):
-                raise ConfigError(
-                    f"ctx.track got {name}={type(other).__name__}, which has no state_dict and "
-                    "load_state_dict. Nothing was tracked under that name."
-                )
-            if name in self._others or "/" in name:
-                raise ConfigError(f"the name {name!r} is taken or has a '/'; choose another.")
-            self._add(name, other)
-            self._claim(name, other)
+        self._live.track(objects)
 
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
@@ -221,25 +192,17 @@ class Member:
             self._emit_alike(TensorsInherited(found=found))
         return found
 
-    def _add(self, name: str, other: Stateful) -> None:
-        taken = sum(key.rstrip("0123456789") == name for key in self._others)
-        self._others[name if not taken else f"{name}{taken}"] = other
-
     # ------------------------------------------------------------------ State
 
     def capture(self) -> State:
         """The State as it is now: views of live tensors."""
-        loaders = {f"loader/{loader.number}": loader for loader in self._loaders}
         counts = {
             "step": self.step,
             "serial": self._alike.serial,
             "reports": self._reports,
             "stored_step": self._schedule.stored_step,
         }
-        state = states.capture(self._modules, {**self._others, **loaders}, counts)
-        # What was given for objects that do not exist yet is passed on as it came.
-        kept = self._unclaimed
-        return State({**kept.tensors, **state.tensors}, {**kept.meta, **state.meta})
+        return self._live.capture(counts)
 
     def give_state(self, founding: bool) -> State:
         """For newcomers. The first founder restores the stored State, if the run has one."""
@@ -268,24 +231,13 @@ class Member:
         replica.diverge(self.me)
 
     def _adopt(self, state: State) -> None:
-        states.restore(state, self._modules, self._others)
+        self._live.adopt(state)
         if self._reducer is not None:
             self._reducer.rebase()
         self.step = state.meta["step"]
         self._schedule.stored(state.meta["stored_step"])
         self._alike.serial = state.meta["serial"]
         self._reports = state.meta["reports"]
-        self._unclaimed = states.without(state, self._others)
-        for loader in self._loaders:  # a joiner that began anew in the middle of its loop
-            self._claim(f"loader/{loader.number}", loader)
-
-    def _claim(self, name: str, other: Stateful) -> bool:
-        """Give an object that came after `prepare` its part of the State; False if it has none."""
-        if f"@{name}" not in self._unclaimed.meta:
-            return False
-        states.restore(self._unclaimed, {}, {name: other})
-        self._unclaimed = states.without(self._unclaimed, {name: other})
-        return True
 
     def save(self, reason: str) -> None:
         """Have the State stored in the background. Returns when a snapshot is under way."""
@@ -298,27 +250,15 @@ class Member:
             members=self._members_now(),
             score=score,
         )
-        self.saver.save(state, occasion, self._late(state))
+        self.saver.save(state, occasion, self._live.late(state))
         self._schedule.stored(self.step)
         self.phase("snapshot", self.step)
-
-    def _late(self, state: State) -> set[str]:
-        """Tensors of the State that nothing but `optimizer.step` changes."""
-        late = {
-            prefix + name
-            for prefix, module in self._modules.items()
-            for name, _ in module.named_parameters(remove_duplicate=False)
-        }
-        for name, other in self._others.items():
-            if isinstance(other, torch.optim.Optimizer):
-                late |= {entry for entry in state.tensors if entry.startswith(f"@{name}/")}
-        return late
 
     def _copy_for_joiners(self) -> Callable[[], State]:
         """A copy of the State as it is, made while the next step is computed."""
         self.phase("give", self.step)
         state = self.capture()
-        self._given = given = Stager().take(state, self.step, self._late(state))
+        self._given = given = Stager().take(state, self.step, self._live.late(state))
 
         def complete() -> State:
             given.finish()
@@ -406,7 +346,7 @@ class Member:
     def weight(self, members: Sequence[int]) -> Weight:
         """Samples of this worker and of `members` in the step in hand; one each without loaders."""
         shares: Counter[int] = Counter()
-        for loader in self._loaders:
+        for loader in self._live.loaders:
             shares.update(loader.shares())
         if not shares:
             return Weight(1, len(members))
@@ -440,7 +380,7 @@ class Member:
         self._schedule.agreed(bool(due))
         self._rounds.step_left(left, highest if highest == -lowest else 0)
         if void:
-            for loader in self._loaders:
+            for loader in self._live.loaders:
                 loader.commit(())
             self._rewind.due = True
             return
@@ -448,7 +388,7 @@ class Member:
         contributors = left.contributors
         if self._rate is not None:
             self._rate.observe(len(contributors))
-        batches = [batch for loader in self._loaders for batch in loader.commit(contributors)]
+        batches = [batch for loader in self._live.loaders for batch in loader.commit(contributors)]
         self._emit_alike(
             StepCommitted(
                 step=self.step,
@@ -470,14 +410,14 @@ class Member:
 
     def boundary(self) -> None:
         """Between two steps: joiners enter, checkpoints are taken. Nothing within one."""
-        if any(loader.pending for loader in self._loaders):
+        if any(loader.pending for loader in self._live.loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
         self._link.await_controller()
-        self._rewind.restore(self._others)
+        self._rewind.restore(self._live.others)
         self._rounds.boundary()
         if self.settings.rollback:
-            self._rewind.keep(self._others)
+            self._rewind.keep(self._live.others)
             if self._reducer is not None:
                 self._reducer.remember_buffers()
         until = self.settings.until_reports
@@ -528,10 +468,9 @@ class Member:
                 "workers. No loader was made. batch_size is that of the whole group; raise it, or "
                 "use fewer workers."
             )
-        loader = Loader(len(self._loaders), source, self)
-        if not self._claim(f"loader/{loader.number}", loader):
+        loader = Loader(len(self._live.loaders), source, self)
+        if not self._live.open(loader):
             self._emit_alike(loader.opened())
-        self._loaders.append(loader)
         return loader
 
     def scale_rate(self, scaling: RateScaling) -> None:
@@ -557,7 +496,7 @@ class Member:
         collate: Collate,
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
-        work = Evaluation(self._modules[""], metric, dataset, batch_size, collate, self.device)
+        work = Evaluation(self._live.model, metric, dataset, batch_size, collate, self.device)
         self.phase("evaluate", self.step)
         sums = self._rounds.run(work).result.tolist()
         return {name: total / sums[0] for name, total in zip(work.names, sums[1:], strict=True)}
@@ -574,9 +513,9 @@ class Member:
     @property
     def epochs(self) -> float:
         """Passes over the data of the first loader so far; without a loader, reports."""
-        if not self._loaders:
+        if not self._live.loaders:
             return float(self._reports)
-        cursor = self._loaders[0].cursor
+        cursor = self._live.loaders[0].cursor
         return (cursor.position - count(cursor.owed)) / cursor.length
 
     def finish(self, reason: str = "final") -> None:
@@ -603,7 +542,7 @@ class Member:
         if heritage is None:
             return
         started = time.monotonic()
-        left = Leaving(self._modules[""], self.capture(), self._metrics, self.epochs, reason)
+        left = Leaving(self._live.model, self.capture(), self._metrics, self.epochs, reason)
         ref = heritage.leave(left)
         if ref is not None:
             self._link.emit(

@@ -65,30 +65,3 @@ def none_came_about() -> QuorumLost:
         "every worker was lost before the group had come about, and FailureConfig has "
         "replace=False. No step was taken. Look at the workers' logs."
     )
-
-
-def no_group(minimum: int, waited_s: float) -> QuorumLost:
-    """The group did not come about in time."""
-    return QuorumLost(
-        f"no group of {minimum} workers came about within start_timeout_s={waited_s:g}. No "
-        "step was taken. Look at the workers' logs, or raise it if they start slowly."
-    )
-
-
-def dismissal(present: int, minimum: int, waited_s: float | None) -> str:
-    """What workers are told that have waited for others in vain; None: there was nothing to."""
-    why = "replace=False" if waited_s is None else f"none came within wait_s={waited_s:g}"
-    return (
-        f"{present} workers are left, num_workers has a minimum of {minimum}, and {why}. "
-        "They stored their State; fit() again goes on from it. Free resources on the "
-        "cluster, or lower the minimum."
-    )
-
-
-def never_dismissed(present: int, minimum: int, waited_s: float, step: int) -> QuorumLost:
-    """They did not even come to the point where they are told so."""
-    return QuorumLost(
-        f"{present} workers are left of at least {minimum}, and they did not reach the end "
-        f"of a step within another {waited_s:g} s. The run was stopped after step "
-        f"{step}; fit() again goes on from the last stored State."
-    )

@@ -1,11 +1,12 @@
 """Who is silent, who holds up all others, and who is slow: from workers' signs of life. Pure.
 
-Workers send a Sign a few times within the timeout. Three things are told apart:
+Workers send a Sign a few times within the timeout. Four things are told apart:
 
 - *silent*: no sign at all. The process is stopped, its host is dead, or one of its threads keeps
   the interpreter to itself.
 - *holding up*: signs come, but the training thread passes no place that it would note, and all
   others wait for it. It hangs in user code, or in a library.
+- *unreachable*: signs come, but operations with it fail, however often the group is made anew.
 - *slow*: it gets on, and takes longer than the others for the same work.
 
 What to do about it is the controller's business.
@@ -62,6 +63,8 @@ class Vigil:
         self.timeout_s = timeout_s
         self._first_step_s = max(timeout_s, first_step_s)
         self._watched: dict[int, _Watched] = {}
+        self._doubts: dict[int, int] = {}
+        self._doubted_since = 0.0
 
     def hear(self, worker: int, sign: Sign, now: float) -> None:
         """A sign of life has come."""
@@ -87,6 +90,7 @@ class Vigil:
     def forget(self, worker: int) -> None:
         """The worker is gone."""
         self._watched.pop(worker, None)
+        self._doubts.pop(worker, None)
 
     def step(self, worker: int) -> int:
         """Committed steps at a worker's last sign; 0 if there was none."""
@@ -109,6 +113,27 @@ class Vigil:
         patience = {w: self._patience(watched[w]) for w in stuck}
         unmoved = all(now - watched[w].moved > patience[w] for w in stuck)
         return stuck if unmoved and now - max(waits) > max(patience.values()) else []
+
+    def doubt(self, worker: int, now: float) -> None:
+        """An operation failed at a worker, and nobody is known to be dead."""
+        if not self._doubts:
+            self._doubted_since = now
+        self._doubts[worker] = self._doubts.get(worker, 0) + 1
+
+    def settled(self) -> None:
+        """All are in the group: what failed before is forgotten."""
+        self._doubts.clear()
+
+    def unreachable(self, now: float) -> list[int]:
+        """The worker at which most operations failed, if for longer than the timeout some did.
+
+        Whoever is cut off fails every time the group is made anew. Told once.
+        """
+        if not self._doubts or now - self._doubted_since <= self.timeout_s:
+            return []
+        worst = max(self._doubts, key=lambda worker: (self._doubts[worker], worker))
+        self._doubts.clear()
+        return [worst]
 
     def slow(self, members: Iterable[int], factor: float) -> dict[int, float]:
         """Members whose own work for a step takes `factor` times that of the others, or more.

@@ -132,7 +132,7 @@ class Forgetful:
 
 
 def spoil(ctx):
-    ctx._member._modules[""].head.weight.data[0, 0] += 1
+    ctx._member._live.model.head.weight.data[0, 0] += 1
 
 
 def test_a_joiner_that_differs_from_its_donor_is_not_let_in_as_it_is(tmp_path):

@@ -95,3 +95,22 @@ def test_pace_is_not_taken_across_a_change_of_the_group():
             sign = Sign(generation=1 + (step > 15), step=step, passed=step)
             vigil.hear(worker, sign, step + late)
     assert vigil.slow((0, 1), 1.5) == {}
+
+
+def test_whoever_fails_in_every_group_is_cut_off_once_that_lasts():
+    vigil = Vigil(TIMEOUT, FIRST)
+    for second, worker in enumerate([2, 0, 2, 1, 2]):
+        vigil.doubt(worker, float(second))
+    assert vigil.unreachable(TIMEOUT) == []
+    assert vigil.unreachable(TIMEOUT + 0.5) == [2]
+    assert vigil.unreachable(TIMEOUT + 1.0) == []
+
+
+def test_failures_count_no_more_once_all_are_in_the_group_or_the_worker_is_gone():
+    vigil = Vigil(TIMEOUT, FIRST)
+    vigil.doubt(0, 0.0)
+    vigil.settled()
+    vigil.doubt(1, 8.0)
+    assert vigil.unreachable(TIMEOUT + 1.0) == []
+    vigil.forget(1)
+    assert vigil.unreachable(100.0) == []

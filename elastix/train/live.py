@@ -1,0 +1,130 @@
+"""The objects that a train function gave a worker, by name: what its State is captured from.
+
+Some come late. A loader, or what `ctx.track` names, may be made after the State has come; its part
+of it is kept until then. Not here: where a State comes from, or goes to (member).
+
+Invariant: what a State holds for objects that do not exist yet is passed on as it came.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from elastix import state as states
+from elastix.data.loader import Loader
+from elastix.errors import ConfigError
+from elastix.state import RandomState, State, Stateful
+from elastix.train import replica
+
+
+class Live:
+    """See the module.
+
+    Attributes:
+        modules: by the prefix of their tensors; the model has the empty one.
+        others: optimizers, schedulers and whatever else, by name; the random numbers too.
+        loaders: in the order in which they were made.
+    """
+
+    def __init__(self) -> None:
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.others: dict[str, Stateful] = {"rng": RandomState()}
+        self.loaders: list[Loader] = []
+        self._unclaimed = State({})
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The first module."""
+        return self.modules[""]
+
+    def prepare(self, objects: Sequence[Any], device: torch.device) -> None:
+        """Take in model, optimizer and the rest; modules go to the device.
+
+        Raises:
+            ConfigError: there is no module, or an object could not be given to a joiner.
+        """
+        modules = [o for o in objects if isinstance(o, torch.nn.Module)]
+        if not modules:
+            raise ConfigError(
+                f"ctx.prepare got no torch.nn.Module, only {[type(o).__name__ for o in objects]}."
+            )
+        prefixes = ["", *(f"@module{i}/" for i in range(1, len(modules)))]
+        self.modules = dict(zip(prefixes, (m.to(device) for m in modules), strict=True))
+        names = states.parameter_names(self.modules)
+        for other in objects:
+            if isinstance(other, torch.nn.Module):
+                continue
+            if not isinstance(other, Stateful):
+                raise ConfigError(
+                    f"ctx.prepare got a {type(other).__name__}, which has no state_dict and "
+                    "load_state_dict, so a joiner could not be given its state."
+                )
+            if isinstance(other, torch.optim.Optimizer):
+                states.check_optimizer(other, names)
+            self._add(replica.kind_of(other), other)
+
+    def track(self, objects: Mapping[str, Stateful]) -> None:
+        """Take in further objects by name, and give them their part of the State.
+
+        Raises:
+            ConfigError: it has no state, or the name is taken.
+        """
+        for name, other in objects.items():
+            if not isinstance(other, Stateful):
+                raise ConfigError(
+                    f"ctx.track got {name}={type(other).__name__}, which has no state_dict and "
+                    "load_state_dict. Nothing was tracked under that name."
+                )
+            if name in self.others or "/" in name:
+                raise ConfigError(f"the name {name!r} is taken or has a '/'; choose another.")
+            self._add(name, other)
+            self._claim(name, other)
+
+    def open(self, loader: Loader) -> bool:
+        """Take in a loader; whether the State had a part for it, which it goes on from."""
+        known = self._claim(f"loader/{loader.number}", loader)
+        self.loaders.append(loader)
+        return known
+
+    def _add(self, name: str, other: Stateful) -> None:
+        taken = sum(key.rstrip("0123456789") == name for key in self.others)
+        self.others[name if not taken else f"{name}{taken}"] = other
+
+    def capture(self, counts: Mapping[str, Any]) -> State:
+        """The State as it is now: views of live tensors, with `counts` among the metadata."""
+        loaders = {f"loader/{loader.number}": loader for loader in self.loaders}
+        state = states.capture(self.modules, {**self.others, **loaders}, counts)
+        kept = self._unclaimed
+        return State({**kept.tensors, **state.tensors}, {**kept.meta, **state.meta})
+
+    def adopt(self, state: State) -> None:
+        """Become as `state` says; what it has for objects to come is kept for them.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        states.restore(state, self.modules, self.others)
+        self._unclaimed = states.without(state, self.others)
+        for loader in self.loaders:  # a joiner that began anew in the middle of its loop
+            self._claim(f"loader/{loader.number}", loader)
+
+    def _claim(self, name: str, other: Stateful) -> bool:
+        """Give an object its part of the State; False if that has none."""
+        if f"@{name}" not in self._unclaimed.meta:
+            return False
+        states.restore(self._unclaimed, {}, {name: other})
+        self._unclaimed = states.without(self._unclaimed, {name: other})
+        return True
+
+    def late(self, state: State) -> set[str]:
+        """Tensors of the State that nothing but `optimizer.step` changes."""
+        late = {
+            prefix + name
+            for prefix, module in self.modules.items()
+            for name, _ in module.named_parameters(remove_duplicate=False)
+        }
+        for name, other in self.others.items():
+            if isinstance(other, torch.optim.Optimizer):
+                late |= {entry for entry in state.tensors if entry.startswith(f"@{name}/")}
+        return late
