@@ -52,6 +52,11 @@ def at_least(bar: float) -> Callable[[float, Results], bool]:
     return lambda value, _: value >= bar
 
 
+def between(low: float, high: float) -> Callable[[float, Results], bool]:
+    """Reached from `low` to `high`."""
+    return lambda value, _: low <= value <= high
+
+
 def _within_noise(model: str) -> Callable[[float, Results], bool]:
     """Reached at 1, and up to the upper quartile of DDP's step time over its own."""
     return lambda value, results: value <= max(1.0, _key(model, "ddp_vs_ddp_p75")(results))
@@ -238,6 +243,20 @@ ROWS = (
     Row(
         *("inherit", "matching and loading a candidate, LCS, ms of CPU", "<= 5"),
         *(_key("lcs", "match_cpu_ms"), at_most(5), "{:.1f}"),
+    ),
+    *(
+        Row(
+            *("estimate", f"peak memory over its estimate, {model}", "0.8 to 1.2"),
+            *(_key(model, "peak_ratio"), between(0.8, 1.2)),
+        )
+        for model in ("mlp", "convnet", "transformer")
+    ),
+    *(
+        Row(
+            *("estimate", f"estimated over measured step, {model}", "0.5 to 2"),
+            *(_key(model, "step_ratio"), between(0.5, 2.0)),
+        )
+        for model in ("mlp", "convnet", "transformer")
     ),
 )
 

@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
+from benchmarks import steps
 from elastix.cli import app
 from elastix.cost.devices import DEVICES, Device
 from elastix.cost.plan import PFLOP_DAY, plan, zero_bytes
 from elastix.cost.trace import Cost, trace
 from elastix.errors import ConfigError
-from tests import steps
 
 DEVICE = Device(
     name="d", flops_per_s={"float32": 1e12}, bytes_per_s=1e11, memory_bytes=16e9

@@ -1,7 +1,6 @@
 """The simulation of failures: exact where arithmetic says what must come out."""
 
 import random
-import time
 
 import pytest
 
@@ -104,10 +103,8 @@ def test_restarting_agrees_with_what_theory_expects():
     assert found.goodput == pytest.approx(1 - (60 + 300) / between_s, abs=0.004)
 
 
-def test_ten_thousand_workers_for_a_day_take_seconds():
-    started = time.process_time()
+def test_ten_thousand_workers_for_a_day():
     rows = table([1000, 10_000], Plan(workers=1), Costs(), seed=0)
-    assert time.process_time() - started < 30
     forward, rollback, restart = map(float, rows[-1][2:])
     assert forward >= rollback > restart
     assert forward > 95

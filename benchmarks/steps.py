@@ -4,6 +4,7 @@ import ctypes
 import json
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,42 +15,42 @@ import elastix
 _M_MMAP_THRESHOLD = -3
 
 
-def mlp():
-    layers = [nn.Flatten(), nn.Linear(1024, 2048), nn.ReLU()]
+def mlp() -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(1024, 2048), nn.ReLU()]
     for _ in range(4):
         layers += [nn.Linear(2048, 2048), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(2048, 10))
 
 
-def convnet():
-    layers = []
+def convnet() -> nn.Module:
+    layers: list[nn.Module] = []
     for inputs, outputs, stride in ((3, 64, 1), (64, 64, 1), (64, 128, 2), (128, 256, 2)):
         layers += [nn.Conv2d(inputs, outputs, 3, stride, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
 
 
-def transformer():
+def transformer() -> nn.Module:
     layer = nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.0, batch_first=True)
     body = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
     return nn.Sequential(nn.Embedding(1000, 384), body, nn.Linear(384, 1000))
 
 
-def images(batch, channels):
+def images(batch: int, channels: int) -> torch.Tensor:
     return torch.zeros(batch, channels, 32, 32)
 
 
-def tokens(batch):
+def tokens(batch: int) -> torch.Tensor:
     return torch.zeros(batch, 128, dtype=torch.long)
 
 
-MODELS = {
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "mlp": (mlp, lambda: images(64, 1)),
     "convnet": (convnet, lambda: images(64, 3)),
     "transformer": (transformer, lambda: tokens(8)),
 }
 
 
-def _status(name):
+def _status(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
