@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -103,11 +104,12 @@ class Head:
 
 
 @pytest.fixture
-def head(tmp_path_factory):
-    """Short paths: a socket's may have 107 characters."""
-    started = Head(tmp_path_factory.mktemp("h"))
-    yield started
-    started.close()
+def head():
+    """Short paths: a socket's may have 107 characters, and pytest's own are longer with xdist."""
+    with tempfile.TemporaryDirectory(prefix="h", ignore_cleanup_errors=True) as folder:
+        started = Head(Path(folder))
+        yield started
+        started.close()
 
 
 def test_a_search_is_submitted_stopped_and_resumed(head, tmp_path):
