@@ -218,7 +218,8 @@ class Console:
         return Group(*rows)
 
     def _tell(self, t: float, text: str, style: str) -> None:
-        clock = Text(f"{t - self._started:8.2f}  ", "dim")
+        since_s = max(0.0, t - self._started)  # a run is opened before there is a console
+        clock = Text(f"{since_s:8.2f}  ", "dim")
         told = clock + Text(text, style)
         if self._live is None:
             self._terminal.print(told)

@@ -177,8 +177,7 @@ class TrialsConsole:
             self._print(f"  first failure: {self._first_failure}", "red")
         if event.message:
             self._print(f"  {event.message}")
-        self._print(f"  table: elastix campaign show {self._name}")
-        self._print(f"{self._name} {event.outcome}   {self._where}", style)
+        self._print(f"  {self._where}   table: elastix campaign show {self._name}")
 
     # ------------------------------------------------------------------ pieces
 

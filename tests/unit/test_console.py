@@ -200,3 +200,10 @@ def test_quiet_prints_nothing(capsys):
         console.show(GenerationFormed(generation=1, members=(0,), cause="start"))
         console.finished("a" * 64, {}, "exact")
     assert capsys.readouterr().out == ""
+
+
+def test_what_happened_before_there_was_a_console_has_the_time_zero():
+    console, file, _ = console_of(tty=False)
+    with console:
+        console.show(WorkerLost(worker=1, rank=1, generation=2, cause="died", t=BEGAN - 0.3))
+    assert "    0.00  worker 1 lost" in file.getvalue()
