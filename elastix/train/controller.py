@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -156,7 +157,9 @@ class Controller:
         self._finished = 0
         self._over = threading.Event()
         self._told = time.monotonic()  # when a driver last asked
-        again = ray.get_runtime_context().was_current_actor_reconstructed
+        with warnings.catch_warnings():  # Ray's property warns of a deprecated one that it uses
+            warnings.simplefilter("ignore", DeprecationWarning)
+            again = ray.get_runtime_context().was_current_actor_reconstructed
         threading.Thread(target=self._run, args=(again,), name="run", daemon=True).start()
 
     def __repr__(self) -> str:
