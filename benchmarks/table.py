@@ -121,6 +121,11 @@ _STORE = (
     ("rebuild_s_100k", "rebuild its index from packs, s", "<=", 60.0),
 )
 
+_ESTIMATE = (
+    ("peak_ratio", "peak memory over its estimate", 0.8, 1.2),
+    ("step_ratio", "estimated over measured step", 0.5, 2.0),
+)
+
 ROWS = (
     Row(
         *("overhead", "step time over DDP's, MLP", "<= 1, or DDP's own upper quartile"),
@@ -246,16 +251,10 @@ ROWS = (
     ),
     *(
         Row(
-            *("estimate", f"peak memory over its estimate, {model}", "0.8 to 1.2"),
-            *(_key(model, "peak_ratio"), between(0.8, 1.2)),
+            *("estimate", f"{what}, {model}", f"{low:g} to {high:g}"),
+            *(_key(model, key), between(low, high)),
         )
-        for model in ("mlp", "convnet", "transformer")
-    ),
-    *(
-        Row(
-            *("estimate", f"estimated over measured step, {model}", "0.5 to 2"),
-            *(_key(model, "step_ratio"), between(0.5, 2.0)),
-        )
+        for key, what, low, high in _ESTIMATE
         for model in ("mlp", "convnet", "transformer")
     ),
 )

@@ -1,4 +1,9 @@
-"""States out of and into the formats of others: safetensors files, Parquet tables."""
+"""States out of and into the formats of others: safetensors files, Parquet tables.
+
+Not here: the store's own files (packs.py, records.py).
+
+Invariant: what `export` wrote comes back from `read` to the last bit, or `read` names what differs.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""What ends a run early, in words: the fact, what was done, what to do next. Pure."""
+"""What ends a run early, in words: the fact, what was done, what to do next. Pure.
+
+Not here: a group that waits for workers in vain (quorum.py).
+"""
 
 from elastix.config import FailureConfig
 from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed

@@ -3,6 +3,7 @@
 import importlib
 import math
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -115,20 +116,22 @@ def test_what_cannot_be_traced_is_run_or_taken_in_order(example: torch.Tensor | 
 
 
 class Scaled(nn.Module):
-    """Calls math on a size, and runs its layers in another order than it has them."""
+    """Calls math on sizes, and runs its layers in another order than it has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, factor: Callable[[torch.Tensor], float]) -> None:
         super().__init__()
+        self.factor = factor
         self.second = nn.Linear(3, 3)
         self.first = nn.Linear(3, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.second(self.first(x) / math.sqrt(x.size(-1)))
+        y: torch.Tensor = self.second(self.first(x) / self.factor(x))
         return y
 
 
-def test_calls_of_math_on_sizes_are_traced() -> None:
-    assert [layer.name for layer in signature(Scaled()).layers] == ["first", "second"]
+@pytest.mark.parametrize("factor", [lambda x: math.sqrt(x.size(-1)), lambda x: math.prod(x.shape)])
+def test_calls_of_math_on_sizes_are_traced(factor: Callable[[torch.Tensor], float]) -> None:
+    assert [layer.name for layer in signature(Scaled(factor)).layers] == ["first", "second"]
 
 
 def test_running_and_tracing_agree_on_what_is_shared() -> None:
