@@ -9,14 +9,13 @@ whatever process is killed when. One process writes; others may read meanwhile.
 
 import fcntl
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError, TooNew
 from elastix.search.trial import Trial
@@ -25,12 +24,15 @@ FILE = "campaign.sqlite"
 Role = Literal["search", "rerank"]
 _VERSION = 1
 _BUSY_S = 30.0
-_TABLES = """
+_TABLES = f"""
+BEGIN;
 CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS trials(
     number INTEGER PRIMARY KEY, state TEXT NOT NULL, role TEXT NOT NULL,
     done INTEGER, body TEXT NOT NULL
 );
+PRAGMA user_version={_VERSION};
+COMMIT;
 """
 
 
@@ -60,7 +62,7 @@ class Book:
             TooNew, Corrupt, Full, StoreError: it cannot be opened.
         """
         self._path = directory / FILE
-        self._lock = -1
+        self._lock: BinaryIO | None = None
         if read_only and not self._path.is_file():
             raise NotFound(f"there is no campaign in {directory}.")
         if not read_only:
@@ -75,8 +77,8 @@ class Book:
             raise
 
     def _own(self) -> None:
-        """The lock ends with the process, however that ends."""
-        self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        """The lock ends with this object or the process, however that ends."""
+        self._lock = self._path.with_suffix(".lock").open("ab")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -99,17 +101,19 @@ class Book:
             self._sql.execute("PRAGMA journal_mode=WAL")
             self._sql.execute("PRAGMA synchronous=FULL")
             self._sql.executescript(_TABLES)
-            self._sql.execute(f"PRAGMA user_version={_VERSION}")
+        elif version == 0:
+            raise NotFound(f"the campaign in {self._path.parent} was stopped before it began.")
 
     def _release(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.close()
 
     def close(self) -> None:
         """Let others write."""
-        self._sql.close()
-        self._release()
+        try:
+            self._sql.close()
+        finally:
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -144,8 +148,8 @@ class Book:
         if not rows and not values:
             return
         with _errors(self._path):
-            self._sql.execute("BEGIN IMMEDIATE")
             try:
+                self._sql.execute("BEGIN IMMEDIATE")
                 self._sql.executemany("INSERT OR REPLACE INTO trials VALUES(?,?,?,?,?)", rows)
                 self._sql.executemany("INSERT OR REPLACE INTO facts VALUES(?,?)", values)
                 self._sql.execute("COMMIT")

@@ -130,6 +130,7 @@ class Loop:
         self._changed: dict[int, _Case] = {}
         self._told: list[Trial] = []
         self._said: list[Event] = []
+        self._outgrown: list[Ref] = []
         self._done = 0
         self._searched = 0
         self._exhausted = False
@@ -183,6 +184,7 @@ class Loop:
         Raises:
             EveryTrialFailed, NeverReported: it makes no sense to go on.
             SearchError, StoreError: it cannot go on.
+            KeyboardInterrupt: as after a kill, the book stands as it was last committed.
         """
         try:
             while True:
@@ -194,10 +196,21 @@ class Loop:
                     break
                 if not self._running and not self._waiting and not self._may_ask():
                     break
-                self._hear(self._executor.poll(min(_TICK_S, self._time_left())))
+                self._await(min(_TICK_S, self._time_left()))
             self._rerank()
-        finally:
-            self._write(snapshot=True)
+        except Exception:  # not Ctrl-C, which may have come in the middle of anything
+            self._write()
+            raise
+        self._write(snapshot=True)
+
+    def _await(self, timeout_s: float) -> None:
+        """Wait for what happens next, and take it up."""
+        try:
+            news = self._executor.poll(timeout_s)
+        except KeyboardInterrupt:
+            self._write(snapshot=True)  # here, where nearly all the time goes, nothing is halfway
+            raise
+        self._hear(news)
 
     def _plan(self) -> None:
         """Promotions and new suggestions for the room there is."""
@@ -276,6 +289,8 @@ class Loop:
             self._snapshot_s = self._clock()
         self._book.commit(lines, facts)
         self._changed = {}
+        self.superseded += self._outgrown
+        self._outgrown = []
         said, self._said = self._said, []
         for event in said:
             self._emit(event)
@@ -307,7 +322,7 @@ class Loop:
             self._executor.halt(number)
         until = self._clock() + _HALT_S
         while self._running and self._clock() < until:
-            self._hear(self._executor.poll(_TICK_S))
+            self._await(_TICK_S)
             self._write()
 
     # ------------------------------------------------------------------ what comes back
@@ -442,7 +457,7 @@ class Loop:
         inherited = ended.inherited or case.trial.inherited
         before = float(inherited["lineage_epochs"]) if inherited else 0.0
         if case.trial.ref is not None and ended.ref not in (None, case.trial.ref):
-            self.superseded.append(case.trial.ref)
+            self._outgrown.append(case.trial.ref)
         case.trial = case.trial.but(
             state=state,
             losses=losses or (),
@@ -508,7 +523,7 @@ class Loop:
         while (self._waiting or self._running) and not self._out_of_time():
             self._write()
             self._launch()
-            self._hear(self._executor.poll(min(_TICK_S, self._time_left())))
+            self._await(min(_TICK_S, self._time_left()))
         self._wind_up()
 
 
