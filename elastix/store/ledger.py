@@ -123,8 +123,8 @@ class Ledger:
 
     def _replay(self, spans: list[replay.Span]) -> None:
         sql = self.index.sql
-        sql.execute("BEGIN IMMEDIATE")
         try:
+            sql.execute("BEGIN IMMEDIATE")
             replay.replay(self.index, self.packs, spans)
             sql.execute("COMMIT")
         except BaseException:
@@ -192,9 +192,9 @@ class Ledger:
         if self._lock < 0:
             yield
             return
-        with storage_errors("locking the index"):
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
+            with storage_errors("locking the index"):
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from blake3 import blake3
 
@@ -151,7 +151,7 @@ class LocalWriter:
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self._folder = folder
         self._writers = writers
-        self._lock = -1
+        self._lock: BinaryIO | None = None  # locked while this writer lives
         self._id = ""
         self._number = 0
         self._handle = -1
@@ -220,24 +220,26 @@ class LocalWriter:
         if self._handle < 0:
             return
         header = Header(Kind.SEAL, 0, blake3(b"").digest())
-        # Only a hint that all before it was synced; without it the pack is read as well.
-        with suppress(StoreError):
-            self.sync()
-            if self._handle >= 0:
-                self.append(header, b"")
-                self._flush()
-        self.abandon()
+        try:
+            # Only a hint that all before it was synced; without it the pack is read as well.
+            with suppress(StoreError):
+                self.sync()
+                if self._handle >= 0:
+                    self.append(header, b"")
+                    self._flush()
+        finally:
+            self.abandon()
 
     def close(self) -> None:  # noqa: D102
         self.seal()
-        if self._lock >= 0:
+        if self._lock is not None:
             with suppress(OSError):
                 (self._writers / f"{self._id}.lock").unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = -1
+            self._lock.close()
+            self._lock = None
 
     def _begin(self) -> None:
-        if self._lock < 0:
+        if self._lock is None:
             self._enlist()
         self._number += 1
         self._pack = f"{self._id}-{self._number:06d}.pack"
@@ -256,16 +258,16 @@ class LocalWriter:
         while True:
             self._id = secrets.token_hex(8)
             path = self._writers / f"{self._id}.lock"
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            lock = path.open("xb")
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = os.fstat(handle).st_nlink > 0
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = os.fstat(lock.fileno()).st_nlink > 0
             except BlockingIOError:  # `alive` looked at it just now and takes it for dead
                 held = False
             if held:
-                self._lock = handle
+                self._lock = lock
                 return
-            os.close(handle)
+            lock.close()
 
 
 def _write_all(handle: int, parts: Sequence[Buffer], offset: int) -> None:
