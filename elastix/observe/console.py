@@ -8,7 +8,7 @@ the last line name the run, the store and the report.
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -238,8 +238,12 @@ class Console:
 
 def where(name: str, store: str) -> str:
     """The store, and the command that makes the report."""
-    command = shlex.join(["elastix", "report", name, "--store", store])
-    return f"store {store}   report: {command}"
+    return f"store {store}   report: {command(('report',), name, store)}"
+
+
+def command(verb: Sequence[str], name: str, store: str) -> str:
+    """What to type for a run or a campaign in a store."""
+    return shlex.join(["elastix", *verb, name, "--store", store])
 
 
 def bar(done: float | None, beside: str) -> RenderableType:

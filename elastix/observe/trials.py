@@ -26,7 +26,7 @@ from elastix.events import (
     TrialLost,
     TrialStarted,
 )
-from elastix.observe.console import bar, group_line, one_line, where
+from elastix.observe.console import bar, command, group_line, one_line, where
 from elastix.observe.journal import Tail
 from elastix.observe.lines import plain
 from elastix.observe.progress import Progress, duration, shown
@@ -84,7 +84,9 @@ class TrialsConsole:
     ) -> None:
         self._name = plain(name)
         self._runs = directory.parent
-        self._where = where(self._name, plain(str(directory.parents[1])))
+        store = plain(str(directory.parents[1]))
+        self._where = where(self._name, store)
+        self._table = command(("campaign", "show"), self._name, store)
         self._budget = budget
         self._terminal = terminal or Terminal(quiet=quiet, highlight=False, soft_wrap=True)
         self._clock = clock
@@ -177,7 +179,8 @@ class TrialsConsole:
             self._print(f"  first failure: {self._first_failure}", "red")
         if event.message:
             self._print(f"  {event.message}")
-        self._print(f"  {self._where}   table: elastix campaign show {self._name}")
+        self._print(f"  table: {self._table}")
+        self._print(f"  {self._where}")
 
     # ------------------------------------------------------------------ pieces
 

@@ -360,7 +360,7 @@ def test_what_is_printed(tmp_path, capsys):
     assert str(tmp_path) in told.splitlines()[0]
     assert "inherited" in told
     assert "lineages of up to" in told
-    assert "elastix campaign show test" in told
+    assert f"elastix campaign show test --store {tmp_path}" in told
     assert str(tmp_path) in told.splitlines()[-1]
 
 
