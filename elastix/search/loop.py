@@ -199,7 +199,7 @@ class Loop:
                 self._await(min(_TICK_S, self._time_left()))
             self._rerank()
         except Exception:  # not Ctrl-C, which may have come in the middle of anything
-            self._write()
+            self._write(snapshot=False)  # it may have been the searcher's
             raise
         self._write(snapshot=True)
 
@@ -277,13 +277,19 @@ class Loop:
         levels: Sequence[int] = getattr(self._rungs, "levels", ())
         return next((level for level in levels if level > reports), None)
 
-    def _write(self, snapshot: bool = False) -> None:
-        """Put what has changed into the book, and only then say so."""
+    def _write(self, *, snapshot: bool | None = None) -> None:
+        """Put what has changed into the book, and only then say so.
+
+        Args:
+            snapshot: with the searcher's state; None: if it is time for it.
+        """
         lines = [case.line for case in self._changed.values()]
         facts: dict[str, Any] = {}
         if lines and self._rungs is not None:
             facts["rungs"] = self._rungs.state_dict()
-        if snapshot or (lines and self._clock() - self._snapshot_s > _SNAPSHOT_S):
+        if snapshot is None:
+            snapshot = bool(lines) and self._clock() - self._snapshot_s > _SNAPSHOT_S
+        if snapshot:
             done = self._done - len(self._told)
             facts["searcher"] = {"state": self._searcher.state_dict(), "done": done}
             self._snapshot_s = self._clock()

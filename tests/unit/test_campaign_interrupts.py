@@ -79,6 +79,22 @@ def check(folder, ctrl_c):
     assert sorted(again.searcher.told) == sorted(n for n, line in after.items() if line.done)
 
 
+def test_a_searcher_that_raises_midway_is_told_again_from_its_last_whole_state(tmp_path):
+    class Clumsy(Remembering):
+        def tell(self, trials):
+            super().tell(trials[:1])
+            rig.clock.now += 100.0  # time for its state to be written
+            raise RuntimeError("a bug in it")
+
+    rig = make_rig(tmp_path)
+    rig.make_searcher = Clumsy
+    with pytest.raises(RuntimeError, match="a bug"):
+        rig.run(BUDGET)
+    rig.make_searcher = Remembering
+    rig.run(BUDGET)
+    assert sorted(rig.searcher.told) == [line.trial.number for line in rig.lines if line.done]
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(range(2, 12), marks=pytest.mark.slow)])
 def test_ctrl_c_at_any_line_loses_nothing_and_repeats_nothing(tmp_path, seed):
     """Before each line once, in one of its turns."""
