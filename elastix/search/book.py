@@ -57,10 +57,11 @@ class Book:
         """Open the book of the campaign in `directory`, or begin one.
 
         Raises:
-            NotFound: read_only, and there is none.
+            NotFound: read_only, and there is none, or nothing is in it yet.
             Conflict: another process runs this campaign.
             TooNew, Corrupt, Full, StoreError: it cannot be opened.
         """
+        self.directory = directory
         self._path = directory / FILE
         self._lock: BinaryIO | None = None
         if read_only and not self._path.is_file():
@@ -84,7 +85,7 @@ class Book:
         except BlockingIOError as error:
             self._release()
             raise Conflict(
-                f"another process runs the campaign in {self._path.parent}. Nothing was started. "
+                f"another process runs the campaign in {self.directory}. Nothing was started. "
                 "Stop it, or choose another name."
             ) from error
 
@@ -102,7 +103,7 @@ class Book:
             self._sql.execute("PRAGMA synchronous=FULL")
             self._sql.executescript(_TABLES)
         elif version == 0:
-            raise NotFound(f"the campaign in {self._path.parent} was stopped before it began.")
+            raise NotFound(unbegun(self.directory))
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -175,6 +176,11 @@ class Book:
         with _errors(self._path):
             found = self._sql.execute("SELECT state, count(*) FROM trials GROUP BY state")
             return {str(state): int(number) for state, number in found}
+
+
+def unbegun(directory: Path) -> str:
+    """What to say of a campaign whose book is empty."""
+    return f"the campaign in {directory} was stopped before it began. Run it again."
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound
-from elastix.search.book import FILE, Book, Line
+from elastix.search.book import FILE, Book, Line, unbegun
 from elastix.search.pareto import fronts, order
 from elastix.search.trial import Config, Objectives, Trial
 from elastix.state import Ref, State
@@ -120,8 +120,14 @@ class Results(Sequence[Trial]):
 
     @classmethod
     def of(cls, book: Book, store: str) -> Self:
-        """From an open book."""
-        facts = book.fact("campaign") or {}
+        """From an open book.
+
+        Raises:
+            NotFound: nothing is in it yet.
+        """
+        facts = book.fact("campaign")
+        if facts is None:
+            raise NotFound(unbegun(book.directory))
         objectives = Objectives(tuple(facts["metrics"]), tuple(facts["modes"]))
         lines: list[Line] = book.lines()
         return cls(
@@ -137,7 +143,8 @@ class Results(Sequence[Trial]):
         """Of a campaign in a store, whether it runs or not.
 
         Raises:
-            NotFound: there is no such campaign; names those that are there.
+            NotFound: there is no such campaign (names those that are there), or it was stopped
+                before it began.
         """
         directory = Path(store) / "runs" / name
         if not (directory / FILE).is_file():

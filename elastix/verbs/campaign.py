@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from elastix.errors import NotFound, StoreError
 from elastix.search.results import Best, Results, names
 from elastix.search.trial import Trial
 from elastix.verbs.output import AsJson, print_table, says
@@ -36,10 +37,19 @@ app = typer.Typer(no_args_is_help=True, help="Look at searches, and go on with t
 @says
 def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
     """List the campaigns of a store, the latest first."""
-    found = [Results.open(store, name) for name in names(store)]
-    values = [_overview(results) for results in found]
+    values = []
+    broken: StoreError | None = None
+    for name in names(store):
+        try:
+            values.append(_overview(Results.open(store, name)))
+        except NotFound as error:
+            typer.echo(error, err=True)
+        except StoreError as error:  # the others can be listed nevertheless
+            broken = broken or error
     columns = ("campaign", "trials", "running", "failed", "best", "searcher", "began")
     print_table(as_json, values, columns, ([v[c] for c in columns] for v in values))
+    if broken is not None:
+        raise broken
 
 
 @app.command()

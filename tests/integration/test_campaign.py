@@ -387,6 +387,30 @@ def test_commands(tmp_path):
     assert "test" in missing.stderr
 
 
+@pytest.mark.parametrize("tables", [False, True], ids=["without tables", "with tables"])
+def test_a_campaign_that_was_killed_before_it_began_hides_no_other(tmp_path, tables):
+    campaign(tmp_path, trials=2).run()
+    book = tmp_path / "runs" / "nothing" / "campaign.sqlite"
+    if tables:
+        Book(book.parent).close()
+    else:
+        book.parent.mkdir()
+        book.touch()
+    listed = invoke("list", "-s", tmp_path, "--json")
+    assert listed.exit_code == 0
+    assert [entry["campaign"] for entry in json.loads(listed.stdout)] == ["test"]
+    assert "stopped before it began" in listed.stderr
+    for verb in ("show", "resume"):
+        refused = invoke(verb, "nothing", "-s", tmp_path)
+        assert refused.exit_code == 1
+        assert "Run it again" in refused.stderr
+    book.write_bytes(b"not a database" * 1000)
+    listed = invoke("list", "-s", tmp_path, "--json")
+    assert listed.exit_code == 1
+    assert [entry["campaign"] for entry in json.loads(listed.stdout)] == ["test"]
+    assert str(book) in listed.stderr
+
+
 def test_failed_trials_are_shown_with_their_first_traceback(tmp_path):
     campaign(tmp_path, search_parts.sometimes).run()
     shown = invoke("show", "test", "-s", tmp_path, "--failed")
