@@ -12,7 +12,7 @@ import typer
 from elastix.errors import NotFound, StoreError
 from elastix.search.results import Best, Results, names
 from elastix.search.trial import Trial
-from elastix.verbs.output import AsJson, print_table, says
+from elastix.verbs.output import AsJson, print_table, says, undisturbed
 
 _STORE = "runs/store"
 
@@ -95,7 +95,8 @@ def resume(
     It runs the train function as it was when the campaign was last started from its script.
     Run this where that script was run, so that its imports are found.
     """
-    results = _resume(name, store, trials, time_s, parallel, quiet=as_json)
+    with undisturbed(as_json):
+        results = _resume(name, store, trials, time_s, parallel, quiet=as_json)
     print_table(as_json, _overview(results), (), ())
 
 

@@ -18,7 +18,7 @@ from elastix.cost.devices import DEVICES, this_machine
 from elastix.cost.plan import Plan, plan
 from elastix.cost.trace import Cost, trace
 from elastix.errors import ConfigError
-from elastix.verbs.output import AsJson, print_table
+from elastix.verbs.output import AsJson, print_table, undisturbed
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
 
@@ -63,14 +63,15 @@ def estimate(
     if sample.is_floating_point:
         sample = made
     sizes = _shape(shape)
-    cost = trace(
-        _builder(model, config),
-        lambda: (torch.zeros(share, *sizes, dtype=sample),),
-        optimizer=optimizer,
-        dtype=made,
-        autocast=_dtype(autocast, "--autocast") if autocast else None,
-        foreach=device != "here",
-    )
+    with undisturbed(as_json):
+        cost = trace(
+            _builder(model, config),
+            lambda: (torch.zeros(share, *sizes, dtype=sample),),
+            optimizer=optimizer,
+            dtype=made,
+            autocast=_dtype(autocast, "--autocast") if autocast else None,
+            foreach=device != "here",
+        )
     planned = plan(
         cost,
         this_machine() if device == "here" else DEVICES[device],

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from functools import wraps
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -50,6 +51,11 @@ def says(command: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(1) from error
 
     return run
+
+
+def undisturbed(as_json: bool) -> AbstractContextManager[Any]:
+    """Under --json, send to stderr what is printed inside: Ray, scripts and workers print too."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def print_table(

@@ -10,7 +10,7 @@ import typer
 
 from elastix.config import RunConfig, ScalingConfig
 from elastix.errors import ConfigError
-from elastix.verbs.output import AsJson, print_table
+from elastix.verbs.output import AsJson, print_table, undisturbed
 
 
 def run(
@@ -34,7 +34,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train with the train function of a Python file, on this Ray cluster or a local one."""
-    train = getattr(load(script), function, None)
+    with undisturbed(as_json):
+        train = getattr(load(script), function, None)
     if train is None:
         raise ConfigError(
             f"{script} has no {function!r}. Nothing was started. Name the function that takes the "
@@ -49,7 +50,8 @@ def run(
     trainer = ElasticTrainer(
         train, config=dict(map(_pair, config or [])), scaling=scaling, run=chosen, quiet=as_json
     )
-    result = trainer.fit()
+    with undisturbed(as_json):
+        result = trainer.fit()
     if as_json:
         found = {"ref": result.ref, "metrics": dict(result.metrics), "exact": result.audit.exact}
         print_table(True, found, (), [])

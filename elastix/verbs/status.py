@@ -7,7 +7,7 @@ import typer
 
 from elastix.errors import TrainError
 from elastix.observe.progress import duration, shown
-from elastix.verbs.output import AsJson, print_table
+from elastix.verbs.output import AsJson, print_table, undisturbed
 
 _ANSWER_S = 5.0
 
@@ -19,7 +19,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """List the training runs that are live on the cluster, with their progress and their losses."""
-    rows = live(address)
+    with undisturbed(as_json):
+        rows = live(address)
     columns = ("run", "running", "step", "done", "left", "workers", "goodput", "lost", "metrics")
     print_table(as_json, rows, columns, map(_row, rows))
     if not rows and not as_json:

@@ -35,10 +35,13 @@ def test_the_plain_script_runs():
 
 
 def test_the_elastic_script_runs(cluster, tmp_path):
-    words = ["run", str(PLAIN / "after.py"), "--workers", "3", "--cpus", "0.5"]
-    done = CliRunner().invoke(app, [*words, "--store", str(tmp_path), "--json"])
+    script = tmp_path / "talks.py"
+    script.write_text((PLAIN / "after.py").read_text() + "\nprint('loaded')\n")
+    words = ["run", str(script), "--workers", "3", "--cpus", "0.5"]
+    done = CliRunner().invoke(app, [*words, "--store", str(tmp_path / "store"), "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout[done.stdout.index("{") :])
+    found = json.loads(done.stdout)  # whatever else is printed is on stderr
+    assert "loaded" in done.stderr
     assert found["exact"]
     assert found["metrics"]["test_accuracy"] > 0.85
 
