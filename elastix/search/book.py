@@ -180,7 +180,10 @@ class Book:
 
 def unbegun(directory: Path) -> str:
     """What to say of a campaign whose book is empty."""
-    return f"the campaign in {directory} was stopped before it began. Run it again."
+    return (
+        f"nothing is in the book of the campaign in {directory} yet: it is just starting, or was "
+        "stopped before it began. Run it again in that case."
+    )
 
 
 @contextmanager
