@@ -8,7 +8,8 @@ second time, from its own journal, and three figures say how a group comes back 
   them and comes in, less the usual gap, in usual gaps; `join_longest_gap_steps` is not less it.
 * `full_strength_cold_s`: from the kill to the commit of the first step to which as many workers
   as before contributed, with a replacement that is started only then.
-* `full_strength_spare_s`: the same with a spare (ScalingConfig(spares=1)), in runs of their own.
+* `full_strength_spare_s`: the same with a spare (ScalingConfig(spares=1)), in runs of their own,
+  which have a row of their own too: a spare comes in while the survivors still recover.
 
 Source of elastix's rows: workers on Ray, as any user has them, the journal written.
 """
@@ -127,8 +128,8 @@ def _join_gaps(records: list[StepRecord], killed: float) -> tuple[float, float] 
     return max(around), statistics.median(usual)
 
 
-def measure_elastix(repeats: int, steps: int) -> dict[str, Any]:
-    """Several kills with and without a spare, on one Ray cluster."""
+def measure_elastix(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
+    """Several kills with and without a spare, on one Ray cluster: a row for each."""
     root = str(Path(__file__).resolve().parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [root, os.environ.get("PYTHONPATH", "")])
@@ -145,7 +146,7 @@ def measure_elastix(repeats: int, steps: int) -> dict[str, Any]:
         ray.shutdown()
     gaps = [run["join_gaps"] for run in cold if run["join_gaps"] is not None]
     runs = [*cold, *spare]
-    return {
+    row = {
         **summarise(cold),  # type: ignore[arg-type]
         "audit_dropped": max(run["audit_dropped"] for run in runs),
         "audit_repeated": max(run["audit_repeated"] for run in runs),
@@ -155,6 +156,8 @@ def measure_elastix(repeats: int, steps: int) -> dict[str, Any]:
         "full_strength_spare_s": _median(run["contributes_s"] for run in spare),
         "repeats": repeats,
     }
+    with_spare = {**summarise(spare), "repeats": repeats}  # type: ignore[arg-type]
+    return {"elastix": row, "elastix, with a spare": with_spare}
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -182,13 +185,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=_STEPS, help="steps of elastix's pass")
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
     options = parser.parse_args()
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     for system in options.systems:
         if system == "elastix":
-            results[system] = measure_elastix(options.repeats, options.steps)
+            rows = measure_elastix(options.repeats, options.steps)
         else:
-            results[system] = measure_peer(system, options.peer_repeats)
-        print(f"{system}: {json.dumps(results[system])}", flush=True)
+            rows = {system: measure_peer(system, options.peer_repeats)}
+        for row, found in rows.items():
+            print(f"{row}: {json.dumps(found)}", flush=True)
+        results |= rows
         save(options.out, results)
 
 
