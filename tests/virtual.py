@@ -17,6 +17,11 @@ class Clock:
         return self.now
 
 
+def state_of(number, reports):
+    """The State that a trial leaves after so many reports."""
+    return Ref(f"{number:032x}{reports:032x}")
+
+
 class Virtual:
     """Runs work in virtual time; `play(work)` says what becomes of it.
 
@@ -55,7 +60,7 @@ class Virtual:
                 self.live[number] = (work, reports, kind, told)
             if told >= len(reports):
                 del self.live[number]
-                ref = Ref(f"{number:064x}") if kind in ("finished", "paused") else None
+                ref = state_of(number, len(reports)) if kind in ("finished", "paused") else None
                 results = dict(enumerate(reports))
                 fields = kind if isinstance(kind, dict) else {"kind": kind}
                 ended = {"number": number, "results": results, "ref": ref, **fields}

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Literal, Self
 
 from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError, TooNew
 from elastix.search.trial import Trial
+from elastix.state import Ref
 
 FILE = "campaign.sqlite"
 Role = Literal["search", "rerank"]
@@ -31,6 +32,7 @@ CREATE TABLE IF NOT EXISTS trials(
     number INTEGER PRIMARY KEY, state TEXT NOT NULL, role TEXT NOT NULL,
     done INTEGER, body TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS superseded(ref TEXT PRIMARY KEY) WITHOUT ROWID;
 PRAGMA user_version={_VERSION};
 COMMIT;
 """
@@ -129,8 +131,13 @@ class Book:
 
     # ---------------------------------------------------------------------------------- use
 
-    def commit(self, lines: Iterable[Line], facts: Mapping[str, Any] | None = None) -> None:
-        """Write trials and facts, all or nothing, durably.
+    def commit(
+        self,
+        lines: Iterable[Line],
+        facts: Mapping[str, Any] | None = None,
+        superseded: Iterable[Ref] = (),
+    ) -> None:
+        """Write trials, facts, and which States have a later one; all or nothing, durably.
 
         Raises:
             Full, StoreError: nothing was written.
@@ -146,13 +153,15 @@ class Book:
             for line in lines
         ]
         values = [(name, json.dumps(value)) for name, value in (facts or {}).items()]
-        if not rows and not values:
+        refs = [(ref,) for ref in superseded]
+        if not rows and not values and not refs:
             return
         with _errors(self._path):
             try:
                 self._sql.execute("BEGIN IMMEDIATE")
                 self._sql.executemany("INSERT OR REPLACE INTO trials VALUES(?,?,?,?,?)", rows)
                 self._sql.executemany("INSERT OR REPLACE INTO facts VALUES(?,?)", values)
+                self._sql.executemany("INSERT OR IGNORE INTO superseded VALUES(?)", refs)
                 self._sql.execute("COMMIT")
             except BaseException:
                 if self._sql.in_transaction:
@@ -170,6 +179,16 @@ class Book:
         with _errors(self._path):
             row = self._sql.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return json.loads(row[0]) if row else None
+
+    def superseded(self) -> list[Ref]:
+        """States of paused trials that have a later one, and may still be in the store."""
+        with _errors(self._path):
+            return [Ref(ref) for (ref,) in self._sql.execute("SELECT ref FROM superseded")]
+
+    def forget_superseded(self) -> None:
+        """They are out of the store."""
+        with _errors(self._path):
+            self._sql.execute("DELETE FROM superseded")
 
     def count(self) -> dict[str, int]:
         """How many trials are in each state."""

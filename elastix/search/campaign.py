@@ -41,7 +41,6 @@ from elastix.search.rungs import Rungs
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.space import Space
 from elastix.search.trial import Objectives, Searcher, Trial
-from elastix.state import Ref
 from elastix.store import Store
 
 logger = logging.getLogger(__name__)
@@ -232,7 +231,7 @@ class Campaign:
                 raise
             finally:
                 results = Results.of(book, self._run.store)
-                self._tidy(shelf, results, loop.superseded)
+                self._tidy(shelf, results, book)
                 gauge.measure()
                 bus.emit(_over(results, outcome, message))
         return results
@@ -243,14 +242,15 @@ class Campaign:
             return Store(self._run.store, read_only=True)
         return shelf.open()
 
-    def _tidy(self, shelf: Opens, results: Results, superseded: Sequence[Ref]) -> None:
+    def _tidy(self, shelf: Opens, results: Results, book: Book) -> None:
         """Name the best model, and let go of States that trials have gone beyond."""
         best = results.top(1)
         try:
             with Store(self._run.store) if isinstance(shelf, Shelf) else shelf.open() as store:
-                for ref in superseded:
+                for ref in book.superseded():
                     with suppress(NotFound, Conflict):
                         store.retire(ref)
+                book.forget_superseded()
                 if best and best[0].ref is not None:
                     store.tag(f"{self.name}/best", best[0].ref)
         except StoreError as error:  # full, or gone: the results matter more

@@ -84,9 +84,6 @@ MakeWork = Callable[[Trial, Role, int | None], Work]
 class Loop:
     """One `run` of a campaign.
 
-    Attributes:
-        superseded: States of paused trials that have a later one.
-
     Args:
         terms: see Terms.
         book: open for writing.
@@ -139,7 +136,6 @@ class Loop:
         self._began_s = clock()
         self._snapshot_s = clock()
         self._front: list[tuple[float, ...]] = []
-        self.superseded: list[Ref] = []
 
     # ------------------------------------------------------------------ from the book
 
@@ -293,9 +289,8 @@ class Loop:
             done = self._done - len(self._told)
             facts["searcher"] = {"state": self._searcher.state_dict(), "done": done}
             self._snapshot_s = self._clock()
-        self._book.commit(lines, facts)
+        self._book.commit(lines, facts, self._outgrown)
         self._changed = {}
-        self.superseded += self._outgrown
         self._outgrown = []
         said, self._said = self._said, []
         for event in said:

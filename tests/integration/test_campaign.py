@@ -136,9 +136,17 @@ def test_the_store_provides_ancestors_for_a_searcher_without_parents(tmp_path):
     assert all(trial.inherited for trial in results[1:])
 
 
-def test_asha_with_real_models(tmp_path):
-    options = {"rungs": Asha(first=1, eta=3, last=9), "trials": 9}
-    results = campaign(tmp_path, search_parts.learns_long, metric="accuracy", **options).run()
+def test_asha_with_real_models(tmp_path, monkeypatch):
+    def run(trials):
+        options = {"rungs": Asha(first=1, eta=3, last=9), "trials": trials}
+        return campaign(tmp_path, search_parts.learns_long, metric="accuracy", **options).run()
+
+    monkeypatch.setattr(elastix.Campaign, "_tidy", lambda *_: None)  # as if killed before it
+    run(7)
+    monkeypatch.undo()
+    with elastix.Store(tmp_path, read_only=True) as store:
+        assert len(store.log()) > 7
+    results = run(9)
     assert {len(trial.results) for trial in results} <= {1, 3, 9}
     assert {trial.state for trial in results} <= {TrialState.PAUSED, TrialState.FINISHED}
     assert all(trial.epochs == len(trial.results) for trial in results)

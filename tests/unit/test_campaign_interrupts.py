@@ -10,9 +10,10 @@ from elastix.search import book, loop, rungs
 from elastix.search.book import Book
 from tests.interrupts import CtrlC
 from tests.search_parts import Drawing
-from tests.virtual import Rig, climbs
+from tests.virtual import Rig, climbs, state_of
 
 BUDGET = Budget(trials=9)
+LEVELS = (1, 2, 4)
 FILES = (book.__file__, loop.__file__, rungs.__file__, __file__)
 
 
@@ -39,43 +40,48 @@ def play(work):
 
 
 def make_rig(folder):
-    asha = lambda: rungs.Asha(first=1, eta=2, last=4)  # noqa: E731
+    asha = lambda: rungs.Asha(first=LEVELS[0], eta=2, last=LEVELS[-1])  # noqa: E731
     return Rig(folder, play, searcher=Remembering, rungs=asha, slots=3, give_up_after=99)
 
 
 def interrupt(folder, ctrl_c):
-    """One run, cut off. Returns its clock, and what it holds to be superseded."""
+    """One run, cut off. Returns its clock."""
     rig = make_rig(folder)
     try:
         with ctrl_c:
             rig.run(BUDGET)
     except KeyboardInterrupt:
-        loop, rig.loop = rig.loop, None  # nothing keeps the Book now, nor a lock left locked
-        return rig.clock, set(loop.superseded) if loop else set()
+        rig.loop = None  # nothing keeps the Book now, nor a lock left locked
+        return rig.clock
     raise AssertionError("it was not interrupted")
 
 
 def written(folder):
+    """Its trials, and the States that its paused trials have gone beyond."""
     try:
         with Book(folder, read_only=True) as there:
-            return {line.trial.number: line for line in there.lines()}
+            return {line.trial.number: line for line in there.lines()}, there.superseded()
     except NotFound:  # it had not begun
-        return {}
+        return {}, []
 
 
 def check(folder, ctrl_c):
-    clock, superseded = interrupt(folder, ctrl_c)
-    before = written(folder)
+    clock = interrupt(folder, ctrl_c)
+    before, superseded = written(folder)
     final = {number: line for number, line in before.items() if line.done}
     kept = {line.trial.ref for line in before.values()}
-    assert not kept & superseded, "a State that is needed would be retired"
+    assert not kept & set(superseded), "a State that is needed would be retired"
     again = make_rig(folder)
     again.clock = clock
     trials = again.run(BUDGET)
-    after = {line.trial.number: line for line in again.lines}
+    after, superseded = written(folder)
     assert len(trials) == len({trial.suggestion.key for trial in trials}) == BUDGET.trials
     assert final.items() <= after.items(), "a final trial was lost or changed"
     assert not set(again.executor.ran) & set(final), "a final trial ran again"
+    reached = {number: len(line.trial.results) for number, line in after.items()}
+    outgrown = {state_of(n, level) for n in reached for level in LEVELS if level < reached[n]}
+    assert outgrown, "no trial was promoted"
+    assert set(superseded) == outgrown, "a State that nobody needs would stay stored"
     assert sorted(again.searcher.told) == sorted(n for n, line in after.items() if line.done)
 
 

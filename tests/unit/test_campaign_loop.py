@@ -233,11 +233,11 @@ def test_a_book_that_cannot_be_written_keeps_what_it_has(tmp_path, monkeypatch):
     rig = Rig(tmp_path, slots=1)
     commit, calls = Book.commit, []
 
-    def fails_at_times(self, lines, facts=None):
+    def fails_at_times(self, *given):
         calls.append(1)
         if len(calls) >= 6:
             raise Full("no room for the book")
-        commit(self, lines, facts)
+        commit(self, *given)
 
     monkeypatch.setattr(Book, "commit", fails_at_times)
     with pytest.raises(Full):
@@ -340,9 +340,9 @@ def test_a_crash_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path, monke
         if left == 0:
             raise Crash
 
-    def torn_commit(self, lines, facts=None):
+    def torn_commit(self, *given):
         count()
-        commit(self, lines, facts)
+        commit(self, *given)
         count()
 
     def torn_poll(self, timeout_s):
