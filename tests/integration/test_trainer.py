@@ -119,7 +119,10 @@ def test_a_failed_run_continues_from_its_last_checkpoint(cluster, tmp_path):
     assert result.audit.exact
     assert [event.step for event in of(StateStored, result)][:2] == [4, 8]
     steps = [event.step for event in of(StepCommitted, result)]
-    assert steps == [*range(1, 11), *range(9, 17)]
+    before, after = steps[:-8], steps[-8:]
+    assert before == list(range(1, len(before) + 1))
+    assert len(before) in (9, 10)  # the other worker may not have told of its last step
+    assert after == list(range(9, 17))
     with elastix.Store(tmp_path, read_only=True) as store:
         steps = sorted(tag for tag in store.tags() if tag.startswith("test/step-"))
         assert steps == ["test/step-0000000012", "test/step-0000000016"]
