@@ -9,9 +9,9 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ray
@@ -33,12 +33,20 @@ def train(ctx: elastix.Context) -> None:
 
 def get(url, token):
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read().decode()
 
 
-def look(address, hold, seen):
-    """Poll until the endpoint shows the last sample, then let the run end."""
+def watch(address, hold, seen):
+    """Look at everything, then let the run end, whatever was seen."""
+    try:
+        look(address, seen)
+    finally:
+        hold.unlink()
+
+
+def look(address, seen):
+    """Poll until the endpoint shows the last sample; then the rest."""
     token = (Path.home() / ".ray" / "auth_token").read_text().strip()
     node = ray.nodes()[0]
     endpoint = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
@@ -60,10 +68,10 @@ def look(address, hold, seen):
     directory = provisioned_directory()
     seen["ray_dashboards"] = sorted(path.name for path in directory.iterdir())
     seen["dashboard"] = str(write_dashboard(directory))
-    for mode in ("token", ""):
-        code, said = submit(f"http://{address}", mode)
-        seen[f"submitted {mode}".strip()] = code, said
-    hold.unlink()
+    if not seen["agent port taken"]:
+        for mode in ("token", ""):
+            code, said = submit(f"http://{address}", mode)
+            seen[f"submitted {mode}".strip()] = code, said
 
 
 def answers(port):
@@ -105,8 +113,8 @@ def main() -> None:
         _system_config={"metrics_report_interval_ms": 500},
     )
     address = context.address_info["webui_url"]
-    watcher = threading.Thread(target=look, args=(address, hold, seen))
-    watcher.start()
+    watcher = ThreadPoolExecutor(1)
+    watched = watcher.submit(watch, address, hold, seen)
     elastix.ElasticTrainer(
         with_kills(train, [Kill(worker=1, phase="bucket", step=5)]),
         config={"samples": 240, "batch_size": 30, "epochs": 3, "hold": str(hold)},
@@ -116,7 +124,7 @@ def main() -> None:
         failure=elastix.FailureConfig(replace=False),
         quiet=True,
     ).fit()
-    watcher.join()
+    watched.result()
     ray.shutdown()
     print(json.dumps(seen))
 
