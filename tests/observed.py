@@ -50,7 +50,7 @@ def look(address, seen):
     token = (Path.home() / ".ray" / "auth_token").read_text().strip()
     node = ray.nodes()[0]
     endpoint = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         try:
             text = get(endpoint, token)

@@ -15,7 +15,7 @@ from elastix.observe.grafana import FILE, dashboard
 from elastix.observe.readings import SERIES
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def seen():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=390,
+        timeout=590,
         check=False,
     )
     shutil.rmtree(folder, ignore_errors=True)
