@@ -27,7 +27,7 @@ from benchmarks import record
 from elastix.search.searchers.random import Random
 
 SLOTS = 2
-FEWER = {"deephyper_ray": 5, "tune_reuse": 20}
+FEWER = {"deephyper_ray": 5, "tune_reuse": 5}
 
 
 def noop(ctx: elastix.Context) -> None:

@@ -6,7 +6,7 @@ is plain data: it survives `from_record(to_record(event))`, and so a line of JSO
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastix.errors import Corrupt
@@ -406,7 +406,10 @@ _EVENTS: dict[str, type[Event]] = {
 
 def to_record(event: Event) -> dict[str, Any]:
     """An event as JSON values, its class under "event"."""
-    return {"event": type(event).__name__, **asdict(event)}
+    record = {"event": type(event).__name__, **vars(event)}
+    if isinstance(event, StepCommitted):
+        record["batches"] = [dict(vars(batch)) for batch in event.batches]
+    return record
 
 
 def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.loads

@@ -5,6 +5,7 @@ values go is a Sink's affair (metrics has the one for Ray).
 """
 
 import bisect
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -91,6 +92,7 @@ class Readings:
         self._repeated = 0
         self._known = 0
         self._trials: dict[int, str] = {}
+        self._in_state: Counter[str] = Counter()
         self._accounts: dict[int, Account] = {}
 
     def read(self, event: Event) -> None:
@@ -162,10 +164,13 @@ class Readings:
 
     def _trial(self, trial: int, state: str) -> None:
         """A trial changes its state; those of an earlier process are counted, not known."""
-        states = {*self._trials.values(), state}
+        before = self._trials.get(trial)
+        if before is not None:
+            self._in_state[before] -= 1
+            self._put("trials", self._in_state[before], before)
         self._trials[trial] = state
-        for name in states:
-            self._put("trials", sum(s == name for s in self._trials.values()), name)
+        self._in_state[state] += 1
+        self._put("trials", self._in_state[state], state)
         if self._known:
             self._put("trials", self._known, "earlier")
 

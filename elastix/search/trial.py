@@ -10,7 +10,7 @@ reported into losses at the door; searchers and rungs see losses and never a mod
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
@@ -121,7 +121,11 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` is the inverse. Infinite and NaN losses survive."""
-        return {**asdict(self), "losses": [repr(loss) for loss in self.losses]}
+        return {  # not asdict, which copies deeply: this is done for every change of every trial
+            **vars(self),
+            "suggestion": dict(vars(self.suggestion)),
+            "losses": [repr(loss) for loss in self.losses],
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

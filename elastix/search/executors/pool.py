@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import ray
@@ -126,6 +127,7 @@ class Pool:
         patience_s = min(timeout_s, _ASK_EVERY_S)
         over, _ = ray.wait(list(places), timeout=patience_s, num_returns=1) if places else ([], [])
         if over:  # and whatever else there is by now
+            places = dict(self._places(queued=True))
             over, _ = ray.wait(list(places), timeout=0, num_returns=len(places))
         happened: list[Progress | Ended] = []
         for ref in over:
@@ -162,18 +164,21 @@ class Pool:
             return 1
         return 2 if self._usual_s > _VERY_SHORT_S else 8
 
-    def _places(self) -> Sequence[tuple[Any, _Seat]]:
-        found = []
+    def _places(self, *, queued: bool = False) -> Sequence[tuple[Any, _Seat]]:
+        """What may come, and from where; of the work of a worker the next, or all that it has."""
+        found: list[tuple[Any, _Seat]] = []
         for seat in self._seats.values():
             if not seat.ready:
                 found.append((seat.hello, seat))
-            if seat.inhand:
-                found.append((seat.inhand[0][0], seat))
+            refs = [ref for ref, _ in seat.inhand]
+            found += [(ref, seat) for ref in (refs if queued else refs[:1])]
             if seat.asked is not None:
                 found.append((seat.asked, seat))
         return found
 
     def _take(self, seat: _Seat, ref: Any) -> list[Progress | Ended]:  # noqa: ANN401
+        if ref in [queued for queued, _ in islice(seat.inhand, 1, None)]:
+            return []  # heard of before the one ahead of it; it comes again
         try:
             value = ray.get(ref)
         except ray.exceptions.RayActorError as error:
