@@ -20,6 +20,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+SLOT = "/slot-"  # in the names of groups that a controller asks for
 _LOOK_S = 0.5
 
 
@@ -74,7 +75,8 @@ class Slots:
             self._free = [slot for slot in self._free if slot.bundle not in founding]
             taken = {group.id for group in groups}
             for entry in placement_group_table().values():
-                if entry["name"].startswith(f"{self._name}/") and entry["state"] != "REMOVED":
+                ours = entry["name"].startswith(f"{self._name}{SLOT}")
+                if ours and entry["state"] != "REMOVED":
                     group = get_placement_group(entry["name"])
                     self._own.append(group)
                     self._missing -= 1
@@ -82,7 +84,7 @@ class Slots:
                         self._requested.append(group)
 
     def _request(self) -> PlacementGroup:
-        name = f"{self._name}/slot-{secrets.token_hex(4)}"
+        name = f"{self._name}{SLOT}{secrets.token_hex(4)}"
         group: PlacementGroup = placement_group([self._wanted], name=name, lifetime="detached")
         return group
 

@@ -8,6 +8,7 @@ for good ends itself, and a run that begins ends what it finds of an earlier one
 
 import contextlib
 import logging
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,12 @@ from ray.util.placement_group import (
 
 from elastix.comm.news import Address
 from elastix.errors import Conflict
-from elastix.train.slots import Slot
+from elastix.train.slots import SLOT, Slot
 
 logger = logging.getLogger(__name__)
 NAMESPACE = "elastix"
 CONTROLLER = "/controller"  # the end of every controller's name
+_ROOM = "/room-"  # in the names of groups that a trainer asks for
 _GONE_S = 15.0  # Ray needs a moment to end what belonged to a driver that was killed
 _LOOK_S = 0.2
 
@@ -68,6 +70,11 @@ def controller_name(run: str) -> str:
 def worker_name(run: str, worker: int) -> str:
     """Of a worker's actor."""
     return f"{run}/worker-{worker}"
+
+
+def room_name(run: str) -> str:
+    """Of a placement group that the trainer reserves. No two have the same name, ever."""
+    return f"{run}{_ROOM}{secrets.token_hex(4)}"
 
 
 def find_controller(run: str) -> Any | None:  # noqa: ANN401 - a handle
@@ -112,19 +119,24 @@ def take_stock(
     return actors, present
 
 
-def own_groups(run: str) -> list[PlacementGroup]:
-    """Placement groups that a controller of this run asked for by name."""
+def own_groups(run: str, *kinds: str) -> list[PlacementGroup]:
+    """Placement groups that were asked for in the name of this run.
+
+    Ray removes those of a process that has died, but not one that it was about to place when the
+    process died with its node: that one would keep its room for as long as the cluster lives.
+    """
     found = []
+    prefixes = tuple(f"{run}{kind}" for kind in kinds or (SLOT, _ROOM))
     for entry in placement_group_table().values():
-        if entry["name"].startswith(f"{run}/") and entry["state"] != "REMOVED":
+        if entry["name"].startswith(prefixes) and entry["state"] != "REMOVED":
             with contextlib.suppress(ValueError):
                 found.append(get_placement_group(entry["name"]))
     return found
 
 
-def remove_groups(run: str) -> None:
+def remove_groups(run: str, *kinds: str) -> None:
     """Give back the room of a run whose controller is gone. Ends what is there."""
-    for group in own_groups(run):
+    for group in own_groups(run, *kinds):
         with contextlib.suppress(ValueError):
             remove_placement_group(group)
 

@@ -188,11 +188,13 @@ class ElasticTrainer:
             if controller is not None:
                 return self._follow(controller, directory, _history(directory, attached=True))
             room = _check_capacity(self._scaling)
-            succession.sweep(self._run_id(directory))
+            run = self._run_id(directory)
+            succession.sweep(run)
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "train.pkl").write_bytes(train)
             lifetime: Literal["detached"] | None = "detached" if self._run.detached else None
-            group, size = _reserve(self._scaling, room, self._failure.start_timeout_s, lifetime)
+            timeout_s = self._failure.start_timeout_s
+            group, size = _reserve(run, self._scaling, room, timeout_s, lifetime)
             before = _history(directory)
             try:
                 controller = self._start(train, directory, group, size)
@@ -376,7 +378,11 @@ def _fit(resources: Mapping[str, float], wanted: Mapping[str, float]) -> int:
 
 
 def _reserve(
-    scaling: ScalingConfig, room: int, timeout_s: float, lifetime: Literal["detached"] | None
+    run: str,
+    scaling: ScalingConfig,
+    room: int,
+    timeout_s: float,
+    lifetime: Literal["detached"] | None,
 ) -> tuple[PlacementGroup, int]:
     """Room for as many workers as fit now, at least the minimum."""
     wanted = scaling.resources_per_worker
@@ -386,7 +392,10 @@ def _reserve(
     free = min(most, max(least, _fit(ray.available_resources(), wanted)))
     for size in sorted({least, free, most}, reverse=True):
         group = placement_group(
-            [dict(wanted)] * size, strategy=scaling.placement, lifetime=lifetime
+            [dict(wanted)] * size,
+            strategy=scaling.placement,
+            name=succession.room_name(run),
+            lifetime=lifetime,
         )
         if group.wait(timeout_s if size == least else min(_PATIENCE_S, timeout_s)):
             return group, size

@@ -31,7 +31,7 @@ from elastix.train.link import Settings
 from elastix.train.member import Member
 from elastix.train.outcome import Outcome, run_train
 from elastix.train.profile import Profiler
-from elastix.train.slots import Slot
+from elastix.train.slots import SLOT, Slot
 from elastix.train.succession import Presence, remove_groups, run_id
 from elastix.train.vigil import Sign
 
@@ -181,7 +181,7 @@ class ControllerLink:
 
     def _orphaned(self) -> None:
         """The run is over for good, and nobody else would end this process."""
-        remove_groups(self._run)
+        remove_groups(self._run, SLOT)  # the trainer's room is its own, or already the next one's
         os._exit(1)
 
     def _send(self) -> None:

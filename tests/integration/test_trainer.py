@@ -7,6 +7,7 @@ from signal import SIGKILL, SIGSTOP
 
 import pytest
 import torch
+from ray.util.placement_group import placement_group_table
 
 import elastix
 from elastix.events import (
@@ -21,6 +22,8 @@ from elastix.events import (
 )
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.replay import compare
+from elastix.train import succession
+from elastix.train.trainer import _reserve
 from tests import trainables
 
 CONFIG = {"samples": 240, "epochs": 2, "batch_size": 30}
@@ -129,6 +132,16 @@ def test_a_failed_run_continues_from_its_last_checkpoint(cluster, tmp_path):
         assert store.tags()["test/final"] == result.ref
         assert len(store.log()) == 2
         assert not store.verify()
+
+
+def test_room_that_an_earlier_attempt_left_reserved_is_given_back(cluster, tmp_path):
+    """Ray keeps it if the process died with its node while the room was being placed."""
+    run = succession.run_id(str(tmp_path), "test")
+    most = elastix.ScalingConfig(num_workers=8)
+    left, _ = _reserve(run, most, 8, 60.0, "detached")
+    failure = elastix.FailureConfig(start_timeout_s=30)
+    assert trainer(tmp_path, failure=failure).fit().audit.exact
+    assert placement_group_table(left)["state"] == "REMOVED"
 
 
 def raise_on_rank_1(ctx):
