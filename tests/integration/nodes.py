@@ -24,9 +24,13 @@ from elastix.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerStarted,
 )
 from elastix.observe import journal
 from tests import search_parts, trainables
+
+TRIAL_STEPS = 600
+"""Of a trial of the campaign, some seconds; three are an epoch."""
 
 
 def await_event(path: Path, wanted) -> Event:
@@ -64,7 +68,20 @@ def remove(cluster: Cluster, path: Path, over: Path) -> None:
 
 def remove_from_campaign(cluster: Cluster, path: Path, _over: Path) -> None:
     await_event(path, lambda event: isinstance(event, TrialEnded) and event.trial >= 1)
-    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    node = cluster.worker_nodes.copy().pop()
+    while not any(trains_on(node.node_id, run) for run in path.parents[1].glob("nodes-*")):
+        time.sleep(0.05)
+    cluster.remove_node(node, allow_graceful=False)
+
+
+def trains_on(node: str, run: Path) -> bool:
+    """Whether a worker of that node is in the middle of the run."""
+    if not (run / "journal.jsonl").exists():
+        return False
+    events = list(journal.read(run / "journal.jsonl"))
+    here = any(isinstance(event, WorkerStarted) and event.node == node for event in events)
+    steps = sum(isinstance(event, StepCommitted) for event in events)
+    return here and 0 < steps < TRIAL_STEPS // 2
 
 
 def train(store: str) -> None:
@@ -80,7 +97,7 @@ def search(store: str) -> None:
     elastix.Campaign(
         search_parts.learns,
         space=search_parts.SPACE,
-        searcher=search_parts.Drawing(epochs=40),
+        searcher=search_parts.Drawing(epochs=TRIAL_STEPS // 3),
         metric="accuracy",
         budget=elastix.Budget(trials=8, parallel=2),
         scaling=elastix.ScalingConfig(num_workers=(1, 2), cpus_per_worker=0.5),
