@@ -5,6 +5,7 @@ of one bundle. Those that do not fit yet stay requested: they are taken as soon 
 and an autoscaler sees them. Not here: what runs in a slot.
 """
 
+import contextlib
 import secrets
 import threading
 import time
@@ -31,6 +32,16 @@ class Slot:
     group: PlacementGroup
     bundle: int
     founding: bool = False
+
+
+def groups_named(prefix: str) -> list[PlacementGroup]:
+    """Placement groups whose names begin like that."""
+    found = []
+    for entry in placement_group_table().values():
+        if entry["name"].startswith(prefix) and entry["state"] != "REMOVED":
+            with contextlib.suppress(ValueError):  # it was removed just now
+                found.append(get_placement_group(entry["name"]))
+    return found
 
 
 class Slots:
@@ -74,14 +85,11 @@ class Slots:
         with self._lock:
             self._free = [slot for slot in self._free if slot.bundle not in founding]
             taken = {group.id for group in groups}
-            for entry in placement_group_table().values():
-                ours = entry["name"].startswith(f"{self._name}{SLOT}")
-                if ours and entry["state"] != "REMOVED":
-                    group = get_placement_group(entry["name"])
-                    self._own.append(group)
-                    self._missing -= 1
-                    if group.id not in taken:
-                        self._requested.append(group)
+            for group in groups_named(f"{self._name}{SLOT}"):
+                self._own.append(group)
+                self._missing -= 1
+                if group.id not in taken:
+                    self._requested.append(group)
 
     def _request(self) -> PlacementGroup:
         name = f"{self._name}{SLOT}{secrets.token_hex(4)}"

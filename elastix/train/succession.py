@@ -16,21 +16,15 @@ from typing import Any
 
 import ray
 from blake3 import blake3
-from ray.util.placement_group import (
-    PlacementGroup,
-    get_placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from elastix.comm.news import Address
 from elastix.errors import Conflict
-from elastix.train.slots import SLOT, Slot
+from elastix.train.slots import Slot, groups_named
 
 logger = logging.getLogger(__name__)
 NAMESPACE = "elastix"
 CONTROLLER = "/controller"  # the end of every controller's name
-_ROOM = "/room-"  # in the names of groups that a trainer asks for
 _GONE_S = 15.0  # Ray needs a moment to end what belonged to a driver that was killed
 _LOOK_S = 0.2
 
@@ -73,8 +67,12 @@ def worker_name(run: str, worker: int) -> str:
 
 
 def room_name(run: str) -> str:
-    """Of a placement group that the trainer reserves. No two have the same name, ever."""
-    return f"{run}{_ROOM}{secrets.token_hex(4)}"
+    """Of a placement group that the trainer reserves; no two have the same.
+
+    Ray removes the groups of a process that has died, but not one that it was about to place when
+    the process died with its node: `sweep` finds that one by its name.
+    """
+    return f"{run}/room-{secrets.token_hex(4)}"
 
 
 def find_controller(run: str) -> Any | None:  # noqa: ANN401 - a handle
@@ -119,24 +117,14 @@ def take_stock(
     return actors, present
 
 
-def own_groups(run: str, *kinds: str) -> list[PlacementGroup]:
-    """Placement groups that were asked for in the name of this run.
-
-    Ray removes those of a process that has died, but not one that it was about to place when the
-    process died with its node: that one would keep its room for as long as the cluster lives.
-    """
-    found = []
-    prefixes = tuple(f"{run}{kind}" for kind in kinds or (SLOT, _ROOM))
-    for entry in placement_group_table().values():
-        if entry["name"].startswith(prefixes) and entry["state"] != "REMOVED":
-            with contextlib.suppress(ValueError):
-                found.append(get_placement_group(entry["name"]))
-    return found
+def own_groups(run: str, kind: str = "/") -> list[PlacementGroup]:
+    """Placement groups asked for in the name of this run; `kind`: slots.SLOT for slots alone."""
+    return groups_named(f"{run}{kind}")
 
 
-def remove_groups(run: str, *kinds: str) -> None:
+def remove_groups(run: str, kind: str = "/") -> None:
     """Give back the room of a run whose controller is gone. Ends what is there."""
-    for group in own_groups(run, *kinds):
+    for group in own_groups(run, kind):
         with contextlib.suppress(ValueError):
             remove_placement_group(group)
 
