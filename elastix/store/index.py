@@ -8,6 +8,7 @@ alive has a row of `uses` for each of its digests.
 """
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,11 @@ _ROW = (
     "SELECT m.id, m.ref, m.seq, m.status, p.name, m.offset, m.length, m.score, m.time_s, "
     "m.tensors, m.nbytes FROM models m JOIN packs p ON p.id = m.pack "
 )
+
+
+def readable(value: Any) -> bool:  # noqa: ANN401 - any JSON, and what Python takes for it
+    """Whether SQLite's JSON has a word for it: it has none for NaN and infinity."""
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _row(values: Sequence[Any]) -> Row:
@@ -264,7 +270,7 @@ class Index:
     ) -> int:
         manifest = model.manifest
         lengths = {digest.hex(): length for digest, (_, length) in blobs.items()}
-        plain = {k: v for k, v in manifest.meta.items() if isinstance(v, str | int | float)}
+        plain = {key: value for key, value in manifest.meta.items() if readable(value)}
         cursor = self.sql.execute(
             "INSERT INTO models(id, ref, seq, rev, status, pack, offset, length, score, time_s, "
             "tensors, nbytes, meta, paths, ids) "
@@ -394,7 +400,7 @@ class Index:
         return _row(found) if found else None
 
     def meta(self, row: Row) -> dict[str, Any]:
-        """The top-level metadata of a model that are text, numbers or bools."""
+        """The top-level metadata of a model that are text, finite numbers or bools."""
         found = self.sql.execute("SELECT meta FROM models WHERE id = ?", (row.id,)).fetchone()
         return dict(json.loads(found[0])) if found and found[0] else {}
 
@@ -457,15 +463,16 @@ class Index:
         """Rows of the models alive whose metadata has these values and that have such a tag.
 
         Args:
-            where: top-level key to text, number or bool.
+            where: top-level key to text, number or bool; no key has a quotation mark.
             tagged: glob pattern of a tag's name; None takes all.
             but: a ref to leave out.
         """
         clauses = ["m.status = 0"]
         values: list[Any] = []
         for key, value in where.items():
-            clauses.append("m.meta -> ? = json(?)")
-            values += [f'$."{key}"', json.dumps(value)]
+            # One row that is no JSON, as earlier versions wrote NaN, must not fail the whole query.
+            clauses.append("CASE WHEN json_valid(m.meta) THEN m.meta -> ? = json(?) END")
+            values += [f"$.{json.dumps(key)}", json.dumps(value)]
         if tagged is not None:
             clauses.append("m.ref IN (SELECT ref FROM tags WHERE name GLOB ?)")
             values.append(tagged)

@@ -23,7 +23,7 @@ from elastix.errors import ConfigError, NotFound, ReadOnly, StoreError
 from elastix.state import Manifest, Ref, State, TensorInfo
 from elastix.store import exchange, lineage
 from elastix.store.gc import Collected
-from elastix.store.index import Missing
+from elastix.store.index import Missing, readable
 from elastix.store.ledger import Ledger
 from elastix.store.lineage import Diff, Mode, Signature
 from elastix.store.local import LocalPacks, own
@@ -505,9 +505,18 @@ class Store:
 
         Returns:
             None if no model shares a layer.
+
+        Raises:
+            ConfigError: no such mode, or `where` asks for what no model can be found by.
         """
         if mode not in ("lp", "lcs"):
             raise ConfigError(f"mode must be 'lp' or 'lcs', not {mode!r}.")
+        for key, value in (where or {}).items():
+            if '"' in key or not readable(value):
+                raise ConfigError(
+                    f"where={{{key!r}: {value!r}}}: models are found by text, finite numbers and "
+                    "bools, under keys without quotation marks. Nothing was looked for."
+                )
         ids = signature.paths if mode == "lp" else signature.ids
         found = self._ledger.nearest(ids, mode, dict(where or {}), tagged, but)
         return Match(Ref(found.ref.hex()), found.length, found.score) if found else None

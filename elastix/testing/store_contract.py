@@ -10,6 +10,7 @@ Opening the same folder twice, one after the other, must give the same store.
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -299,6 +300,29 @@ class StoreContract:
         retire_everything(store, models=60, check_every=10, seed=1)
 
     # ---------------------------------------------------------------------------------- nearest
+
+    def test_one_models_odd_metadata_hide_no_other_from_nearest(self, store: Store) -> None:
+        odd = {"campaign": "c", "loss": float("nan"), "reach": float("-inf"), "größe": 2, "a\\b": 3}
+        alone = store.put(State(small(1).tensors, {"campaign": "c"}), signature=chain("a b"))
+        strange = store.put(State(small(2).tensors, odd), signature=chain("a b c"))
+        for mode in ("lp", "lcs"):
+            found = store.nearest(chain("a b c"), mode, where={"campaign": "c"})
+            assert found is not None
+            assert (found.ref, found.length) == (strange, 3)
+            other = store.nearest(chain("a b c"), mode, where={"campaign": "c"}, but=strange)
+            assert other is not None
+            assert other.ref == alone
+        for key, value in (("größe", 2), ("a\\b", 3)):
+            found = store.nearest(chain("a b c"), where={key: value})
+            assert found is not None
+            assert found.ref == strange
+
+    @pytest.mark.parametrize("where", [{"loss": float("nan")}, {"n": [1]}, {'a"b': 1}])
+    def test_nearest_refuses_what_no_metadata_can_match(
+        self, store: Store, where: dict[str, Any]
+    ) -> None:
+        with pytest.raises(ConfigError, match="where"):
+            store.nearest(chain("a"), where=where)
 
     def test_nearest_with_ties_and_filters(self, store: Store) -> None:
         one = chain("a b c d")

@@ -334,6 +334,22 @@ def test_an_index_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
         Store(root)
 
 
+def test_metadata_that_are_no_json_in_the_index_hide_no_other_model(tmp_path: Path) -> None:
+    """Indexes that were written before NaN was kept out of them are still about."""
+    root = tmp_path / "store"
+    with Store(root) as store:
+        ref = store.put(State(small(1).tensors, {"campaign": "c"}), signature=chain("a b"))
+        odd = store.put(State(small(2).tensors, {"campaign": "c"}), signature=chain("a b"))
+    with sqlite3.connect(root / "index.sqlite") as sql:
+        change = "UPDATE models SET meta = ? WHERE ref = ?"
+        sql.execute(change, ('{"campaign": "c", "loss": NaN}', bytes.fromhex(odd)))
+    sql.close()
+    with Store(root, read_only=True) as store:
+        found = store.nearest(chain("a b"), where={"campaign": "c"})
+    assert found is not None
+    assert found.ref == ref
+
+
 def test_what_is_no_store_is_not_taken_for_one(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
