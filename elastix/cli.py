@@ -55,6 +55,7 @@ Name = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 _STORE = "runs/store"
+_META = 400  # characters of a model's metadata
 
 
 @app.callback()
@@ -107,11 +108,16 @@ def show(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
         "tensors": {name: {"dtype": d, "shape": s, "owner": o} for name, d, s, o in rows},
     }
     if not as_json:
-        typer.echo(f"ref      {manifest.ref}")
-        typer.echo(f"parents  {' '.join(manifest.parents) or '-'}")
-        typer.echo(f"meta     {json.dumps(manifest.meta)[:400]}")
+        output.say(f"ref      {manifest.ref}")
+        output.say(f"parents  {' '.join(manifest.parents) or '-'}")
+        output.say(f"meta     {_short(json.dumps(manifest.meta))}")
     lines = [(*row, owner[:12]) for *row, owner in rows]
     _print(as_json, value, ("tensor", "dtype", "shape", "owner"), lines)
+
+
+def _short(text: str) -> str:
+    """The beginning of a long text, with where the rest is."""
+    return text if len(text) <= _META else f"{text[:_META]} ... ({len(text)} characters; --json)"
 
 
 @store_app.command()

@@ -228,7 +228,7 @@ class Console:
             self._latest.append(told)
 
     def _print(self, text: str, style: str = "") -> None:
-        self._terminal.print(Text(text, style))
+        self._terminal.print(Text(plain(text), style))
 
     def _end_block(self) -> None:
         if self._live is not None:

@@ -28,7 +28,7 @@ from elastix.events import (
 )
 from elastix.observe.console import bar, command, group_line, one_line, where
 from elastix.observe.journal import Tail
-from elastix.observe.lines import plain
+from elastix.observe.lines import plain, plain_lines
 from elastix.observe.progress import Progress, duration, shown
 
 _SUMMARY_S = 30.0
@@ -178,7 +178,8 @@ class TrialsConsole:
         if event.outcome == "failed" and self._first_failure:
             self._print(f"  first failure: {self._first_failure}", "red")
         if event.message:
-            self._print(f"  {event.message}")
+            for part in plain_lines(event.message):
+                self._print(f"  {part}")
         self._print(f"  table: {self._table}")
         self._print(f"  {self._where}")
 

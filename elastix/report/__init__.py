@@ -7,6 +7,7 @@ anew on demand. Everything that came from a user is text in it and nothing else.
 import time
 from pathlib import Path
 
+from elastix.config import RunConfig
 from elastix.errors import NotFound, StoreError
 from elastix.observe import journal
 from elastix.report.compose import campaign_page, training_page
@@ -31,10 +32,10 @@ def write_report(name: str, store: str | Path, out: str | Path | None = None) ->
         Where the page is.
 
     Raises:
-        NotFound: there is no such run. Corrupt: its journal is not what was written.
-        StoreError: the page cannot be written.
+        ConfigError: no run can have that name. NotFound: there is no such run.
+        Corrupt: its journal is not what was written. StoreError: the page cannot be written.
     """
-    directory = Path(store) / "runs" / name
+    directory = RunConfig(name=name, store=str(store)).directory
     path = directory / "journal.jsonl"
     if not path.is_file():
         raise NotFound(f"there is no run {name!r} in {store}: {_others(Path(store))}")

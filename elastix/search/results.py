@@ -143,10 +143,11 @@ class Results(Sequence[Trial]):
         """Of a campaign in a store, whether it runs or not.
 
         Raises:
+            ConfigError: no campaign can have that name.
             NotFound: there is no such campaign (names those that are there), or it was stopped
                 before it began.
         """
-        directory = Path(store) / "runs" / name
+        directory = RunConfig(name=name, store=str(store)).directory
         if not (directory / FILE).is_file():
             there = ", ".join(names(store)) or "none"
             raise NotFound(f"there is no campaign {name!r} in {store}; there are: {there}.")

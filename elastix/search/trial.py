@@ -189,8 +189,9 @@ class Objectives:
         return tuple(found)
 
     def values(self, losses: Iterable[float]) -> tuple[float, ...]:
-        """The inverse of `losses`, for people."""
-        pairs = zip(losses, self.modes, strict=True)
+        """The inverse of `losses`, for people; nothing for a trial that has none."""
+        known = tuple(losses)
+        pairs = zip(known, self.modes if known else (), strict=True)
         return tuple(loss if mode == "min" else -loss for loss, mode in pairs)
 
 

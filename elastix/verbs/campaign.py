@@ -1,6 +1,5 @@
 """`elastix campaign list|show|resume`: what a store knows of searches, and going on with one."""
 
-import math
 import sys
 from dataclasses import replace
 from datetime import datetime
@@ -12,7 +11,7 @@ import typer
 from elastix.errors import NotFound, StoreError
 from elastix.search.results import Best, Results, names
 from elastix.search.trial import Trial
-from elastix.verbs.output import AsJson, print_table, says, undisturbed
+from elastix.verbs.output import AsJson, complain, print_table, says, undisturbed
 
 _STORE = "runs/store"
 
@@ -43,7 +42,7 @@ def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
         try:
             values.append(_overview(Results.open(store, name)))
         except NotFound as error:
-            typer.echo(error, err=True)
+            complain(str(error))
         except StoreError as error:  # the others can be listed nevertheless
             broken = broken or error
     columns = ("campaign", "trials", "running", "failed", "best", "searcher", "began")
@@ -132,10 +131,15 @@ def _failures(results: Results, as_json: bool) -> None:
     values = [
         {"trial": t.number, "config": dict(t.config), "traceback": t.traceback} for t in found
     ]
-    rows = ((t.number, (t.traceback or "").strip().splitlines()[-1], _text(t)) for t in found)
+    rows = ((t.number, _last_line(t.traceback), _text(t)) for t in found)
     print_table(as_json, values, ("trial", "error", "config"), rows)
     if found and not as_json:
-        typer.echo(f"\nthe first of them, trial {found[0].number}:\n{found[0].traceback}", err=True)
+        complain(f"\nthe first of them, trial {found[0].number}:\n{found[0].traceback}")
+
+
+def _last_line(traceback: str | None) -> str:
+    lines = (traceback or "").strip().splitlines()
+    return lines[-1] if lines else "-"
 
 
 def _overview(results: Results) -> dict[str, Any]:
@@ -186,12 +190,11 @@ def _text(trial: Trial) -> str:
 
 
 def _plain(trial: Trial, results: Results) -> dict[str, Any]:
-    """For JSON, which has no NaN."""
     values = dict(zip(results.objectives.names, _values(trial, results), strict=False))
     return {
         "trial": trial.number,
         "state": trial.state.value,
-        "values": {k: v if math.isfinite(v) else None for k, v in values.items()},
+        "values": values,
         "epochs": trial.epochs,
         "lineage_epochs": trial.lineage_epochs,
         "inherited": (trial.inherited or {}).get("share", 0.0),

@@ -1,8 +1,9 @@
 """What all verbs share: tables or JSON, and errors as a message with an exit code."""
 
 import json
+import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from functools import wraps
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -10,8 +11,10 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from elastix.errors import ConfigError, ElastixError
+from elastix.observe.lines import plain, plain_lines
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 P = ParamSpec("P")
@@ -35,7 +38,7 @@ def says(command: Callable[P, T]) -> Callable[P, T]:
         except ElastixError as error:
             if _debug:
                 raise
-            typer.echo(f"elastix: {error}", err=True)
+            complain(f"elastix: {error}")
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
             raise  # typer ends quietly if `| head` has seen enough
@@ -43,14 +46,24 @@ def says(command: Callable[P, T]) -> Callable[P, T]:
             if _debug:
                 raise
             what = f"{type(error).__name__}: {error}"
-            typer.echo(
+            complain(
                 f"elastix: {what}. That was not foreseen; what was done until then stays. "
-                "`elastix --debug` before the verb shows where it came from.",
-                err=True,
+                "`elastix --debug` before the verb shows where it came from."
             )
             raise typer.Exit(1) from error
 
     return run
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines for people. What a user named or a function raised does not steer a terminal."""
+    for part in plain_lines(text):
+        typer.echo(part, err=err)
+
+
+def complain(text: str) -> None:
+    """As `say`, to stderr."""
+    say(text, err=True)
 
 
 def undisturbed(as_json: bool) -> AbstractContextManager[Any]:
@@ -66,13 +79,24 @@ def print_table(
 ) -> None:
     """Print `value` as JSON, or `rows`: a table on a terminal, lines with tabs elsewhere."""
     if as_json:
-        typer.echo(json.dumps(value, indent=1))
+        typer.echo(json.dumps(_strict(value), indent=1, allow_nan=False))
         return
     if not sys.stdout.isatty():
         for row in rows:
-            typer.echo("\t".join(str(cell) for cell in row))
+            typer.echo("\t".join(plain(str(cell)) for cell in row))
         return
-    table = Table(*columns, box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for column in columns:
+        table.add_column(Text(plain(column)))
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(Text(plain(str(cell))) for cell in row))
     Console().print(table)
+
+
+def _strict(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """With null for NaN and infinity, for which JSON has no word."""
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

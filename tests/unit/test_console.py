@@ -191,6 +191,7 @@ def test_nothing_from_a_user_steers_the_terminal():
             console.show(Reported(t=BEGAN, seq=0, step=1, metrics={evil: evil}))
             console.show(WorkerRaised(t=BEGAN, worker=0, rank=0, step=1, traceback=evil))
             console.failed(WorkerFailed("it"))
+            console.finished("ref", {evil: evil}, "exact")
         assert "\x1b[2J" not in file.getvalue()
         assert "\x07" not in file.getvalue()
 

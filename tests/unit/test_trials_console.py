@@ -162,10 +162,13 @@ def test_a_log_has_what_matters_and_a_summary_each_half_minute():
 def test_a_failed_campaign_ends_with_its_first_failure():
     console, file, clock = console_of(tty=False)
     play(console, clock)
-    console.show(CampaignEnded(outcome="failed", trials=9, best=-1, message="what to do next"))
+    console.show(
+        CampaignEnded(outcome="failed", trials=9, best=-1, message="what to do next:\n\n  in train")
+    )
     end = file.getvalue().split("nas-1 failed", 1)[1]
     assert "first failure: trial 6: RuntimeError: shapes" in end
-    assert "what to do next" in end
+    assert "what to do next:\n" in end
+    assert "\n    in train\n" in end
 
 
 def test_nothing_from_a_user_steers_the_terminal():
