@@ -96,8 +96,7 @@ class _SharedPending(Pending):
         return self._reduction.error
 
     def let_go(self) -> bool:
-        if not self.finished():
-            self._exchange.stop()
+        self._exchange.stop()  # also if it is over here: peers may still read what it left
         return True
 
 

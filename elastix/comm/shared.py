@@ -5,14 +5,17 @@ own, and copies the other slices from those who summed them up. That is a third 
 sending them through sockets takes.
 
 A worker writes to its own memory alone. So nobody has to be waited for before memory is used
-again, whatever became of the others: `Exchange.stop` is enough.
+again, whatever became of the others: `Exchange.stop` is enough. It shows on the board that this
+worker has left the generation, before anything is written anew; whoever has read a peer's memory
+looks there afterwards, and gives the reduction up if the peer has left. Otherwise a bucket that is
+refilled for the survivors could pass for a result of the group before.
 
-Invariant: the result is the same to the last bit on all members, since each slice is summed up
-once. What keeps a room as it is until all have copied from it is not here: whoever uses a result
-has left a round that all members entered after they had theirs.
+Invariant: the result is the same to the last bit on all members that get one, since each slice is
+summed up once. Within a generation it is not here that a room stays as it is until all have copied
+from it: whoever uses a result has left a round that all members entered after they had theirs.
 
-Source: reduce-scatter and all-gather in one hop (Thakur, Rabenseifner and Gropp 2005); to wait
-for a change of memory, futex(2).
+Source: reduce-scatter and all-gather in one hop (Thakur, Rabenseifner and Gropp 2005); to read,
+then see whether it was overwritten, the sequence lock; to wait for a change of memory, futex(2).
 """
 
 import ctypes
@@ -39,7 +42,7 @@ _FUTEX = {"x86_64": 202}.get(platform.machine())  # others may show a flag befor
 _WAIT, _WAKE = 0, 1
 _ASK_AGAIN_S = 0.05  # whether somebody wants us to stop
 _PAGES = 4 * mmap.PAGESIZE
-_BELL, _FILLED, _SUMMED, _SLOTS = 0, 8, 16, 64  # bytes from the beginning of a board
+_BELL, _FILLED, _SUMMED, _LEFT, _SLOTS = 0, 8, 16, 24, 64  # bytes from the beginning of a board
 _SLOT = ctypes.c_uint64 * 4
 _SLOT_COUNT = (_PAGES - _SLOTS) // ctypes.sizeof(_SLOT)
 MOST = _SLOT_COUNT
@@ -83,7 +86,8 @@ class Room:
 class Board:
     """What one worker shows to the others: how far it is, and where its rooms are.
 
-    Counters are `generation << 32 | operations`; they only grow.
+    Counters are `generation << 32 | operations`; they only grow. A generation's `base` is the one
+    before its first operation.
     """
 
     def __init__(self, file: int) -> None:
@@ -91,7 +95,8 @@ class Board:
         start = self._memory.data_ptr()
         self._bell = ctypes.c_uint32.from_address(start + _BELL)
         self._counters = {
-            where: ctypes.c_uint64.from_address(start + where) for where in (_FILLED, _SUMMED)
+            where: ctypes.c_uint64.from_address(start + where)
+            for where in (_FILLED, _SUMMED, _LEFT)
         }
         self._slots = [
             _SLOT.from_address(start + _SLOTS + n * ctypes.sizeof(_SLOT))
@@ -116,6 +121,14 @@ class Board:
             self._counters[where].value = value
             self._bell.value = (self._bell.value + 1) & 0xFFFFFFFF
         _futex(self._bell, _WAKE, 0x7FFFFFFF, None)
+
+    def leave(self, base: int) -> None:
+        """From now on rooms that were shown in this generation or before may be written anew."""
+        self.count(_LEFT, max(base, self._counters[_LEFT].value))
+
+    def stands(self, base: int) -> bool:
+        """Whether what was read from rooms of this generation is what was reduced in it."""
+        return self._counters[_LEFT].value < base
 
     def wait(self, where: int, value: int, stopped: Callable[[], bool]) -> None:
         """Until a counter has got to `value`.
@@ -271,7 +284,7 @@ class Exchange:
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         for known in list(_Own.maps):  # the memory of those who are gone
             if known[0] not in [mate.process for mate in mates]:
-                del _Own.maps[known]
+                _Own.maps.pop(known, None)  # another builder may have been here
         name = f"reduce-{generation}"
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
@@ -298,9 +311,14 @@ class Exchange:
         return reduction
 
     def stop(self) -> None:
-        """Give up what is under way. Nothing is written to any room after this returned."""
+        """Give up what is under way. Nothing is written to any room after this returned.
+
+        Peers that still read this worker's rooms find out that they may be written anew.
+        """
         self._stopped = True
         with self._touching:
+            if self._number:  # else it was built ahead and never entered: no older one is left
+                self._mates[self._rank].board.leave(self._base)
             self._waiting.put(None)
 
     def _work(self) -> None:
@@ -328,6 +346,7 @@ class Exchange:
                         total.add_(rooms[other][part])
                     else:
                         torch.maximum(total, rooms[other][part], out=total)
+        self._check_still_there(self._others)
         self._mates[self._rank].board.count(_SUMMED, target)
         for other in self._others:
             self._mates[other].board.wait(_SUMMED, target, self._is_stopped)
@@ -336,6 +355,12 @@ class Exchange:
                 with self._touching:
                     self._check()
                     tensor[part].copy_(rooms[other][part])
+            self._check_still_there([other])
+
+    def _check_still_there(self, ranks: Sequence[int]) -> None:
+        """After reading from their rooms, not before: only then does it say anything."""
+        if not all(self._mates[rank].board.stands(self._base) for rank in ranks):
+            raise _Stopped
 
     def _check(self) -> None:
         if self._stopped:

@@ -3,13 +3,14 @@
 import multiprocessing as mp
 import os
 import pickle
+import threading
 from multiprocessing.connection import wait
 
 import pytest
 import torch
 
 from elastix.comm import shared
-from elastix.comm.shared import Exchange, Room, introduce, meet
+from elastix.comm.shared import Exchange, Mate, Room, introduce, meet
 
 pytestmark = [
     pytest.mark.skipif(not shared.available(), reason="no memory can be shared here"),
@@ -38,6 +39,17 @@ def member(rank, line):
         match hear(line):
             case ("enter", generation):
                 exchanges[generation] = Exchange(generation, rank, mates)
+            case ("enter late", generation, other, after):
+                late = Late(mates[other].board, after)
+                boards = [late if n == other else mate.board for n, mate in enumerate(mates)]
+                seen = [
+                    Mate(mate.process, board) for mate, board in zip(mates, boards, strict=True)
+                ]
+                exchanges[generation] = Exchange(generation, rank, seen)
+            case ("seen",):
+                say(line, late.seen.wait(30))
+            case ("go on",):
+                late.go_on.set()
             case ("fill", name, tensor):
                 if name not in rooms:
                     rooms[name] = Room(tensor.nbytes)
@@ -48,11 +60,30 @@ def member(rank, line):
             case ("await", number):
                 ended = reductions[number].over.wait(30)
                 say(line, (ended, repr(reductions[number].error), tensors))
-            case ("over", number):
-                say(line, reductions[number].over.is_set())
+            case ("over", number, *within_s):
+                say(line, reductions[number].over.wait(sum(within_s)))
             case ("stop", generation):
                 exchanges[generation].stop()
                 say(line, tensors)
+
+
+class Late:
+    """A mate's board that one looks at late: what was waited for there is seen only when told."""
+
+    def __init__(self, board, after):
+        self._board, self._waits, self._after = board, 0, after
+        self.seen, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._board, name)
+
+    def wait(self, where, value, stopped):
+        self._board.wait(where, value, stopped)
+        self._waits += 1
+        if self._waits == self._after:
+            self._board.wait(shared._SUMMED, value, stopped)  # the mate itself is through
+            self.seen.set()
+            self.go_on.wait(60)
 
 
 class Members:
@@ -166,6 +197,38 @@ def test_nothing_is_written_once_it_was_stopped(members):
         assert torch.equal(group.hear(rank)["x"], anew[rank])
         group.tell(("over", 0), rank)
         assert group.hear(rank) is False
+
+
+@pytest.mark.parametrize("after", [1, 2], ids=["before it sums", "before it copies"])
+def test_what_a_peer_has_refilled_never_passes_for_a_result(members, after):
+    """The peer is through with its part, leaves the generation and fills its room for the next."""
+    group = members(2)
+    group.tell(("enter", 1), 0)
+    group.tell(("enter late", 1, 0, after), 1)
+    group.fill("x", [torch.ones(100_000)] * 2)
+    group.tell(("reduce", 1, "x", True))
+    group.tell(("seen",), 1)
+    assert group.hear(1)
+    group.tell(("stop", 1), 0)
+    group.hear(0)
+    group.tell(("fill", "x", torch.full((100_000,), 7.0)), 0)
+    group.tell(("over", 0), 0)
+    group.hear(0)  # that is done
+    group.tell(("go on",), 1)
+    group.tell(("over", 0, 1.0), 1)
+    assert not group.hear(1)
+
+
+def test_a_group_that_was_built_ahead_and_dropped_leaves_the_present_one_alone(members):
+    group = members(2)
+    group.tell(("enter", 1))
+    group.tell(("enter", 2))
+    for rank in (0, 1):
+        group.tell(("fill", "x", torch.ones(100_000)), rank)
+        group.tell(("stop", 2), rank)
+        group.hear(rank)
+    group.tell(("reduce", 1, "x", True))
+    assert all(torch.equal(x, torch.full((100_000,), 2.0)) for x in group.results(0, "x"))
 
 
 def test_who_has_not_heard_of_the_next_generation_never_ends(members):
