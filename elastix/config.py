@@ -182,6 +182,12 @@ class Budget(_Config):
             "a Budget needs an end: give trials, time_s or epochs.",
         )
 
+    @property
+    def most_trials(self) -> int | None:
+        """How many trials there can be if each takes an epoch at least; None: nobody knows."""
+        limits = [int(limit) for limit in (self.trials, self.epochs) if limit is not None]
+        return min(limits, default=None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(_Config):

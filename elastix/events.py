@@ -209,6 +209,11 @@ class TensorsInherited(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AncestorIgnored(Event):
+    """There is a model to begin from, and the train function prepared without `ctx.inherit`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateStored(Event):
     """A State is in the store, durably.
 
@@ -328,6 +333,7 @@ class TrialEnded(Event):
         metrics: the last value of each metric.
         epochs: of its own. lineage_epochs: with its ancestors'.
         inherited: share of the model's bytes that came from an ancestor.
+        ignored: there was an ancestor, and the train function never called `ctx.inherit`.
         seconds: on the worker.
         best: whether it is the best so far (multi-objective: on the front).
         message: why it failed, in a line.
@@ -344,6 +350,7 @@ class TrialEnded(Event):
     seconds: float
     best: bool
     message: str = ""
+    ignored: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,6 +395,7 @@ _EVENTS: dict[str, type[Event]] = {
         WorkerJoined,
         Reported,
         TensorsInherited,
+        AncestorIgnored,
         StateStored,
         StateNotStored,
         StateDropped,

@@ -48,7 +48,8 @@ class Search(TuneSearcher):
     """Tune's search_alg over an elastix searcher.
 
     Args:
-        searcher: any; Evolution by default.
+        searcher: any; Evolution by default. Tune does not say how many trials there will be: for
+            fewer than a hundred give `Evolution(population=...)`, a third of them or less.
         space: a ConfigSpace or Space, instead of Tune's param_space.
         metric, mode: as in TuneConfig, which need not repeat them.
         seed: of the suggestions.

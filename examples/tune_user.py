@@ -1,4 +1,4 @@
-"""A Ray Tune script as it was, but for its search_alg: elastix's Evolution makes suggestions."""
+"""A Ray Tune script as it was, but for its search_alg: four at random, then elastix's Evolution."""
 
 import tempfile
 from typing import Any
@@ -40,9 +40,10 @@ if __name__ == "__main__":
         tune_config=tune.TuneConfig(
             metric="accuracy",
             mode="max",
-            num_samples=8,
+            num_samples=12,
             max_concurrent_trials=2,  # without it Tune lets a searcher have one pending trial
-            search_alg=elastix.tune.Search(),  # was: OptunaSearch()
+            # was: OptunaSearch(). Tune does not tell a searcher how many trials there will be.
+            search_alg=elastix.tune.Search(elastix.Evolution(population=4)),
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(storage_path=tempfile.mkdtemp(), verbose=0),

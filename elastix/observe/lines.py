@@ -1,6 +1,7 @@
 """An event as a line for people, without colours. What no person needs to hear of has none."""
 
 from elastix.events import (
+    AncestorIgnored,
     Event,
     GenerationFormed,
     Recovered,
@@ -17,6 +18,11 @@ from elastix.events import (
     WorkerSlow,
 )
 from elastix.observe.progress import number
+
+IGNORED = (
+    "begins with fresh weights although there is a model to inherit from: the train function calls "
+    "ctx.prepare without ctx.inherit(model) before it"
+)
 
 
 def line(event: Event) -> tuple[str, str]:
@@ -53,6 +59,8 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
         case Reported():
             metrics = "  ".join(f"{name} {number(value)}" for name, value in event.metrics.items())
             return f"step {event.step}  {metrics}", ""
+        case AncestorIgnored():
+            return IGNORED, "yellow"
         case StateStored():
             return f"state {event.ref[:12]} stored after step {event.step} ({event.reason})", ""
         case StateNotStored():

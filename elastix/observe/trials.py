@@ -7,7 +7,7 @@ store and the report in the first line and in the last.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from elastix.events import (
 )
 from elastix.observe.console import bar, command, group_line, one_line, where
 from elastix.observe.journal import Tail
-from elastix.observe.lines import plain, plain_lines
+from elastix.observe.lines import IGNORED, plain, plain_lines
 from elastix.observe.progress import Progress, duration, shown
 
 _SUMMARY_S = 30.0
@@ -98,6 +98,8 @@ class TrialsConsole:
         self._best: TrialEnded | None = None
         self._store: StoreMeasured | None = None
         self._inherited: list[float] = []
+        self._ignored = 0
+        self._mode = "none"
         self._longest = 0.0
         self._first_failure = ""
         self._latest: deque[Text] = deque(maxlen=_LATEST)
@@ -134,7 +136,8 @@ class TrialsConsole:
         goal = ", ".join(f"{mode} {name}" for name, mode in event.objectives.items())
         after = f"   goes on after {event.known} trials" if event.known else ""
         self._print(f"{self._name} starts   {self._where}", "bold")
-        self._print(f"  {goal} with {event.searcher}, inherit {event.inherit}{after}")
+        self._mode = event.inherit
+        self._print(f"  {goal} with {event.searcher}   ctx.inherit: {event.inherit}{after}")
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
             # Redrawn by a thread of its own: between two events of a campaign minutes may pass.
             self._live = Live(
@@ -149,6 +152,9 @@ class TrialsConsole:
         self._running.pop(event.trial, None)
         self._counts[event.state] += 1
         self._inherited.append(event.inherited)
+        self._ignored += event.ignored
+        if event.ignored and self._ignored == 1:
+            self._tell(f"trial {event.trial} {IGNORED}", "yellow")
         self._longest = max(self._longest, event.lineage_epochs - event.epochs)
         if event.state == "failed":
             self._first_failure = self._first_failure or f"trial {event.trial}: {event.message}"
@@ -166,13 +172,8 @@ class TrialsConsole:
         self._print(f"{self._name} {event.outcome}   {self._trials()}", style)
         if self._best is not None:
             self._print(f"  best  {self._describe(self._best)}")
-        inherited = [share for share in self._inherited if share]
-        if inherited:
-            mean = sum(inherited) / len(inherited)
-            self._print(
-                f"  {len(inherited)} trials inherited {mean:.0%} of their bytes on average, from "
-                f"lineages of up to {self._longest:g} epochs"
-            )
+        for text in self._inheritance():
+            self._print(f"  {text}")
         if self._store is not None:
             self._print(f"  {self._size().strip()}")
         if event.outcome == "failed" and self._first_failure:
@@ -184,6 +185,24 @@ class TrialsConsole:
         self._print(f"  {self._where}")
 
     # ------------------------------------------------------------------ pieces
+
+    def _inheritance(self) -> Iterator[str]:
+        """What came of it: a campaign that was to inherit and did not says so."""
+        shares = [share for share in self._inherited if share]
+        if shares:
+            yield (
+                f"{len(shares)} trials inherited {sum(shares) / len(shares):.0%} of their bytes on "
+                f"average, from lineages of up to {self._longest:g} epochs"
+            )
+        if self._ignored:
+            yield (
+                f"{self._ignored} trials had a model to inherit from and did not: the train "
+                "function never calls ctx.inherit(model)"
+            )
+        elif not shares and self._inherited and self._mode != "none":
+            made = any(parent is not None for parent in self._parents.values())
+            why = "no layers were equal" if made else "none was made from another one"
+            yield f"no trial inherited anything: {why}"
 
     def _describe(self, event: TrialEnded) -> str:
         line = [event.trial]

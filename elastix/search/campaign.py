@@ -173,6 +173,8 @@ class Campaign:
             KeyboardInterrupt: Ctrl-C; `run()` again goes on.
         """
         searcher = copy.deepcopy(self._searcher)
+        if isinstance(searcher, Evolution):
+            searcher.expect(self._budget.most_trials)
         searcher.start(self._space, objectives=len(self.objectives.names), seed=self._run.seed)
         directory = self._run.directory
         with Book(directory) as book:

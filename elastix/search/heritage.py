@@ -119,16 +119,23 @@ class TrialHeritage(_FromStore):
         """See Heritage. A checkpoint of a trial is its own affair."""
         return ()
 
+    @property
+    def has_ancestor(self) -> bool:
+        """See Heritage. One that was paused has one if it had one before."""
+        if self._terms.mode == "none":
+            return False
+        if self._paused is not None:
+            return self._before is not None
+        return self._terms.provider == "store" or self._parent is not None
+
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """See Heritage. One that was paused inherits from the same ancestor again."""
-        terms = self._terms
-        if terms.mode == "none" or (self._paused is not None and self._before is None):
+        if not self.has_ancestor:
             return None
+        terms = self._terms
         provider, parent = terms.provider, self._parent
         if self._before is not None:
             provider, parent = "parent", Ref(self._before["ref"])
-        if provider == "parent" and parent is None:
-            return None
         self._signature = (model, signature(model))
         self._found = inherit(
             model,
@@ -205,6 +212,7 @@ class Descent(_FromStore):
 
     store: Opens
     ref: Ref
+    has_ancestor = True
     takes_final = False
 
     @property

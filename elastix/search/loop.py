@@ -496,6 +496,7 @@ class Loop:
             seconds=ended.finished_s - ended.started_s,
             best=trial.scored and self._is_best(trial),
             message=message,
+            ignored=ended.ignored,
         )
 
     def _is_best(self, trial: Trial) -> bool:

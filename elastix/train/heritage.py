@@ -37,12 +37,19 @@ class Heritage(Protocol):
 
     Attributes:
         parents: models that the run begins from: parents of the States that it stores itself.
+        has_ancestor: there may be tensors to begin with: whoever prepares without asking for them
+            is told so.
         takes_final: the final State goes to `leave`; otherwise it stays with the run, as its
             checkpoints do.
     """
 
     @property
     def parents(self) -> tuple[Ref, ...]:
+        """See above."""
+        ...
+
+    @property
+    def has_ancestor(self) -> bool:
         """See above."""
         ...
 

@@ -26,6 +26,7 @@ from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
 from elastix.errors import ConfigError, StateError, StoreError
 from elastix.events import (
+    AncestorIgnored,
     EpochsPlanned,
     Event,
     Recovered,
@@ -78,6 +79,7 @@ class Member:
         self._reducer: Reducer | None = None
         self._live = Live()
         self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
+        self._asked_to_inherit = False
         self._feed: Feed | None = None
         self._given: Snapshot | None = None
         self._schedule = Schedule(settings.checkpoint)
@@ -161,10 +163,13 @@ class Member:
             )
         live = self._live
         live.prepare(objects, self.device)
-        if self.settings.heritage is not None and self._inherited is not None:
+        heritage = self.settings.heritage
+        if heritage is not None and self._inherited is not None:
             model, found = self._inherited
             if model is live.model:
-                self.settings.heritage.warm_start(found, live.modules, live.others)
+                heritage.warm_start(found, live.modules, live.others)
+        elif heritage is not None and heritage.has_ancestor and not self._asked_to_inherit:
+            self._emit_alike(AncestorIgnored())
         self._reducer = Reducer(list(live.modules.values()), self._rounds, self)
         layout = layout_of(live.modules)
         if not self.settings.alone:
@@ -184,6 +189,7 @@ class Member:
                 "ctx.inherit was called after ctx.prepare, so workers that join later would not "
                 "have what it copied. Nothing was copied. Call it first."
             )
+        self._asked_to_inherit = True
         if self.settings.heritage is None:
             return None
         found = self.settings.heritage.inherit(model)

@@ -29,6 +29,7 @@ class Keeps:
 
     parents = ()
     takes_final = True
+    has_ancestor = True
 
     def __init__(self, state=None):
         self.state = state

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from elastix.config import CheckpointConfig
-from elastix.events import Event, Reported, StateStored, TensorsInherited
+from elastix.events import AncestorIgnored, Event, Reported, StateStored, TensorsInherited
 from elastix.search.executors.work import Ended, Progress, TrainFunction, Work
 from elastix.state import Ref
 from elastix.train.link import Settings
@@ -26,6 +26,7 @@ class Findings:
     def __init__(self, number: int, tell: Callable[[Progress], None]) -> None:
         self.results: dict[int, Mapping[str, Any]] = {}
         self.inherited: Mapping[str, Any] | None = None
+        self.ignored = False
         self.ref: Ref | None = None
         self._number = number
         self._tell = tell
@@ -37,6 +38,8 @@ class Findings:
             self._tell(Progress(number=self._number, seq=event.seq, metrics=event.metrics))
         elif isinstance(event, TensorsInherited):
             self.inherited = event.found
+        elif isinstance(event, AncestorIgnored):
+            self.ignored = True
         elif isinstance(event, StateStored):
             self.ref = Ref(event.ref)
 
@@ -71,6 +74,7 @@ def execute(
         ref=found.ref,
         epochs=outcome.epochs,
         inherited=found.inherited,
+        ignored=found.ignored,
         error=outcome.error,
         summary=_summary(outcome),
         traceback=outcome.traceback,

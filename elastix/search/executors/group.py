@@ -128,6 +128,7 @@ class _Run:
             ref=self._found.ref if kind in ("finished", "paused") else None,
             epochs=self._epochs,
             inherited=self._found.inherited,
+            ignored=self._found.ignored,
             error=error if isinstance(error, ConfigError) or not trace else None,
             summary=_first_line(error),
             traceback=trace,

@@ -63,6 +63,7 @@ class Ended:
         ref: of the model that it left.
         epochs: passes over the data, those before a pause included.
         inherited: what `ctx.inherit` gave.
+        ignored: there was an ancestor, and the train function never called `ctx.inherit`.
         error: what was raised, if it is elastix's own.
         summary, traceback: of what was raised, as text.
         started_s, finished_s: seconds since the epoch, on the worker's clock.
@@ -75,6 +76,7 @@ class Ended:
     ref: Ref | None = None
     epochs: float = 0.0
     inherited: Mapping[str, Any] | None = None
+    ignored: bool = False
     error: ElastixError | None = None
     summary: str = ""
     traceback: str = ""

@@ -22,27 +22,58 @@ from elastix.search.space import Space
 from elastix.search.trial import Suggestion, Trial
 
 _TRIES = 20
+_POPULATION = 32
+_SAMPLE = 8
 
 
 class Evolution:
     """Aging evolution.
 
     Args:
-        population: how many live; as many random ones come first.
-        sample: how many are drawn for each child, the best of which is its parent.
+        population: how many live; as many random ones come first. By default a third of the trials
+            that a campaign's budget allows, 2 at least and 32 at most; 32 where nobody says how
+            many there will be.
+        sample: how many are drawn for each child, the best of which is its parent. By default half
+            of the population, 8 at most.
     """
 
     known = Started()
 
-    def __init__(self, population: int = 32, sample: int = 8) -> None:
-        if not 1 <= sample <= population:
+    def __init__(self, population: int | None = None, sample: int | None = None) -> None:
+        for given in (population, sample):
+            if given is not None and (type(given) is not int or given < 1):
+                raise ConfigError(
+                    f"Evolution(population={population!r}, sample={sample!r}): whole numbers >= 1. "
+                    "Nothing was started."
+                )
+        if population is not None and sample is not None and sample > population:
             raise ConfigError(
                 f"Evolution(population={population}, sample={sample}): 1 <= sample <= population. "
                 "Nothing was started."
             )
-        self.population = population
-        self.sample = sample
+        self._population = population
+        self._sample = sample
+        self._expected: int | None = None
         self._living: list[Trial] = []
+        self._begun = False  # there have been enough for a child; a larger budget changes nothing
+
+    def expect(self, trials: int | None) -> None:
+        """Take in how many trials there will be, for the default population. None: nobody knows."""
+        self._expected = trials
+
+    @property
+    def population(self) -> int:
+        """How many live."""
+        if self._population is not None:
+            return self._population
+        if self._expected is None:
+            return max(_POPULATION, self._sample or 0)
+        return max(2, self._sample or 0, min(_POPULATION, self._expected // 3))
+
+    @property
+    def sample(self) -> int:
+        """How many are drawn for each child."""
+        return self._sample or max(1, min(_SAMPLE, self.population // 2))
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
@@ -67,10 +98,11 @@ class Evolution:
 
     def _child(self, rng: RandomState) -> Suggestion | None:
         """A new mutation of one of the best; None while too few live, or if none was found."""
-        if len(self._living) < self.population:
+        if not self._begun:
             return None
+        size = min(self.sample, len(self._living))
         for _ in range(_TRIES):
-            drawn = rng.choice(len(self._living), size=self.sample, replace=False).tolist()
+            drawn = rng.choice(len(self._living), size=size, replace=False).tolist()
             parent = self._living[drawn[order([self._living[i].losses for i in drawn])[0]]]
             config = self.known.space.mutate(parent.config, rng)
             if config is not None and self.known.is_new(config):
@@ -82,6 +114,7 @@ class Evolution:
         self.known.tell(trials)
         valid = self.known.space.is_valid
         self._living += [trial for trial in trials if trial.scored and valid(trial.config)]
+        self._begun = self._begun or len(self._living) >= self.population
         if self.known.objectives == 1:
             self._living = self._living[-self.population :]
         elif len(self._living) > self.population:
@@ -90,9 +123,11 @@ class Evolution:
 
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""
-        return {**self.known.state_dict(), "living": [trial.to_json() for trial in self._living]}
+        living = [trial.to_json() for trial in self._living]
+        return {**self.known.state_dict(), "living": living, "begun": self._begun}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Searcher."""
         self.known.load_state_dict(state_dict)
         self._living = [Trial.from_json(values) for values in state_dict["living"]]
+        self._begun = state_dict.get("begun", len(self._living) >= self.population)
