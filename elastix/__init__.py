@@ -41,6 +41,8 @@ from elastix.store import Store
 from elastix.train.context import Context
 
 if _typing.TYPE_CHECKING:
+    from elastix.data.formats.tables import Arrow, Parquet
+    from elastix.data.formats.tar import Tar
     from elastix.observe.mlflow import MLflow
     from elastix.observe.tensorboard import TensorBoard
     from elastix.observe.wandb import WandB
@@ -53,6 +55,7 @@ if _typing.TYPE_CHECKING:
     from elastix.train.trainer import ElasticTrainer, Result
 
 __all__ = [
+    "Arrow",
     "Budget",
     "Campaign",
     "CheckpointConfig",
@@ -73,6 +76,7 @@ __all__ = [
     "NeverReported",
     "NotFound",
     "Optuna",
+    "Parquet",
     "ProfileConfig",
     "QuorumLost",
     "Random",
@@ -88,6 +92,7 @@ __all__ = [
     "StateError",
     "Store",
     "StoreError",
+    "Tar",
     "TensorBoard",
     "TooManyFailures",
     "TooNew",
@@ -97,15 +102,18 @@ __all__ = [
 ]
 
 _LATER = {
+    "Arrow": "elastix.data.formats.tables",
     "Campaign": "elastix.search.campaign",
     "DeepHyper": "elastix.search.searchers.deephyper",
     "ElasticTrainer": "elastix.train.trainer",
     "Evolution": "elastix.search.searchers.evolution",
     "MLflow": "elastix.observe.mlflow",
     "Optuna": "elastix.search.searchers.optuna",
+    "Parquet": "elastix.data.formats.tables",
     "Random": "elastix.search.searchers.random",
     "Result": "elastix.train.trainer",
     "Results": "elastix.search.results",
+    "Tar": "elastix.data.formats.tar",
     "TensorBoard": "elastix.observe.tensorboard",
     "WandB": "elastix.observe.wandb",
 }

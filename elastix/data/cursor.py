@@ -11,6 +11,8 @@ committed, in a batch that is not committed yet, or owed.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,34 @@ def order(seed: int, epoch: int, length: int) -> npt.NDArray[np.int64]:
     """
     generator = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
     return np.random.RandomState(generator).permutation(length).astype(np.int64)
+
+
+Blocks = tuple[tuple[int, int], ...]
+"""Blocks of a dataset in which rows are dear to reach alone: (how many, rows of each), in order."""
+
+
+def runs(sizes: Iterable[int]) -> Blocks:
+    """Sizes of blocks, as `Blocks`."""
+    return tuple((sum(1 for _ in same), size) for size, same in groupby(sizes))
+
+
+def order_in_blocks(seed: int, epoch: int, blocks: Blocks, mixed: int) -> npt.NDArray[np.int64]:
+    """A permutation of all rows that needs `mixed` blocks at a time, and each of them once.
+
+    The blocks come in a random order, and the rows of `mixed` successive ones are shuffled
+    together. A pure function of its arguments, frozen as `order` is.
+    """
+    generator = np.random.MT19937(np.random.SeedSequence([seed, epoch, 1]))
+    random = np.random.RandomState(generator)
+    sizes = np.repeat([size for _, size in blocks], [many for many, _ in blocks]).astype(np.int64)
+    starts = np.cumsum(sizes) - sizes
+    turns = random.permutation(len(sizes))
+    parts = [np.empty(0, np.int64)]
+    for first in range(0, len(turns), mixed):
+        rows = [np.arange(starts[b], starts[b] + sizes[b]) for b in turns[first : first + mixed]]
+        together = np.concatenate(rows)
+        parts.append(together[random.permutation(len(together))])
+    return np.concatenate(parts)
 
 
 def count(spans: Iterable[Span]) -> int:
@@ -146,26 +176,33 @@ class Cursor:
         return Cursor(self.length, self.position, merge((*self.owed, *spans)), self.left_out)
 
 
-def indices(spans: Iterable[Span], seed: int, length: int, shuffle: bool) -> npt.NDArray[np.int64]:
-    """Dataset indices at the given positions, in their order."""
+def indices(
+    spans: Iterable[Span],
+    seed: int,
+    length: int,
+    shuffle: bool,
+    blocks: Blocks = (),
+    mixed: int = 0,
+) -> npt.NDArray[np.int64]:
+    """Dataset indices at the given positions, in their order; with `blocks`, shuffled in blocks."""
     parts = [np.empty(0, np.int64)]
     for start, stop in spans:
         while start < stop:
             epoch, offset = divmod(start, length)
             until = min(stop, (epoch + 1) * length)
             positions = np.arange(offset, offset + until - start)
-            parts.append(_cached_order(seed, epoch, length)[positions] if shuffle else positions)
+            if shuffle:
+                positions = epoch_order(seed, epoch, length, blocks, mixed)[positions]
+            parts.append(positions)
             start = until
     return np.concatenate(parts)
 
 
-_orders: dict[tuple[int, int, int], npt.NDArray[np.int64]] = {}
-
-
-def _cached_order(seed: int, epoch: int, length: int) -> npt.NDArray[np.int64]:
-    key = (seed, epoch, length)
-    if key not in _orders:
-        while len(_orders) >= 4:  # this epoch, the one before, and a second loader's
-            _orders.pop(next(iter(_orders)))
-        _orders[key] = order(seed, epoch, length)
-    return _orders[key]
+@lru_cache(maxsize=4)  # this epoch, the one before, and a second loader's
+def epoch_order(
+    seed: int, epoch: int, length: int, blocks: Blocks = (), mixed: int = 0
+) -> npt.NDArray[np.int64]:
+    """The order of an epoch, in blocks if there are some; not to be written to."""
+    found = order_in_blocks(seed, epoch, blocks, mixed) if blocks else order(seed, epoch, length)
+    found.flags.writeable = False
+    return found

@@ -1,0 +1,68 @@
+"""Which files a dataset is in, and whether they are still those it was opened with."""
+
+import os
+from collections.abc import Sequence
+from glob import glob
+from pathlib import Path
+
+from elastix.errors import ConfigError, Conflict
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A file, a pattern such as "shards/*.tar", or several of them."""
+
+Fingerprint = tuple[int, int]
+"""Size in bytes, and time of the last change in nanoseconds."""
+
+
+def found(paths: Paths) -> list[Path]:
+    """The files, those of a pattern sorted by name.
+
+    Raises:
+        ConfigError: one of them names no file.
+    """
+    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    files: list[Path] = []
+    for entry in several:
+        path = Path(entry)
+        matching = [path] if path.is_file() else [Path(name) for name in sorted(glob(str(path)))]
+        matching = [match for match in matching if match.is_file()]
+        if not matching:
+            raise ConfigError(
+                f"there is no file {os.fspath(entry)!r}. Nothing was opened. Give a file, or a "
+                'pattern in quotes such as "shards/*.tar".'
+            )
+        files += matching
+    if not files:
+        raise ConfigError("no file was given. Nothing was opened.")
+    return files
+
+
+def fingerprint(handle: int | Path) -> Fingerprint:
+    """Of a file that is open, or at a path."""
+    info = os.stat(handle)
+    return info.st_size, info.st_mtime_ns
+
+
+def check_same(path: Path, now: Fingerprint, then: Fingerprint) -> None:
+    """Refuse a file that was changed since it was opened.
+
+    Raises:
+        Conflict: it was.
+    """
+    if now != then:
+        raise Conflict(
+            f"{path} was changed while it was being read: {now[0]} bytes now, {then[0]} before. "
+            "Positions in it mean other samples now, so nothing more is read from it. Leave files "
+            "alone while a run uses them, and start the run again under another name."
+        )
+
+
+def check_index(index: int, length: int, what: str) -> int:
+    """A position from the front.
+
+    Raises:
+        IndexError: there is no such sample.
+    """
+    if not -length <= index < length:
+        raise IndexError(f"{what} has {length} samples and no sample {index}")
+    return index + length if index < 0 else index

@@ -1,0 +1,90 @@
+"""Whether a position in a dataset means a sample, and what to do where it does not.
+
+Without that, nobody could say which samples were used when workers come and go: a stream can only
+be read from its beginning, and differently by each number of readers.
+"""
+
+from typing import Any, cast
+
+from torch.utils.data import Dataset, IterableDataset
+
+from elastix.errors import ConfigError
+
+_COMMAND = (
+    "Write it once to files with an index: `elastix data index SCRIPT.py:NAME --out FILE.tar`, "
+    "where NAME is the dataset or a function that makes it; then use elastix.Tar."
+)
+_FILES = "`elastix data index FILES --out FILE.tar` gives TFRecord files one; then use elastix.Tar."
+_STREAMS = {
+    "ray.data": "Ray Data makes its blocks in tasks, so a position in it means no sample.",
+    "datasets.iterable_dataset": "A datasets.IterableDataset is a stream.",
+    "tfrecord": "TFRecord files are streams.",
+    "torchdata": "A torchdata pipe is a stream.",
+}
+
+
+def by_position(dataset: Any) -> Dataset[Any]:  # noqa: ANN401 - whatever the user has
+    """The dataset, if it has a length and a sample for each position below it.
+
+    Some that are both come in a thin wrapper: torch's DataLoader asks a class that derives from
+    IterableDataset for nothing but a stream.
+
+    Raises:
+        ConfigError: it does not have them, or they mean something else on each worker.
+    """
+    name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    for base in type(dataset).__mro__:
+        _refuse_shares(dataset, base, name)
+    for module, why in _STREAMS.items():
+        if name.startswith(module + "."):
+            raise ConfigError(f"{name} has no index. {why} No loader was made. {_COMMAND}")
+    if not (_has(dataset, "__len__") and _has(dataset, "__getitem__")):
+        raise ConfigError(
+            f"{type(dataset).__name__} has no length and no sample for each position below it, so "
+            "elastix cannot promise that each sample is used exactly once when workers come and "
+            "go. No loader was made. Give it __len__ and __getitem__ (a map-style dataset). Or: "
+            f"{_COMMAND} {_FILES}"
+        )
+    if isinstance(dataset, IterableDataset):
+        return _ByPosition(dataset)
+    return cast("Dataset[Any]", dataset)
+
+
+def _has(dataset: object, method: str) -> bool:
+    """Whether its class has one of its own: torch's Dataset has a `__getitem__` that only raises."""
+    found = getattr(type(dataset), method, None)
+    return found is not None and found is not getattr(Dataset, method, None)
+
+
+def _refuse_shares(dataset: Any, base: type, name: str) -> None:  # noqa: ANN401
+    """Streaming datasets whose length is a rank's share, padded or cut."""
+    if base.__name__ != "StreamingDataset":
+        return
+    package = base.__module__.partition(".")[0]
+    if package == "streaming":
+        raise ConfigError(
+            f"{name} (MosaicML Streaming) has a length that is one rank's share, padded to be the "
+            "same on all, so samples would be repeated. No loader was made. Use "
+            "streaming.LocalDataset on the same folder: it has the samples by position."
+        )
+    if package == "litdata":
+        world = getattr(getattr(dataset, "distributed_env", None), "world_size", 1)
+        if world != 1 or getattr(dataset, "drop_last", False):
+            raise ConfigError(
+                f"{name} (litdata) has a length that is one rank's share of {world} or leaves out "
+                "the last samples. No loader was made. Make it with drop_last=False, and where "
+                "torch.distributed is not set up: elastix shares the samples out itself."
+            )
+
+
+class _ByPosition(Dataset[Any]):
+    """A dataset that is a stream by its class and has samples by position all the same."""
+
+    def __init__(self, dataset: Any) -> None:  # noqa: ANN401
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+        return self._dataset[index]

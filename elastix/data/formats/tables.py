@@ -1,0 +1,221 @@
+"""Rows of Parquet and Arrow files by position.
+
+A row cannot be reached alone: the row group (Parquet) or record batch (Arrow) that it is in is read
+whole. So some are kept, and the loader shuffles in blocks (`cursor.order_in_blocks`) such that the
+rows of as many blocks as are kept come mixed, and each block is read once in an epoch.
+
+Not here: other file systems than this machine's.
+"""
+
+import os
+from abc import abstractmethod
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+from torch.utils.data import Dataset
+
+from elastix.data.formats.files import Paths, check_index, check_same, fingerprint, found
+from elastix.errors import ConfigError, Corrupt
+
+Row = dict[str, Any]
+_MOST_OPEN = 16
+
+
+class _Rows(Dataset[Any]):
+    """What both kinds of files have in common.
+
+    Attributes:
+        blocks: rows of each block, in the order of positions.
+        mixed: blocks whose rows come mixed when the loader shuffles; as many are kept.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        decode: Callable[[Row], Any] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        mixed: int = 8,
+    ) -> None:
+        """Open files, reading what says where their rows are and none of the rows.
+
+        Args:
+            paths: a file, a pattern such as "data/*.parquet", or a list of them.
+            decode: makes what the loader is given of a row's dict; without it, the dict is.
+            columns: the only ones to read; all by default.
+            mixed: blocks (row groups, record batches) that are kept in memory, and whose rows come
+                mixed when the loader shuffles. More mixes better, and takes memory.
+        """
+        if type(mixed) is not int or mixed < 1:
+            raise ConfigError(f"mixed must be a whole number of blocks >= 1, not {mixed!r}.")
+        self.mixed = mixed
+        self._decode = decode
+        self._columns = None if columns is None else list(columns)
+        self._paths = found(paths)
+        self._made_from = [fingerprint(path) for path in self._paths]
+        self._places: list[tuple[int, int]] = []  # file, block of it
+        blocks: list[int] = []
+        for number, path in enumerate(self._paths):
+            with _understood(path):
+                opened, sizes = self._opened(path)
+                self._check_columns(path, opened.schema)
+            if any(size < 0 for size in sizes):
+                raise Corrupt(f"{path} has a block of {min(sizes)} rows. It is damaged.")
+            self._places += [(number, block) for block in range(len(sizes))]
+            blocks += sizes
+        self.blocks = tuple(blocks)
+        self._starts = [0, *accumulate(blocks)]
+        self._files: OrderedDict[int, Any] = OrderedDict()
+        self._kept: OrderedDict[int, pa.Table] = OrderedDict()
+        self._process = os.getpid()
+        if not len(self):
+            raise ConfigError(f"{self._paths[0]} has no rows. No dataset was made.")
+
+    @abstractmethod
+    def _opened(self, path: Path) -> tuple[Any, list[int]]:
+        """A reader with a `schema`, and the rows of each block."""
+
+    @abstractmethod
+    def _block(self, opened: Any, block: int) -> pa.Table:  # noqa: ANN401 - pyarrow has no types
+        """All of a block, in the columns that are wanted."""
+
+    def _check_columns(self, path: Path, schema: Any) -> None:  # noqa: ANN401
+        missing = [name for name in self._columns or () if name not in schema.names]
+        if missing:
+            raise ConfigError(
+                f"{path} has no column {missing}; it has {schema.names}. No dataset was made."
+            )
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - whatever decode makes
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several samples; a block that several of them are in is read once."""
+        name = type(self).__name__
+        wanted = [check_index(index, len(self), f"the {name} dataset") for index in indices]
+        places = [bisect_right(self._starts, index) - 1 for index in wanted]
+        rows: list[Any] = [None] * len(wanted)
+        for number in dict.fromkeys(places):
+            mine = [n for n, place in enumerate(places) if place == number]
+            table = self._table(number)
+            offsets = [wanted[n] - self._starts[number] for n in mine]
+            with _understood(self._paths[self._places[number][0]]):
+                taken = [table.slice(offset, 1).to_pylist()[0] for offset in offsets]
+            for n, row in zip(mine, taken, strict=True):
+                rows[n] = row
+        return rows if self._decode is None else [self._decode(row) for row in rows]
+
+    def _table(self, number: int) -> pa.Table:
+        if self._process != os.getpid():  # after a fork: what the parent has open is the parent's
+            self._files, self._kept, self._process = OrderedDict(), OrderedDict(), os.getpid()
+        if number not in self._kept:
+            file, block = self._places[number]
+            path = self._paths[file]
+            with _understood(path):
+                table = self._block(self._reader(file), block)
+                table.validate()
+            if table.num_rows != self.blocks[number]:
+                raise Corrupt(
+                    f"{path} has {table.num_rows} rows in block {block}, and said that there were "
+                    f"{self.blocks[number]}. Nothing of it was used. Write the file again."
+                )
+            self._kept[number] = table
+            if len(self._kept) > self.mixed:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(number)
+        return self._kept[number]
+
+    def _reader(self, file: int) -> Any:  # noqa: ANN401
+        path = self._paths[file]
+        if file not in self._files:
+            check_same(path, fingerprint(path), self._made_from[file])
+            self._files[file] = self._opened(path)[0]
+            if len(self._files) > _MOST_OPEN:
+                self._files.popitem(last=False)
+        self._files.move_to_end(file)
+        return self._files[file]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": OrderedDict(), "_kept": OrderedDict(), "_process": 0}
+
+
+class Parquet(_Rows):
+    """Rows of Parquet files by position: a dict of Python values by column, or what `decode` makes.
+
+    A row group is read whole. The loader shuffles in blocks: all row groups in a random order, and
+    the rows of `mixed` of them together. So write files with many row groups of a size that fits
+    into memory `mixed` times, on every worker.
+
+    Raises:
+        ConfigError: no such file or column, no rows, or an impossible number.
+        Corrupt: a file is damaged or no Parquet file.
+        Conflict: when reading: a file was changed since it was opened.
+    """
+
+    def _opened(self, path: Path) -> tuple[Any, list[int]]:
+        opened = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+        footer = opened.metadata
+        rows = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
+        if sum(rows) != footer.num_rows:
+            raise Corrupt(
+                f"{path} says that it has {footer.num_rows} rows, and its row groups have "
+                f"{sum(rows)}. It is damaged. Nothing was read from it."
+            )
+        return _ParquetReader(opened), rows
+
+    def _block(self, opened: Any, block: int) -> pa.Table:  # noqa: ANN401
+        columns = self._columns
+        return opened.file.read_row_group(block, columns=columns, use_threads=False)
+
+
+class _ParquetReader:
+    def __init__(self, file: Any) -> None:  # noqa: ANN401
+        self.file = file
+        self.schema = file.schema_arrow
+
+
+class Arrow(_Rows):
+    """Rows of Arrow IPC files (Feather 2) by position: a dict by column, or what `decode` makes.
+
+    Files are mapped into memory, so that workers of a host share them. The loader shuffles in
+    blocks, as with `Parquet`; a block is a record batch. Hugging Face datasets are no such files
+    but streams: give the loader the `datasets.Dataset` itself.
+
+    Raises:
+        ConfigError: no such file or column, no rows, or an impossible number.
+        Corrupt: a file is damaged or no Arrow IPC file.
+        Conflict: when reading: a file was changed since it was opened.
+    """
+
+    def _opened(self, path: Path) -> tuple[Any, list[int]]:
+        opened = pyarrow.ipc.open_file(pa.memory_map(os.fspath(path)))
+        batches = range(opened.num_record_batches)
+        return opened, [opened.get_batch(n).num_rows for n in batches]
+
+    def _block(self, opened: Any, block: int) -> pa.Table:  # noqa: ANN401
+        table = pa.Table.from_batches([opened.get_batch(block)])
+        return table if self._columns is None else table.select(self._columns)
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """What pyarrow says about damage, as our error with the path."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise Corrupt(
+            f"{path} cannot be read: {error}. No row of it was used. Write or copy it again."
+        ) from error

@@ -1,0 +1,141 @@
+"""Parquet and Arrow files by position: the same rows in any order, and damage is told."""
+
+import pickle
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import elastix
+from elastix.errors import ConfigError, Conflict, Corrupt, ElastixError
+
+ROWS = 23
+
+
+def table(first: int = 0, count: int = ROWS) -> pa.Table:
+    numbers = list(range(first, first + count))
+    return pa.table(
+        {
+            "n": numbers,
+            "text": [f"row {n}" for n in numbers],
+            "raw": [b"%d" % n * (n % 5) for n in numbers],
+            "vector": [[float(n)] * (n % 3) for n in numbers],
+        }
+    )
+
+
+def write_parquet(path, first: int = 0, count: int = ROWS, block: int = 5):
+    pyarrow.parquet.write_table(table(first, count), path, row_group_size=block)
+
+
+def write_arrow(path, first: int = 0, count: int = ROWS, block: int = 5):
+    with pyarrow.ipc.new_file(str(path), table().schema) as writer:
+        writer.write_table(table(first, count), max_chunksize=block)
+
+
+KINDS = {"Parquet": write_parquet, "Arrow": write_arrow}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def path(tmp_path, kind):
+    KINDS[kind](tmp_path / "a.data")
+    return tmp_path / "a.data"
+
+
+def test_rows_by_position_are_those_of_the_table_in_any_order(tmp_path, kind, path):
+    KINDS[kind](tmp_path / "b.data", ROWS, 9)
+    data = getattr(elastix, kind)(tmp_path / "*.data", mixed=2)
+    expected = table(0, ROWS + 9).to_pylist()
+    assert len(data) == ROWS + 9
+    assert data.blocks == (5, 5, 5, 5, 3, 5, 4)
+    for index in (31, 0, 17, 5, 4, 22, 23, -1):
+        assert data[index] == expected[index]
+    mixed = [30, 2, 30, 11, 1, 29]
+    assert data.__getitems__(mixed) == [expected[index] for index in mixed]
+    with pytest.raises(IndexError, match="32 samples and no sample 32"):
+        data[32]
+
+
+def test_columns_and_decode_say_what_a_sample_is(kind, path):
+    make = getattr(elastix, kind)
+    assert make(path, columns=["text"])[7] == {"text": "row 7"}
+    assert make(path, lambda row: row["n"] * 2, columns=["n"])[7] == 14
+    with pytest.raises(ConfigError, match=r"no column \['nn'\]; it has \['n', 'text'"):
+        make(path, columns=["nn"])
+    with pytest.raises(ConfigError, match="not 0"):
+        make(path, mixed=0)
+
+
+def test_a_block_is_read_once_while_it_is_kept(kind, path, monkeypatch):
+    data = getattr(elastix, kind)(path, mixed=2)
+    read = []
+    inner = data._block
+    monkeypatch.setattr(data, "_block", lambda file, block: (read.append(block), inner(file, block))[1])
+    data.__getitems__([0, 6, 1, 7, 2])
+    assert read == [0, 1]
+    data.__getitems__([11, 0, 12])
+    assert read == [0, 1, 2, 0]
+    assert len(data._kept) == 2
+
+
+def test_a_dataset_that_was_pickled_reads_the_same(kind, path):
+    data = getattr(elastix, kind)(path)
+    data[3]
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy[3] == data[3]
+    assert len(pickle.dumps(data)) < 3000  # no rows in it
+
+
+def test_a_file_changed_since_it_was_opened_is_refused(kind, path):
+    data = getattr(elastix, kind)(path)
+    KINDS[kind](path, 100, 30)
+    with pytest.raises(Conflict, match="changed while it was being read"):
+        data[0]
+
+
+def test_empty_and_missing_files_are_refused(tmp_path, kind):
+    make = getattr(elastix, kind)
+    KINDS[kind](tmp_path / "none.data", 0, 0)
+    with pytest.raises(ConfigError, match="has no rows"):
+        make(tmp_path / "none.data")
+    with pytest.raises(ConfigError, match="no file"):
+        make(tmp_path / "missing.data")
+    (tmp_path / "zero.data").write_bytes(b"")
+    with pytest.raises(Corrupt, match="zero.data cannot be read"):
+        make(tmp_path / "zero.data")
+
+
+def test_a_file_that_was_cut_off_is_told(kind, path):
+    raw = path.read_bytes()
+    for size in range(0, len(raw) - 1, 97):
+        path.write_bytes(raw[:size])
+        with pytest.raises(Corrupt):
+            getattr(elastix, kind)(path)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_damaged_footer_is_a_typed_error_and_moves_no_row(tmp_path, data):
+    path = tmp_path / "d.parquet"
+    write_parquet(path)
+    raw = bytearray(path.read_bytes())
+    footer = len(raw) - 8 - int.from_bytes(raw[-8:-4], "little")
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(footer, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw)
+    try:
+        rows = elastix.Parquet(path)
+        assert len(rows) == sum(rows.blocks)
+        rows.__getitems__([0, len(rows) - 1])
+    except ElastixError:
+        return
