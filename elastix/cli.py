@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from elastix.errors import ConfigError, ElastixError
 from elastix.store import Entry, Store
 from elastix.verbs import campaign as campaigns
-from elastix.verbs import output
+from elastix.verbs import data, output
 from elastix.verbs.doctor import doctor
 from elastix.verbs.estimate import estimate
 from elastix.verbs.grafana import grafana
@@ -30,6 +30,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
 app.add_typer(campaigns.app, name="campaign")
+app.add_typer(data.app, name="data")
 for verb in (doctor, estimate, grafana, report, run, status):
     app.command()(_says(verb))
 

@@ -70,13 +70,20 @@ class SamplesLeftOut(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOpened(Event):
-    """A data loader: its samples have positions epoch * length + k in the stream."""
+    """A data loader: its samples have positions epoch * length + k in the stream.
+
+    Attributes:
+        blocks: if it is shuffled in blocks: pairs of how many, and the samples of each.
+        mixed: blocks that are shuffled together.
+    """
 
     loader: int
     length: int
     batch_size: int
     shuffle: bool
     seed: int
+    blocks: tuple[tuple[int, int], ...] = ()
+    mixed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -437,6 +444,8 @@ def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.load
             values["batches"] = tuple(_batch(batch) for batch in values["batches"])
         if cls is SamplesLeftOut:
             values["spans"] = _spans(values["spans"])
+        if cls is LoaderOpened:
+            values["blocks"] = _spans(values.get("blocks", ()))
         if cls is GenerationFormed:
             values["members"] = tuple(values["members"])
         return cls(**values)

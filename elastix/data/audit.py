@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from elastix.data.cursor import count, merge, subtract
 from elastix.errors import Corrupt
@@ -108,7 +109,7 @@ def audit(events: Iterable[Event]) -> Audit:
     accounts = tuple(_account(stream) for _, stream in sorted(streams.items()))
     text = json.dumps(
         [
-            [s.opened.length, s.opened.seed, s.opened.shuffle, merge(span for _, span in s.spans)]
+            [*_order(s.opened), merge(span for _, span in s.spans)]
             for _, s in sorted(streams.items())
         ]
     )
@@ -119,6 +120,12 @@ def audit(events: Iterable[Event]) -> Audit:
         loaders=accounts,
         digest=hashlib.sha256(text.encode()).hexdigest(),
     )
+
+
+def _order(opened: LoaderOpened) -> list[Any]:
+    """What says which sample a position is."""
+    in_blocks = [opened.blocks, opened.mixed] if opened.blocks else []
+    return [opened.length, opened.seed, opened.shuffle, *in_blocks]
 
 
 def _account(stream: _Stream) -> LoaderAudit:

@@ -8,15 +8,17 @@ owner calls `commit` with who contributed.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from elastix.data.cursor import Cursor, count, indices, split
+from elastix.data.cursor import Blocks, Cursor, count, indices, runs, split
+from elastix.data.formats.indexed import InBlocks, by_position
 from elastix.errors import ConfigError
 from elastix.events import BatchShares, LoaderOpened, Span
 
@@ -87,12 +89,7 @@ class Source:
     device: torch.device
 
     def __post_init__(self) -> None:
-        if isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__len__"):
-            raise ConfigError(
-                f"{type(self.dataset).__name__} has no length, so elastix cannot promise that each "
-                "sample is used exactly once when workers come and go. No loader was made. Give it "
-                "__len__ and __getitem__ (a map-style dataset)."
-            )
+        object.__setattr__(self, "dataset", by_position(self.dataset))
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise ConfigError(f"batch_size must be a whole number >= 1, not {self.batch_size!r}.")
         if self.length < 1:
@@ -108,6 +105,17 @@ class Source:
         """Samples of an epoch."""
         return len(self.dataset)  # type: ignore[arg-type]
 
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Blocks in which the order is shuffled, for a dataset whose rows are dear to reach."""
+        dataset = self.dataset
+        return runs(dataset.blocks) if self.shuffle and isinstance(dataset, InBlocks) else ()
+
+    @property
+    def mixed(self) -> int:
+        """How many blocks are shuffled together."""
+        return self.dataset.mixed if self.blocks and isinstance(self.dataset, InBlocks) else 0
+
     def indices(self, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
         """Dataset indices at stream positions; a placeholder of two samples for no positions.
 
@@ -116,7 +124,7 @@ class Source:
         """
         if not spans:
             return np.arange(min(2, self.length))
-        return indices(spans, self.seed, self.length, self.shuffle)
+        return indices(spans, self.seed, self.length, self.shuffle, self.blocks, self.mixed)
 
 
 class Loader:
@@ -175,6 +183,8 @@ class Loader:
             batch_size=source.batch_size,
             shuffle=source.shuffle,
             seed=source.seed,
+            blocks=source.blocks,
+            mixed=source.mixed,
         )
 
     @property
@@ -215,6 +225,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The committed cursor, and what it counts."""
+        in_blocks = {"blocks": [list(run) for run in self._source.blocks]}
         return {
             "epoch": self.epoch,
             "position": self.cursor.position,
@@ -223,6 +234,7 @@ class Loader:
             "length": self.cursor.length,
             "seed": self._source.seed,
             "shuffle": self._source.shuffle,
+            **({**in_blocks, "mixed": self._source.mixed} if self._source.blocks else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -236,10 +248,13 @@ class Loader:
             ("length", source.length),
             ("seed", source.seed),
             ("shuffle", source.shuffle),
+            ("blocks", [list(run) for run in source.blocks]),
+            ("mixed", source.mixed),
         ):
-            if state_dict[name] != here:
+            there = state_dict.get(name, type(here)())
+            if there != here:
                 raise ConfigError(
-                    f"loader {self.number} was at work with {name}={state_dict[name]} and is now "
+                    f"loader {self.number} was at work with {name}={there} and is now "
                     f"made with {name}={here}, so its cursor means other samples. Nothing was "
                     "read. Use the same dataset and arguments, or another run name."
                 )

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from elastix.data.cursor import Cursor, count, indices, merge, order, split, take
+from elastix.data.cursor import (
+    Cursor,
+    count,
+    indices,
+    merge,
+    order,
+    order_in_blocks,
+    runs,
+    split,
+    take,
+)
 
 seeds = st.integers(0, 2**63 - 1)
 
@@ -207,3 +217,48 @@ def test_indices_follow_the_order_across_epochs(seed, length, start, size, shuff
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_no_spans_have_no_indices(shuffle):
     assert indices((), 0, 10, shuffle).tolist() == []
+
+
+sizes = st.lists(st.integers(0, 9), min_size=1, max_size=30)
+
+
+@settings(deadline=None)
+@given(seeds, st.integers(0, 5), sizes, st.integers(1, 6))
+def test_an_order_in_blocks_is_a_permutation_that_needs_few_blocks_and_each_once(
+    seed, epoch, sizes, mixed
+):
+    found = order_in_blocks(seed, epoch, runs(sizes), mixed)
+    assert sorted(found.tolist()) == list(range(sum(sizes)))
+    assert found.tolist() == order_in_blocks(seed, epoch, runs(sizes), mixed).tolist()
+    block = np.repeat(np.arange(len(sizes)), sizes)[found].tolist()
+    first = {b: block.index(b) for b in block}
+    last = {b: len(block) - 1 - block[::-1].index(b) for b in block}
+    for place in range(len(block)):  # whoever keeps `mixed` blocks reads each of them once
+        assert sum(first[b] <= place <= last[b] for b in first) <= mixed
+
+
+def test_an_order_in_blocks_never_changes():
+    expected = [9, 1, 8, 0, 3, 2, 4, 6, 7, 5]
+    assert sorted(expected) == list(range(10))
+    assert order_in_blocks(3, 1, ((2, 4), (1, 2)), 2).tolist() == expected
+    assert order_in_blocks(3, 2, ((2, 4), (1, 2)), 2).tolist() != expected
+
+
+def test_all_blocks_together_are_shuffled_as_a_whole():
+    found = order_in_blocks(0, 0, ((50, 20),), 50)
+    assert abs(np.abs(np.diff(found)).mean() / (1000 / 3) - 1) < 0.1
+
+
+@settings(deadline=None)
+@given(seeds, sizes.filter(sum), st.integers(1, 4), st.integers(0, 60), st.integers(0, 60))
+def test_indices_follow_the_order_in_blocks_across_epochs(seed, sizes, mixed, start, size):
+    blocks, length = runs(sizes), sum(sizes)
+    found = indices(((start, start + size),), seed, length, True, blocks, mixed)
+    epochs = range((start + size) // length + 1)
+    whole = np.concatenate([order_in_blocks(seed, e, blocks, mixed) for e in epochs])
+    assert found.tolist() == whole[start : start + size].tolist()
+
+
+@given(sizes)
+def test_runs_are_the_sizes_in_short(sizes):
+    assert [size for many, size in runs(sizes) for _ in range(many)] == sizes

@@ -178,7 +178,7 @@ def _extra(read: Read, at: int, length: int, size: int, what: str) -> bytes:
 
 
 def _pax(raw: bytes, at: int, what: str) -> dict[str, str]:
-    """Records `LENGTH KEY=VALUE\\n`."""
+    """Records of a length, a space, KEY=VALUE and the end of a line."""
     found = {}
     while raw.strip(b"\0"):
         digits, _, _ = raw.partition(b" ")

@@ -24,7 +24,7 @@ def found(paths: Paths) -> list[Path]:
     files: list[Path] = []
     for entry in several:
         path = Path(entry)
-        matching = [path] if path.is_file() else [Path(name) for name in sorted(glob(str(path)))]
+        matching = [path] if path.is_file() else [Path(name) for name in sorted(glob(str(path)))]  # noqa: PTH207 - patterns may be absolute
         matching = [match for match in matching if match.is_file()]
         if not matching:
             raise ConfigError(
@@ -37,9 +37,9 @@ def found(paths: Paths) -> list[Path]:
     return files
 
 
-def fingerprint(handle: int | Path) -> Fingerprint:
+def fingerprint(file: int | Path) -> Fingerprint:
     """Of a file that is open, or at a path."""
-    info = os.stat(handle)
+    info = os.fstat(file) if isinstance(file, int) else file.stat()
     return info.st_size, info.st_mtime_ns
 
 

@@ -10,6 +10,19 @@ from torch.utils.data import Dataset, IterableDataset
 
 from elastix.errors import ConfigError
 
+
+class InBlocks(Dataset[Any]):
+    """A dataset whose samples are read in blocks, so that the loader shuffles in blocks too.
+
+    Attributes:
+        blocks: samples of each block, in the order of positions; none to shuffle without.
+        mixed: blocks that the dataset keeps, and that are shuffled together.
+    """
+
+    blocks: tuple[int, ...] = ()
+    mixed: int = 0
+
+
 _COMMAND = (
     "Write it once to files with an index: `elastix data index SCRIPT.py:NAME --out FILE.tar`, "
     "where NAME is the dataset or a function that makes it; then use elastix.Tar."
@@ -51,7 +64,7 @@ def by_position(dataset: Any) -> Dataset[Any]:  # noqa: ANN401 - whatever the us
 
 
 def _has(dataset: object, method: str) -> bool:
-    """Whether its class has one of its own: torch's Dataset has a `__getitem__` that only raises."""
+    """Whether its class has its own: that of torch's Dataset does nothing but raise."""
     found = getattr(type(dataset), method, None)
     return found is not None and found is not getattr(Dataset, method, None)
 

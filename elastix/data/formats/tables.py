@@ -20,22 +20,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
-from torch.utils.data import Dataset
 
 from elastix.data.formats.files import Paths, check_index, check_same, fingerprint, found
+from elastix.data.formats.indexed import InBlocks
 from elastix.errors import ConfigError, Corrupt
 
 Row = dict[str, Any]
 _MOST_OPEN = 16
 
 
-class _Rows(Dataset[Any]):
-    """What both kinds of files have in common.
-
-    Attributes:
-        blocks: rows of each block, in the order of positions.
-        mixed: blocks whose rows come mixed when the loader shuffles; as many are kept.
-    """
+class _Rows(InBlocks):
+    """What both kinds of files have in common."""
 
     def __init__(
         self,
