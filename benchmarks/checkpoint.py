@@ -44,7 +44,12 @@ class Elastix:
     """A worker's saver and the coordinator in one process, as in a run of one worker."""
 
     def __init__(self, folder: Path) -> None:
-        outlets = Outlets(send=self._tell, emit=lambda event: None, journaled=lambda: 1 << 60)
+        outlets = Outlets(
+            send=self._tell,
+            emit=lambda event: None,
+            journaled=lambda: 1 << 60,
+            fail=lambda error: None,
+        )
         self._checkpoints = Checkpoints(
             Store(folder), "bench", CheckpointConfig(keep_last=1), outlets
         )

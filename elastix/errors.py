@@ -14,6 +14,7 @@
     ├── TrainError                 a run that cannot go on
     │   ├── WorkerFailed           the train function raised: the user's own error, with its rank
     │   ├── ControllerLost         the process that leads the run is gone and did not come back
+    │   ├── ReplicasDiffer         workers that should hold the same State, or draw alike, do not
     │   ├── QuorumLost             fewer workers than the minimum, and none came in time
     │   └── TooManyFailures        more losses than FailureConfig allows
     └── SearchError                a campaign that cannot go on
@@ -94,6 +95,10 @@ class WorkerFailed(TrainError):
 
 class ControllerLost(TrainError):
     """The controller of a run was ended for good, or could not be started again."""
+
+
+class ReplicasDiffer(TrainError):
+    """Workers hold different States, or went different ways in a step. The message names them."""
 
 
 class QuorumLost(TrainError):

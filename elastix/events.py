@@ -249,6 +249,31 @@ class StateNotStored(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicasCompared(Event):
+    """The States that workers held after `step` were compared, bit by bit, through digests.
+
+    Attributes:
+        occasion: "join" (somebody joined just before), or why a State was taken at that boundary.
+        workers: those that were compared, two at least.
+        digest: of what most of them hold; "" if no more than half hold the same.
+        apart: workers that hold something else; all of them if there is no majority.
+        parts: what differs, by the names under which it stands in a State: "model", "optimizer".
+    """
+
+    step: int
+    occasion: str
+    workers: tuple[int, ...]
+    digest: str
+    apart: tuple[int, ...] = ()
+    parts: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether all of them held the same."""
+        return not self.apart
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateDropped(Event):
     """A stored State was removed by the retention rule."""
 
@@ -405,6 +430,7 @@ _EVENTS: dict[str, type[Event]] = {
         AncestorIgnored,
         StateStored,
         StateNotStored,
+        ReplicasCompared,
         StateDropped,
         WorkerRaised,
         RunEnded,
@@ -448,6 +474,8 @@ def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.load
             values["blocks"] = _spans(values.get("blocks", ()))
         if cls is GenerationFormed:
             values["members"] = tuple(values["members"])
+        if cls is ReplicasCompared:
+            values |= {name: tuple(values[name]) for name in ("workers", "apart", "parts")}
         return cls(**values)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Corrupt(f"a record of {cls.__name__} has the wrong fields: {error}.") from error

@@ -162,7 +162,8 @@ def summary(path: Path, campaign: elastix.Results, result: elastix.Result) -> bo
     print(f"inherited  {len(shares)} trials, in the median {median(shares):.0%} of their bytes")
     print(f"lost       {', '.join(f'worker {loss.worker} ({loss.cause})' for loss in losses)}")
     print(f"recovered  the slowest in {max(stalls):.2f} s; {result.audit.steps_lost} steps lost")
-    print(f"samples    {result.audit}")
+    for what, text in result.audit.lines.items():
+        print(f"{what:<10} {text}")
     saved = stats.logical_bytes - stats.unique_bytes
     print(
         f"store      {stats.models} models, {stats.logical_bytes / 1e6:.1f} MB; {saved} bytes saved"

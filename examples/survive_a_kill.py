@@ -72,7 +72,9 @@ def main() -> int:
     print()
     print(f"worker 2 was killed with SIGKILL in backward() of step {kill.step + 1}")
     print(f"  survivors had the agreed gradient after {max(e.stall_s for e in recoveries):.3f} s")
-    print(f"  steps lost: {result.audit.steps_lost}   samples: {result.audit}")
+    print(f"  steps lost: {result.audit.steps_lost}")
+    for what, text in result.audit.lines.items():
+        print(f"  {what} {text}")
     print(f"  replacements that joined: {len(joins)}")
     print(
         f"  one process, fed the committed batches of the journal, ends with the same weights: "

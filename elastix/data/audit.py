@@ -1,4 +1,4 @@
-"""Proves from a run's events that every sample was used exactly once. Pure."""
+"""What a run's events prove: that every sample was used exactly once, and replicas equal. Pure."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from elastix.errors import Corrupt
 from elastix.events import (
     Event,
     LoaderOpened,
+    ReplicasCompared,
     Resumed,
     SamplesLeftOut,
     Span,
@@ -40,27 +41,77 @@ class LoaderAudit:
 
 
 @dataclass(frozen=True)
+class ReplicasAudit:
+    """Whether workers held the same State, as far as it was looked at.
+
+    Attributes:
+        compared: how often States were compared, at steps that stand.
+        last: the latest comparison; None if there was none.
+        most: workers of the largest step, 0 before any.
+        left: workers of the last step.
+        step: the last one committed.
+    """
+
+    compared: int = 0
+    last: ReplicasCompared | None = None
+    most: int = 0
+    left: int = 0
+    step: int = 0
+
+    @property
+    def equal(self) -> bool | None:
+        """The latest comparison; None if nothing was ever compared."""
+        return None if self.last is None else self.last.equal
+
+    def __str__(self) -> str:
+        if self.last is None:
+            if self.most < 2:
+                return "not compared: there was one worker, and nothing to compare"
+            return f"NOT COMPARED: there were {self.most} workers, and nothing shows them equal"
+        last = self.last
+        if not last.equal:
+            who, what = ", ".join(map(str, last.apart)), ", ".join(last.parts)
+            return f"NOT EQUAL: after step {last.step} workers {who} differed in {what}"
+        often = "once" if self.compared == 1 else f"{self.compared} times, last"
+        text = f"equal: compared {often} after step {last.step} by {len(last.workers)} workers"
+        if last.step < self.step:
+            why = "one worker was left" if self.left == 1 else "not compared since"
+            text += f" ({self.step - last.step} steps after it: {why})"
+        return f"{text}; {last.digest[:12]}"
+
+
+@dataclass(frozen=True)
 class Audit:
-    """The sample account of a run.
+    """The account of a run: of its samples, and of how far its replicas were compared.
 
     Attributes:
         steps: committed steps that stand (none that a restart went back behind).
         steps_lost: numbers that no committed step has, below the last.
         digest: equal for two runs that used the same samples, whatever happened on the way.
+        replicas: what was compared, and whether it was equal; `exact` says nothing of that.
     """
 
     steps: int
     steps_lost: int
     loaders: tuple[LoaderAudit, ...]
     digest: str
+    replicas: ReplicasAudit = ReplicasAudit()
 
     @property
     def exact(self) -> bool:
-        """No step lost, no sample repeated or missing."""
+        """Of samples: no step lost, no sample repeated or missing."""
         clean = all(not loader.repeated and not loader.missing for loader in self.loaders)
         return clean and not self.steps_lost
 
+    @property
+    def lines(self) -> dict[str, str]:
+        """What is proved, of what, for people."""
+        return {"samples": self._samples(), "replicas": str(self.replicas)}
+
     def __str__(self) -> str:
+        return "\n".join(f"{what} {text}" for what, text in self.lines.items())
+
+    def _samples(self) -> str:
         parts = [f"{self.steps} steps, {self.steps_lost} lost"]
         parts += [
             f"{loader.samples} samples ({loader.epochs} whole epochs of {loader.length}), "
@@ -79,26 +130,30 @@ class _Stream:
 
 
 def audit(events: Iterable[Event]) -> Audit:
-    """Add up all committed batches.
+    """Add up all committed batches, and all comparisons of replicas.
 
     Raises:
         Corrupt: a batch of a loader that was never opened.
     """
     streams: dict[int, _Stream] = {}
-    steps: list[int] = []
+    steps: list[StepCommitted] = []
+    compared: list[ReplicasCompared] = []
     for event in events:
         if isinstance(event, LoaderOpened):
             streams.setdefault(event.loader, _Stream(event))
         elif isinstance(event, Resumed):
-            steps = [step for step in steps if step <= event.step]
+            steps = [step for step in steps if step.step <= event.step]
+            compared = [found for found in compared if found.step <= event.step]
             for stream in streams.values():
                 stream.spans = [entry for entry in stream.spans if entry[0] <= event.step]
         elif isinstance(event, SamplesLeftOut):
             stream = streams[event.loader]
             fresh = subtract(event.spans, stream.left_out)
             stream.left_out = merge((*stream.left_out, *fresh))
+        elif isinstance(event, ReplicasCompared):
+            compared.append(event)
         elif isinstance(event, StepCommitted):
-            steps.append(event.step)
+            steps.append(event)
             for batch in event.batches:
                 if batch.loader not in streams:
                     raise Corrupt(
@@ -113,12 +168,27 @@ def audit(events: Iterable[Event]) -> Audit:
             for _, s in sorted(streams.items())
         ]
     )
-    distinct = len(set(steps))
+    distinct = len({step.step for step in steps})
+    last = max((step.step for step in steps), default=0)
     return Audit(
         steps=distinct,
-        steps_lost=(max(steps) if steps else 0) - distinct + (len(steps) - distinct),
+        steps_lost=last - distinct + (len(steps) - distinct),
         loaders=accounts,
         digest=hashlib.sha256(text.encode()).hexdigest(),
+        replicas=_replicas(steps, compared),
+    )
+
+
+def _replicas(steps: list[StepCommitted], compared: list[ReplicasCompared]) -> ReplicasAudit:
+    apart = [found for found in compared if not found.equal]
+    latest = (apart or compared)[-1:]
+    return ReplicasAudit(
+        # One that came late, or a controller that was replaced, may have had it told again.
+        compared=len({(found.step, found.occasion) for found in compared}),
+        last=latest[0] if latest else None,
+        most=max((step.world_size for step in steps), default=0),
+        left=steps[-1].world_size if steps else 0,
+        step=steps[-1].step if steps else 0,
     )
 
 

@@ -116,7 +116,8 @@ class Console:
         slowest = progress.slowest_recovery_s
         worst = "" if slowest is None else f", slowest recovery {slowest:.2f} s"
         self._print(f"  workers lost {len(progress.losses)}{worst}, joined {len(progress.joins)}")
-        self._print(f"  samples {account}")
+        for text in str(account).splitlines():
+            self._print(f"  {text}")
         self._print(f"  state {ref[:12]}   {self._where}")
 
     def failed(self, error: ElastixError) -> None:

@@ -5,6 +5,7 @@ from elastix.events import (
     Event,
     GenerationFormed,
     Recovered,
+    ReplicasCompared,
     Reported,
     Resumed,
     RunStarted,
@@ -65,6 +66,13 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             return f"state {event.ref[:12]} stored after step {event.step} ({event.reason})", ""
         case StateNotStored():
             return f"State after step {event.step} not stored ({event.reason}): {event.why}", "red"
+        case ReplicasCompared(apart=()):
+            how = f"{len(event.workers)} workers hold the same State after step {event.step}"
+            return f"replicas equal: {how} ({event.occasion})", "dim"
+        case ReplicasCompared():
+            who = " ".join(map(str, event.apart))
+            what = f"of workers {who} differ in {', '.join(event.parts)}"
+            return f"REPLICAS DIFFER: States after step {event.step} {what}", "bold red"
         case SamplesLeftOut():
             left_out = sum(stop - start for start, stop in event.spans)
             return f"{left_out} samples of loader {event.loader} are left out on purpose", "yellow"

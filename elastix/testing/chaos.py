@@ -1,4 +1,4 @@
-"""Kill workers at chosen places of a run, for real; or hang them, or cut them off.
+"""Kill workers at chosen places of a run, for real; hang them, cut them off, or flip their bits.
 
 A killed worker sends itself SIGKILL (or another signal) from inside the training thread, at a phase
 of `Context.on_phase`; nobody is told beforehand. Workers are named by id, which are the initial
@@ -18,6 +18,7 @@ from signal import SIGKILL, Signals
 from typing import Any
 
 from elastix.comm import group
+from elastix.state import raw_bytes
 from elastix.train.context import Context
 
 
@@ -61,18 +62,39 @@ class Kill:
     lasting: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """A bit of what one worker holds is another one from then on, as from faulty memory.
+
+    Attributes:
+        worker: its id.
+        tensor: its name in a State: `body.weight`, `norm.running_mean`, `@optimizer/w/exp_avg`.
+        phase, step, detail, after: where, as for Kill.
+        byte, bit: which one of the tensor's memory.
+    """
+
+    worker: int
+    tensor: str
+    phase: str = "boundary"
+    step: int | None = None
+    detail: int | None = None
+    after: int = 0
+    byte: int = 0
+    bit: int = 0
+
+
 @dataclass(frozen=True)
 class with_kills:  # noqa: N801 - used like a function
     """The train function `train`, with an end in store for some of its workers.
 
     Attributes:
         train: any train function.
-        kills: each happens at most once.
+        kills: each happens at most once; a Flip is no end, but may stand among them.
         log: gets one line "MONOTONIC_SECONDS WORKER" per kill, just before it.
     """
 
     train: Callable[[Context], None]
-    kills: Sequence[Kill]
+    kills: Sequence[Kill | Flip]
     log: Path | None = None
 
     def __call__(self, ctx: Context) -> None:
@@ -88,17 +110,19 @@ class with_kills:  # noqa: N801 - used like a function
                     continue
                 passed[index] += 1
                 if passed[index] == kill.after + 1:
-                    _strike(kill, self.log)
+                    _strike(kill, self.log, ctx)
 
         ctx.on_phase(look)
         self.train(ctx)
 
 
-def _strike(kill: Kill, log: Path | None) -> None:
+def _strike(kill: Kill | Flip, log: Path | None, ctx: Context) -> None:
     if log is not None:
         with log.open("a") as file:
             file.write(f"{time.monotonic()!r} {kill.worker}\n")
-    if isinstance(kill.signal, Signals):
+    if isinstance(kill, Flip):
+        _flip(kill, ctx)
+    elif isinstance(kill.signal, Signals):
         os.kill(os.getpid(), kill.signal)
     elif kill.signal is HANG:
         threading.Event().wait()
@@ -106,6 +130,12 @@ def _strike(kill: Kill, log: Path | None) -> None:
         ctypes.PyDLL(None).sleep(1 << 30)
     else:
         _cut(kill.lasting)
+
+
+def _flip(flip: Flip, ctx: Context) -> None:
+    """In the live tensor itself, and without torch's noticing, as a fault of memory goes."""
+    memory = raw_bytes(ctx._member.capture().tensors[flip.tensor]).numpy()
+    memory[flip.byte] ^= 1 << flip.bit
 
 
 def _cut(lasting: bool) -> None:

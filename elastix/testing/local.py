@@ -22,7 +22,7 @@ from elastix.comm.group import Rendezvous
 from elastix.comm.membership import Membership, Roster
 from elastix.comm.news import Address
 from elastix.config import CheckpointConfig, RestoreConfig
-from elastix.errors import QuorumLost, TrainError
+from elastix.errors import ElastixError, QuorumLost, TrainError
 from elastix.events import (
     Event,
     GenerationFormed,
@@ -165,7 +165,13 @@ class _Supervisor:
         self._step = 0
         self._sending = threading.RLock()
         self._journal = Journal(settings.directory / "journal.jsonl")
-        outlets = Outlets(send=self._send, emit=self._emit, journaled=lambda: self._step)
+        self._failed: list[ElastixError] = []
+        outlets = Outlets(
+            send=self._send,
+            emit=self._emit,
+            journaled=lambda: self._step,
+            fail=self._failed.append,
+        )
         self._checkpoints = Checkpoints(
             Store(place.store), settings.run, settings.checkpoint, outlets
         )
@@ -203,6 +209,8 @@ class _Supervisor:
         """Serve the workers until the run is over."""
         deadline = time.monotonic() + timeout_s
         while not self._roster.over:
+            if self._failed:
+                raise self._failed[0]
             if time.monotonic() > deadline:
                 raise TrainError(f"the local run was not over after {timeout_s} s.")
             if self._roster.extinct and self._crew.replace:

@@ -195,7 +195,12 @@ class Controller:
     def _open(self, again: bool) -> bool:
         """Store, journal and workers; False if the run was over when its controller died."""
         plan = self._plan
-        outlets = Outlets(send=self._pass_on, emit=self._emit, journaled=lambda: self._log.step)
+        outlets = Outlets(
+            send=self._pass_on,
+            emit=self._emit,
+            journaled=lambda: self._log.step,
+            fail=self._fail,
+        )
         store = plan.heritage.open_store() if plan.heritage is not None else None
         store = store or Store(plan.run.store)
         self._checkpoints = Checkpoints(store, plan.run.name, plan.checkpoint, outlets)
@@ -441,6 +446,11 @@ class Controller:
             for hand in self._hands.values():
                 if worker in (None, hand.worker):
                     hand.actor.save.remote(order)
+
+    def _fail(self, error: ElastixError) -> None:
+        """The run cannot go on. Any thread; what came first counts."""
+        with self._lock:
+            self._error = self._error or error
 
     # ------------------------------------------------------------------ watching workers
 

@@ -39,6 +39,7 @@ from elastix.events import (
 from elastix.state import State, Stateful
 from elastix.train import replica
 from elastix.train.alike import AlikeEvents
+from elastix.train.ballot import Ballot, decode
 from elastix.train.checkpoint.assembly import Mark
 from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
@@ -85,6 +86,9 @@ class Member:
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.save, link.open_store)
         self._saved = Mark(0)
+        self._peers: set[int] | None = None  # the group as it was at the last boundary
+        self._compare = False  # somebody has joined since replicas were compared
+        self._compare_now = False  # and so the group has agreed
         self._alike = AlikeEvents(link.emit)
         self._reports = 0
         self._metrics: dict[str, Any] = {}
@@ -246,18 +250,23 @@ class Member:
         self._reports = state.meta["reports"]
 
     def save(self, reason: str) -> None:
-        """Have the State stored in the background. Returns when a snapshot is under way."""
-        state = self.capture()
+        """Have the State stored in the background. Returns when a snapshot is under way.
+
+        Before that it is compared with what the other workers hold.
+        """
         score = self._schedule.score(self.step)
         self._saved = Mark(self.step, 2 if reason == "final" else int(score is not None))
-        occasion = Occasion(
-            mark=self._saved,
-            reason=reason,
-            members=self._members_now(),
-            score=score,
-        )
-        self.saver.save(state, occasion, self._live.late(state))
+        self._snapshot(reason, self._saved, score)
         self._schedule.stored(self.step)
+
+    def _snapshot(
+        self, reason: str, mark: Mark, score: float | None = None, *, stored: bool = True
+    ) -> None:
+        state = self.capture()
+        members = self._members_now()
+        occasion = Occasion(mark=mark, reason=reason, members=members, score=score, stored=stored)
+        self.saver.save(state, occasion, self._live.late(state))
+        self._compare = False
         self.phase("snapshot", self.step)
 
     def _copy_for_joiners(self) -> Callable[[], State]:
@@ -279,6 +288,7 @@ class Member:
 
         Raises:
             StoreError: it could not be stored.
+            ReplicasDiffer: the workers hold different States.
         """
         release = self.saver.wait(self._saved)
         if release.error is not None:
@@ -359,22 +369,16 @@ class Member:
         return Weight(shares[self.me], sum(shares[member] for member in members))
 
     def ballot(self) -> torch.Tensor:
-        """What goes into the commit round, reduced by maximum.
-
-        The proposal that this worker knows, with both signs: equal extremes mean that all know the
-        same. From rank 0: how far the journal has got, and whether it is time for a checkpoint.
-        """
-        proposal = self._rounds.proposal()
+        """What goes into the commit round."""
         first = self.rank == 0
-        return torch.tensor(
-            [
-                proposal,
-                -proposal,
-                self._link.journaled() if first else -1,
-                int(first and self._schedule.time_is_up()),
-                int(self._rounds.void),
-            ]
-        )
+        return Ballot(
+            proposal=self._rounds.proposal(),
+            journaled=self._link.journaled() if first else -1,
+            store=first and self._schedule.time_is_up(),
+            # While a snapshot is being stored, another one would hold up training.
+            compare=first and self._compare and not self.saver.busy,
+            void=self._rounds.void,
+        ).encode()
 
     def committed(self, left: Left) -> None:
         """A step counts; or it is void, and its samples are drawn again."""
@@ -382,10 +386,11 @@ class Member:
         if self._given is not None:
             self._given.finish()
             self._given = None
-        highest, lowest, journaled, due, void = (int(value) for value in left.result)
-        self._schedule.agreed(bool(due))
-        self._rounds.step_left(left, highest if highest == -lowest else 0)
-        if void:
+        verdict = decode(left.result)
+        self._schedule.agreed(verdict.store)
+        self._compare_now = self._compare_now or verdict.compare
+        self._rounds.step_left(left, verdict.proposal)
+        if verdict.void:
             for loader in self._live.loaders:
                 loader.commit(())
             self._rewind.due = True
@@ -403,11 +408,11 @@ class Member:
                 batches=tuple(batches),
             )
         )
-        self._alike.confirm(journaled)
+        self._alike.confirm(verdict.journaled)
 
     def voided(self, result: torch.Tensor) -> bool:
         """Whether a step that was left with this result is to be done again."""
-        return bool(result[-1] > 0)
+        return decode(result).void
 
     def _emit_alike(self, event: Event) -> None:
         self._alike.emit(event, first=self.rank == 0 or self.settings.alone)
@@ -426,6 +431,8 @@ class Member:
             self._rewind.keep(self._live.others)
             if self._reducer is not None:
                 self._reducer.remember_buffers()
+        compare, self._compare_now = self._compare_now, False
+        self._look_who_joined()
         until = self.settings.until_reports
         if until is not None and self._reports >= until:
             raise Paused
@@ -437,6 +444,8 @@ class Member:
             self._feed.boundary(self._copy_for_joiners, self._rounds.operation, replica.digest)
         reason = self._schedule.due(self.step)
         if not reason:
+            if compare:
+                self._snapshot("join", Mark(self.step, -1), stored=False)
             return
         self.save(reason)
         if self.settings.checkpoint.wait:
@@ -444,6 +453,17 @@ class Member:
                 self.await_stored()
             except StoreError as error:  # it stands in the journal; the final State must do better
                 logger.warning("checkpoint not stored step=%d error=%s", self.step, error)
+
+    def _look_who_joined(self) -> None:
+        """After somebody has joined, replicas are compared at the next boundary but one or so.
+
+        Not at this one: the newcomer has just been given what the others hold. Founders of a fresh
+        run have nothing to compare yet.
+        """
+        before, self._peers = self._peers, set(self._members_now())
+        fresh = self._peers - (before or set())
+        if fresh and self.step > 0 and not self._rounds.watching:
+            self._compare = True
 
     def members(self) -> tuple[int, ...]:
         """The workers over which the next batch is split."""
@@ -527,15 +547,21 @@ class Member:
     def finish(self, reason: str = "final") -> None:
         """After the train function: all come to the end, and the final State is stored.
 
-        Collective; then waits for the store, which needs no group. A heritage that takes the
-        State has it alone.
+        Before that all who are left have compared their States. Collective; then waits for the
+        store, which needs no group. A heritage that takes the State has it alone.
 
         Raises:
             StoreError: it could not be stored.
+            ReplicasDiffer: the workers hold different States.
         """
         if self._rounds.watching:
             return  # a joiner that never came in has no part in the end
         if self.settings.heritage is not None and self.settings.heritage.takes_final:
+            if self.world_size > 1:
+                self._saved = Mark(self.step, 2)
+                self._snapshot(reason, self._saved, stored=False)
+                self._rounds.run(Finish())  # nobody waits for the verdict while others need him
+                self.await_stored()
             self._rounds.run(Finish(lambda: self._bequeath(reason)))
             return
         self.save(reason)

@@ -1,6 +1,9 @@
 """What replicas have in common, and what they must not."""
 
+import json
 import random
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,22 +11,46 @@ from blake3 import blake3
 
 from elastix.state import State, Stateful
 
-_REPLICATED = ("optimizer", "scheduler", "scaler", "rate")
+_OWN = "rng"
+"""Each worker has random numbers of its own, or all would draw the same dropout masks."""
+
+
+def digests(state: State) -> dict[str, str]:
+    """Of each part of a State that replicas have in common, by its name: equal for equal replicas.
+
+    Parts are "model" (parameters, buffers), the optimizers, schedulers, scalers, further modules,
+    loaders (their cursors), whatever else was prepared or tracked, and the step. Left out is what
+    `_OWN` names, and what a worker counts for its own bookkeeping (reports, events sent).
+    """
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    meta: dict[str, dict[str, Any]] = {}
+    for name, tensor in state.tensors.items():
+        tensors.setdefault(_part(name), {})[name] = tensor
+    for name, value in state.meta.items():
+        if name.startswith("@") or name == "step":
+            meta.setdefault(_part(name), {})[name] = value
+    return {
+        part: State(tensors.get(part, {}), meta.get(part, {})).manifest().ref
+        for part in sorted(tensors.keys() | meta.keys())
+        if part != _OWN
+    }
 
 
 def digest(state: State) -> str:
-    """Of models, optimizers, schedulers, scalers and the step: equal for equal replicas.
+    """One for all parts."""
+    return whole(digests(state))
 
-    Random numbers differ by design, and so may objects that the user's code feeds with losses.
-    """
-    names = ("@module", *(f"@{kind}" for kind in _REPLICATED))
-    tensors = {
-        name: tensor
-        for name, tensor in state.tensors.items()
-        if not name.startswith("@") or name.startswith(names)
-    }
-    meta = {name: v for name, v in state.meta.items() if name == "step" or name.startswith(names)}
-    return State(tensors, meta).manifest().ref
+
+def whole(parts: Mapping[str, str]) -> str:
+    """The digest of a State from those of its parts."""
+    return blake3(json.dumps(sorted(parts.items())).encode()).hexdigest()
+
+
+def _part(name: str) -> str:
+    """Of which part of a State an entry is, by its name there."""
+    if name == "step":
+        return name
+    return name[1:].split("/")[0] if name.startswith("@") else "model"
 
 
 def kind_of(other: Stateful) -> str:

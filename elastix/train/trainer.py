@@ -55,7 +55,8 @@ class Result:
     Attributes:
         ref: of the final State.
         metrics: the last value of each metric that was reported.
-        audit: the sample account over the whole run, restarts included.
+        audit: over the whole run, restarts included: the account of samples, and of how far the
+            replicas were compared.
         worker_losses: workers lost since this `fit` began.
         directory: of the run: its journal.
         store: where its States are, tagged `NAME/final`, `NAME/best`, `NAME/last`.

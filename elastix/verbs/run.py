@@ -54,6 +54,7 @@ def run(
         result = trainer.fit()
     if as_json:
         found = {"ref": result.ref, "metrics": dict(result.metrics), "exact": result.audit.exact}
+        found["replicas_equal"] = result.audit.replicas.equal
         print_table(True, found, (), [])
 
 

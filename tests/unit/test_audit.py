@@ -60,7 +60,7 @@ def test_a_run_with_losses_and_resizes_is_exact(events):
     assert account.steps == len(events) - 1
     (loader,) = account.loaders
     assert loader.samples == loader.epochs * loader.length
-    assert str(account).startswith("exact: ")
+    assert str(account).startswith("samples exact: ")
 
 
 @settings(deadline=None)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from elastix.errors import StoreError
+from elastix.errors import ElastixError, StoreError
 from elastix.store import Share
 
 
@@ -22,8 +22,9 @@ class Mark(NamedTuple):
 
     Attributes:
         step: committed steps in it.
-        order: of several at one step: 0, then 1 with a score reported since, then 2 for the end
-            of the train function. Loaders and reports may have moved on in between.
+        order: of several at one step: -1 if nothing is stored, 0, then 1 with a score reported
+            since, then 2 for the end of the train function. Loaders and reports may have moved on
+            in between.
     """
 
     step: int
@@ -42,6 +43,8 @@ class Offer:
         meta: the State's metadata, this worker's random numbers among them.
         score: what was reported for this State, higher is better; None if nothing was.
         stall_s: how long it held up training.
+        digests: of its parts, to be compared with those of the other members; empty without any.
+        stored: the State is to be stored; else it is compared, and that is all.
     """
 
     mark: Mark
@@ -51,6 +54,8 @@ class Offer:
     meta: Mapping[str, Any]
     score: float | None = None
     stall_s: float = 0.0
+    digests: Mapping[str, str] = field(default_factory=dict)
+    stored: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Release:
 
     mark: Mark
     ref: str | None = None
-    error: StoreError | None = None
+    error: ElastixError | None = None
 
 
 Message = Offer | Withdrawn | Delivered
@@ -179,8 +184,7 @@ class Assembly:
     @property
     def complete(self) -> bool:
         """Every tensor is durable."""
-        known = self._known is not None
-        return known and all(self._done.issuperset(names) for names, _ in self._groups())
+        return self._begun and all(self._done.issuperset(names) for names, _ in self._groups())
 
     def hopeless(self, now_s: float, patience_s: float) -> bool:
         """No holder lives, none will come forward any more, and something is not written."""
@@ -198,6 +202,11 @@ class Assembly:
     def reason(self) -> str:
         """Why the checkpoint was taken."""
         return self.chief.reason
+
+    @property
+    def stored(self) -> bool:
+        """Whether it is to be stored, and not only compared."""
+        return self.chief.stored
 
     def _groups(self) -> tuple[tuple[tuple[str, ...], int], ...]:
         return self.chief.groups

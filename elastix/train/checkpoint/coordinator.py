@@ -5,7 +5,8 @@ into packs of their own (saver), who writes what stands in assembly, what is kep
 Tags: `RUN/step-N` for each State that is kept, `RUN/last`, `RUN/best`, `RUN/final`.
 
 Invariants: a run goes on from `RUN/last`, which moves in the very transaction that makes the new
-State visible, and not before the journal holds all steps in it.
+State visible, and not before the journal holds all steps in it. Of workers that hold different
+States nothing is stored: they are compared before.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elastix.config import CheckpointConfig
-from elastix.errors import Conflict, NotFound, StoreError
+from elastix.errors import Conflict, ElastixError, NotFound, StoreError
 from elastix.events import Event, StateDropped, StateNotStored, StateStored
 from elastix.state import Ref
 from elastix.store import Store, Vanished
@@ -34,6 +35,7 @@ from elastix.train.checkpoint.assembly import (
 )
 from elastix.train.checkpoint.restore import newest
 from elastix.train.checkpoint.retention import Kept
+from elastix.train.comparison import Comparisons, fault
 
 logger = logging.getLogger(__name__)
 PATIENCE_S = 10.0  # how long the offers of all members are waited for
@@ -51,11 +53,13 @@ class Outlets:
         send: an order to one worker; None: to all.
         emit: an event to the journal.
         journaled: the last step that stands durably in the journal.
+        fail: end the run, for this reason.
     """
 
     send: Callable[[int | None, Order | Release], None]
     emit: Callable[[Event], None]
     journaled: Callable[[], int]
+    fail: Callable[[ElastixError], None]
 
 
 class Checkpoints:
@@ -73,6 +77,8 @@ class Checkpoints:
         self._line_before: tuple[Ref, ...] = ()  # and of one that replaces the newest
         self._assemblies: dict[Mark, Assembly] = {}
         self._ended: dict[Mark, Release] = {}
+        self._comparisons = Comparisons()
+        self._fault: ElastixError | None = None
         self._gone: set[int] = set()
         self._retired_bytes = 0
         self._inbox: queue.SimpleQueue[tuple[int, Message | None] | None] = queue.SimpleQueue()
@@ -177,9 +183,11 @@ class Checkpoints:
             self._lost(worker)
             return
         mark = message.mark
-        if mark in self._ended and isinstance(message, Offer):
-            self._send(worker, self._ended[mark])
-            return
+        if isinstance(message, Offer):
+            self._comparisons.hold(mark, worker, message.digests)
+            if mark in self._ended:
+                self._send(worker, self._too_late(message))
+                return
         if any(mark < other < (mark.step + 1,) for other in (*self._assemblies, *self._ended)):
             self._send(worker, Release(mark))  # a joiner that did not hear of the score
             return
@@ -199,6 +207,13 @@ class Checkpoints:
             case Withdrawn():
                 self._end(assembly, Release(mark, error=message.error))
 
+    def _too_late(self, offer: Offer) -> Release:
+        """The others did not wait for ever; what the worker holds has to be equal nevertheless."""
+        ended = self._ended[offer.mark]
+        if not self._compare(offer.mark, offer.reason) and ended.ref is not None:
+            self._disown(ended.ref)
+        return Release(offer.mark, ended.ref, self._fault or ended.error)
+
     def _lost(self, worker: int) -> None:
         self._gone.add(worker)
         for assembly in list(self._assemblies.values()):
@@ -208,21 +223,42 @@ class Checkpoints:
                 if assembly.mark in self._assemblies:
                     why = "every worker that held it is lost."
                     self._end(assembly, Release(assembly.mark, error=StoreError(why)))
+        if worker == _EVERYBODY:
+            self._comparisons.forget()
 
     def _advance(self, assembly: Assembly) -> None:
         now = time.monotonic()
-        if assembly.hopeless(now, PATIENCE_S):
+        if self._fault is not None:
+            self._end(assembly, Release(assembly.mark, error=self._fault))
+        elif assembly.hopeless(now, PATIENCE_S):
             reason = "every worker that held it is lost"
             self._end(assembly, Release(assembly.mark, error=StoreError(f"{reason}.")))
         elif not assembly.gathered(now, PATIENCE_S):
             return
-        elif not self._wanted(assembly):
+        elif not self._compare(assembly.mark, assembly.reason):
+            self._end(assembly, Release(assembly.mark, error=self._fault))
+        elif not assembly.stored or not self._wanted(assembly):
             self._end(assembly, Release(assembly.mark))
         elif not assembly.complete:
             for worker, order in assembly.orders().items():
                 self._send(worker, order)
         elif self._journaled() >= assembly.mark.step:
             self._commit(assembly)
+
+    def _compare(self, mark: Mark, reason: str) -> bool:
+        """Put side by side what has been told of a State; False, and the run ends, if it differs.
+
+        Of those who come late as well: the others do not wait for them for ever.
+        """
+        before = self._comparisons.equal_step
+        found = self._comparisons.settle(mark, reason)
+        if found is not None:
+            self._emit(found)
+            if not found.equal and self._fault is None:
+                self._fault = fault(found, before)
+                if self._outlets is not None:
+                    self._outlets.fail(self._fault)
+        return self._fault is None
 
     def _wanted(self, assembly: Assembly) -> bool:
         """A State taken for its score alone may turn out not to be among the best."""
@@ -274,7 +310,7 @@ class Checkpoints:
         self._ended[release.mark] = release
         while len(self._ended) > _REMEMBERED:
             self._ended.pop(next(iter(self._ended)))
-        if release.error is not None:
+        if release.error is not None and assembly.stored:
             why = str(release.error)
             step = release.mark.step
             self._emit(StateNotStored(step=step, reason=assembly.reason, why=why))
@@ -313,6 +349,18 @@ class Checkpoints:
         with contextlib.suppress(Conflict):  # somebody else's tag: it stays
             self.store.retire(old.ref)
             self._retired_bytes += nbytes
+
+    def _disown(self, ref: str) -> None:
+        """A State that was stored before it was known that a worker held another one."""
+        try:
+            for kept in [kept for kept in self._kept if kept.ref == ref]:
+                self._drop(kept)
+                self._emit(StateDropped(ref=kept.ref, step=kept.step))
+            newest = max(self._kept, key=lambda kept: kept.step, default=None)
+            if newest is not None:
+                self.store.tag(f"{self._run}/last", newest.ref)
+        except StoreError as error:
+            logger.warning("not taken back run=%s ref=%s error=%s", self._run, ref, error)
 
     def _label(self, step: int) -> str:
         return f"step-{step:010d}"

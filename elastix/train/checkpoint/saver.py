@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from elastix.errors import StoreError
 from elastix.state import State, identity
 from elastix.store import Store
+from elastix.train import replica
 from elastix.train.checkpoint.assembly import (
     Delivered,
     Mark,
@@ -34,6 +35,7 @@ class Occasion:
     reason: str
     members: tuple[int, ...]
     score: float | None = None
+    stored: bool = True
 
 
 class Saver:
@@ -57,11 +59,18 @@ class Saver:
         self._changed = threading.Condition()
         self._current: Snapshot | None = None
         self._occasion: Occasion | None = None
-        self._offered = False
+        self._offered: Offer | None = None
         self._ended: Release | None = None
-        self._work: queue.SimpleQueue[Snapshot | Order | Release | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Snapshot | Offer | Order | Release | None] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
         self._store: Store | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next `save` would have to wait for the one before."""
+        return self._current is not None
 
     # ------------------------------------------------------------------ the training thread
 
@@ -84,7 +93,7 @@ class Saver:
         snapshot = self._stager.take(state, occasion.mark.step, late)
         snapshot.stall_s += waited_s
         with self._changed:
-            self._current, self._occasion, self._offered = snapshot, occasion, False
+            self._current, self._occasion, self._offered = snapshot, occasion, None
         self._work.put(snapshot)
 
     def finish(self) -> None:
@@ -120,9 +129,9 @@ class Saver:
 
     def offer_again(self) -> None:
         """There is a new coordinator, who knows of nothing."""
-        snapshot = self._current
-        if snapshot is not None and self._offered:
-            self._work.put(snapshot)
+        offer = self._offered
+        if offer is not None:
+            self._work.put(offer)
 
     def close(self) -> None:
         """Seal what was written. Nothing is expected of this worker any more."""
@@ -134,6 +143,8 @@ class Saver:
         while (item := self._work.get()) is not None:
             if isinstance(item, Snapshot):
                 self._offer(item)
+            elif isinstance(item, Offer):
+                self._send(item)
             elif isinstance(item, Order):
                 self._write(item)
             else:
@@ -150,18 +161,23 @@ class Saver:
             self._send(Withdrawn(occasion.mark, why=snapshot.torn))
             self._let_go()
             return
-        self._offered = True
-        self._send(
-            Offer(
-                mark=occasion.mark,
-                reason=occasion.reason,
-                members=occasion.members,
-                groups=_groups(snapshot.state),
-                meta=snapshot.state.meta,
-                score=occasion.score,
-                stall_s=snapshot.stall_s,
-            )
+        # The copy is digested here, where nobody waits for it.
+        digests = replica.digests(snapshot.state) if len(occasion.members) > 1 else {}
+        offer = Offer(
+            mark=occasion.mark,
+            reason=occasion.reason,
+            members=occasion.members,
+            groups=_groups(snapshot.state) if occasion.stored else (),
+            meta=snapshot.state.meta if occasion.stored else {},
+            score=occasion.score,
+            stall_s=snapshot.stall_s,
+            digests=digests,
+            stored=occasion.stored,
         )
+        self._offered = offer
+        self._send(offer)
+        if not occasion.stored:
+            self._let_go()  # the digests are all that was wanted of it
 
     def _write(self, order: Order) -> None:
         snapshot, occasion = self._current, self._occasion
@@ -182,6 +198,8 @@ class Saver:
             if self._ended is None or release.mark >= self._ended.mark:
                 self._ended = release
             self._changed.notify_all()
+        if self._offered is not None and self._offered.mark <= release.mark:
+            self._offered = None
         if self._occasion is not None and self._occasion.mark <= release.mark:
             self._let_go()
 
