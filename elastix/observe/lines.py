@@ -66,10 +66,7 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             return f"state {event.ref[:12]} stored after step {event.step} ({event.reason})", ""
         case StateNotStored():
             return f"State after step {event.step} not stored ({event.reason}): {event.why}", "red"
-        case ReplicasCompared(apart=()):
-            how = f"{len(event.workers)} workers hold the same State after step {event.step}"
-            return f"replicas equal: {how} ({event.occasion})", "dim"
-        case ReplicasCompared():
+        case ReplicasCompared() if not event.equal:  # what is equal is summed up at the end
             who = " ".join(map(str, event.apart))
             what = f"of workers {who} differ in {', '.join(event.parts)}"
             return f"REPLICAS DIFFER: States after step {event.step} {what}", "bold red"

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from elastix.data.audit import ReplicasAudit
 from elastix.data.cursor import count
 from elastix.observe.lines import plain_lines
 from elastix.observe.progress import Progress, duration, number
@@ -41,7 +42,18 @@ def tiles(training: Training) -> Iterator[Tile]:
         mood = "good" if account.exact else "bad"
         verdict = "each exactly once" if account.exact else "not exact: see the audit"
         yield Tile("samples", f"{used:,}", verdict, mood)
+        if account.replicas.most > 1:
+            yield _replicas(account.replicas)
         yield Tile("steps lost", str(account.steps_lost), "", "bad" if account.steps_lost else "")
+
+
+def _replicas(found: ReplicasAudit) -> Tile:
+    last = found.last
+    if last is None:
+        return Tile("replicas", "not compared")
+    if not last.equal:
+        return Tile("replicas", "differ", f"after step {last.step}", "bad")
+    return Tile("replicas", "equal", f"compared last after step {last.step}", "good")
 
 
 def failure(progress: Progress) -> Failure | None:
@@ -104,7 +116,7 @@ def _verdict(training: Training) -> str:
     what = "Every sample was used exactly once." if account.exact else "NOT EXACT."
     return (
         f"{what} {account.steps} steps stand, {account.steps_lost} are lost. "
-        f"Digest of the account: {account.digest[:16]}."
+        f"Digest of the account: {account.digest[:16]}. Replicas {account.replicas}."
     )
 
 

@@ -86,7 +86,7 @@ def test_a_repeated_commit_is_seen(events, data):
     assert account.steps_lost == 1
     if events[place].batches[0].shares:
         assert account.loaders[0].repeated
-        assert str(account).startswith("NOT EXACT")
+        assert str(account).startswith("samples NOT EXACT")
 
 
 @settings(deadline=None)

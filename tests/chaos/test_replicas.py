@@ -1,0 +1,122 @@
+"""No run ends well whose replicas differ: flipped bits are found, and the audit says what was."""
+
+from pathlib import Path
+
+import pytest
+
+from elastix.config import CheckpointConfig
+from elastix.data.audit import audit
+from elastix.errors import ReplicasDiffer
+from elastix.events import ReplicasCompared, StateStored
+from elastix.observe import journal
+from elastix.store import Store
+from elastix.testing.chaos import Flip, Kill, with_kills
+from elastix.testing.local import run_local
+from tests.laws import joins
+from tests.trainables import train
+
+EVERY = CheckpointConfig(every_steps=4)
+CONFIG = {"samples": 150, "batch_size": 30, "epochs": 2}  # 10 steps
+
+
+def compared(events) -> list[ReplicasCompared]:
+    return [event for event in events if isinstance(event, ReplicasCompared)]
+
+
+def stored(directory: Path) -> set[int]:
+    """Steps of the States that are in the store."""
+    with Store(directory / "store", read_only=True) as store:
+        return {int(tag.removeprefix("local/step-")) for tag in store.tags() if "/step-" in tag}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "part", "step", "found_at"),
+    [
+        ("head.weight", "model", 5, 8),
+        ("@optimizer/state/conv1.weight/exp_avg_sq", "optimizer", 5, 8),
+        ("norm1.running_var", "model", 8, 8),  # before the snapshot; a step would average it
+        ("head.bias", "model", 9, 10),  # at the end
+    ],
+)
+def test_a_flipped_bit_ends_the_run_and_names_the_worker(tmp_path, tensor, part, step, found_at):
+    flipped = with_kills(train, [Flip(worker=1, tensor=tensor, step=step, bit=3)])
+    with pytest.raises(ReplicasDiffer) as raised:
+        run_local(flipped, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
+    before = 8 if found_at == 10 else 4
+    assert f"after step {found_at} worker 1 holds another State than workers 0 and 2" in str(
+        raised.value
+    )
+    assert part in str(raised.value).split("what differs: ")[1].split(".")[0]
+    assert f"equal when last compared, after step {before}" in str(raised.value)
+    events = list(journal.read(tmp_path / "journal.jsonl"))
+    assert [(e.step, e.apart) for e in compared(events) if not e.equal] == [(found_at, (1,))]
+    assert max(e.step for e in events if isinstance(e, StateStored)) == before
+    assert max(stored(tmp_path)) == before
+    assert "NOT EQUAL: after step" in str(audit(events))
+
+
+def test_of_two_workers_both_are_named(tmp_path):
+    flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=6)])
+    with pytest.raises(ReplicasDiffer, match="workers 0 and 1 hold different States"):
+        run_local(flipped, 2, config=CONFIG, directory=tmp_path)
+
+
+def test_a_run_that_was_stopped_goes_on_from_the_last_equal_state(tmp_path):
+    """What was wrong is not in what it goes on from, and the audit covers what stands."""
+    flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=5)])
+    with pytest.raises(ReplicasDiffer):
+        run_local(flipped, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
+    run_local(train, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
+    account = audit(journal.read(tmp_path / "journal.jsonl"))
+    assert account.exact
+    assert account.replicas.equal
+    assert account.replicas.last.step == account.steps == 10
+
+
+def test_a_quiet_run_is_compared_at_each_checkpoint_and_at_its_end(tmp_path):
+    run = run_local(train, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
+    assert [(e.step, e.workers) for e in compared(run.events)] == [
+        (step, (0, 1, 2)) for step in (4, 8, 10)
+    ]
+    assert "replicas equal: compared 3 times, last after step 10 by 3 workers" in str(
+        audit(run.events)
+    )
+
+
+@pytest.mark.parametrize("phase", ["bucket", "round", "snapshot"])
+def test_survivors_are_compared_at_the_end(tmp_path, phase):
+    """Without a checkpoint on the way, too. Killed in a step, in its round, at the very end."""
+    killed = with_kills(train, [Kill(worker=1, phase=phase, step=4)])
+    run = run_local(killed, 3, config=CONFIG, directory=tmp_path)
+    (final,) = compared(run.events)
+    assert (final.step, final.occasion) == (10 if phase == "snapshot" else final.step, "final")
+    assert {0, 2} <= set(final.workers)
+    account = audit(run.events)
+    assert final.step == account.steps
+    assert account.replicas.equal
+
+
+def test_a_joiner_is_compared_with_the_others_soon_after_it_came(tmp_path):
+    """With no checkpoint in the run, and none stored for it."""
+    meeting = {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 2}
+    config = {**CONFIG, **meeting, "epochs": 8, "step_s": 0.02}
+    run = run_local(train, 2, config=config, directory=tmp_path / "run", spares=1, max_workers=3)
+    (join,) = joins(run.events)
+    found = [event for event in compared(run.events) if event.occasion == "join"]
+    assert [event.workers for event in found] == [(0, 1, 2)]
+    assert join.step < found[0].step <= join.step + 2
+    assert stored(tmp_path / "run") == {audit(run.events).steps}
+
+
+def test_one_worker_has_nothing_to_compare(tmp_path):
+    run = run_local(train, 1, config=CONFIG, directory=tmp_path)
+    assert compared(run.events) == []
+    assert "replicas not compared: there was one worker" in str(audit(run.events))
+
+
+def test_whoever_is_left_alone_says_so(tmp_path):
+    killed = with_kills(train, [Kill(worker=1, phase="round", step=6)])
+    run = run_local(killed, 2, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
+    text = str(audit(run.events).replicas)
+    assert text.startswith("equal: compared once after step 4 by 2 workers")
+    assert "one worker was left" in text
