@@ -68,7 +68,7 @@ class Flip:
 
     Attributes:
         worker: its id.
-        tensor: its name in a State: `body.weight`, `norm.running_mean`, `@optimizer/state/w/exp_avg`.
+        tensor: its name in a State: `body.weight`, or `@optimizer/state/body.weight/exp_avg`.
         phase, step, detail, after: where, as for Kill.
         byte, bit: which one of the tensor's memory.
     """
