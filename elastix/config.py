@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from elastix.errors import ConfigError
+from elastix.arguments import check_fields, require
 
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 Recovery = Literal["forward", "rollback"]
@@ -19,13 +19,12 @@ _PLACEMENTS = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
-
-
 class _Config:
-    """JSON round trip shared by the dataclasses below."""
+    """Types of the fields, and a JSON round trip, shared by the dataclasses below."""
+
+    def __post_init__(self) -> None:
+        """Refuse values of another type than their field's, before they are compared."""
+        check_fields(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
@@ -36,7 +35,7 @@ class _Config:
         """The inverse of to_dict. Unknown fields are a ConfigError."""
         known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
         unknown = sorted(set(values) - known)
-        _require(not unknown, f"{cls.__name__} has no field {unknown}; it has {sorted(known)}.")
+        require(not unknown, f"{cls.__name__} has no field {unknown}; it has {sorted(known)}.")
         return cls(**values)
 
 
@@ -63,32 +62,33 @@ class ScalingConfig(_Config):
     affinity: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sizes: Any = self.num_workers
         if isinstance(sizes, list):  # JSON knows no tuples
             sizes = tuple(sizes)
             object.__setattr__(self, "num_workers", sizes)
         pair = sizes if isinstance(sizes, tuple) else (sizes, sizes)
         whole = len(pair) == 2 and all(type(n) is int for n in pair)
-        _require(
+        require(
             whole and 1 <= pair[0] <= pair[-1],
             f"num_workers must be a whole number >= 1 or (min, max) with 1 <= min <= max, "
             f"not {self.num_workers!r}.",
         )
-        _require(
+        require(
             self.cpus_per_worker > 0 or self.gpus_per_worker > 0,
             "a worker must occupy some CPU or GPU, or Ray would start any number of them at once; "
             f"got cpus_per_worker={self.cpus_per_worker}, gpus_per_worker={self.gpus_per_worker}.",
         )
-        _require(
+        require(
             self.cpus_per_worker >= 0 and self.gpus_per_worker >= 0,
             f"cpus_per_worker={self.cpus_per_worker} and gpus_per_worker={self.gpus_per_worker} "
             "must not be negative.",
         )
-        _require(
+        require(
             type(self.spares) is int and self.spares >= 0,
             f"spares must be a whole number >= 0, not {self.spares!r}.",
         )
-        _require(
+        require(
             self.placement in _PLACEMENTS,
             f"placement must be one of {_PLACEMENTS}, not {self.placement!r}.",
         )
@@ -128,13 +128,17 @@ class RunConfig(_Config):
     detached: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "store", str(self.store))
-        _require(
-            isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None,
+        store: Any = self.store
+        if isinstance(store, Path):
+            object.__setattr__(self, "store", str(store))
+        super().__post_init__()
+        require(self.store != "", "store must be the path of a directory, not ''.")
+        require(
+            _NAME.fullmatch(self.name) is not None,
             f"a run's name is 1 to 100 letters, digits, '.', '_' or '-' and starts with a letter "
             f"or digit, not {self.name!r}: it names a directory.",
         )
-        _require(
+        require(
             type(self.seed) is int and 0 <= self.seed < 2**63,
             f"seed must be a whole number from 0 to 2**63 - 1, not {self.seed!r}.",
         )
@@ -164,7 +168,7 @@ class Budget(_Config):
     def __post_init__(self) -> None:
         for name in ("trials", "parallel"):
             value = getattr(self, name)
-            _require(
+            require(
                 value is None or (type(value) is int and value >= 1),
                 f"Budget.{name} must be a whole number >= 1 or None, not {value!r}: nothing could "
                 "be tried.",
@@ -172,12 +176,12 @@ class Budget(_Config):
         for name in ("time_s", "epochs"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            _require(
+            require(
                 value is None or (number and 0 < value < float("inf")),
                 f"Budget.{name} must be a finite number > 0 or None, not {value!r}: nothing could "
                 "be tried.",
             )
-        _require(
+        require(
             any(limit is not None for limit in (self.trials, self.time_s, self.epochs)),
             "a Budget needs an end: give trials, time_s or epochs.",
         )
@@ -213,18 +217,19 @@ class CheckpointConfig(_Config):
     wait: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("every_steps", "keep_last"):
             value = getattr(self, name)
-            _require(
+            require(
                 value is None or (type(value) is int and value >= 1),
                 f"{name} must be a whole number >= 1 or None, not {value!r}.",
             )
-        _require(
+        require(
             self.every_s is None or self.every_s > 0,
             f"every_s must be > 0 or None, not {self.every_s!r}.",
         )
-        _require(self.mode in ("min", "max"), f"mode must be 'min' or 'max', not {self.mode!r}.")
-        _require(
+        require(self.mode in ("min", "max"), f"mode must be 'min' or 'max', not {self.mode!r}.")
+        require(
             type(self.keep_best) is int and self.keep_best >= 0,
             f"keep_best must be a whole number >= 0, not {self.keep_best!r}.",
         )
@@ -245,12 +250,18 @@ class RestoreConfig(_Config):
     leave_out: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "leave_out", tuple(self.leave_out))
-        _require(
+        super().__post_init__()
+        numbers: Any = self.leave_out
+        require(
+            isinstance(numbers, list | tuple | set | range),
+            f"leave_out must be a list of numbers of steps, not {numbers!r}.",
+        )
+        object.__setattr__(self, "leave_out", tuple(numbers))
+        require(
             self.step is None or (type(self.step) is int and self.step >= 0),
             f"step must be a whole number >= 0 or None, not {self.step!r}.",
         )
-        _require(
+        require(
             all(type(step) is int and step >= 1 for step in self.leave_out),
             f"leave_out has the numbers of steps, counted from 1, not {self.leave_out!r}.",
         )
@@ -269,12 +280,13 @@ class ProfileConfig(_Config):
     torch: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         steps: Any = self.steps
         if isinstance(steps, list):  # JSON knows no tuples
             steps = tuple(steps)
             object.__setattr__(self, "steps", steps)
         pair = steps if isinstance(steps, tuple) else (1, steps)
-        _require(
+        require(
             len(pair) == 2 and all(type(n) is int for n in pair) and 1 <= pair[0] <= pair[1],
             f"steps must be a whole number >= 1 or (first, last) with 1 <= first <= last, "
             f"not {self.steps!r}.",
@@ -319,18 +331,19 @@ class FailureConfig(_Config):
     recovery: Recovery = "forward"
 
     def __post_init__(self) -> None:
-        _require(
+        super().__post_init__()
+        require(
             self.recovery in _RECOVERIES,
             f"recovery must be one of {_RECOVERIES}, not {self.recovery!r}.",
         )
         losses = self.max_worker_losses
-        _require(
+        require(
             losses is None or (type(losses) is int and losses >= 0),
             f"max_worker_losses must be a whole number >= 0 or None, not {losses!r}.",
         )
         for name in ("hang_timeout_s", "wait_s", "start_timeout_s"):
-            _require(getattr(self, name) > 0, f"{name} must be > 0, not {getattr(self, name)!r}.")
+            require(getattr(self, name) > 0, f"{name} must be > 0, not {getattr(self, name)!r}.")
         limit = self.evict_slower_than
-        _require(
+        require(
             limit is None or limit > 1, f"evict_slower_than must be > 1 or None, not {limit!r}."
         )

@@ -23,6 +23,7 @@ import torch
 from blake3 import blake3
 from ConfigSpace import ConfigurationSpace
 
+from elastix.arguments import able, all_able, flag, given, of_kind, require
 from elastix.config import Budget, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from elastix.errors import ConfigError, Conflict, ElastixError, NotFound, StoreError
 from elastix.events import CampaignEnded, CampaignStarted, Events
@@ -39,13 +40,14 @@ from elastix.search.loop import Terms as LoopTerms
 from elastix.search.results import Results
 from elastix.search.rungs import Rungs
 from elastix.search.searchers.evolution import Evolution
-from elastix.search.space import Space
+from elastix.search.space import Space, as_space
 from elastix.search.trial import Objectives, Searcher, Trial
 from elastix.store import Store
 
 logger = logging.getLogger(__name__)
 
 _MAX_LOSSES = 3
+_NAME = 90  # of its characters; the number of a trial follows
 
 
 @contextmanager
@@ -135,26 +137,34 @@ class Campaign:
                 f'rerank={rerank!r}, retries={retries!r}: rerank is "scratch" or a number of '
                 "trials, retries a number >= 0. Nothing was started."
             )
-        self.name = (run or RunConfig()).name
+        self._run = given("run", run, RunConfig)
+        self.name = self._run.name
+        require(
+            len(self.name) <= _NAME,
+            f"the name of a campaign has at most {_NAME} characters, as its trials have it in "
+            f"theirs; {self.name!r} has {len(self.name)}. Nothing was started.",
+        )
+        as_space(space)  # or says what is wrong with it
         self._train = train
         self._space = space
-        self._searcher = searcher if searcher is not None else Evolution()
-        self._budget = budget
+        self._searcher = Evolution() if searcher is None else able("searcher", searcher, Searcher)
+        self._budget = of_kind("budget", budget, Budget)
         self._inherit: Mode = inherit
         has_parents = isinstance(self._searcher, Evolution)
         self._provider: Provider = provider or ("parent" if has_parents else "store")
-        chosen = self._provider == "parent" if inherit_optimizer is None else inherit_optimizer
+        chosen = self._provider == "parent"
+        if inherit_optimizer is not None:
+            chosen = flag("inherit_optimizer", inherit_optimizer)
         self._inherit_optimizer = chosen and inherit != "none"
-        self._run = run or RunConfig()
-        self._rungs = rungs
+        self._rungs = None if rungs is None else able("rungs", rungs, Rungs)
         self._rerank = again
-        self._scaling = scaling or ScalingConfig()
-        self._checkpoint = checkpoint or CheckpointConfig()
-        self._failure = failure or FailureConfig()
+        self._scaling = given("scaling", scaling, ScalingConfig)
+        self._checkpoint = given("checkpoint", checkpoint, CheckpointConfig)
+        self._failure = given("failure", failure, FailureConfig)
         self._retries = retries
-        self._executor = executor
-        self._loggers = tuple(loggers)
-        self._quiet = quiet
+        self._executor = None if executor is None else able("executor", executor, Executor)
+        self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
+        self._quiet = flag("quiet", quiet)
 
     # ------------------------------------------------------------------ running
 
@@ -295,7 +305,7 @@ class Campaign:
             )
             return Work(
                 number=trial.number,
-                name=f"{self.name}-{trial.number:05d}"[-100:],
+                name=f"{self.name}-{trial.number:05d}",
                 config=trial.config,
                 seed=(self._run.seed + trial.number) % 2**63,
                 heritage=heritage,

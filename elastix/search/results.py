@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from elastix.arguments import given, plain
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound
 from elastix.search.book import FILE, Book, Line, unbegun
@@ -91,9 +92,9 @@ class Best:
         from elastix.train.trainer import ElasticTrainer  # Ray is imported when it is needed
 
         store = str(Path(self.store).resolve())
-        run = replace(options.pop("run", None) or RunConfig(), store=store)
+        run = replace(given("run", options.pop("run", None), RunConfig), store=store)
         trainer = ElasticTrainer(
-            train, config={**self.config, **(config or {})}, run=run, **options
+            train, config={**self.config, **plain("config", config)}, run=run, **options
         )
         return trainer.descending(Descent(Shelf(store), self._model()))
 

@@ -160,15 +160,18 @@ class Objectives:
         Raises:
             ConfigError: no name, a name twice, or a mode that is neither "min" nor "max".
         """
-        names = (metric,) if isinstance(metric, str) else tuple(metric)
-        modes = (mode,) * len(names) if isinstance(mode, str) else tuple(mode)
+        wanted = [metric] if isinstance(metric, str) else metric
+        names = tuple(wanted) if isinstance(wanted, list | tuple) else ()
+        how = [mode] * len(names) if isinstance(mode, str) else mode
+        modes = tuple(how) if isinstance(how, list | tuple) else ()
         known = [m for m in modes if m in ("min", "max")]
-        if not names or len(set(names)) < len(names) or len(known) != len(names):
+        texts = all(isinstance(name, str) for name in names)
+        if not texts or not 0 < len(set(names)) == len(names) == len(known) == len(modes):
             raise ConfigError(
                 f"metric={metric!r}, mode={mode!r}: there must be one metric or several different "
                 'ones, and for each the mode "min" or "max". Nothing was started.'
             )
-        return cls(names, tuple(known))  # type: ignore[arg-type]  # narrowed by the list above
+        return cls(names, tuple(known))
 
     def losses(self, metrics: Mapping[str, Any]) -> tuple[float, ...]:
         """What is minimised; NaN and infinities are passed on, `Trial.scored` tells them.

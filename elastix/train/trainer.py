@@ -16,6 +16,7 @@ import torch
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from elastix.arguments import all_able, flag, given, of_kind, plain
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
@@ -129,16 +130,16 @@ class ElasticTrainer:
                 "needs through config."
             ) from error
         self._train = train
-        self._config = dict(config or {})
-        self._scaling = scaling or ScalingConfig()
-        self._run = run or RunConfig()
-        self._checkpoint = checkpoint or CheckpointConfig()
-        self._failure = failure or FailureConfig()
-        self._restore = restore or RestoreConfig()
-        self._profile = profile
-        self._loggers = tuple(loggers)
-        self._metrics = metrics
-        self._quiet = quiet
+        self._config = plain("config", config)
+        self._scaling = given("scaling", scaling, ScalingConfig)
+        self._run = given("run", run, RunConfig)
+        self._checkpoint = given("checkpoint", checkpoint, CheckpointConfig)
+        self._failure = given("failure", failure, FailureConfig)
+        self._restore = given("restore", restore, RestoreConfig)
+        self._profile = None if profile is None else of_kind("profile", profile, ProfileConfig)
+        self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
+        self._metrics = flag("metrics", metrics)
+        self._quiet = flag("quiet", quiet)
         self._heritage: Heritage | None = None
         self._until_reports: int | None = None
         self._watch: Watch | None = None
