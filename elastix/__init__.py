@@ -44,6 +44,7 @@ from elastix.train.context import Context
 if _typing.TYPE_CHECKING:
     from elastix.data.formats.tables import Arrow, Parquet
     from elastix.data.formats.tar import Tar
+    from elastix.data.shared import Shared
     from elastix.observe.mlflow import MLflow
     from elastix.observe.tensorboard import TensorBoard
     from elastix.observe.wandb import WandB
@@ -90,6 +91,7 @@ __all__ = [
     "RunConfig",
     "ScalingConfig",
     "SearchError",
+    "Shared",
     "State",
     "StateError",
     "Store",
@@ -115,6 +117,7 @@ _LATER = {
     "Random": "elastix.search.searchers.random",
     "Result": "elastix.train.trainer",
     "Results": "elastix.search.results",
+    "Shared": "elastix.data.shared",
     "Tar": "elastix.data.formats.tar",
     "TensorBoard": "elastix.observe.tensorboard",
     "WandB": "elastix.observe.wandb",

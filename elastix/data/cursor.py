@@ -192,17 +192,17 @@ def indices(
             until = min(stop, (epoch + 1) * length)
             positions = np.arange(offset, offset + until - start)
             if shuffle:
-                positions = epoch_order(seed, epoch, length, blocks, mixed)[positions]
+                positions = _kept_order(seed, epoch, length, blocks, mixed)[positions]
             parts.append(positions)
             start = until
     return np.concatenate(parts)
 
 
-@lru_cache(maxsize=4)  # this epoch, the one before, and a second loader's
-def epoch_order(
-    seed: int, epoch: int, length: int, blocks: Blocks = (), mixed: int = 0
+def order_of(
+    seed: int, epoch: int, length: int, blocks: Blocks, mixed: int
 ) -> npt.NDArray[np.int64]:
-    """The order of an epoch, in blocks if there are some; not to be written to."""
-    found = order_in_blocks(seed, epoch, blocks, mixed) if blocks else order(seed, epoch, length)
-    found.flags.writeable = False
-    return found
+    """The order of an epoch, in blocks if there are some."""
+    return order_in_blocks(seed, epoch, blocks, mixed) if blocks else order(seed, epoch, length)
+
+
+_kept_order = lru_cache(maxsize=4)(order_of)  # this epoch, the one before, a second loader's

@@ -279,7 +279,11 @@ def test_archives_without_a_sample_compressed_ones_and_two_in_one_file_are_refus
 
 def test_a_dataset_that_was_pickled_reads_the_same(path):
     data = elastix.Tar(path)
-    assert data[3] == pickle.loads(pickle.dumps(data))[3]
+    packed = pickle.dumps(data)
+    assert data[3] == pickle.loads(packed)[3]
+    write(path, pairs(0, 8))
+    with pytest.raises(Conflict):
+        pickle.loads(packed)
 
 
 def test_thousands_of_archives_do_not_use_up_file_handles(tmp_path):

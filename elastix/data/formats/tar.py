@@ -104,10 +104,14 @@ class Tar(Dataset[Any]):
         return handle
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"paths": [shard.path for shard in self._shards], "decode": self._decode}
+        made_from = [(shard.path, shard.made_from) for shard in self._shards]
+        return {"made_from": made_from, "decode": self._decode}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["paths"], state["decode"])  # type: ignore[misc]
+        made_from = state["made_from"]
+        self.__init__([path for path, _ in made_from], state["decode"])  # type: ignore[misc]
+        for shard, (path, then) in zip(self._shards, made_from, strict=True):
+            check_same(path, shard.made_from, then)
 
     def __del__(self) -> None:
         for handle in getattr(self, "_open", {}).values():
