@@ -54,6 +54,7 @@ if _typing.TYPE_CHECKING:
     from elastix.search.searchers.evolution import Evolution
     from elastix.search.searchers.optuna import Optuna
     from elastix.search.searchers.random import Random
+    from elastix.search.searchers.screened import ScreenedEvolution
     from elastix.train.trainer import ElasticTrainer, Result
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "Results",
     "RunConfig",
     "ScalingConfig",
+    "ScreenedEvolution",
     "SearchError",
     "Shared",
     "State",
@@ -117,6 +119,7 @@ _LATER = {
     "Random": "elastix.search.searchers.random",
     "Result": "elastix.train.trainer",
     "Results": "elastix.search.results",
+    "ScreenedEvolution": "elastix.search.searchers.screened",
     "Shared": "elastix.data.shared",
     "Tar": "elastix.data.formats.tar",
     "TensorBoard": "elastix.observe.tensorboard",

@@ -40,6 +40,7 @@ from elastix.search.loop import Terms as LoopTerms
 from elastix.search.results import Results
 from elastix.search.rungs import Rungs
 from elastix.search.searchers.evolution import Evolution
+from elastix.search.searchers.screened import ScreenedEvolution
 from elastix.search.space import Space, as_space
 from elastix.search.trial import Objectives, Searcher, Trial
 from elastix.store import Store
@@ -83,8 +84,8 @@ class Campaign:
             bytes. By default with the provider "parent" alone: what a distant relative has
             gathered does not fit the gradients behind so many fresh layers.
         provider: from which model: "parent" that the suggestion was made from, or the best match
-            among this campaign's models in the "store". By default the parent with Evolution,
-            which has parents, and the store with any other searcher.
+            among this campaign's models in the "store". By default the parent with Evolution and
+            ScreenedEvolution, which have parents, and the store with any other searcher.
         run: name, store and seed. The same name and store continue a campaign.
         rungs: Asha or Median: which trials go on.
         rerank: run so many of the best again without inheritance at the end; "scratch" means 5.
@@ -150,7 +151,7 @@ class Campaign:
         self._searcher = Evolution() if searcher is None else able("searcher", searcher, Searcher)
         self._budget = of_kind("budget", budget, Budget)
         self._inherit: Mode = inherit
-        has_parents = isinstance(self._searcher, Evolution)
+        has_parents = isinstance(self._searcher, Evolution | ScreenedEvolution)
         self._provider: Provider = provider or ("parent" if has_parents else "store")
         chosen = self._provider == "parent"
         if inherit_optimizer is not None:

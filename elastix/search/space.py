@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from elastix.errors import ConfigError, EmptySpace
 from elastix.search import values
 from elastix.search.trial import Config, config_key
 from elastix.search.values import Parameter, Values, generator
+
+_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,13 @@ class Blocks:
         """A random length, then random blocks."""
         length = int(rng.randint(self.min, self.max + 1))
         return [values.draw(self.block, rng) for _ in range(length)]
+
+    def samples(self, count: int, rng: RandomState) -> list[list[Values]]:
+        """Up to `count` sequences as `sample` draws them, all at once."""
+        lengths = rng.randint(self.min, self.max + 1, count).tolist()
+        blocks = iter(values.draw_many(self.block, sum(lengths), rng))
+        drawn = [list(islice(blocks, length)) for length in lengths]
+        return [each for each, length in zip(drawn, lengths, strict=True) if len(each) == length]
 
     def default(self) -> list[Values]:
         """Default blocks, as many as halfway between min and max."""
@@ -162,6 +172,24 @@ class Space:
             f"none of {values.TRIES} random configurations is valid, the last of them {config}. "
             "Nothing was started. Loosen the forbidden clauses or `valid`."
         )
+
+    def samples(self, count: int, rng: RandomState) -> list[Config]:
+        """Up to `count` random configurations, drawn together for a fraction of the time.
+
+        The same one may come twice. Fewer, or none, where most are not valid.
+        """
+        found: list[Config] = []
+        for _ in range(_ROUNDS):
+            if len(found) < count:
+                found += self._drawn_together(count - len(found), rng)
+        return found
+
+    def _drawn_together(self, count: int, rng: RandomState) -> list[Config]:
+        drawn = values.draw_many(self.plain, count, rng) if len(self.plain) else [{}] * count
+        for name, part in self.blocks.items():
+            pairs = zip(drawn, part.samples(count, rng), strict=False)  # some were forbidden
+            drawn = [{**config, name: blocks} for config, blocks in pairs]
+        return [config for config in drawn if self._is_allowed(config)]
 
     def get_default_configuration(self) -> Config:
         """Every hyperparameter at its default, or a random one if that is not valid."""

@@ -65,6 +65,19 @@ def draw(space: ConfigurationSpace, rng: RandomState) -> Values:
     )
 
 
+def draw_many(space: ConfigurationSpace, count: int, rng: RandomState) -> list[Values]:
+    """Up to `count` draws, fewer where some are forbidden. Many cost little more than one.
+
+    Each hyperparameter is drawn for all of them at once: ConfigSpace takes 30 us a call.
+    """
+    columns = {
+        name: hyperparameter.sample_value(size=count, seed=rng)
+        for name, hyperparameter in space.items()
+    }
+    drawn = (active(space, lambda n, i=i: columns[n][i]) for i in range(count))  # type: ignore[misc]
+    return [values for values in drawn if not forbidden(space, values)]
+
+
 def default(space: ConfigurationSpace) -> Values:
     """Every active hyperparameter at its default."""
     return {name: plain(value) for name, value in space.get_default_configuration().items()}

@@ -1,5 +1,7 @@
 """Every searcher by the one suite, and what is particular to each."""
 
+import json
+import math
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ import elastix
 from elastix.errors import ConfigError
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.searchers.random import Random
+from elastix.search.searchers.screened import ScreenedEvolution
 from elastix.search.space import Space
 from elastix.search.trial import Suggestion, Trial, TrialState
 from elastix.testing.searcher_contract import (
@@ -83,6 +86,84 @@ class TestEvolution(SearcherContract):
             Evolution(**wrong)
 
 
+class TestScreenedEvolution(SearcherContract):
+    def make(self):
+        return ScreenedEvolution(population=12, sample=4, candidates=40)
+
+    def test_children_carry_one_of_the_latest_as_parent(self):
+        searcher = self.started(architecture())
+        trials, children = {}, 0
+        for number in range(40):
+            (suggestion,) = searcher.ask(1)
+            trial = finished(suggestion, number, (float(len(suggestion.config["body"])),))
+            trials[number] = trial.but(ref=elastix.Ref(f"{number:064x}"))
+            searcher.tell([trials[number]])
+            if suggestion.parent_number is not None:
+                assert number >= searcher.initial
+                assert number - 12 <= suggestion.parent_number < number
+                assert suggestion.parent == trials[suggestion.parent_number].ref
+                children += 1
+        assert children > 10
+
+    def test_a_forest_makes_more_of_the_same_number_of_trials(self):
+        plain = screened = 0.0
+        for seed in range(4):
+            ours, theirs = self.started(smooth(), seed=seed), Evolution(population=12, sample=4)
+            theirs.start(smooth(), seed=seed)
+            screened += min(trial.losses[0] for trial in drive(ours, bowl, 40))
+            plain += min(trial.losses[0] for trial in drive(theirs, bowl, 40))
+        assert screened < plain
+
+    def test_a_region_in_which_all_fail_is_avoided(self):
+        searcher = self.started(smooth(), seed=1)
+        bad = 0
+        for number in range(60):
+            (suggestion,) = searcher.ask(1)
+            fails = suggestion.config["kind"] == "bad"
+            bad += fails and number >= 30
+            loss = float(number % 3)
+            ended = failed(suggestion, number) if fails else finished(suggestion, number, (loss,))
+            searcher.tell([ended])
+        assert bad < 5
+
+    def test_saved_and_restored_at_every_step_it_goes_on_the_same(self):
+        """The forest is not saved: it follows from the observations, told singly or together."""
+        ours, theirs = self.started(smooth()), self.started(smooth())
+        number = 0
+        for count in (1, 3, 9, 1, 1, 2, 5, 1, 1, 1, 4, 1, 1, 1):
+            asked = ours.ask(count)
+            assert theirs.ask(count) == asked
+            told = [finished(s, number + i, bowl(s.config)) for i, s in enumerate(asked)]
+            number += count
+            ours.tell(told)
+            for trial in told:
+                theirs.tell([trial])
+            saved = json.loads(json.dumps(theirs.state_dict()))
+            theirs = self.started(smooth(), seed=5)
+            theirs.load_state_dict(saved)
+
+    def test_it_knows_of_the_latest_trials_alone(self, monkeypatch):
+        monkeypatch.setattr("elastix.search.searchers.forest._SPAN", 30)
+        monkeypatch.setattr("elastix.search.searchers.screened.KEPT", 33)
+        searcher = self.started(smooth())
+        drive(searcher, bowl, 60)
+        saved = json.loads(json.dumps(searcher.state_dict()))
+        assert len(saved["observed"]) == 33
+        assert len(saved["seen"]) == 60
+        other = self.started(smooth(), seed=9)
+        other.load_state_dict(saved)
+        assert other.ask(3) == searcher.ask(3)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"sample": 0}, {"population": 3, "sample": 4}, {"initial": 0}, {"candidates": 1},
+         {"kappa": -1.0}, {"kappa": math.nan}],
+    )  # fmt: skip
+    def test_wrong_sizes(self, wrong):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            ScreenedEvolution(**wrong)
+
+
 class TestDeepHyper(SearcherContract):
     rounds = 24
 
@@ -129,7 +210,9 @@ class TestOptuna(SearcherContract):
             space.check(suggest(study.ask(), space))
 
 
-@pytest.mark.parametrize("name", ["Random", "Evolution", "DeepHyper", "Optuna"])
+@pytest.mark.parametrize(
+    "name", ["Random", "Evolution", "ScreenedEvolution", "DeepHyper", "Optuna"]
+)
 def test_a_bare_configuration_space_will_do(name):
     searcher = getattr(elastix, name)()
     searcher.start(ConfigurationSpace(space=[Categorical("x", [1, 2, 3])]))
@@ -167,8 +250,9 @@ def _sampled(count):
 def test_libraries_are_imported_when_asked_for():
     code = (
         "import sys, elastix, elastix.search.space, elastix.search.rungs\n"
-        "elastix.Evolution, elastix.Random\n"
-        "print([name for name in ('ray', 'deephyper', 'optuna') if name in sys.modules])"
+        "elastix.Evolution, elastix.Random, elastix.ScreenedEvolution\n"
+        "found = [n for n in ('ray', 'deephyper', 'optuna', 'sklearn') if n in sys.modules]\n"
+        "print(found)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

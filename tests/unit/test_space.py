@@ -97,6 +97,41 @@ def test_samples_are_valid_and_survive_json_and_flattening(name, seed):
 
 
 @pytest.mark.parametrize("name", SPACES)
+def test_many_drawn_together_are_like_any_drawn_one_by_one(name):
+    space = SPACES[name]
+    drawn = space.samples(60, generator(7))
+    assert len(drawn) == 60
+    assert drawn == space.samples(60, generator(7))
+    for config in drawn:
+        space.check(config)
+        assert json.loads(json.dumps(config)) == config
+        assert space.from_flat(space.to_flat(config)) == config
+
+
+def test_many_drawn_together_have_the_same_distribution():
+    space = SPACES["both"]
+    together = space.samples(600, generator(1))
+    singly = [space.sample(generator(2, i)) for i in range(600)]
+
+    def means(configs):
+        return [
+            sum(config["depth"] for config in configs) / 600,
+            sum("rate" in config for config in configs) / 600 * 3,
+            sum(len(config["b"]) for config in configs) / 600,
+            sum(block["flag"] for config in configs for block in config["a"]) / 600,
+        ]
+
+    assert means(together) == pytest.approx(means(singly), abs=0.4)
+
+
+def test_where_hardly_anything_is_valid_few_are_drawn_together():
+    space = Space([Integer("x", (0, 999))], valid=lambda config: config["x"] % 100 == 7)
+    drawn = space.samples(50, generator(0))
+    assert len(drawn) < 10
+    assert all(config["x"] % 100 == 7 for config in drawn)
+
+
+@pytest.mark.parametrize("name", SPACES)
 @quick
 @given(SEEDS)
 def test_what_the_flat_space_samples_is_valid(name, seed):

@@ -1,0 +1,143 @@
+"""A forest of random trees over the places that configurations took: what screened.py asks.
+
+Pure: the forest is a function of the seed and of the observations in their order, so it is never
+saved. Growing it is what an `ask` costs. Two things keep that small and bounded: a tree is grown
+from at most `_DRAWS` observations, and after each one only a third of the trees is grown anew;
+the others are those of one or two observations before.
+
+The encoding: numbers on their own scale (logarithmic if the space says so) from 0 to 1, a column
+for each choice that has no order, -1 for what is not active.
+
+Source: Geurts et al., Extremely randomized trees, 2006.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ConfigSpace import Constant
+from ConfigSpace.hyperparameters import CategoricalHyperparameter
+from numpy.random import MT19937, RandomState, SeedSequence
+from numpy.typing import NDArray
+
+from elastix.search.pareto import Losses
+from elastix.search.space import Space
+from elastix.search.trial import Config
+from elastix.search.values import choices
+
+Rows = NDArray[np.float32]
+
+_TREES = 60
+_EVERY = 4
+_DRAWS = 256
+_SPAN = 1000
+
+KEPT = _SPAN + _EVERY
+"""How many of the latest observations a forest can be asked to learn from."""
+
+
+class Encoding:
+    """Configurations of a space as rows of numbers."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._parameters = {n: h for n, h in space.flat.items() if not isinstance(h, Constant)}
+        self._places = {
+            name: {choice: place for place, choice in enumerate(listed)}
+            for name, parameter in self._parameters.items()
+            if (listed := choices(parameter)) is not None
+        }
+
+    def rows(self, configs: Sequence[Config]) -> Rows:
+        """One row each, as wide for every configuration of the space."""
+        flats = [self._space.to_flat(config) for config in configs]
+        columns: list[NDArray[Any]] = []
+        for name, parameter in self._parameters.items():
+            active = [i for i, flat in enumerate(flats) if name in flat]
+            found = [flats[i][name] for i in active]
+            places = self._places.get(name)
+            column = np.full(len(flats), -1.0)
+            if found:
+                column[active] = (
+                    parameter.to_vector(np.array(found))
+                    if places is None
+                    else [places[value] for value in found]
+                )
+            if isinstance(parameter, CategoricalHyperparameter) and len(parameter.choices) > 2:
+                columns += [column == place for place in range(len(parameter.choices))]
+            else:
+                columns.append(column)
+        if not columns:
+            return np.zeros((len(flats), 1), dtype=np.float32)
+        return np.column_stack(columns).astype(np.float32)
+
+
+class Forest:
+    """Says of configurations which place they may take among those observed, 0 best and 1 worst."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._trees: list[tuple[int, Any]] = [(0, None)] * _TREES  # observations, tree
+
+    def grow(self, rows: Rows, losses: Sequence[Losses], count: int) -> None:
+        """Learn from the latest observations; those known before are not looked at again.
+
+        Args:
+            rows: an encoded configuration each, the last `KEPT` or all there are.
+            losses: of each; empty for one that failed, which takes the last place.
+            count: how many observations there have been in all, at least one.
+        """
+        import sklearn  # half a second to import
+        from sklearn.tree import ExtraTreeRegressor
+
+        gone = count - len(losses)
+        places: dict[int, NDArray[np.float64]] = {}
+        with sklearn.config_context(skip_parameter_validation=True):
+            for number, (known, _) in enumerate(self._trees):
+                until = max(1, count - (count - number) % _EVERY)
+                if known == until:
+                    continue
+                span = slice(max(0, until - gone - _SPAN), until - gone)
+                if until not in places:
+                    places[until] = ranks(losses[span])
+                target = places[until]
+                rng = RandomState(MT19937(SeedSequence([self._seed, until, number + 1])))
+                draws = rng.randint(0, len(target), min(len(target), _DRAWS))
+                tree = ExtraTreeRegressor(random_state=rng)
+                tree.fit(rows[span][draws], target[draws], check_input=False)
+                self._trees[number] = until, tree.tree_
+
+    def lower(self, rows: Rows, pending: Rows, kappa: float) -> NDArray[np.float64]:
+        """Mean over the trees less `kappa` standard deviations; low is worth trying.
+
+        In a tree in which a pending configuration falls into the same leaf nothing new is to be
+        learned, so the deviation counts by the share of the other trees.
+        """
+        values = np.empty((_TREES, len(rows)))
+        known = np.zeros(len(rows))
+        for number, (_, tree) in enumerate(self._trees):
+            leaves = tree.apply(rows)
+            values[number] = tree.value[leaves, 0, 0]
+            if len(pending):
+                known += np.isin(leaves, tree.apply(pending))
+        lower: NDArray[np.float64] = values.mean(0) - kappa * values.std(0) * (1 - known / _TREES)
+        return lower
+
+
+def ranks(losses: Sequence[Losses]) -> NDArray[np.float64]:
+    """By how many each is beaten, as a share: 0 for the best, 1 for what failed.
+
+    With several losses: by how many it is dominated.
+
+    Source: Fonseca & Fleming, Genetic algorithms for multiobjective optimization, 1993.
+    """
+    scored = [place for place, each in enumerate(losses) if each]
+    beaten = np.full(len(losses), float(len(losses)))
+    if scored:
+        values = np.array([losses[place] for place in scored])
+        if values.shape[1] == 1:
+            beaten[scored] = np.searchsorted(np.sort(values[:, 0]), values[:, 0])
+        else:
+            never_worse = np.all(values[:, None] <= values[None], axis=2)
+            beaten[scored] = (never_worse & ~never_worse.T).sum(axis=0)
+    return beaten / len(losses)

@@ -1,0 +1,185 @@
+"""Evolution whose children a forest has looked at before they are trained.
+
+As in aging evolution the youngest live, and tournaments among them choose parents. But each
+proposal is the best of many candidates: half of them are mutations of parents, every third of
+these mutated once more, the other half are fresh random ones. "Best" is by a forest of random
+trees that has learned the places which earlier trials took, so scales of losses do not matter:
+its mean less some standard deviations, since what is uncertain is worth trying.
+
+Children keep their parents, so that models are inherited as with Evolution. A fresh one has none.
+
+Source: Real et al., AAAI'19 (evolution); Hutter et al., SMAC, 2011 (random forests that choose
+among neighbours of the good and random configurations); White et al., BANANAS, AAAI'21
+(mutations, chosen by a model).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ConfigSpace import ConfigurationSpace
+from numpy.random import RandomState
+
+from elastix.errors import ConfigError
+from elastix.search.pareto import order
+from elastix.search.searchers.forest import KEPT, Encoding, Forest, Rows
+from elastix.search.searchers.known import Known, Started
+from elastix.search.space import Space
+from elastix.search.trial import Config, Suggestion, Trial
+from elastix.state import Ref
+
+_TWICE = 1 / 3
+_PENDING = 100  # the latest: what was proposed long ago resembles candidates of now the least
+
+
+class _Observed(NamedTuple):
+    """What is kept of a trial. JSON writes it as a list. No losses: it failed."""
+
+    config: Config
+    losses: Sequence[float]
+    ref: Ref | None
+    number: int
+
+
+class ScreenedEvolution:
+    """Evolution screened by a forest.
+
+    An `ask` and a `tell` take tens of milliseconds, however many trials there are, where
+    Evolution's take one: for trials of a second or more.
+
+    Args:
+        population: how many live: the latest that have a score, or with several objectives the
+            best.
+        sample: how many are drawn for each mutation, the best of which is its parent.
+        initial: random configurations that come first.
+        candidates: how many the forest chooses from, half of them mutations.
+        kappa: how many standard deviations are taken off the mean. More explores more.
+    """
+
+    known = Started()
+
+    def __init__(
+        self,
+        population: int = 32,
+        sample: int = 8,
+        initial: int = 10,
+        candidates: int = 80,
+        kappa: float = 1.5,
+    ) -> None:
+        if not 1 <= sample <= population or initial < 1 or candidates < 2 or not kappa >= 0:
+            raise ConfigError(
+                f"ScreenedEvolution(population={population}, sample={sample}, initial={initial}, "
+                f"candidates={candidates}, kappa={kappa}): 1 <= sample <= population, initial >= "
+                "1, candidates >= 2 and kappa >= 0. Nothing was started."
+            )
+        self.population = population
+        self.sample = sample
+        self.initial = initial
+        self.candidates = candidates
+        self.kappa = kappa
+
+    def start(
+        self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
+    ) -> None:
+        """See Searcher."""
+        self.known = Known.begin(space, objectives, seed)
+        self._encoding = Encoding(self.known.space)
+        self._forget()
+        self._learn([])
+
+    def ask(self, n: int = 1) -> list[Suggestion]:
+        """See Searcher."""
+        found = []
+        for _ in range(n):
+            rng = self.known.rng()
+            suggestion = self._screened(rng) or self._random(rng)
+            if suggestion is None:
+                break
+            found.append(self.known.propose(suggestion))
+        return found
+
+    def _random(self, rng: RandomState) -> Suggestion | None:
+        config = self.known.fresh(rng)
+        return None if config is None else Suggestion(config)
+
+    def _screened(self, rng: RandomState) -> Suggestion | None:
+        """The candidate that looks best; None while too little is known, or if none is new."""
+        if sum(1 for each in self._observed if each.losses) < self.initial:
+            return None
+        mutations = self.candidates // 2
+        candidates = [self._child(rng) for _ in range(mutations)]
+        fresh = self.known.space.samples(self.candidates - mutations, rng)
+        candidates += [Suggestion(config) for config in fresh]
+        new: dict[str, Suggestion] = {}
+        for candidate in candidates:
+            if candidate is not None and candidate.key not in self.known.seen:
+                new.setdefault(candidate.key, candidate)
+        if not new:
+            return None
+        self._forest.grow(self._rows, [each.losses for each in self._observed], self._told)
+        rows = self._encoding.rows([candidate.config for candidate in new.values()])
+        lower = self._forest.lower(rows, self._pending(), self.kappa)
+        return list(new.values())[int(np.argmin(lower))]
+
+    def _child(self, rng: RandomState) -> Suggestion | None:
+        drawn = rng.choice(len(self._ranked), min(self.sample, len(self._ranked)), replace=False)
+        parent = self._ranked[min(drawn)]
+        config = self.known.space.mutate(parent.config, rng)
+        if config is not None and rng.random_sample() < _TWICE:
+            config = self.known.space.mutate(config, rng)
+        return None if config is None else Suggestion(config, parent.ref, parent.number)
+
+    def _pending(self) -> Rows:
+        latest = list(self.known.pending.values())[-_PENDING:]
+        return self._encoding.rows([each.config for each in latest])
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """See Searcher. A failed trial has no children, and takes the last place."""
+        self.known.tell(trials)
+        valid = self.known.space.is_valid
+        self._learn(
+            [
+                _Observed(t.config, t.losses if t.scored else (), t.ref, t.number)
+                for t in trials
+                if valid(t.config)
+            ]
+        )
+
+    def _forget(self) -> None:
+        self._observed: list[_Observed] = []
+        self._living: list[_Observed] = []
+        self._told = 0
+        self._rows = self._encoding.rows([])
+        self._forest = Forest(self.known.seed)
+
+    def _learn(self, observed: Sequence[_Observed]) -> None:
+        """The forest learns from the latest; who lives is decided as in Evolution."""
+        self._told += len(observed)
+        self._observed = [*self._observed, *observed][-KEPT:]
+        rows = self._encoding.rows([each.config for each in observed])
+        self._rows = np.concatenate([self._rows, rows])[-KEPT:]
+        self._living += [each for each in observed if each.losses]
+        if self.known.objectives == 1:
+            self._living = self._living[-self.population :]
+        elif len(self._living) > self.population:
+            best = order([each.losses for each in self._living])[: self.population]
+            self._living = [self._living[place] for place in sorted(best)]
+        self._ranked = [self._living[i] for i in order([each.losses for each in self._living])]
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Searcher."""
+        return {
+            **self.known.state_dict(),
+            "observed": [list(each) for each in self._observed],
+            "living": [list(each) for each in self._living],
+            "told": self._told,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See Searcher."""
+        self.known.load_state_dict(state_dict)
+        self._forget()
+        self._learn([_Observed(*values) for values in state_dict["observed"]])
+        self._told = state_dict["told"]
+        self._living = [_Observed(*values) for values in state_dict["living"]]
+        self._learn([])
