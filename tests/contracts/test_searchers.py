@@ -157,7 +157,8 @@ class TestScreenedEvolution(SearcherContract):
     @pytest.mark.parametrize(
         "wrong",
         [{"sample": 0}, {"population": 3, "sample": 4}, {"initial": 0}, {"candidates": 1},
-         {"kappa": -1.0}, {"kappa": math.nan}],
+         {"kappa": -1.0}, {"kappa": math.nan},
+         {"population": 9.5}, {"kappa": "much"}],
     )  # fmt: skip
     def test_wrong_sizes(self, wrong):
         with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -13,6 +13,7 @@ among neighbours of the good and random configurations); White et al., BANANAS, 
 (mutations, chosen by a model).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -66,11 +67,19 @@ class ScreenedEvolution:
         candidates: int = 80,
         kappa: float = 1.5,
     ) -> None:
-        if not 1 <= sample <= population or initial < 1 or candidates < 2 or not kappa >= 0:
+        whole = all(type(n) is int for n in (population, sample, initial, candidates))
+        if (
+            not (whole and isinstance(kappa, int | float))
+            or not 1 <= sample <= population
+            or initial < 1
+            or candidates < 2
+            or not 0 <= kappa < math.inf
+        ):
             raise ConfigError(
-                f"ScreenedEvolution(population={population}, sample={sample}, initial={initial}, "
-                f"candidates={candidates}, kappa={kappa}): 1 <= sample <= population, initial >= "
-                "1, candidates >= 2 and kappa >= 0. Nothing was started."
+                f"ScreenedEvolution(population={population!r}, sample={sample!r}, "
+                f"initial={initial!r}, candidates={candidates!r}, kappa={kappa!r}): whole numbers "
+                "1 <= sample <= population, initial >= 1 and candidates >= 2, and a finite kappa "
+                ">= 0. Nothing was started."
             )
         self.population = population
         self.sample = sample
