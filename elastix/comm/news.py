@@ -29,6 +29,7 @@ class News:
         self._dismissed: Exception | None = None
         self._invitation: tuple[Address, ...] = ()
         self._on_proposal: Callable[[Membership], None] | None = None
+        self._on_urgent: Callable[[], None] | None = None
         self.members: dict[int, tuple[int, ...]] = {}
         self.heard_at: dict[int, float] = {}
 
@@ -46,6 +47,10 @@ class News:
         """Call `listener` with each new proposal, in the thread that publishes it."""
         self._on_proposal = listener
 
+    def on_urgent(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each membership to enter at once, in the thread that publishes."""
+        self._on_urgent = listener
+
     def publish(self, membership: Membership) -> None:
         """Announce a membership. Old news, arriving late, changes nothing."""
         fresh = membership.generation > max(self._urgent.generation, self._proposed.generation)
@@ -59,6 +64,8 @@ class News:
             if not membership.urgent and membership.generation > self._proposed.generation:
                 self._proposed = membership
             self._changed.notify_all()
+        if fresh and membership.urgent and self._on_urgent is not None:
+            self._on_urgent()
 
     def invite(self, donors: tuple[Address, ...]) -> None:
         """Catch up from one of these peers, the first of them if it is there."""

@@ -7,23 +7,38 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from elastix.errors import Corrupt, NotFound
+from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.events import Event, from_record, to_record
+from elastix.observe.lock import Lock
 
 
 class Journal:
     """Appends events to a file. A line is handed to the system before `append` returns.
 
-    A half-written last line (the writer was killed) is cut off when the journal is opened again.
+    It has one writer at a time. A half-written last line (the writer was killed) is cut off when
+    the journal is opened again.
+
+    Args:
+        path: of the file; beside it is the lock.
+        stays: the writer is not bound to a driver and goes on without one.
+        patience_s: how long another writer, which is about to end, is waited for.
+
+    Raises:
+        Conflict: another process writes it; names that.
+        StoreError: it cannot be locked.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: Path, *, stays: bool = False, patience_s: float = 0.0) -> None:
         self.path = path
+        what = f"the journal {path} is written"
+        self._lock = Lock(lock_of(path), what, stays=stays, patience_s=patience_s)
+        is_new = not path.exists()
         self._file = path.open("ab")
         whole = _whole_bytes(path)
         if whole < self._file.tell():
             self._file.truncate(whole)
+        if is_new:
+            _sync_directory(path.parent)
 
     def append(self, event: Event, serial: int | None = None) -> None:
         """Add one event; `serial` numbers those that several workers may send."""
@@ -32,10 +47,24 @@ class Journal:
         self._file.write(line.encode())
         self._file.flush()
 
+    def sync(self) -> None:
+        """Make durable what was appended, against the death of the host too.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be made durable: {error}.") from error
+
     def close(self) -> None:
-        """Make it durable and let go of the file."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Make it durable, and let others write it."""
+        try:
+            self.sync()
+        finally:
+            self._file.close()
+            self._lock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +76,11 @@ class Journal:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def lock_of(path: Path) -> Path:
+    """The lock that the writer of the journal at `path` holds."""
+    return path.with_suffix(".lock")
 
 
 def read(path: Path) -> Iterator[Event]:
@@ -102,6 +136,14 @@ def _parse(line: bytes, place: str) -> tuple[Event, int | None]:
         return from_record(record), serial
     except (json.JSONDecodeError, UnicodeDecodeError, Corrupt) as error:
         raise Corrupt(f"{place} is no event: {error}") from error
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _whole_bytes(path: Path) -> int:

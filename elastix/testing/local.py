@@ -171,6 +171,7 @@ class _Supervisor:
             emit=self._emit,
             journaled=lambda: self._step,
             fail=self._failed.append,
+            sync=self._journal.sync,
         )
         self._checkpoints = Checkpoints(
             Store(place.store), settings.run, settings.checkpoint, outlets
@@ -183,7 +184,12 @@ class _Supervisor:
         self._crew = crew
         self._spares = crew.spares  # to be started when the group has formed
         self._vigil = vigil
-        begun, settings = begin(self._checkpoints, settings, place.restore)
+        try:
+            begun, settings = begin(self._checkpoints, settings, place.restore)
+        except ElastixError:
+            self._checkpoints.close()
+            self._journal.close()
+            raise
         self._args = (train, config, settings, place.store)
         self._processes: dict[int, BaseProcess] = {}
         self._lines: dict[int, Connection] = {}

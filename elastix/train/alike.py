@@ -4,6 +4,7 @@ They are numbered; rank 0 sends them to the journal, which takes each number onc
 theirs until the journal has confirmed them, and whoever becomes rank 0 sends what is left.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -13,36 +14,47 @@ Send = Callable[[Event, int], None]
 
 
 class AlikeEvents:
-    """One worker's. Used in the training thread.
+    """One worker's. Used in the training thread, but for `send_again`.
 
     Args:
-        send: an event and its number, to the journal.
+        send: an event and its number, to the journal. Never blocks for long.
+        first: whether this worker is the first of its group, as far as it knows at that moment.
 
     Attributes:
         serial: number of the next one; part of the State.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, first: Callable[[], bool]) -> None:
         self.serial = 0
         self._send = send
+        self._first = first
         self._unconfirmed: deque[tuple[int, Event]] = deque()
         self._confirmed = -1
+        self._sending = threading.Lock()
 
-    def emit(self, event: Event, first: bool) -> None:
+    def emit(self, event: Event) -> None:
         """The next one; it is sent if this worker is the first of its group."""
-        serial = self.serial
-        self.serial += 1
-        self._unconfirmed.append((serial, event))
-        if first:
-            self._send(event, serial)
+        with self._sending:
+            serial = self.serial
+            self.serial += 1
+            self._unconfirmed.append((serial, event))
+            if self._first():
+                self._send(event, serial)
 
     def confirm(self, serial: int) -> None:
         """The journal has all up to this number."""
-        self._confirmed = max(self._confirmed, serial)
-        while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed:
-            self._unconfirmed.popleft()
+        with self._sending:
+            self._confirmed = max(self._confirmed, serial)
+            while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed:
+                self._unconfirmed.popleft()
 
     def send_again(self) -> None:
-        """The first before this worker may have died before it had told the journal everything."""
-        for serial, event in self._unconfirmed:
-            self._send(event, serial)
+        """The group is another: the first before may have died before it had told everything.
+
+        Any thread may call it. The training thread may be waiting for just these events, as the
+        State that it wants stored is not until the journal has them.
+        """
+        with self._sending:
+            if self._first():
+                for serial, event in self._unconfirmed:
+                    self._send(event, serial)

@@ -200,6 +200,7 @@ class Controller:
             emit=self._emit,
             journaled=lambda: self._log.step,
             fail=self._fail,
+            sync=self._log.sync,
         )
         store = plan.heritage.open_store() if plan.heritage is not None else None
         store = store or Store(plan.run.store)
@@ -215,7 +216,8 @@ class Controller:
             rollback=plan.failure.recovery == "rollback",
         )
         begun: list[Event] = []
-        before = self._log.open(plan.directory / "journal.jsonl", plan.opening)
+        path, stays = plan.directory / "journal.jsonl", plan.run.detached
+        before = self._log.open(path, plan.opening, stays, succession.LET_GO_S)
         again = again and bool(self._log.history)
         if again:
             settings = replace(settings, left_out=restore.left_out(before))

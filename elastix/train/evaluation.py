@@ -48,8 +48,8 @@ class Evaluation(RoundAlone):
         length = len(self._dataset)  # type: ignore[arg-type]
         start, stop = (length * (group.rank + i) // group.size for i in (0, 1))
         with evaluating(self._model):
-            if start == stop:  # the names of the metrics are needed even so
-                return self._batch(range(min(1, length))) * 0
+            if start == stop:  # the names of the metrics are needed even so, not their values
+                return torch.zeros_like(self._batch(range(min(1, length))))
             starts = range(start, stop, self._batch_size)
             parts = [self._batch(range(s, min(s + self._batch_size, stop))) for s in starts]
             return torch.stack(parts).sum(0)

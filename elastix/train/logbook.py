@@ -56,20 +56,23 @@ class Logbook:
         self._listeners = listeners
         self._progress = Progress()
 
-    def open(self, path: Path, opening: Event) -> list[Event]:
+    def open(self, path: Path, opening: Event, stays: bool, patience_s: float) -> list[Event]:
         """Read the journal, and write it from now on.
 
         Args:
             path: the file; it may hold earlier runs of this name.
             opening: the first event of this run. If it is there already, this controller is not
                 the run's first, and everything since is in `history` afterwards.
+            stays, patience_s: see Journal.
 
         Returns:
             All that the file held.
 
         Raises:
+            Conflict: another process writes it, and did not end in time.
             Corrupt: a line is no event.
         """
+        self._journal = Journal(path, stays=stays, patience_s=patience_s)
         before = list(journal.read_numbered(path)) if path.exists() else []
         ours = False
         for event, serial in before:
@@ -77,7 +80,6 @@ class Logbook:
             ours = ours or (isinstance(event, RunStarted) and event.t == opening.t)
             if ours:
                 self._take(event, serial)
-        self._journal = Journal(path)
         return [event for event, _ in before]
 
     @property
@@ -122,6 +124,10 @@ class Logbook:
         """Where the run stands; see Progress.summary."""
         return self._progress.summary(time.time())
 
+    def sync(self) -> None:
+        """Make durable what is written. Any thread may call it."""
+        self._journal.sync()
+
     def close(self) -> None:
-        """Make the journal durable."""
+        """Make the journal durable, and let others write it."""
         self._journal.close()

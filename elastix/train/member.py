@@ -89,7 +89,8 @@ class Member:
         self._peers: set[int] | None = None  # the group as it was at the last boundary
         self._compare = False  # somebody has joined since replicas were compared
         self._compare_now = False  # and so the group has agreed
-        self._alike = AlikeEvents(link.emit)
+        self._alike = AlikeEvents(link.emit, self._first)
+        news.on_urgent(self._alike.send_again)
         self._reports = 0
         self._metrics: dict[str, Any] = {}
         self._listeners: list[Callable[[str, int], None]] = []
@@ -173,7 +174,7 @@ class Member:
             if model is live.model:
                 heritage.warm_start(found, live.modules, live.others)
         elif heritage is not None and heritage.has_ancestor and not self._asked_to_inherit:
-            self._emit_alike(AncestorIgnored())
+            self._alike.emit(AncestorIgnored())
         self._reducer = Reducer(list(live.modules.values()), self._rounds, self)
         layout = layout_of(live.modules)
         if not self.settings.alone:
@@ -199,7 +200,7 @@ class Member:
         found = self.settings.heritage.inherit(model)
         if found is not None:
             self._inherited = model, found
-            self._emit_alike(TensorsInherited(found=found))
+            self._alike.emit(TensorsInherited(found=found))
         return found
 
     # ------------------------------------------------------------------ State
@@ -323,8 +324,7 @@ class Member:
                     watched_steps=joined.watched_steps,
                 )
             )
-        if self.rank == 0:
-            self._alike.send_again()
+        self._alike.send_again()
 
     def recovered(self, recovery: Recovery) -> None:
         """Through with a change of the group."""
@@ -400,7 +400,7 @@ class Member:
         if self._rate is not None:
             self._rate.observe(len(contributors))
         batches = [batch for loader in self._live.loaders for batch in loader.commit(contributors)]
-        self._emit_alike(
+        self._alike.emit(
             StepCommitted(
                 step=self.step,
                 generation=left.complete,
@@ -414,8 +414,14 @@ class Member:
         """Whether a step that was left with this result is to be done again."""
         return decode(result).void
 
-    def _emit_alike(self, event: Event) -> None:
-        self._alike.emit(event, first=self.rank == 0 or self.settings.alone)
+    def _first(self) -> bool:
+        """Whether this worker tells what all know: in its group, or in one that is to be entered.
+
+        It may be told of the death of the first while it is blocked outside of any operation.
+        """
+        urgent = self._news.urgent.members
+        called = self.holder and urgent[:1] == (self.me,)
+        return called or self.rank == 0 or self.settings.alone
 
     # ------------------------------------------------------------------ Pace of the Loaders
 
@@ -496,7 +502,7 @@ class Member:
             )
         loader = Loader(len(self._live.loaders), source, self)
         if not self._live.open(loader):
-            self._emit_alike(loader.opened())
+            self._alike.emit(loader.opened())
         return loader
 
     def scale_rate(self, scaling: RateScaling) -> None:
@@ -534,7 +540,7 @@ class Member:
         self._reports += 1
         self._metrics.update(event.metrics)
         self.phase("report", event.seq)
-        self._emit_alike(event)
+        self._alike.emit(event)
 
     @property
     def epochs(self) -> float:

@@ -25,6 +25,7 @@ from elastix.train.slots import Slot, groups_named
 logger = logging.getLogger(__name__)
 NAMESPACE = "elastix"
 CONTROLLER = "/controller"  # the end of every controller's name
+LET_GO_S = 120.0  # for the journal of a controller that is gone; over NFS its host has a lease
 _GONE_S = 15.0  # Ray needs a moment to end what belonged to a driver that was killed
 _LOOK_S = 0.2
 

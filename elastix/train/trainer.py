@@ -26,10 +26,11 @@ from elastix.config import (
     ScalingConfig,
 )
 from elastix.data.audit import Audit, audit
-from elastix.errors import ConfigError, QuorumLost
+from elastix.errors import ConfigError, Conflict, QuorumLost
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.observe import journal
 from elastix.observe.console import Console
+from elastix.observe.lock import Lock, holder
 from elastix.observe.loggers import Feed, Logger
 from elastix.observe.progress import Progress
 from elastix.observe.timeline import merge
@@ -176,19 +177,28 @@ class ElasticTrainer:
             QuorumLost: too few workers were left, and none came in time.
             TooManyFailures: more losses than allowed.
             ControllerLost: the controller was ended for good, or cannot be started.
-            Conflict: another process is training this run.
+            Conflict: another process is training this run; names it. Nothing was started.
             KeyboardInterrupt: Ctrl-C; fit() again goes on from the last stored State, or attaches
                 to the run if it is detached.
         """
         train = pickle_train(self._train)
         directory = self._run.directory.resolve()
-        started_ray = not ray.is_initialized()
-        if started_ray:
-            ray.init(logging_level=logging.WARNING)
-        try:
+        with contextlib.ExitStack() as held:
+            refusal: Conflict | None = None
+            try:
+                self._own(directory, held)
+            except Conflict as conflict:
+                if not self._run.detached:
+                    raise
+                refusal = conflict  # unless it can be attached to
+            if not ray.is_initialized():
+                ray.init(logging_level=logging.WARNING)
+                held.callback(ray.shutdown)
             controller = self._attach(directory)
             if controller is not None:
                 return self._follow(controller, directory, _history(directory, attached=True))
+            if refusal is not None:
+                raise refusal
             room = _check_capacity(self._scaling)
             run = self._run_id(directory)
             succession.sweep(run)
@@ -204,9 +214,26 @@ class ElasticTrainer:
             finally:
                 if not self._run.detached:
                     remove_placement_group(group)
-        finally:
-            if started_ray:
-                ray.shutdown()
+
+    def _own(self, directory: Path, held: contextlib.ExitStack) -> None:
+        """Make this the one process that trains the run, as long as `held` is.
+
+        Whoever writes the journal has a lock as well (observe.journal), so a detached run is owned
+        when its driver has gone. The controller of one that is not detached dies with its driver,
+        and whoever comes next waits for that.
+
+        Raises:
+            Conflict: another process is at this run; names it.
+        """
+        what = f"run {self._run.name!r} of this store is being trained"
+        patience_s = succession.LET_GO_S if self._watch else 0.0  # a trial has one owner at a time
+        held.enter_context(Lock(directory / "driver.lock", what, patience_s=patience_s))
+        writer = holder(journal.lock_of(directory / "journal.jsonl"))
+        if writer is not None and writer.stays:
+            raise Conflict(
+                f"{what}, detached, by {writer}. Nothing was started. Attach to it with "
+                "RunConfig(detached=True), stop it, or choose another name."
+            )
 
     def stop(self) -> None:
         """End a detached run as soon as can be; `fit` again goes on from the last stored State.

@@ -142,6 +142,14 @@ def test_waiting_for_each_checkpoint_loses_none_even_if_all_die(tmp_path):
     assert [event.step for event in of(Resumed, result.events)] == [8]
 
 
+def test_nobody_waits_for_ever_for_a_state_whose_step_only_the_dead_told(tmp_path):
+    """Rank 0 dies as it leaves a step: the others wait for the store, which waits for that step."""
+    waiting = CheckpointConfig(every_steps=4, keep_last=None, wait=True)
+    kill = Kill(worker=0, phase="left", detail=1, step=7)
+    result = run(tmp_path, [kill], checkpoint=waiting, timeout_s=40.0)
+    assert_stored_as_it_was(tmp_path, result)
+
+
 def test_old_states_go_and_give_their_bytes_back(tmp_path):
     keep = CheckpointConfig(every_steps=1, keep_last=2)
     result = run(tmp_path, [], 2, keep, {"model": "wide"})

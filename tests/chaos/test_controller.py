@@ -3,6 +3,7 @@
 On a real Ray. Laws: exactly once, nothing rolled back that need not be, nobody left behind.
 """
 
+import functools
 import json
 import os
 import signal
@@ -46,6 +47,12 @@ def paced(ctx):
             time.sleep(ctx.config["pace_s"])
 
     ctx.on_phase(look)
+    trainables.train(ctx)
+
+
+def held(go: Path, ctx):
+    """In the middle until the file is there."""
+    ctx.on_phase(lambda name, _: name == "batch" and ctx.step == 3 and until(go.exists))
     trainables.train(ctx)
 
 
@@ -144,6 +151,25 @@ def test_a_killed_controller_comes_back_and_nothing_is_rolled_back(cluster, tmp_
 
 
 @pytest.mark.timeout(400)
+def test_a_second_fit_of_the_run_is_refused_and_disturbs_nobody(cluster, tmp_path):
+    """In another terminal, where it would start a Ray of its own, and in this process."""
+    go = tmp_path / "go"
+    thread, box = in_background(trainer(tmp_path, functools.partial(held, go)).fit)
+    until(lambda: steps_taken(tmp_path) >= 1)
+    other = start_driver(None, tmp_path, detached=False)
+    with pytest.raises(elastix.Conflict, match=f"process {os.getpid()} on .* since "):
+        trainer(tmp_path).fit()
+    said, _ = other.communicate(timeout=200)
+    assert f"Conflict: run 'chaos' of this store is being trained by process {os.getpid()}" in said
+    assert "started Ray" not in said
+    go.touch()
+    thread.join(200)
+    assert "error" not in box, repr(box.get("error"))
+    assert_exactly_once(list(box["result"].events), CONFIG["epochs"])
+    assert len(events_of(tmp_path, GenerationFormed)) == 1
+
+
+@pytest.mark.timeout(400)
 def test_controller_and_a_worker_are_killed_together(cluster, tmp_path):
     thread, box = in_background(trainer(tmp_path, workers=3).fit)
     until(lambda: steps_taken(tmp_path) >= 7)
@@ -201,14 +227,17 @@ def test_a_controller_that_is_ended_for_good_is_a_typed_error_and_leaves_nobody(
 SCRIPT = """
     import ray, elastix
     from tests.chaos import test_controller as chaos
-    ray.init(address={address!r}, log_to_driver=False)
+    if {address!r}:
+        ray.init(address={address!r}, log_to_driver=False)
+    else:
+        ray.init = lambda **_: print("started Ray")
     result = chaos.trainer({store!r}, run={{"detached": {detached}}}).fit()
     print("exact" if result.audit.exact else "NOT EXACT")
 """
 
 
 def start_driver(cluster, store, detached):
-    address = cluster.get_runtime_context().gcs_address
+    address = cluster.get_runtime_context().gcs_address if cluster is not None else ""
     code = textwrap.dedent(SCRIPT).format(address=address, store=str(store), detached=detached)
     return subprocess.Popen(
         [sys.executable, "-u", "-c", code],

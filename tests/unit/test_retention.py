@@ -48,11 +48,31 @@ class Clock:
 
 
 def test_every_few_steps_once_each():
+    assert stored(range(9)) == [4, 8]
     schedule = Schedule(CheckpointConfig(every_steps=4))
-    assert [step for step in range(9) if schedule.due(step)] == [4, 8]
     schedule.stored(4)
     assert schedule.due(4) == ""
     assert schedule.due(8) == "every_steps"
+
+
+def stored(boundaries):
+    """Steps at which a State is stored, with boundaries at these."""
+    schedule = Schedule(CheckpointConfig(every_steps=4))
+    found = []
+    for step in boundaries:
+        if schedule.due(step):
+            schedule.stored(step)
+            found.append(step)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "steps"),
+    [(range(0, 30, 3), [6, 9, 12, 18, 21, 24]), (range(1, 20, 2), [5, 9, 13, 17])],
+    ids=["three steps a batch", "two, and one before the first"],
+)
+def test_a_multiple_that_falls_between_two_boundaries_is_due_at_the_second(boundaries, steps):
+    assert stored(boundaries) == steps
 
 
 def test_time_counts_when_the_group_agrees_on_it():

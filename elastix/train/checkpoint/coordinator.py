@@ -5,8 +5,8 @@ into packs of their own (saver), who writes what stands in assembly, what is kep
 Tags: `RUN/step-N` for each State that is kept, `RUN/last`, `RUN/best`, `RUN/final`.
 
 Invariants: a run goes on from `RUN/last`, which moves in the very transaction that makes the new
-State visible, and not before the journal holds all steps in it. Of workers that hold different
-States nothing is stored: they are compared before.
+State visible, and not before the journal holds all steps in it durably. Of workers that hold
+different States nothing is stored: they are compared before.
 """
 
 import contextlib
@@ -52,13 +52,15 @@ class Outlets:
     Attributes:
         send: an order to one worker; None: to all.
         emit: an event to the journal.
-        journaled: the last step that stands durably in the journal.
+        journaled: the last step that stands in the journal.
+        sync: makes durable what stands in the journal.
         fail: end the run, for this reason.
     """
 
     send: Callable[[int | None, Order | Release], None]
     emit: Callable[[Event], None]
     journaled: Callable[[], int]
+    sync: Callable[[], None]
     fail: Callable[[ElastixError], None]
 
 
@@ -183,6 +185,8 @@ class Checkpoints:
             self._lost(worker)
             return
         mark = message.mark
+        if worker in self._gone and isinstance(message, Offer):
+            return  # it died meanwhile, with its snapshot
         if isinstance(message, Offer):
             self._comparisons.hold(mark, worker, message.digests)
             if mark in self._ended:
@@ -225,6 +229,7 @@ class Checkpoints:
                     self._end(assembly, Release(assembly.mark, error=StoreError(why)))
         if worker == _EVERYBODY:
             self._comparisons.forget()
+            self._ended.clear()  # those who are founded anew come to the same steps again
 
     def _advance(self, assembly: Assembly) -> None:
         now = time.monotonic()
@@ -274,6 +279,7 @@ class Checkpoints:
         if chief.reason == "final":
             tags.append(f"{self._run}/final")
         try:
+            self._sync()
             ref = self.store.put_shares(
                 assembly.shares,
                 meta={**chief.meta, "run": self._run},
@@ -372,6 +378,10 @@ class Checkpoints:
     def _emit(self, event: Event) -> None:
         if self._outlets is not None:
             self._outlets.emit(event)
+
+    def _sync(self) -> None:
+        if self._outlets is not None:
+            self._outlets.sync()
 
     def _journaled(self) -> int:
         return self._outlets.journaled() if self._outlets is not None else 0

@@ -63,7 +63,8 @@ class Schedule:
             return ""
         every = self._config.every_steps
         fresh = step != self.stored_step
-        if fresh and every is not None and step % every == 0:
+        # A batch may take several steps, so the boundary may come after the very multiple.
+        if fresh and every is not None and step // every > self.stored_step // every:
             return "every_steps"
         if fresh and self._agreed:
             return "every_s"

@@ -1,0 +1,159 @@
+"""One run, one writer: locks beside the journal that say who holds them.
+
+The kernel gives a lock back when its process has ended, however it did, so a crash leaves nothing
+behind that stands in the way. Over NFS the server holds the lock (flock(2), "NFS details": the file
+has to be open for writing); that of a host which is gone is free when its lease has run out, a
+minute and a half by default.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from elastix.errors import Conflict, StoreError
+
+_AGAIN_S = 0.1
+_REFUSED = (errno.EAGAIN, errno.EACCES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a lock.
+
+    Attributes:
+        host, pid: of the process.
+        since: Unix time.
+        stays: it is not bound to a driver and goes on without one.
+    """
+
+    host: str
+    pid: int
+    since: float
+    stays: bool = False
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.since))
+        return f"process {self.pid} on {self.host} since {since}"
+
+
+class Lock:
+    """Held from its construction to `close`, or to the end of the process. Forks do not hold it.
+
+    Args:
+        path: of the lock's file; stays there.
+        what: what it means to hold it, as in "run 'digits' is trained".
+        stays: see Holder.
+        patience_s: how long another holder is waited for.
+
+    Raises:
+        Conflict: somebody else holds it; names them.
+        StoreError: there can be no lock here.
+    """
+
+    def __init__(
+        self, path: Path, what: str, *, stays: bool = False, patience_s: float = 0.0
+    ) -> None:
+        me = Holder(host=socket.gethostname(), pid=os.getpid(), since=time.time(), stays=stays)
+        deadline = time.monotonic() + patience_s
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _open(path, os.O_CREAT)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be locked: {error}. Nothing was changed.") from error
+        try:
+            while not _taken(self._file, fcntl.LOCK_EX, path):
+                if time.monotonic() >= deadline:
+                    raise Conflict(
+                        f"{what} by {_holder(self._file) or 'a process that has just begun'}. "
+                        "Nothing was started. Wait for it, stop it, or choose another name."
+                    )
+                time.sleep(_AGAIN_S)
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, json.dumps(asdict(me)).encode(), 0)
+            os.fsync(self._file)
+        except BaseException:
+            os.close(self._file)
+            raise
+        _held.add(self)
+
+    def close(self) -> None:
+        """Let others have it."""
+        if self in _held:
+            _held.discard(self)
+            os.ftruncate(self._file, 0)
+            os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def holder(path: Path) -> Holder | None:
+    """Who holds the lock with this file; None if nobody does, or they do not say yet.
+
+    Raises:
+        StoreError: there can be no lock here.
+    """
+    try:
+        file = _open(path, 0)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be locked: {error}. Nothing was changed.") from error
+    try:
+        return None if _taken(file, fcntl.LOCK_SH, path) else _holder(file)
+    finally:
+        os.close(file)
+
+
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o644)
+
+
+def _taken(file: int, kind: int, path: Path) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _REFUSED:
+            return False
+        raise StoreError(
+            f"{path} cannot be locked: {error}. Nothing was changed. Without locks two writers "
+            "could not be told apart: use a file system that has them, or mount it so."
+        ) from error
+    return True
+
+
+def _holder(file: int) -> Holder | None:
+    try:
+        return Holder(**json.loads(os.pread(file, 4096, 0)))
+    except (ValueError, TypeError):  # it has the lock and has not written yet
+        return None
+
+
+def _forget() -> None:
+    """In a forked child: it outlives its parent at times, and must not keep its locks."""
+    for lock in list(_held):
+        _held.discard(lock)
+        os.close(lock._file)
+
+
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget)
