@@ -45,6 +45,10 @@ class Pace(Protocol):
         """A batch begins; this worker has `share` samples of it."""
         ...
 
+    def exhausted(self) -> None:
+        """The epoch has no batch left: what the train function does next is no step."""
+        ...
+
     def planned(self, loader: int, epochs: int) -> None:
         """The train function is going to make so many epochs of a loader, all told."""
         ...
@@ -271,6 +275,7 @@ class Loader:
         self._pace.boundary()
         drawn = self.draw(self._ahead)
         if drawn is None:
+            self._pace.exhausted()
             return None
         draw, after = drawn
         share = draw.share_of(self._pace.me)

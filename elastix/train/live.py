@@ -118,13 +118,15 @@ class Live:
         return True
 
     def late(self, state: State) -> set[str]:
-        """Tensors of the State that nothing but `optimizer.step` changes."""
+        """Tensors of the State that an optimizer holds: its own step changes them, if any code."""
+        optimizers = {n: o for n, o in self.others.items() if isinstance(o, torch.optim.Optimizer)}
+        groups = (group for optimizer in optimizers.values() for group in optimizer.param_groups)
+        held = {id(parameter) for group in groups for parameter in group["params"]}
         late = {
             prefix + name
             for prefix, module in self.modules.items()
-            for name, _ in module.named_parameters(remove_duplicate=False)
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            if id(parameter) in held
         }
-        for name, other in self.others.items():
-            if isinstance(other, torch.optim.Optimizer):
-                late |= {entry for entry in state.tensors if entry.startswith(f"@{name}/")}
-        return late
+        prefixes = tuple(f"@{name}/" for name in optimizers)
+        return late | {entry for entry in state.tensors if entry.startswith(prefixes)}

@@ -7,7 +7,7 @@ needs from the process around it is a Link.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,6 +83,7 @@ class Member:
         self._asked_to_inherit = False
         self._feed: Feed | None = None
         self._given: Snapshot | None = None
+        self._overlaps = True  # copies are made while the train function goes on
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.save, link.open_store)
         self._saved = Mark(0)
@@ -266,7 +267,7 @@ class Member:
         state = self.capture()
         members = self._members_now()
         occasion = Occasion(mark=mark, reason=reason, members=members, score=score, stored=stored)
-        self.saver.save(state, occasion, self._live.late(state))
+        self.saver.save(state, occasion, self._late(state))
         self._compare = False
         self.phase("snapshot", self.step)
 
@@ -274,7 +275,7 @@ class Member:
         """A copy of the State as it is, made while the next step is computed."""
         self.phase("give", self.step)
         state = self.capture()
-        self._given = given = Stager().take(state, self.step, self._live.late(state))
+        self._given = given = Stager().take(state, self.step, self._late(state))
 
         def complete() -> State:
             given.finish()
@@ -283,6 +284,25 @@ class Member:
             return given.state
 
         return complete
+
+    def _late(self, state: State) -> Collection[str]:
+        """What may be copied while the train function goes on."""
+        return self._live.late(state) if self._overlaps else ()
+
+    def _finish_copies(self) -> None:
+        """The train function may change what is being captured, from here on."""
+        torn = self.saver.finish()
+        if self._given is not None:
+            self._given.finish()
+            torn = torn or self._given.torn
+            self._given = None
+        if torn and self._overlaps:
+            self._overlaps = False
+            logger.warning(
+                "a snapshot cannot be used: %s. Something changes parameters between the start "
+                "of a step and its backward. From now on States are copied at once.",
+                torn,
+            )
 
     def await_stored(self) -> None:
         """Block until the State that `save` was called for last is stored.
@@ -382,10 +402,7 @@ class Member:
 
     def committed(self, left: Left) -> None:
         """A step counts; or it is void, and its samples are drawn again."""
-        self.saver.finish()  # after this the user's code changes what is being captured
-        if self._given is not None:
-            self._given.finish()
-            self._given = None
+        self._finish_copies()
         verdict = decode(left.result)
         self._schedule.agreed(verdict.store)
         self._compare_now = self._compare_now or verdict.compare
@@ -481,6 +498,10 @@ class Member:
             self._reducer.hold_buffers()
         self.phase("batch", self.step)
 
+    def exhausted(self) -> None:
+        """At the end of an epoch other weights are tried, say."""
+        self._finish_copies()
+
     def planned(self, loader: int, epochs: int) -> None:
         """So many epochs are meant to be made. For progress bars; may get lost with rank 0."""
         if self.rank == 0:
@@ -529,6 +550,7 @@ class Member:
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
         work = Evaluation(self._live.model, metric, dataset, batch_size, collate, self.device)
+        self._finish_copies()
         self.phase("evaluate", self.step)
         sums = self._rounds.run(work).result.tolist()
         return {name: total / sums[0] for name, total in zip(work.names, sums[1:], strict=True)}

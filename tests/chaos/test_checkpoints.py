@@ -1,6 +1,7 @@
 """Checkpoints that survive a death: what was accepted can be loaded, on any number of workers."""
 
 import json
+import time
 from pathlib import Path
 from signal import SIGSTOP
 
@@ -148,6 +149,60 @@ def test_nobody_waits_for_ever_for_a_state_whose_step_only_the_dead_told(tmp_pat
     kill = Kill(worker=0, phase="left", detail=1, step=7)
     result = run(tmp_path, [kill], checkpoint=waiting, timeout_s=40.0)
     assert_stored_as_it_was(tmp_path, result)
+
+
+def slowly_copied(ctx):
+    """The train function, with a copying thread that is always late."""
+    from elastix.train.checkpoint import snapshot
+
+    copy_into = snapshot.copy_into
+
+    def slow(copy, source, *, wait):
+        time.sleep(0 if wait else 0.02)
+        copy_into(copy, source, wait=wait)
+
+    snapshot.copy_into = slow
+    model, optimizer, dataset = trainables.make(ctx.config)
+    model, optimizer = ctx.prepare(model, optimizer)
+    log = Path(ctx.config["noted"]) / f"{ctx.worker}.jsonl"
+    loader = ctx.loader(dataset, batch_size=30)
+    for epoch in loader.epochs(ctx.config["epochs"]):
+        for x, y in epoch:
+            if ctx.config["where"] == "before a step":
+                for parameter in model.parameters():
+                    parameter.data.clamp_(-0.02, 0.02)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            now = plain(ctx._member.capture())
+            trainables.note(log, ctx.step, trainables.digest(now))
+        for parameter in model.parameters():
+            parameter.data.neg_()
+        time.sleep(0.05)
+        for parameter in model.parameters():
+            parameter.data.neg_()
+
+
+@pytest.mark.parametrize("where", ["between epochs", "before a step"])
+def test_a_state_is_what_it_was_at_the_boundary_whatever_code_does_to_its_weights(tmp_path, where):
+    """Other weights are tried at the end of an epoch, or clipped before a step: all by `.data`."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    result = run_local(
+        slowly_copied,
+        2,
+        config={**CONFIG, "noted": str(logs), "where": where},
+        directory=tmp_path,
+        checkpoint=EVERY_4,
+    )
+    stored = {event.step: event.ref for event in of(StateStored, result.events)}
+    lost = {event.step for event in of(StateNotStored, result.events)}
+    assert sorted({*stored, *lost}) == [4, 8, 12, 16]
+    assert lost == ({4} if where == "before a step" else set())  # then copies are made at once
+    with Store(tmp_path / "store", read_only=True) as store:
+        for step, ref in stored.items():
+            held = trainables.digest(plain(store.get(ref)))
+            assert {noted[step] for noted in trainables.notes(logs).values()} == {held}
 
 
 def test_old_states_go_and_give_their_bytes_back(tmp_path):

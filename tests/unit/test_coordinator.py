@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from elastix.config import CheckpointConfig
-from elastix.events import StateStored
+from elastix.events import StateNotStored, StateStored
 from elastix.state import State
 from elastix.store import Store
-from elastix.train.checkpoint.assembly import Delivered, Mark, Offer, Order, Release
+from elastix.train.checkpoint.assembly import (
+    Delivered,
+    Mark,
+    Offer,
+    Order,
+    Release,
+    Withdrawn,
+)
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 
 MARK = Mark(20, 2)
@@ -85,6 +92,25 @@ def test_what_a_dead_worker_offered_is_not_waited_for(run):
     run.checkpoints.lost(0)
     run.offer(0, (0,))
     run.offer(1, (1,))
+    assert run.heard(Order) == (1, Order(MARK, ("w",)))
+    run.deliver(1)
+    assert run.heard(Release)[1].ref is not None
+
+
+def test_it_is_told_if_no_worker_has_a_snapshot_that_can_be_used(run):
+    for worker in (0, 1):
+        torn = Withdrawn(MARK, why="'w' has changed", reason="every_steps", members=(0, 1))
+        run.checkpoints.told(worker, torn)
+    assert "'w' has changed" in str(run.heard(Release)[1].error)
+    (told,) = run.events
+    assert isinstance(told, StateNotStored)
+    assert (told.step, told.reason) == (MARK.step, "every_steps")
+
+
+def test_one_worker_with_a_snapshot_is_enough(run):
+    torn = Withdrawn(MARK, why="'w' has changed", reason="final", members=(0, 1))
+    run.checkpoints.told(0, torn)
+    run.offer(1, (0, 1))
     assert run.heard(Order) == (1, Order(MARK, ("w",)))
     run.deliver(1)
     assert run.heard(Release)[1].ref is not None

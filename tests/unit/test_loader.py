@@ -47,6 +47,9 @@ class Pace:
     def drawn(self, share: int) -> None:
         self.shares.append(share)
 
+    def exhausted(self) -> None:
+        pass
+
     def planned(self, loader: int, epochs: int) -> None:
         self.plans.append((loader, epochs))
 

@@ -83,6 +83,46 @@ def test_a_tensor_that_changes_under_the_copy_is_noticed(monkeypatch):
     assert "'b'" in snapshot.torn
 
 
+def no_grad(parameter):
+    with torch.no_grad():
+        parameter.clamp_(-0.01, 0.01)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        no_grad,
+        lambda parameter: parameter.data.clamp_(-0.01, 0.01),
+        lambda parameter: parameter.detach().numpy().__setitem__(..., 0.01),
+        lambda parameter: setattr(parameter, "data", parameter.data.clone().zero_()),
+    ],
+    ids=["in place", ".data in place", "numpy", ".data replaced"],
+)
+def test_what_code_does_to_parameters_under_the_copy_is_in_no_snapshot(monkeypatch, change):
+    """The thread that copies is held up after the first of three; then the loop's code runs."""
+    gate, begun, calls = threading.Event(), threading.Event(), []
+    copy_into = snapshots.copy_into
+
+    def slow(copy, source, *, wait):
+        calls.append(source)
+        if len(calls) == 2:
+            begun.set()
+            assert gate.wait(20)
+        copy_into(copy, source, wait=wait)
+
+    monkeypatch.setattr(snapshots, "copy_into", slow)
+    model = torch.nn.ParameterList([torch.ones(100, 10), torch.ones(7), torch.ones(30, 40).t()])
+    state = capture({"": model}, {})
+    before = bits(state)
+    snapshot = Stager().take(state, 1, set(state.tensors))
+    assert begun.wait(20)
+    for parameter in model:
+        change(parameter)
+    gate.set()
+    snapshot.finish()
+    assert snapshot.torn or bits(snapshot.state) == before
+
+
 def test_memory_is_used_again_and_ties_are_kept_apart():
     shared = torch.randn(5)
     stager = Stager()

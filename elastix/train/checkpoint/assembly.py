@@ -60,11 +60,18 @@ class Offer:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """A worker has no snapshot after all, or (with an error) cannot write its share."""
+    """A worker has no snapshot after all, or (with an error) cannot write its share.
+
+    Attributes:
+        why: it has none.
+        reason, members: as in the Offer that does not come.
+    """
 
     mark: Mark
     error: StoreError | None = None
     why: str = ""
+    reason: str = ""
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,7 @@ class Assembly:
         absent: workers that are lost, or have no snapshot.
         offers: by living worker.
         shares: what was delivered.
+        why: nobody has it, if somebody had withdrawn; else they are lost.
     """
 
     mark: Mark
@@ -117,10 +125,12 @@ class Assembly:
     absent: set[int] = field(default_factory=set)
     offers: dict[int, Offer] = field(default_factory=dict)
     shares: list[Share] = field(default_factory=list)
+    why: str = "every worker that held it is lost"
     _members: set[int] = field(default_factory=set)  # of the groups of those who have offered
     _hands: dict[str, int] = field(default_factory=dict)  # name to the worker asked for it
     _done: set[str] = field(default_factory=set)
     _begun: bool = False
+    _reason: str = ""
     _known: Offer | None = None  # what is in it, even after every holder is gone
 
     def offer(self, worker: int, offer: Offer) -> None:
@@ -130,6 +140,12 @@ class Assembly:
             self._members.update(offer.members)
             self._take_back(worker)
 
+    def withdraw(self, worker: int, withdrawn: Withdrawn) -> None:
+        """A worker has no snapshot."""
+        self._members.update(withdrawn.members)
+        self._reason, self.why = withdrawn.reason, withdrawn.why
+        self.lost(worker)
+
     def deliver(self, share: Share) -> None:
         """Tensors are durable."""
         self.shares.append(share)
@@ -138,7 +154,7 @@ class Assembly:
             self._hands.pop(name, None)
 
     def lost(self, worker: int) -> None:
-        """A worker is dead, or has no snapshot."""
+        """A worker is dead."""
         self.absent.add(worker)
         self.offers.pop(worker, None)
         self._take_back(worker)
@@ -201,7 +217,7 @@ class Assembly:
     @property
     def reason(self) -> str:
         """Why the checkpoint was taken."""
-        return self.chief.reason
+        return self._known.reason if self._known is not None else self._reason
 
     @property
     def stored(self) -> bool:

@@ -185,18 +185,19 @@ class Checkpoints:
             self._lost(worker)
             return
         mark = message.mark
-        if worker in self._gone and isinstance(message, Offer):
+        if worker in self._gone and not isinstance(message, Delivered):
             return  # it died meanwhile, with its snapshot
         if isinstance(message, Offer):
             self._comparisons.hold(mark, worker, message.digests)
-            if mark in self._ended:
+        if mark in self._ended:
+            if isinstance(message, Offer):
                 self._send(worker, self._too_late(message))
-                return
+            return
         if any(mark < other < (mark.step + 1,) for other in (*self._assemblies, *self._ended)):
             self._send(worker, Release(mark))  # a joiner that did not hear of the score
             return
         if mark not in self._assemblies:
-            if not isinstance(message, Offer):
+            if isinstance(message, Delivered):
                 return  # it was ended meanwhile
             self._assemblies[mark] = Assembly(mark, time.monotonic(), set(self._gone))
         assembly = self._assemblies[mark]
@@ -207,7 +208,7 @@ class Checkpoints:
                 assembly.deliver(message.share)
             case Withdrawn(error=None):
                 logger.warning("no snapshot worker=%d step=%d: %s", worker, mark.step, message.why)
-                assembly.lost(worker)
+                assembly.withdraw(worker, message)
             case Withdrawn():
                 self._end(assembly, Release(mark, error=message.error))
 
@@ -236,8 +237,7 @@ class Checkpoints:
         if self._fault is not None:
             self._end(assembly, Release(assembly.mark, error=self._fault))
         elif assembly.hopeless(now, PATIENCE_S):
-            reason = "every worker that held it is lost"
-            self._end(assembly, Release(assembly.mark, error=StoreError(f"{reason}.")))
+            self._end(assembly, Release(assembly.mark, error=StoreError(f"{assembly.why}.")))
         elif not assembly.gathered(now, PATIENCE_S):
             return
         elif not self._compare(assembly.mark, assembly.reason):

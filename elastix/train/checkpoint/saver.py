@@ -60,6 +60,7 @@ class Saver:
         self._current: Snapshot | None = None
         self._occasion: Occasion | None = None
         self._offered: Offer | None = None
+        self._torn = ""
         self._ended: Release | None = None
         self._work: queue.SimpleQueue[Snapshot | Offer | Order | Release | None] = (
             queue.SimpleQueue()
@@ -96,11 +97,17 @@ class Saver:
             self._current, self._occasion, self._offered = snapshot, occasion, None
         self._work.put(snapshot)
 
-    def finish(self) -> None:
-        """What was captured is about to change: block until it is copied."""
+    def finish(self) -> str:
+        """What was captured is about to change: block until it is copied.
+
+        Returns:
+            Why a copy could not be used, this one or one before; "" if all could.
+        """
         snapshot = self._current
         if snapshot is not None:
             snapshot.finish()
+            self._torn = self._torn or snapshot.torn
+        return self._torn
 
     def wait(self, mark: Mark) -> Release:
         """Block until that checkpoint is stored, or is known not to be."""
@@ -158,7 +165,15 @@ class Saver:
             return
         snapshot.finish_copy()
         if snapshot.torn:
-            self._send(Withdrawn(occasion.mark, why=snapshot.torn))
+            self._torn = snapshot.torn
+            self._send(
+                Withdrawn(
+                    occasion.mark,
+                    why=snapshot.torn,
+                    reason=occasion.reason,
+                    members=occasion.members,
+                )
+            )
             self._let_go()
             return
         # The copy is digested here, where nobody waits for it.

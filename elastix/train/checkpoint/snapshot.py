@@ -5,6 +5,11 @@ of its own, tensor by tensor; everything else (buffers, random numbers, whatever
 is small or may change in the forward pass, and is copied at once. The owner calls `finish` at the
 end of backward, before the user's code changes anything.
 
+Code may change a parameter before that nevertheless, to clip it or to try other weights. The version
+counters tell, but not of `.data` and numpy. So a sample of each tensor is kept from the beginning
+and compared with its copy: that sees what changes all of a tensor or much of it, and not a single
+element.
+
 Memory: one more copy of the State in host memory, kept and used again, since giving 400 MB back
 and getting them anew costs more than copying them.
 
@@ -18,9 +23,10 @@ from typing import Any
 
 import torch
 
-from elastix.state import State, identity
+from elastix.state import State, identity, raw_bytes
 
-_Pair = tuple[str, torch.Tensor, torch.Tensor]  # name, source, copy
+_SAMPLE = 64  # elements of a tensor
+_Pair = tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]  # name, source, copy, sample
 
 
 class Snapshot:
@@ -53,14 +59,15 @@ class Snapshot:
 
     def _copy(self, pairs: list[_Pair], stream: Any) -> None:  # noqa: ANN401
         try:
-            before = [_version(source) for _, source, _ in pairs]
+            before = [_version(source) for _, source, _, _ in pairs]
             with torch.no_grad(), torch.cuda.stream(stream):
-                for _, source, copy in pairs:
+                for _, source, copy, _ in pairs:
                     copy_into(copy, source, wait=False)
                 if stream is not None:
                     stream.synchronize()
-            for (name, source, _), version in zip(pairs, before, strict=True):
-                if _version(source) != version:
+            for (name, source, copy, sample), version in zip(pairs, before, strict=True):
+                same = torch.equal(raw_bytes(_sample(copy)), raw_bytes(sample))
+                if _version(source) != version or not same:
                     self.torn = f"tensor {name!r} changed before it was copied"
         except RuntimeError as error:  # out of memory, say: the step at hand must not suffer
             self.torn = repr(error)
@@ -92,7 +99,7 @@ class Stager:
             if key not in copies:
                 kept[name] = copies[key] = self._room(name, tensor)
                 if name in late:
-                    pairs.append((name, tensor, copies[key]))
+                    pairs.append((name, tensor, copies[key], _sample(tensor)))
                 else:
                     copy_into(copies[key], tensor, wait=True)
             tensors[name] = copies[key]
@@ -130,13 +137,25 @@ def copy_into(copy: torch.Tensor, source: torch.Tensor, *, wait: bool) -> None:
         copy.copy_(source, non_blocking=not wait and copy.is_pinned())
 
 
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Elements at even distances, in row-major order: the same of a tensor and of its copy."""
+    tensor = tensor.detach()
+    stride = max(1, tensor.numel() // _SAMPLE)
+    if tensor.is_contiguous():
+        sample = tensor.view(-1)[::stride].clone()
+    else:  # without making a copy of all of it
+        places = torch.arange(0, tensor.numel(), stride, device=tensor.device)
+        sample = tensor[torch.unravel_index(places, tensor.shape)]
+    return sample.resolve_conj().resolve_neg()
+
+
 def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _side_stream(pairs: list[_Pair]) -> Any:  # noqa: ANN401
     """A CUDA stream that begins where the training thread's stream is now; None on the CPU."""
-    device = next((source.device for _, source, _ in pairs if source.is_cuda), None)
+    device = next((source.device for _, source, _, _ in pairs if source.is_cuda), None)
     if device is None:
         return None
     stream = torch.cuda.Stream(device)
