@@ -36,6 +36,7 @@ class Run:
             emit=self.events.append,
             journaled=lambda: MARK.step,
             sync=lambda: self.synced.append(len(self.stored())),
+            fail=self.events.append,
         )
         self.checkpoints = Checkpoints(Store(self.store), "run", CheckpointConfig(), outlets)
 

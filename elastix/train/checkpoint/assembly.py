@@ -64,7 +64,7 @@ class Withdrawn:
 
     Attributes:
         why: it has none.
-        reason, members: as in the Offer that does not come.
+        reason, members, stored: as in the Offer that does not come.
     """
 
     mark: Mark
@@ -72,6 +72,7 @@ class Withdrawn:
     why: str = ""
     reason: str = ""
     members: tuple[int, ...] = ()
+    stored: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class Assembly:
     _done: set[str] = field(default_factory=set)
     _begun: bool = False
     _reason: str = ""
+    _stored: bool = True
     _known: Offer | None = None  # what is in it, even after every holder is gone
 
     def offer(self, worker: int, offer: Offer) -> None:
@@ -143,7 +145,8 @@ class Assembly:
     def withdraw(self, worker: int, withdrawn: Withdrawn) -> None:
         """A worker has no snapshot."""
         self._members.update(withdrawn.members)
-        self._reason, self.why = withdrawn.reason, withdrawn.why
+        self._reason, self._stored = withdrawn.reason, withdrawn.stored
+        self.why = withdrawn.why
         self.lost(worker)
 
     def deliver(self, share: Share) -> None:
@@ -222,7 +225,7 @@ class Assembly:
     @property
     def stored(self) -> bool:
         """Whether it is to be stored, and not only compared."""
-        return self.chief.stored
+        return self._known.stored if self._known is not None else self._stored
 
     def _groups(self) -> tuple[tuple[tuple[str, ...], int], ...]:
         return self.chief.groups

@@ -172,6 +172,7 @@ class Saver:
                     why=snapshot.torn,
                     reason=occasion.reason,
                     members=occasion.members,
+                    stored=occasion.stored,
                 )
             )
             self._let_go()
