@@ -63,7 +63,8 @@ class Logbook:
             path: the file; it may hold earlier runs of this name.
             opening: the first event of this run. If it is there already, this controller is not
                 the run's first, and everything since is in `history` afterwards.
-            stays, patience_s: see Journal.
+            stays: see Journal.
+            patience_s: see Journal.
 
         Returns:
             All that the file held.

@@ -28,7 +28,6 @@ from elastix.errors import ConfigError, StateError, StoreError
 from elastix.events import (
     AncestorIgnored,
     EpochsPlanned,
-    Event,
     Recovered,
     Reported,
     StateStored,

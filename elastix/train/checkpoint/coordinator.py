@@ -183,10 +183,11 @@ class Checkpoints:
     def _take_in(self, worker: int, message: Message | None) -> None:
         if message is None:
             self._lost(worker)
-            return
+        elif worker not in self._gone or isinstance(message, Delivered):
+            self._hear(worker, message)  # the dead have no snapshots, but what they wrote is there
+
+    def _hear(self, worker: int, message: Message) -> None:
         mark = message.mark
-        if worker in self._gone and not isinstance(message, Delivered):
-            return  # it died meanwhile, with its snapshot
         if isinstance(message, Offer):
             self._comparisons.hold(mark, worker, message.digests)
         if mark in self._ended:

@@ -5,10 +5,10 @@ of its own, tensor by tensor; everything else (buffers, random numbers, whatever
 is small or may change in the forward pass, and is copied at once. The owner calls `finish` at the
 end of backward, before the user's code changes anything.
 
-Code may change a parameter before that nevertheless, to clip it or to try other weights. The version
-counters tell, but not of `.data` and numpy. So a sample of each tensor is kept from the beginning
-and compared with its copy: that sees what changes all of a tensor or much of it, and not a single
-element.
+Code may change a parameter before that nevertheless, to clip it or to try other weights. The
+version counters tell, but not of `.data` and numpy. So a sample of each tensor is kept from the
+beginning and compared with its copy: that sees what changes all of a tensor or much of it, and not
+a single element.
 
 Memory: one more copy of the State in host memory, kept and used again, since giving 400 MB back
 and getting them anew costs more than copying them.
