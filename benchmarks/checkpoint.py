@@ -48,6 +48,7 @@ class Elastix:
             send=self._tell,
             emit=lambda event: None,
             journaled=lambda: 1 << 60,
+            sync=lambda: None,
             fail=lambda error: None,
         )
         self._checkpoints = Checkpoints(
