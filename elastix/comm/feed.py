@@ -6,7 +6,8 @@ buffers included. A joiner runs a Watch, which takes all that in behind its trai
 The group need not know: a joiner that dies or is slow costs its donor a connection.
 
 Both sides bound what they hold: a joiner that falls too far behind is dropped, and starts over.
-Not here: what the joiner does with it (rounds), and when it comes in (membership).
+Not here: who is let in and how (door), what the joiner does with it (rounds), and when it comes in
+(membership).
 
 Wire: a message is a line of JSON and, if it says so, bytes of tensors after it.
 """
@@ -23,14 +24,15 @@ from typing import Any, BinaryIO
 import torch
 
 from elastix.comm import transfer
-from elastix.comm.news import Address
+from elastix.comm.door import FEED, Address, Door, enter, hang_up
 from elastix.errors import StateError
 from elastix.state import State, dtype_name, raw_bytes
 
 QUEUE_BYTES = 1 << 30
 """How much of what is not sent, or not used, either side keeps."""
 
-_CONNECT_S = 10.0
+QUEUE_STEPS = 2
+"""A donor keeps as many messages in any case: a step's gradients alone may be larger."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,15 @@ class _Subscriber:
             self._queued_bytes += message.nbytes
             self._queue.append(message)
             self._changed.notify()
-        if self._queued_bytes > QUEUE_BYTES:
+            large = sum(1 for waiting in self._queue if waiting.parts)
+        if self._queued_bytes > QUEUE_BYTES and large > QUEUE_STEPS:
             self.close()
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        _shut(self._connection)
+        hang_up(self._connection, keep=True)
 
     def _send(self) -> None:
         try:
@@ -158,17 +161,18 @@ class Feed:
     Args:
         host: under which this process is reached by joiners.
         layout: see Rounds.first_entry; joiners compare it with their own.
+        secret: of the run; see door.
 
     Attributes:
         address: where joiners connect.
     """
 
-    def __init__(self, host: str, layout: Sequence[str]) -> None:
+    def __init__(self, host: str, layout: Sequence[str], secret: bytes) -> None:
         self._layout = list(layout)
-        self._listener = socket.create_server((host, 0))
-        self.address: Address = (host, self._listener.getsockname()[1])
+        self._lock = threading.Lock()
         self._subscribers: list[_Subscriber] = []
-        threading.Thread(target=self._accept, name="feed", daemon=True).start()
+        self._door = Door(host, FEED, secret, self._subscribe)
+        self.address: Address = self._door.address
 
     @property
     def watched(self) -> bool:
@@ -190,7 +194,8 @@ class Feed:
         """
         if not self._subscribers:
             return
-        self._subscribers = [s for s in self._subscribers if not s.closed]
+        with self._lock:
+            self._subscribers = [s for s in self._subscribers if not s.closed]
         new = [s for s in self._subscribers if not s.fed]
         # A digest means something when the joiner has done a step of its own.
         asking = [s for s in self._subscribers if s.steps and s.wants_digest()]
@@ -234,21 +239,13 @@ class Feed:
 
     def close(self) -> None:
         """Drop everybody."""
-        _shut(self._listener)
-        self._listener.close()
-        for subscriber in self._subscribers:
-            subscriber.close()
+        self._door.close()
+        with self._lock:
+            for subscriber in self._subscribers:
+                subscriber.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                worker = int(connection.makefile("rb").readline())
-            except ValueError:
-                continue
-            except OSError:
-                return  # closed
+    def _subscribe(self, connection: socket.socket, worker: int) -> None:
+        with self._lock:
             self._subscribers = [*self._subscribers, _Subscriber(connection, worker)]
 
 
@@ -276,6 +273,7 @@ class Watch:
 
     Args:
         donor: address of a Feed.
+        secret: of the run.
         me: this worker's id.
         notify: called, by that thread, whenever there is something new.
 
@@ -284,7 +282,7 @@ class Watch:
         failed: the connection has ended; what was told before stays.
     """
 
-    def __init__(self, donor: Address, me: int, notify: Callable[[], None]) -> None:
+    def __init__(self, donor: Address, secret: bytes, me: int, notify: Callable[[], None]) -> None:
         self.given: Given | None = None
         self.failed = False
         self._notify = notify
@@ -292,6 +290,7 @@ class Watch:
         self._told: deque[tuple[Told, int]] = deque()
         self._held_bytes = 0
         self._donor = donor
+        self._secret = secret
         self._me = me
         self._connection: socket.socket | None = None
         threading.Thread(target=self._receive, name="watch", daemon=True).start()
@@ -326,14 +325,12 @@ class Watch:
             self.failed = True
             self._changed.notify()
         if self._connection is not None:
-            _shut(self._connection)
+            hang_up(self._connection, keep=True)
 
     def _receive(self) -> None:
         try:
-            with socket.create_connection(self._donor, _CONNECT_S) as connection:
-                connection.settimeout(None)
+            with enter(self._donor, FEED, self._secret, self._me) as connection:
                 self._connection = connection
-                connection.sendall(f"{self._me}\n".encode())
                 with connection.makefile("rb") as stream:
                     while not self.failed and (line := stream.readline()):
                         self._take(json.loads(line), stream)
@@ -391,8 +388,3 @@ def _read_into(stream: BinaryIO, room: torch.Tensor) -> None:
         if not read:
             raise EOFError
         view = view[read:]
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # not connected any more
-        connection.shutdown(socket.SHUT_RDWR)

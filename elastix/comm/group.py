@@ -7,18 +7,20 @@ do after a failure is decided in rounds.
 Invariant: no call blocks on a peer, except inside the builder's own thread.
 """
 
+import json
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from elastix.comm import shared
+from elastix.comm.door import FEED, Address, unreachable
+from elastix.comm.meeting import Meeting
 
 Backend = Literal["gloo", "nccl"]
 Reduce = Literal["sum", "max"]
@@ -26,23 +28,7 @@ Reduce = Literal["sum", "max"]
 _OPERATION_TIMEOUT = timedelta(minutes=30)
 _CONNECT_TIMEOUT = timedelta(seconds=30)
 _ABANDONED_S = 0.05
-_MEETING_POLL_S = (0.0005, 0.02)
-_POLL_SHARE_S = 0.0005
-"""Of the longest pause, for each member: a few can ask often, a thousand would swamp the store."""
 _REDUCE = {"sum": dist.ReduceOp(dist.ReduceOp.SUM), "max": dist.ReduceOp(dist.ReduceOp.MAX)}
-
-
-class Rendezvous:
-    """The key-value store through which the members of a generation find each other.
-
-    One process hosts it; `address` is what the others connect to.
-    """
-
-    def __init__(self, host: str) -> None:
-        self._store = TCPStore(
-            host, 0, is_master=True, wait_for_workers=False, timeout=_CONNECT_TIMEOUT
-        )
-        self.address = (host, self._store.port)
 
 
 class Pending:
@@ -137,6 +123,7 @@ class Group:
         wiring: "Wiring",
         process_group: Any,  # noqa: ANN401
         exchange: shared.Exchange | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         self.generation = wiring.generation
         self.members = wiring.members
@@ -145,6 +132,7 @@ class Group:
         self.backend = wiring.backend
         self._pg = process_group
         self._exchange = exchange
+        self._meeting = meeting  # NCCL connects when it is first used
         self._pending: list[Pending] = []
 
     def all_reduce(
@@ -192,8 +180,9 @@ class Group:
             self._exchange.stop()
         leftovers, self._pending = self._pending, []
         group, self._pg = self._pg, None
+        rest = (group, self._meeting, leftovers)
         threading.Thread(
-            target=_bury, args=(group, leftovers), name=f"bury-{self.generation}", daemon=True
+            target=_bury, args=rest, name=f"bury-{self.generation}", daemon=True
         ).start()
 
 
@@ -229,12 +218,14 @@ def _bare(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def _bury(group: Any, pending: list[Pending]) -> None:  # noqa: ANN401
+def _bury(group: Any, meeting: Meeting | None, pending: list[Pending]) -> None:  # noqa: ANN401
     for operation in pending:
         over = threading.Event()
         operation.on_finish(over.set)
         over.wait()
     del group
+    if meeting is not None:
+        meeting.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,12 +239,16 @@ class Wiring:
         me: this worker's id.
         scope: distinguishes several groups of one generation.
         shared: members on one host reduce through memory that they share.
+        secret: of the run; whoever has it is taken for one of its workers.
+        feed: where this worker's Feed listens; None while it has none.
     """
 
-    address: tuple[str, int]
+    address: Address
     interface: str
     backend: Backend
     me: int
+    secret: bytes = field(default=b"", repr=False)
+    feed: Address | None = None
     generation: int = 0
     members: tuple[int, ...] = ()
     scope: str = "all"
@@ -268,16 +263,22 @@ class Wiring:
 class Builder:
     """Builds a Group in a thread of its own; calls `done` when `result` is set.
 
-    The thread ends within a second or so of `abandon`, or of its connection timeout.
+    The thread ends within seconds of `abandon`, or of its connection timeout.
+
+    Attributes:
+        unreachable: when it has failed, the members that could not be reached from here; this
+            worker itself, if it can reach no meeting or has no network to offer.
     """
 
     def __init__(self, wiring: Wiring, done: Callable[[], None]) -> None:
         self.result: Group | BaseException | None = None
+        self.unreachable: frozenset[int] = frozenset()
         self.generation = wiring.generation
         self._wiring = wiring
         self._done = done
         self._lock = threading.Lock()
         self._abandoned = False
+        self._meeting: Meeting | None = None
         name = f"build-{wiring.generation}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -297,12 +298,14 @@ class Builder:
             self._abandoned = True
             if isinstance(self.result, Group):
                 self.result.abandon()
+            elif self._meeting is not None:
+                self._meeting.close()
 
     def _run(self) -> None:
         result: Group | BaseException
         try:
             result = self._build()
-        except (RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits for a result gets it, whatever it is
             result = _bare(error)
         with self._lock:
             self.result = result
@@ -311,38 +314,76 @@ class Builder:
         self._done()
 
     def _build(self) -> Group:
+        self.unreachable = frozenset([self._wiring.me])
+        with self._lock:
+            if self._abandoned:
+                raise RuntimeError("abandoned before it came to the meeting")
+        wiring = self._wiring
+        name = f"{wiring.generation}-{wiring.scope}"
+        meeting = Meeting(wiring.address, wiring.secret, wiring.me, name)
+        with self._lock:
+            self._meeting = meeting
+        group = None
+        try:
+            group = self._connect(meeting)
+        finally:
+            if group is None or wiring.backend != "nccl":
+                meeting.close()
+        return group
+
+    def _connect(self, meeting: Meeting) -> Group:
         wiring = self._wiring
         rank, size = wiring.rank, len(wiring.members)
-        store = TCPStore(*wiring.address, is_master=False, timeout=_CONNECT_TIMEOUT)
-        meeting = PrefixStore(f"{wiring.generation}-{wiring.scope}", store)
+        shares = wiring.shared and wiring.backend == "gloo" and wiring.scope == "all"
+        mine = json.dumps([wiring.feed, shared.introduce() if shares else ""])
+        everybody = [f"here-{other}" for other in range(size)]
         # Members come when they reach their next operation, and that may take long. Connecting
         # only when all are here keeps its timeout short.
-        shares = wiring.shared and wiring.backend == "gloo" and wiring.scope == "all"
-        meeting.set(f"here-{rank}", shared.introduce() if shares else "")
-        everybody = [f"here-{other}" for other in range(size)]
-        pause_s, longest_s = _MEETING_POLL_S
-        longest_s = min(longest_s, size * _POLL_SHARE_S)
-        while not self._abandoned and not meeting.check(everybody):
-            time.sleep(pause_s)  # `wait` cannot be called off, and its timeouts are not silent
-            pause_s = min(2 * pause_s, longest_s)
-        if self._abandoned:
+        said = meeting.arrive(f"here-{rank}", mine.encode(), everybody, lambda: self._abandoned)
+        if not said:
             raise RuntimeError("abandoned before all members were there")
+        self.unreachable = frozenset()
+        feeds, introductions = zip(*(json.loads(text) for text in said), strict=True)
         if wiring.backend == "nccl":
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = _OPERATION_TIMEOUT
             group: Any = dist.ProcessGroupNCCL(meeting, rank, size, nccl)
-        else:
-            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=wiring.interface)]
-            options._timeout = _CONNECT_TIMEOUT
+            return Group(wiring, group, meeting=meeting)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        try:
+            device = dist.ProcessGroupGloo.create_device(hostname=wiring.interface)
+        except RuntimeError:
+            self.unreachable = frozenset([wiring.me])
+            raise
+        options._devices = [device]
+        options._timeout = _CONNECT_TIMEOUT
+        try:
             group = dist.ProcessGroupGloo(meeting, rank, size, options)
-            group._set_default_timeout(_OPERATION_TIMEOUT)
+        except RuntimeError:
+            self.unreachable = self._missed(meeting, feeds)
+            raise
+        group._set_default_timeout(_OPERATION_TIMEOUT)
         if not shares:
             return Group(wiring, group)
-        mates = shared.meet([text.decode() for text in meeting.multi_get(everybody)])
+        mates = shared.meet(introductions)
         if not self._all_see_all(Group(wiring, group), bool(mates)):
             return Group(wiring, group)
         return Group(wiring, group, shared.Exchange(wiring.generation, rank, mates))
+
+    def _missed(self, meeting: Meeting, feeds: Sequence[list[Any] | None]) -> frozenset[int]:
+        """Members that do not answer, or had nothing to say on how to connect to them."""
+        wiring = self._wiring
+        others = [member for member in wiring.members if member != wiring.me]
+        try:
+            silent = frozenset(others) - meeting.writers()
+        except OSError:  # this worker has left the meeting, or cannot reach it any more
+            return frozenset() if self._abandoned else frozenset([wiring.me])
+        asked = {
+            member: (str(feed[0]), int(feed[1]))
+            for member, feed in zip(wiring.members, feeds, strict=True)
+            if feed is not None and member != wiring.me
+        }
+        return silent | unreachable(asked, FEED, wiring.secret)
 
     def _all_see_all(self, group: Group, here: bool) -> bool:
         """Whether it is so for every member: they must all do the same."""

@@ -53,6 +53,7 @@ class Joiner:
 
     Args:
         me: this worker's id.
+        secret: of the run.
         called: whether a proposal that still stands has this worker in it.
         pass_time: blocks until what it is given holds.
     """
@@ -60,12 +61,14 @@ class Joiner:
     def __init__(
         self,
         me: int,
+        secret: bytes,
         participant: Participant,
         news: News,
         called: Callable[[], bool],
         pass_time: Callable[[Callable[[], bool]], None],
     ) -> None:
         self._me = me
+        self._secret = secret
         self._participant = participant
         self._news = news
         self._called = called
@@ -100,7 +103,7 @@ class Joiner:
         self._news.invite(())
         for donor in donors:
             started = time.monotonic()
-            watch = Watch(donor, self._me, self._news.notify)
+            watch = Watch(donor, self._secret, self._me, self._news.notify)
             self._participant.phase("take", 0)
             given = self._await_state(watch)
             if given is not None:

@@ -8,10 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from elastix.comm.door import Address
 from elastix.comm.membership import Membership
-
-Address = tuple[str, int]
-"""Host and port."""
 
 
 class News:

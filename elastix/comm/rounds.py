@@ -83,7 +83,9 @@ class Rounds:
         self._redo = redo  # kind of operation that is not finished by survivors but done again
         self.waiting = False
         self.waited_s = 0.0
-        self._joiner = Joiner(wiring.me, participant, news, self._called, self._pass_time)
+        self._joiner = Joiner(
+            wiring.me, wiring.secret, participant, news, self._called, self._pass_time
+        )
         self._joined: Joined | None = None
         self._feed: Feed | None = None
         self._ahead = Ahead(lambda: self._wiring, news.notify)
@@ -112,6 +114,7 @@ class Rounds:
     def feed_joiners(self, feed: Feed) -> None:
         """Tell joiners how operations end, from now on."""
         self._feed = feed
+        self._wiring = replace(self._wiring, feed=feed.address)
 
     @property
     def usable(self) -> bool:

@@ -143,9 +143,9 @@ def _cut(lasting: bool) -> None:
     if lasting:
 
         def unreachable(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401
-            raise RuntimeError("network is unreachable")
+            raise OSError("network is unreachable")
 
-        vars(group)["TCPStore"] = unreachable
+        vars(group)["Meeting"] = unreachable
     for entry in Path("/proc/self/fd").iterdir():
         try:
             if not str(entry.readlink()).startswith("socket:"):

@@ -18,9 +18,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from elastix.comm.group import Rendezvous
+from elastix.comm.door import Address, draw_secret
+from elastix.comm.meeting import Rendezvous
 from elastix.comm.membership import Membership, Roster
-from elastix.comm.news import Address
 from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.errors import ElastixError, QuorumLost, TrainError
 from elastix.events import (
@@ -118,6 +118,7 @@ def run_local(
         checkpoint=checkpoint or CheckpointConfig(),
         rollback=recovery == "rollback",
         shared=shared,
+        secret=draw_secret(),
     )
     crew = _Crew(workers, spares, max_workers or workers, replace, evict_slower_than)
     vigil = Vigil(hang_timeout_s or math.inf, 0.0)
@@ -178,7 +179,7 @@ class _Supervisor:
         )
         self._spawner = multiprocessing.get_context("forkserver")
         self._spawner.set_forkserver_preload(_WARM)
-        self._rendezvous = Rendezvous(HOST)
+        self._rendezvous = Rendezvous(HOST, settings.secret)
         self._roster = Roster(crew.founders, crew.most, settings.min_workers)
         self._feeds: dict[int, Address] = {}
         self._crew = crew

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from elastix.comm.door import Address
 from elastix.comm.group import Wiring
 from elastix.comm.membership import Membership
-from elastix.comm.news import Address, News
+from elastix.comm.news import News
 from elastix.events import Event
 from elastix.store import Store
 from elastix.train.checkpoint.assembly import Message
@@ -120,7 +121,12 @@ def work(
     news = News()
     link = _PipeLink(line, store)
     wiring = Wiring(
-        address=address, interface=HOST, backend="gloo", me=worker, shared=settings.shared
+        address=address,
+        interface=HOST,
+        backend="gloo",
+        me=worker,
+        shared=settings.shared,
+        secret=settings.secret,
     )
     member = Member(wiring, torch.device("cpu"), settings, news, link)
     listener = threading.Thread(target=_listen, args=(line, news, member.saver), daemon=True)

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from elastix.comm.group import Rendezvous
+from elastix.comm.door import Address, draw_secret
+from elastix.comm.meeting import Rendezvous
 from elastix.comm.membership import Membership, Roster
-from elastix.comm.news import Address
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
@@ -99,6 +99,7 @@ class Plan:
     directory: Path
     heritage: Heritage | None = None
     until_reports: int | None = None
+    secret: bytes = field(default_factory=draw_secret, repr=False)  # the same if Ray restarts it
 
     @property
     def run_id(self) -> str:
@@ -135,7 +136,7 @@ class Controller:
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._me = ray.get_runtime_context().current_actor
-        self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
+        self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), plan.secret)
         scaling = plan.scaling
         self._roster = Roster(plan.size, scaling.max_workers, scaling.min_workers)
         self._quorum = Quorum(scaling.min_workers, plan.failure)
@@ -214,6 +215,7 @@ class Controller:
             heritage=plan.heritage,
             until_reports=plan.until_reports,
             rollback=plan.failure.recovery == "rollback",
+            secret=plan.secret,
         )
         begun: list[Event] = []
         path, stays = plan.directory / "journal.jsonl", plan.run.detached

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix.comm.news import Address
+from elastix.comm.door import Address
 from elastix.train.slots import Slot
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from elastix.comm.news import Address
+from elastix.comm.door import Address
 from elastix.config import CheckpointConfig
 from elastix.events import Event, Span
 from elastix.store import Store
@@ -70,6 +70,7 @@ class Settings:
         rollback: a step in which a worker is lost is done again, with the same samples.
         alone: the group is this worker and stays so; it may report without preparing anything.
         shared: workers of one host reduce gradients through memory that they share.
+        secret: by which workers of the run know each other; see comm.door.
     """
 
     directory: Path
@@ -83,3 +84,4 @@ class Settings:
     alone: bool = False
     rollback: bool = False
     shared: bool = True
+    secret: bytes = field(default=b"", repr=False)

@@ -67,6 +67,7 @@ class Member:
     ) -> None:
         self.me = wiring.me
         self._interface = wiring.interface
+        self._secret = wiring.secret
         self.device = device
         self.step = 0
         self.settings = settings
@@ -178,7 +179,7 @@ class Member:
         self._reducer = Reducer(list(live.modules.values()), self._rounds, self)
         layout = layout_of(live.modules)
         if not self.settings.alone:
-            self._feed = Feed(self._interface, layout)
+            self._feed = Feed(self._interface, layout, self._secret)
             self._rounds.feed_joiners(self._feed)
         self._link.ready(self._feed.address if self._feed is not None else None)
         self._rounds.first_entry(layout)

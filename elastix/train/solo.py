@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from elastix.comm.door import Address
 from elastix.comm.group import Wiring
 from elastix.comm.membership import Membership
-from elastix.comm.news import Address, News
+from elastix.comm.news import News
 from elastix.errors import StoreError
 from elastix.events import Event
 from elastix.store import Store

@@ -18,7 +18,7 @@ import ray
 from blake3 import blake3
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from elastix.comm.news import Address
+from elastix.comm.door import Address
 from elastix.errors import Conflict
 from elastix.train.slots import Slot, groups_named
 

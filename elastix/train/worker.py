@@ -18,9 +18,10 @@ from typing import Any
 import ray
 import torch
 
+from elastix.comm.door import Address
 from elastix.comm.group import Backend, Wiring
 from elastix.comm.membership import Membership
-from elastix.comm.news import Address, News
+from elastix.comm.news import News
 from elastix.config import ProfileConfig
 from elastix.errors import QuorumLost
 from elastix.events import Event
@@ -290,6 +291,7 @@ class Worker:
             backend=self._job.backend,
             me=self._worker,
             shared=self._job.settings.shared,
+            secret=self._job.settings.secret,
         )
         member = Member(wiring, device, self._job.settings, self._news, link)
         self._device = str(device)

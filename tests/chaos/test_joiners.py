@@ -112,6 +112,7 @@ class WithQueueOf:
 
     def __call__(self, ctx):
         feed.QUEUE_BYTES = self.queue_bytes
+        feed.QUEUE_STEPS = 0  # else a step may be larger than the queue
         train(ctx)
 
 
