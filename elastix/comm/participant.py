@@ -82,8 +82,12 @@ class Participant(Protocol):
         """An operation was left after the group changed in it."""
         ...
 
-    def doubt(self, generation: int, error: BaseException) -> None:
-        """An operation of `generation` failed. Ask the controller for a new one."""
+    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
+        """Ask the controller for a new generation, once for each that fails.
+
+        `unreachable`: members that could not be reached when it was to be connected; this worker
+        itself, if it could reach no meeting.
+        """
         ...
 
     def phase(self, name: str, detail: int) -> None:

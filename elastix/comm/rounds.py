@@ -77,6 +77,7 @@ class Rounds:
         self._passed: Left | None = None
         self._recovering_since = 0.0
         self._rebuild_s = 0.0
+        self._doubted = 0
         self._outcome = ""
         self.void = False
         self._next_void = False  # those ahead have found the operation after this one void
@@ -288,7 +289,7 @@ class Rounds:
         if builder is None:
             return 0
         if builder.failed is not None:
-            self._participant.doubt(proposed.generation, builder.failed)
+            self._doubt(proposed.generation, builder.failed, builder.unreachable)
         return proposed.generation if builder.ready else 0
 
     # ------------------------------------------------------------------ a joiner outside the group
@@ -355,7 +356,7 @@ class Rounds:
         error = pending.settle()
         if error is not None:
             # Only a hint: the controller knows who is dead, or starts a new generation.
-            self._participant.doubt(self.generation, error)
+            self._doubt(self.generation, error)
             self._wait(lambda: False)
 
     def _wait(self, over: Callable[[], bool]) -> None:
@@ -372,6 +373,14 @@ class Rounds:
         finally:
             self.waiting = False
             self.waited_s += time.monotonic() - started
+
+    def _doubt(
+        self, generation: int, error: BaseException, unreachable: frozenset[int] = frozenset()
+    ) -> None:
+        """Once for each generation, however often a proposal is looked at that cannot be had."""
+        if generation > self._doubted:
+            self._doubted = generation
+            self._participant.doubt(generation, error, unreachable)
 
     # ------------------------------------------------------------------ a change of the group
 
@@ -451,7 +460,8 @@ class Rounds:
             raise
         if isinstance(builder.result, Group):
             return builder.result
-        self._participant.doubt(generation, builder.result or RuntimeError("no group"))
+        error = builder.failed or RuntimeError("no group")
+        self._doubt(generation, error, builder.unreachable)
         self._wait(lambda: False)
         raise _Superseded
 

@@ -195,8 +195,6 @@ class _Supervisor:
         self._processes: dict[int, BaseProcess] = {}
         self._lines: dict[int, Connection] = {}
         self._doubts: list[tuple[float, int]] = []
-        self._doubted: dict[int, int] = {}
-        self._doubted_since = 0.0
         self._released: dict[int, Connection] = {}
         self._slow: set[int] = set()
         self._next = 0
@@ -302,15 +300,16 @@ class _Supervisor:
     def _hear_entered(self, worker: int, generation: int) -> None:
         self._push(self._roster.entered(worker, generation))
         if self._roster.settled:
-            self._doubted.clear()
+            self._vigil.settled(self._roster.newest.members)
 
     def _hear_leave(self, worker: int, _nothing: None) -> None:
         self._ask_to_leave(worker)
 
-    def _hear_doubt(self, worker: int, generation: int) -> None:
-        self._doubts.append((time.monotonic() + 1.0, generation))
-        self._doubted_since = self._doubted_since if self._doubted else time.monotonic()
-        self._doubted[worker] = self._doubted.get(worker, 0) + 1
+    def _hear_doubt(self, worker: int, doubt: tuple[int, frozenset[int]]) -> None:
+        generation, unreachable = doubt
+        now = time.monotonic()
+        if self._vigil.doubt(worker, generation, unreachable, now):
+            self._doubts.append((now + 1.0, generation))
 
     def _hear_record(self, _worker: int, entries: list[tuple[int | None, Event]]) -> None:
         for serial, event in entries:
@@ -356,7 +355,6 @@ class _Supervisor:
         generation = self._roster.newest.generation
         self._lines.pop(worker).close()
         self._vigil.forget(worker)
-        self._doubted.pop(worker, None)
         self._push(self._roster.lost(worker))
         self._processes[worker].kill()
         self._checkpoints.lost(worker)
@@ -370,10 +368,9 @@ class _Supervisor:
             self._lose(worker, "silent")
         for worker in self._vigil.holding_up(self._roster.newest.members, now):
             self._lose(worker, "stuck")
-        if self._doubted and now - self._doubted_since > self._vigil.timeout_s:
-            worst = max(self._doubted, key=lambda worker: (self._doubted[worker], worker))
-            self._doubted.clear()
-            self._lose(worst, "unreachable")
+        cut_off = self._vigil.unreachable(self._roster.holders or self._roster.newest.members, now)
+        if cut_off in self._lines:
+            self._lose(cut_off, "unreachable")
 
     def _check_pace(self) -> None:
         limit = self._crew.evict_slower_than

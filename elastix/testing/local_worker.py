@@ -56,9 +56,9 @@ class _PipeLink:
     def entered(self, generation: int) -> None:
         self.tell("entered", generation)
 
-    def doubt(self, generation: int, error: BaseException) -> None:
+    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
         del error
-        self.tell("doubt", generation)
+        self.tell("doubt", (generation, unreachable))
 
     def leave(self) -> None:
         # Not from the handler's own thread: a signal may come while it holds the lock.

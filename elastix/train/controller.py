@@ -383,16 +383,23 @@ class Controller:
             if worker in self._hands:
                 self._push(self._roster.entered(worker, generation))
                 if self._roster.settled:
-                    self._vigil.settled()
+                    self._vigil.settled(self._roster.newest.members)
 
     @ray.method(concurrency_group="workers")
-    def doubt(self, worker: int, generation: int, error: str) -> None:
+    def doubt(self, worker: int, generation: int, error: str, unreachable: frozenset[int]) -> None:
         """An operation failed at a worker: somebody is dead, or the network hiccuped."""
-        del error
         with self._lock:
             if worker not in self._hands:
                 return
-            self._vigil.doubt(worker, time.monotonic())
+            if not self._vigil.doubt(worker, generation, unreachable, time.monotonic()):
+                return
+        logger.info(
+            "doubt worker=%d generation=%d unreachable=%s error=%s",
+            worker,
+            generation,
+            sorted(unreachable),
+            error,
+        )
         # A death is known within milliseconds; only if there is none is the group made anew.
         timer = threading.Timer(1.0, self._still_in_doubt, (generation,))
         timer.daemon = True
@@ -603,8 +610,9 @@ class Controller:
             self._lose_by_id(worker, "silent")
         for worker in self._vigil.holding_up(members, now):
             self._lose_by_id(worker, "stuck")
-        for worker in self._vigil.unreachable(now):
-            self._lose_by_id(worker, "unreachable")
+        cut_off = self._vigil.unreachable(self._roster.holders or members, now)
+        if cut_off is not None:
+            self._lose_by_id(cut_off, "unreachable")
 
     def _lose_by_id(self, worker: int, cause: str) -> None:
         hand = self._hands.get(worker)

@@ -28,8 +28,8 @@ class Link(Protocol):
         """Tell the controller that this worker has the State."""
         ...
 
-    def doubt(self, generation: int, error: BaseException) -> None:
-        """Tell the controller that an operation failed."""
+    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
+        """Tell the controller that an operation failed, or that these could not be reached."""
         ...
 
     def emit(self, event: Event, serial: int | None = None) -> None:

@@ -359,9 +359,9 @@ class Member:
             )
         )
 
-    def doubt(self, generation: int, error: BaseException) -> None:
-        """An operation failed."""
-        self._link.doubt(generation, error)
+    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
+        """An operation failed, or these could not be reached."""
+        self._link.doubt(generation, error, unreachable)
 
     def phase(self, name: str, detail: int) -> None:
         """Where the training thread is."""

@@ -43,7 +43,7 @@ class _Ear:
     def entered(self, generation: int) -> None:
         """See Link."""
 
-    def doubt(self, generation: int, error: BaseException) -> None:
+    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
         """See Link."""
 
     def emit(self, event: Event, serial: int | None = None) -> None:

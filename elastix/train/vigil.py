@@ -6,15 +6,18 @@ Workers send a Sign a few times within the timeout. Four things are told apart:
   the interpreter to itself.
 - *holding up*: signs come, but the training thread passes no place that it would note, and all
   others wait for it. It hangs in user code, or in a library.
-- *unreachable*: signs come, but operations with it fail, however often the group is made anew.
+- *unreachable*: signs come, but others cannot connect to it, however often the group is made anew;
+  see doubts.
 - *slow*: it gets on, and takes longer than the others for the same work.
 
 What to do about it is the controller's business.
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+
+from elastix.train.doubts import Doubts
 
 _SLOW_STEPS = 20
 """Steps over which a worker's pace is taken."""
@@ -63,8 +66,7 @@ class Vigil:
         self.timeout_s = timeout_s
         self._first_step_s = max(timeout_s, first_step_s)
         self._watched: dict[int, _Watched] = {}
-        self._doubts: dict[int, int] = {}
-        self._doubted_since = 0.0
+        self._doubts = Doubts(timeout_s)
 
     def hear(self, worker: int, sign: Sign, now: float) -> None:
         """A sign of life has come."""
@@ -90,7 +92,7 @@ class Vigil:
     def forget(self, worker: int) -> None:
         """The worker is gone."""
         self._watched.pop(worker, None)
-        self._doubts.pop(worker, None)
+        self._doubts.forget(worker)
 
     def step(self, worker: int) -> int:
         """Committed steps at a worker's last sign; 0 if there was none."""
@@ -114,26 +116,22 @@ class Vigil:
         unmoved = all(now - watched[w].moved > patience[w] for w in stuck)
         return stuck if unmoved and now - max(waits) > max(patience.values()) else []
 
-    def doubt(self, worker: int, now: float) -> None:
-        """An operation failed at a worker, and nobody is known to be dead."""
-        if not self._doubts:
-            self._doubted_since = now
-        self._doubts[worker] = self._doubts.get(worker, 0) + 1
+    def doubt(self, worker: int, generation: int, unreachable: Iterable[int], now: float) -> bool:
+        """A worker failed in `generation`, and could not reach these; see Doubts.hear."""
+        return self._doubts.hear(worker, generation, unreachable, now)
 
-    def settled(self) -> None:
-        """All are in the group: what failed before is forgotten."""
-        self._doubts.clear()
+    def settled(self, members: Collection[int]) -> None:
+        """All of them are in one group: what failed between them before is forgotten."""
+        self._doubts.settled(members)
 
-    def unreachable(self, now: float) -> list[int]:
-        """The worker at which most operations failed, if for longer than the timeout some did.
+    def unreachable(self, trusted: Collection[int], now: float) -> int | None:
+        """The worker that others cannot reach, if for longer than the timeout; told once.
 
-        Whoever is cut off fails every time the group is made anew. Told once.
+        Args:
+            trusted: workers that have the State, or all members before anybody has.
+            now: as ever.
         """
-        if not self._doubts or now - self._doubted_since <= self.timeout_s:
-            return []
-        worst = max(self._doubts, key=lambda worker: (self._doubts[worker], worker))
-        self._doubts.clear()
-        return [worst]
+        return self._doubts.verdict(trusted, now)
 
     def slow(self, members: Iterable[int], factor: float) -> dict[int, float]:
         """Members whose own work for a step takes `factor` times that of the others, or more.

@@ -117,9 +117,9 @@ class ControllerLink:
         """See Link."""
         self._controller.entered.remote(self._worker, generation)
 
-    def doubt(self, generation: int, error: BaseException) -> None:
+    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
         """See Link."""
-        self._controller.doubt.remote(self._worker, generation, repr(error))
+        self._controller.doubt.remote(self._worker, generation, repr(error), unreachable)
 
     def emit(self, event: Event, serial: int | None = None) -> None:
         """See Link."""

@@ -97,20 +97,24 @@ def test_pace_is_not_taken_across_a_change_of_the_group():
     assert vigil.slow((0, 1), 1.5) == {}
 
 
-def test_whoever_fails_in_every_group_is_cut_off_once_that_lasts():
+def test_whoever_others_cannot_reach_is_cut_off_once_that_lasts():
     vigil = Vigil(TIMEOUT, FIRST)
-    for second, worker in enumerate([2, 0, 2, 1, 2]):
-        vigil.doubt(worker, float(second))
-    assert vigil.unreachable(TIMEOUT) == []
-    assert vigil.unreachable(TIMEOUT + 0.5) == [2]
-    assert vigil.unreachable(TIMEOUT + 1.0) == []
+    for generation in range(1, 6):
+        for worker in (0, 1):
+            assert vigil.doubt(worker, generation, {2}, float(generation))
+            assert not vigil.doubt(worker, generation, {2}, float(generation))
+    members = (0, 1, 2)
+    assert vigil.unreachable(members, TIMEOUT + 1.0) is None
+    assert vigil.unreachable(members, TIMEOUT + 1.5) == 2
+    assert vigil.unreachable(members, TIMEOUT + 100.0) is None
 
 
-def test_failures_count_no_more_once_all_are_in_the_group_or_the_worker_is_gone():
-    vigil = Vigil(TIMEOUT, FIRST)
-    vigil.doubt(0, 0.0)
-    vigil.settled()
-    vigil.doubt(1, 8.0)
-    assert vigil.unreachable(TIMEOUT + 1.0) == []
-    vigil.forget(1)
-    assert vigil.unreachable(100.0) == []
+def test_failures_count_no_more_once_all_are_in_a_group_or_the_worker_is_gone():
+    members = (0, 1, 2)
+    for ends in (lambda vigil: vigil.settled(members), lambda vigil: vigil.forget(2)):
+        vigil = Vigil(TIMEOUT, FIRST)
+        for generation in (1, 2, 3):
+            vigil.doubt(0, generation, {2}, float(generation))
+        ends(vigil)
+        vigil.doubt(0, 4, {2}, 4.0)
+        assert vigil.unreachable(members, 100.0) is None  # once is not for longer

@@ -1,0 +1,104 @@
+"""Who is cut off, from what workers say about whom they cannot reach. Pure.
+
+A worker that fails to connect to its group says which members it could not reach, itself if it
+could reach no meeting at all. What fails is the way between two, so each statement is about a pair,
+and does not say which of them is to blame. A pair counts when it has failed in two generations and
+for longer than the timeout; it is forgotten when both have been in one group. Then:
+
+- whoever says of itself that it is cut off is; unless all who train say so, since then it is the
+  meeting that cannot be reached;
+- of a newcomer and a worker that trains it is the newcomer: nobody who trains goes on its account;
+- else it is the one that occurs in most pairs. Of two that say it of each other, the younger.
+
+One is named at a time, and the others have as long again to show that it was only that one.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+Pair = tuple[int, int]
+"""Two workers, the lower id first; one and the same for a worker that has no network."""
+
+
+def cut_off(
+    pairs: Iterable[Pair], trusted: Collection[int], hints: Iterable[Pair] = ()
+) -> int | None:
+    """The worker to be taken out, if these pairs cannot reach each other; None for nobody.
+
+    Args:
+        pairs: see Pair. It is one that occurs in them.
+        trusted: workers that train, or all founders before there are any.
+        hints: pairs that have failed too, but not for long; they tell which of two it is.
+    """
+    pairs = set(pairs)
+    alone = {a for a, b in pairs if a == b}
+    if alone and not alone.issuperset(trusted):
+        return max(alone, key=lambda worker: (worker not in trusted, worker))
+    accused = {worker for a, b in pairs if a != b for worker in (a, b)}
+    accused = {worker for worker in accused if worker not in trusted} or accused
+    failing = Counter(worker for a, b in pairs.union(hints) if a != b for worker in (a, b))
+    return max(accused, key=lambda worker: (failing[worker], worker), default=None)
+
+
+@dataclass
+class _Failing:
+    since: float
+    generations: int = 1
+    last: int = 0  # the newest of them
+
+
+class Doubts:
+    """Keeps what workers have said. All times are seconds of one monotonic clock.
+
+    Args:
+        timeout_s: for so long a pair must have failed.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._failing: dict[Pair, _Failing] = {}
+        self._heard: dict[int, int] = {}  # worker to the newest generation that it doubted
+
+    def hear(self, worker: int, generation: int, unreachable: Iterable[int], now: float) -> bool:
+        """A worker could not connect in `generation`, or an operation failed there.
+
+        Returns:
+            False if it has said so of this generation already; then nothing changes.
+        """
+        if self._heard.get(worker, -1) >= generation:
+            return False
+        self._heard[worker] = generation
+        for other in unreachable:
+            pair = (min(worker, other), max(worker, other))
+            known = self._failing.setdefault(pair, _Failing(now, 0))
+            known.generations += known.last != generation  # both may say it
+            known.last = generation
+        return True
+
+    def settled(self, members: Collection[int]) -> None:
+        """These are all in one group."""
+        self._drop(pair for pair in self._failing if set(pair) <= set(members))
+
+    def forget(self, worker: int) -> None:
+        """A worker is gone."""
+        self._heard.pop(worker, None)
+        self._drop(pair for pair in self._failing if worker in pair)
+
+    def verdict(self, trusted: Collection[int], now: float) -> int | None:
+        """The worker that is cut off for good; None for nobody. See `cut_off`."""
+        lasting = [
+            pair
+            for pair, known in self._failing.items()
+            if known.generations > 1 and now - known.since > self._timeout_s
+        ]
+        found = cut_off(lasting, trusted, self._failing)
+        if found is not None:
+            self.forget(found)
+            for known in self._failing.values():
+                known.since, known.generations = now, 0
+        return found
+
+    def _drop(self, pairs: Iterable[Pair]) -> None:
+        for pair in list(pairs):
+            del self._failing[pair]

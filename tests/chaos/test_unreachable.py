@@ -1,0 +1,79 @@
+"""Workers that reach the controller and not each other: the right one is taken out."""
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+from elastix.comm import group
+from elastix.events import GenerationFormed, WorkerLost
+from elastix.testing.chaos import CUT, Kill, with_kills
+from elastix.testing.local import run_local
+from tests.laws import assert_exactly_once
+from tests.trainables import train
+
+CONFIG = {"model": "convnet", "samples": 120, "batch_size": 12, "epochs": 4, "step_s": 0.03}
+CONNECT_S = 1.5
+
+
+class Blackhole:
+    """torch.distributed of a worker whose data connections are dropped on the way."""
+
+    def __init__(self, real):
+        self._real = real
+        self.ProcessGroupGloo = self
+
+    def __getattr__(self, name):
+        if name in ("_Options", "create_device"):
+            return getattr(self._real.ProcessGroupGloo, name)
+        return getattr(self._real, name)
+
+    def __call__(self, *_args):
+        time.sleep(CONNECT_S)
+        raise RuntimeError("connectFullMesh failed: timed out")
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """`train`, in which no group can be connected to `worker` once it has got to `step`."""
+
+    worker: int
+    step: int
+
+    def __call__(self, ctx):
+        group._CONNECT_TIMEOUT = timedelta(seconds=CONNECT_S)
+
+        def cut(_name, _detail):
+            if ctx.step >= self.step and not isinstance(group.dist, Blackhole):
+                group.dist = Blackhole(group.dist)
+
+        if ctx.worker == self.worker:
+            ctx.on_phase(cut)
+        train(ctx)
+
+
+def taken_out(tmp_path, doomed, workers, **options):
+    config = {**CONFIG, "log": str(tmp_path)}
+    result = run_local(
+        doomed, workers, config=config, directory=tmp_path / "run", hang_timeout_s=2.0, **options
+    )
+    assert_exactly_once(result.events, CONFIG["epochs"])
+    lost = [event for event in result.events if isinstance(event, WorkerLost)]
+    return [e.worker for e in lost if e.cause == "unreachable"], result
+
+
+def test_of_four_the_one_that_no_other_reaches(tmp_path):
+    """It is the oldest, and all say that they fail."""
+    doomed = with_kills(CutOff(0, step=3), [Kill(worker=0, phase="bucket", step=4, signal=CUT)])
+    lost, result = taken_out(tmp_path, doomed, 4)
+    assert lost == [0]
+    assert set(result.lost) == {0}
+
+
+def test_a_newcomer_that_nobody_reaches_costs_no_one_else(tmp_path):
+    """The group is too small until the next newcomer comes, so it waits for both."""
+    doomed = with_kills(CutOff(3, step=0), [Kill(worker=1, phase="batch", step=4)])
+    lost, result = taken_out(tmp_path, doomed, 3, replace=True, min_workers=3)
+    assert lost == [3]
+    assert set(result.lost) == {1, 3}
+    formed = [event for event in result.events if isinstance(event, GenerationFormed)]
+    assert any(event.members == (0, 2, 4) for event in formed)

@@ -1,0 +1,132 @@
+"""Who is taken out when workers cannot reach each other: many networks, many orders of news."""
+
+from itertools import combinations
+from random import Random
+
+import pytest
+
+from elastix.train.doubts import Doubts, cut_off
+
+TIMEOUT = 10.0
+
+
+def play(random, members, trusted, broken, mute=(), generations=40):
+    """Members try to meet, generation after generation; who is taken out, in order.
+
+    Args:
+        random: decides who says what in which order, and who says nothing this time.
+        members: those of the first generation.
+        trusted: those of them that train.
+        broken: pairs that cannot connect.
+        mute: workers whose statements never arrive.
+        generations: after so many it should be over.
+    """
+    doubts = Doubts(TIMEOUT)
+    members, now, out = set(members), 0.0, []
+    for generation in range(1, generations):
+        failing = [pair for pair in broken if set(pair) <= members]
+        if not failing:
+            doubts.settled(members)
+            assert doubts.verdict(members & set(trusted), now + 1000) is None
+            return out
+        said = {worker: {b for a, b in edges(failing, worker)} for worker in members}
+        for worker in random.sample(sorted(said), len(said)):
+            if said[worker] and worker not in mute and (random.random() < 0.9):
+                for _ in range(random.randint(1, 3)):  # looked at more than once
+                    doubts.hear(worker, generation, said[worker], now)
+        now += random.uniform(1.0, 4.0)
+        found = doubts.verdict(members & set(trusted), now)
+        if found is not None:
+            doubts.forget(found)
+            members.discard(found)
+            out.append(found)
+    pytest.fail(f"no end: members {members}, broken {broken}")
+
+
+def edges(pairs, worker):
+    return [(worker, b if a == worker else a) for a, b in pairs if worker in (a, b)]
+
+
+def test_the_one_that_is_cut_off_from_all_others_goes_and_nobody_else():
+    for seed in range(200):
+        random = Random(seed)
+        size = random.randint(3, 8)
+        bad = random.randrange(size)
+        broken = [(min(bad, w), max(bad, w)) for w in range(size) if w != bad]
+        mute = random.choice([(), (bad,)])  # its own statements may not get through
+        assert play(random, range(size), range(size), broken, mute) == [bad]
+
+
+def test_a_newcomer_that_fails_never_counts_against_those_who_train():
+    for seed in range(200):
+        random = Random(seed)
+        size, more = random.randint(1, 6), random.randint(1, 3)
+        trusted, newcomers = range(size), range(size, size + more)
+        broken = [
+            (worker, newcomer)
+            for newcomer in newcomers
+            for worker in random.sample(trusted, random.randint(1, size))
+        ]
+        out = play(random, range(size + more), trusted, broken, mute=random.choice([(), trusted]))
+        assert sorted(out) == list(newcomers)
+
+
+def test_of_a_group_that_falls_apart_the_larger_part_stays():
+    for seed in range(100):
+        random = Random(seed)
+        few = random.randint(1, 3)
+        size = random.randint(2 * few + 1, 9)
+        lost = set(random.sample(range(size), few))
+        broken = [(a, b) for a, b in combinations(range(size), 2) if (a in lost) != (b in lost)]
+        assert set(play(random, range(size), range(size), broken)) == lost
+
+
+def test_two_that_cannot_reach_each_other_cost_the_younger():
+    assert play(Random(0), (3, 5), (3, 5), [(3, 5)]) == [5]
+
+
+def test_whoever_reaches_no_meeting_goes_unless_nobody_who_trains_does():
+    assert cut_off([(1, 1)], {0, 1, 2}) == 1
+    assert cut_off([(1, 1), (0, 2)], {0, 1, 2}) == 1
+    assert cut_off([(0, 0), (1, 1), (2, 2)], {0, 1, 2}) is None
+    assert cut_off([(0, 0), (7, 7)], {0, 1, 2}) == 7
+    assert cut_off([], {0, 1}) is None
+
+
+def test_a_pair_that_failed_once_waits_for_others_and_is_not_cut_off():
+    """The next meeting is late because a third is in a long step."""
+    doubts = Doubts(TIMEOUT)
+    doubts.hear(0, 1, {2}, 0.0)
+    doubts.hear(2, 1, {0}, 0.0)
+    assert doubts.verdict((0, 1, 2), 1000.0) is None
+    doubts.hear(0, 2, {2}, 1001.0)
+    assert doubts.verdict((0, 1, 2), 1001.0) == 2
+
+
+def test_after_one_is_taken_out_the_others_have_as_long_again():
+    doubts = Doubts(TIMEOUT)
+    for generation in (1, 2):
+        doubts.hear(0, generation, {1, 2, 3}, float(generation))
+        doubts.hear(2, generation, {3}, float(generation))
+    assert doubts.verdict(range(4), 20.0) == 0
+    assert doubts.verdict(range(4), 25.0) is None
+    doubts.hear(2, 3, {3}, 26.0)
+    doubts.hear(2, 4, {3}, 28.0)
+    assert doubts.verdict(range(4), 29.0) is None
+    assert doubts.verdict(range(4), 31.0) == 3
+
+
+def test_a_verdict_in_the_middle_of_the_news_counts_what_was_said_before():
+    doubts = Doubts(TIMEOUT)
+    for worker in (0, 1, 2, 3):
+        doubts.hear(worker, 1, {1, 2, 3} if worker == 0 else {0}, 0.0)
+    doubts.hear(3, 2, {0}, 20.0)  # the others are about to say so again
+    assert doubts.verdict(range(4), 20.0) == 0
+
+
+def test_what_names_nobody_takes_nobody_out():
+    doubts = Doubts(TIMEOUT)
+    for generation in range(1, 50):
+        assert doubts.hear(0, generation, (), float(generation))
+        assert not doubts.hear(0, generation, (), float(generation))
+    assert doubts.verdict((0, 1), 100.0) is None
