@@ -196,6 +196,11 @@ class Loader:
         """Whether batches were drawn that are not committed: the middle of a step."""
         return bool(self._drawn)
 
+    @property
+    def drawn(self) -> tuple[Draw, ...]:
+        """The batches of the step in hand, as the whole group has them."""
+        return tuple(self._drawn)
+
     def shares(self) -> Counter[int]:
         """Samples of each worker since the last commit; up to it, if none were drawn since."""
         shares: Counter[int] = Counter()

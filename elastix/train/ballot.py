@@ -17,6 +17,7 @@ class Ballot:
         journaled: how far the journal has got, as rank 0 knows; -1 from others.
         store: rank 0 finds it time for a checkpoint.
         compare: rank 0 finds it time to compare the replicas.
+        drawn: hash of the batches of this step (draws).
         void: the step is done for nothing, since it will be done again.
     """
 
@@ -24,12 +25,14 @@ class Ballot:
     journaled: int
     store: bool
     compare: bool
+    drawn: int
     void: bool
 
     def encode(self) -> torch.Tensor:
         """As the round reduces it."""
-        values = [self.proposal, -self.proposal, self.journaled]
-        return torch.tensor([*values, self.store, self.compare, self.void], dtype=torch.int64)
+        agreed = [self.proposal, -self.proposal, self.drawn, -self.drawn]
+        told = [self.journaled, self.store, self.compare, self.void]
+        return torch.tensor([*agreed, *told], dtype=torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class Verdict:
             ones, or none.
         journaled: how far the journal has got.
         store, compare: as soon as this step is behind.
+        alike: all have drawn the same batches.
         void: the step is to be done again.
     """
 
@@ -48,16 +52,18 @@ class Verdict:
     journaled: int
     store: bool
     compare: bool
+    alike: bool
     void: bool
 
 
 def decode(result: torch.Tensor) -> Verdict:
     """The verdict from what was reduced."""
-    highest, lowest, journaled, store, compare, void = (int(value) for value in result)
+    proposal, lowest, drawn, other, journaled, store, compare, void = map(int, result.tolist())
     return Verdict(
-        proposal=highest if highest == -lowest else 0,
+        proposal=proposal if proposal == -lowest else 0,
         journaled=journaled,
         store=store > 0,
         compare=compare > 0,
+        alike=drawn == -other,
         void=void > 0,
     )

@@ -12,6 +12,7 @@ from elastix.errors import ReplicasDiffer
 from elastix.events import ReplicasCompared
 from elastix.train import replica
 from elastix.train.checkpoint.assembly import Mark
+from elastix.train.draws import Drawn
 
 _REMEMBERED = 64
 
@@ -106,6 +107,29 @@ def fault(found: ReplicasCompared, equal_step: int | None) -> ReplicasDiffer:
         "or libraries differ, since they round differently; and, if none of this is so, for "
         f"faulty memory on the {'node' if len(found.apart) == 1 else 'nodes'} of "
         f"{name(found.apart)}."
+    )
+
+
+def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
+    """The error that ends a run whose workers did not draw the same batches for a step.
+
+    Args:
+        step: for which; it does not count.
+        drawn: by worker, as far as they live.
+    """
+    kinds: dict[Drawn, list[int]] = {}
+    for worker, what in sorted(drawn.items()):
+        kinds.setdefault(what, []).append(worker)
+    fewest_first = sorted(kinds.items(), key=lambda kind: len(kind[1]))
+    who = "; ".join(f"{name(workers)} drew {what}" for what, workers in fewest_first)
+    if len(kinds) == 1:
+        who += ", and one that has been lost since drew something else"
+    return ReplicasDiffer(
+        f"the workers did not draw the same batches for step {step}: {who}. The step does not "
+        "count, nothing was stored of it, and the run was stopped. fit() again goes on from the "
+        "last stored State. A loader is collective: every worker takes the same batches from it "
+        "and calls backward for each, whatever its own share holds. To leave a batch out, let all "
+        "decide it alike, or call backward on a loss that is zero."
     )
 
 

@@ -24,7 +24,7 @@ from elastix.comm.reducer import Reducer, Weight
 from elastix.comm.rounds import Rounds
 from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
-from elastix.errors import ConfigError, StateError, StoreError
+from elastix.errors import ConfigError, ReplicasDiffer, StateError, StoreError
 from elastix.events import (
     AncestorIgnored,
     EpochsPlanned,
@@ -44,6 +44,8 @@ from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.checkpoint.snapshot import Snapshot, Stager
+from elastix.train.comparison import parted
+from elastix.train.draws import RollCall, called, drawn
 from elastix.train.ending import Finish
 from elastix.train.evaluation import Evaluation, Metric
 from elastix.train.heritage import Leaving
@@ -90,6 +92,7 @@ class Member:
         self._peers: set[int] | None = None  # the group as it was at the last boundary
         self._compare = False  # somebody has joined since replicas were compared
         self._compare_now = False  # and so the group has agreed
+        self._parted: ReplicasDiffer | None = None
         self._alike = AlikeEvents(link.emit, self._first)
         news.on_urgent(self._alike.send_again)
         self._reports = 0
@@ -397,6 +400,7 @@ class Member:
             store=first and self._schedule.time_is_up(),
             # While a snapshot is being stored, another one would hold up training.
             compare=first and self._compare and not self.saver.busy,
+            drawn=drawn(self._live.loaders).mark,
             void=self._rounds.void,
         ).encode()
 
@@ -404,6 +408,10 @@ class Member:
         """A step counts; or it is void, and its samples are drawn again."""
         self._finish_copies()
         verdict = decode(left.result)
+        if not verdict.alike:
+            roll = self._rounds.run(RollCall(self.me, drawn(self._live.loaders)))
+            self._parted = parted(self.step + 1, called(roll.result))
+            raise self._parted
         self._schedule.agreed(verdict.store)
         self._compare_now = self._compare_now or verdict.compare
         self._rounds.step_left(left, verdict.proposal)
@@ -443,7 +451,13 @@ class Member:
     # ------------------------------------------------------------------ Pace of the Loaders
 
     def boundary(self) -> None:
-        """Between two steps: joiners enter, checkpoints are taken. Nothing within one."""
+        """Between two steps: joiners enter, checkpoints are taken. Nothing within one.
+
+        Raises:
+            ReplicasDiffer: the workers have parted before; user code may have caught it once.
+        """
+        if self._parted is not None:
+            raise self._parted
         if any(loader.pending for loader in self._live.loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
@@ -466,10 +480,12 @@ class Member:
         if self._feed is not None:
             self._feed.boundary(self._copy_for_joiners, self._rounds.operation, replica.digest)
         reason = self._schedule.due(self.step)
-        if not reason:
-            if compare:
-                self._snapshot("join", Mark(self.step, -1), stored=False)
-            return
+        if reason:
+            self._checkpoint(reason)
+        elif compare:
+            self._snapshot("join", Mark(self.step, -1), stored=False)
+
+    def _checkpoint(self, reason: str) -> None:
         self.save(reason)
         if self.settings.checkpoint.wait:
             try:
@@ -580,8 +596,10 @@ class Member:
 
         Raises:
             StoreError: it could not be stored.
-            ReplicasDiffer: the workers hold different States.
+            ReplicasDiffer: the workers hold different States, or have parted before.
         """
+        if self._parted is not None:
+            raise self._parted
         if self._rounds.watching:
             return  # a joiner that never came in has no part in the end
         if self.settings.heritage is not None and self.settings.heritage.takes_final:

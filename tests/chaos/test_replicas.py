@@ -1,8 +1,11 @@
 """No run ends well whose replicas differ: flipped bits are found, and the audit says what was."""
 
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 
 from elastix.config import CheckpointConfig
 from elastix.data.audit import audit
@@ -13,7 +16,7 @@ from elastix.store import Store
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from tests.laws import joins
-from tests.trainables import train
+from tests.trainables import make, train
 
 EVERY = CheckpointConfig(every_steps=4)
 CONFIG = {"samples": 150, "batch_size": 30, "epochs": 2}  # 10 steps
@@ -120,3 +123,44 @@ def test_whoever_is_left_alone_says_so(tmp_path):
     text = str(audit(run.events).replicas)
     assert text.startswith("equal: compared once after step 4 by 2 workers")
     assert "one worker was left" in text
+
+
+@dataclass(frozen=True)
+class Skips:
+    """`train`'s loop in small, in which one worker leaves out a batch of its own accord."""
+
+    worker: int
+    batch: int
+    caught: bool = False
+
+    def __call__(self, ctx):
+        model, optimizer, dataset = make(CONFIG)
+        model, optimizer = ctx.prepare(model, optimizer)
+        number = 0
+        for epoch in ctx.loader(dataset, batch_size=30).epochs(2):
+            for x, y in epoch:
+                number += 1
+                if ctx.worker == self.worker and number == self.batch:
+                    continue  # "the loss is not finite"
+                optimizer.zero_grad()
+                with suppress(Exception) if self.caught else nullcontext():
+                    F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+
+@pytest.mark.parametrize("caught", [False, True], ids=["raised", "caught in the loop"])
+@pytest.mark.parametrize("batch", [3, 5], ids=["in an epoch", "its last one"])
+def test_a_worker_that_skips_a_batch_is_known_in_that_very_step(tmp_path, batch, caught):
+    with pytest.raises(ReplicasDiffer) as raised:
+        run_local(Skips(1, batch, caught), 3, directory=tmp_path, config=CONFIG)
+    text = str(raised.value)
+    assert f"did not draw the same batches for step {batch}: worker 1 drew 2 batches" in text
+    assert "workers 0 and 2 drew 1 batch" in text
+    assert audit(journal.read(tmp_path / "journal.jsonl")).steps == batch - 1
+
+
+def test_the_one_that_skipped_may_die_before_it_can_say_so(tmp_path):
+    """Or it dies before the round, and nobody ever heard of what it had drawn."""
+    killed = with_kills(Skips(1, 3), [Kill(worker=1, phase="left", step=2, after=0)])
+    with pytest.raises(ReplicasDiffer, match=r"one that has been lost since|worker 1 drew 2"):
+        run_local(killed, 3, directory=tmp_path, config=CONFIG)
