@@ -13,6 +13,7 @@ import elastix
 from elastix.events import (
     GenerationFormed,
     Recovered,
+    ReplicasCompared,
     Reported,
     StateStored,
     StepCommitted,
@@ -20,7 +21,7 @@ from elastix.events import (
     WorkerLost,
     WorkerRaised,
 )
-from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.replay import compare
 from elastix.train import succession
 from elastix.train.trainer import _reserve
@@ -54,9 +55,12 @@ def test_a_run_without_failures_and_one_that_continues_it(cluster, tmp_path, cap
     assert state.manifest().ref == result.ref
     trainables.Convnet().double().load_state_dict(state.model)
     assert len(of(Reported, result)) == 2
+    (final,) = of(ReplicasCompared, result)
+    assert (final.step, final.occasion, final.workers) == (16, "final", (0, 1, 2))
     told = capsys.readouterr().out
     assert "generation 1" in told
-    assert "exact" in told
+    assert "samples exact: 16 steps" in told
+    assert "replicas equal: compared once after step 16 by 3 workers" in told
     # Ray tells every driver of what befell actors before this test.
     first, *_, last = [line for line in told.splitlines() if "(raylet)" not in line]
     for line in (first, last):
@@ -84,7 +88,20 @@ def test_a_worker_killed_in_mid_backward_and_its_replacement(cluster, tmp_path):
     # With num_workers=3 the minimum is 3: the survivors finish the step, then wait.
     assert [e.worker for e in of(WorkerJoined, result)] == [3]
     assert of(StepCommitted, result)[-1].world_size == 3
+    assert [e.workers for e in of(ReplicasCompared, result)][-1] == (0, 2, 3)
+    assert result.audit.replicas.equal
     assert compare(result.directory).relative < 1e-9
+
+
+def test_a_flipped_bit_ends_the_run_and_names_the_worker(cluster, tmp_path, capsys):
+    flipped = with_kills(trainables.train, [Flip(worker=2, tensor="head.weight", step=5)])
+    every = elastix.CheckpointConfig(every_steps=4)
+    with pytest.raises(elastix.ReplicasDiffer, match="after step 8 worker 2 holds another State"):
+        trainer(tmp_path, flipped, checkpoint=every).fit()
+    assert "worker 2" in capsys.readouterr().out
+    with elastix.Store(tmp_path, read_only=True) as store:
+        steps = sorted(tag for tag in store.tags() if tag.startswith("test/step-"))
+    assert steps == ["test/step-0000000004"]
 
 
 def test_a_stopped_worker_is_evicted_for_its_silence(cluster, tmp_path):
