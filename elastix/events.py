@@ -24,13 +24,14 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """A run begins, or goes on after a restart."""
+    """A run begins, or goes on after a restart; `code` is a digest of its train function."""
 
     name: str
     seed: int
     config: Mapping[str, Any]
     scaling: Mapping[str, Any]
     versions: Mapping[str, str]
+    code: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ class Rig:
                 self.events.append,
                 self.clock,
             )
-            self.loop.restore(given.get("same", True))
+            self.loop.restore(given.get("same", True), given.get("same_rungs", True))
             try:
                 self.loop.run()
             finally:

@@ -120,6 +120,17 @@ class Console:
             self._print(f"  {text}")
         self._print(f"  state {ref[:12]}   {self._where}")
 
+    def over(self, ref: str, metrics: Mapping[str, Any], account: object) -> None:
+        """Say that there was nothing to do, what came of it before, and what makes it go on."""
+        done = f"{self._name} is finished ({self.progress.step} steps); nothing to do"
+        self._print(f"{done}   {shown(metrics)}", "bold green")
+        self._print(f"  samples {account}")
+        self._print(
+            "  another config or train function lets it go on, RestoreConfig(step=..) goes back, "
+            "another name begins anew"
+        )
+        self._print(f"  state {ref[:12]}   {self._where}")
+
     def failed(self, error: ElastixError) -> None:
         """Sum up a run that did not: the first failure, not the last symptom, at the end."""
         self._end_block()

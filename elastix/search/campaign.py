@@ -200,7 +200,9 @@ class Campaign:
             finally:
                 executor.close()
 
-    def _carry_out(self, book: Book, searcher: Searcher, executor: Executor, same: bool) -> Results:
+    def _carry_out(
+        self, book: Book, searcher: Searcher, executor: Executor, same: tuple[bool, bool]
+    ) -> Results:
         directory = self._run.directory
         shelf = executor.reach(str(Path(self._run.store).resolve()))
         bus = Events()
@@ -233,7 +235,7 @@ class Campaign:
                 self._work_maker(shelf),
                 bus.emit,
             )
-            known = loop.restore(same)
+            known = loop.restore(*same)
             bus.emit(self._started(known))
             outcome, message = "interrupted", "run() again goes on"
             try:
@@ -317,8 +319,8 @@ class Campaign:
 
     # ------------------------------------------------------------------ what the book says of us
 
-    def _introduce(self, book: Book) -> bool:
-        """Write down what this campaign is; whether searcher and space are those of before.
+    def _introduce(self, book: Book) -> tuple[bool, bool]:
+        """Write down what this campaign is; whether searcher and space, and rungs, are as before.
 
         Raises:
             ConfigError: the campaign of that name optimises something else.
@@ -329,6 +331,7 @@ class Campaign:
             "modes": list(self.objectives.modes),
             "searcher": type(self._searcher).__name__,
             "space": _fingerprint(self._space),
+            "rungs": _kind(self._rungs),
             "inherit": self._inherit,
             "provider": self._provider,
             "budget": self._budget.to_dict(),
@@ -346,7 +349,10 @@ class Campaign:
                     )
             facts["began_s"] = before["began_s"]
         book.commit([], {"campaign": facts})
-        return before is not None and all(before[k] == facts[k] for k in ("searcher", "space"))
+        if before is None:
+            return False, False
+        same = all(before[key] == facts[key] for key in ("searcher", "space"))
+        return same, before.get("rungs") == facts["rungs"]
 
     def _started(self, known: int) -> CampaignStarted:
         return CampaignStarted(
@@ -403,6 +409,13 @@ def _check_train(train: TrainFunction) -> None:
             f"train must take exactly one argument, the Context: {error}. Give it what else it "
             "needs through the space, as a Constant."
         ) from error
+
+
+def _kind(rungs: Rungs | None) -> str:
+    """Equal for equal rules: their state is only worth something under the same one."""
+    known = vars(rungs) if hasattr(rungs, "__dict__") else {}
+    given = sorted(f"{k}={v!r}" for k, v in known.items() if isinstance(v, str | int | float))
+    return f"{type(rungs).__name__}({', '.join(given)})"
 
 
 def _fingerprint(space: ConfigurationSpace | Space) -> str:

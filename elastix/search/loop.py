@@ -139,11 +139,12 @@ class Loop:
 
     # ------------------------------------------------------------------ from the book
 
-    def restore(self, same_searcher: bool) -> int:
+    def restore(self, same_searcher: bool, same_rungs: bool = True) -> int:
         """Take up what the book has; the number of final trials.
 
         Args:
             same_searcher: the searcher and its space are those that wrote its state.
+            same_rungs: so are the rungs. Others are told of all that was reported.
         """
         lines = self._book.lines()
         for line in lines:
@@ -168,9 +169,33 @@ class Loop:
         news.sort(key=lambda line: line.done or 0)
         if news:
             self._searcher.tell([line.trial for line in news])
-        if self._rungs is not None and (state := self._book.fact("rungs")) is not None:
+        state = self._book.fact("rungs") if same_rungs else None
+        if self._rungs is not None and state is not None:
             self._rungs.load_state_dict(state)
+        else:
+            self._judge_anew()
         return sum(line.done is not None for line in lines)
+
+    def _judge_anew(self) -> None:
+        """Tell other rungs of all reports. Who is paused, and is not to be any more, goes on."""
+        for case in self._cases.values():
+            if case.role != "search":
+                continue
+            verdict = self._verdict_anew(case, self._rungs) if self._rungs else Verdict.CONTINUE
+            if case.trial.state is TrialState.PAUSED and verdict is Verdict.CONTINUE:
+                self._queue(case)
+
+    def _verdict_anew(self, case: _Case, rungs: Rungs) -> Verdict:
+        number, verdict = case.trial.number, Verdict.CONTINUE
+        for level in range(1, len(case.results) + 1):
+            losses = self._losses(case, level)
+            if losses is not None:
+                verdict = rungs.report(number, level, losses)
+        if case.trial.state.is_final:
+            rungs.drop(number)
+        elif case.trial.state is not TrialState.PAUSED:
+            rungs.promote(number)  # it is on its way already
+        return verdict
 
     # ------------------------------------------------------------------ the loop
 
@@ -361,9 +386,11 @@ class Loop:
             case.stop = True
             self._executor.halt(number)
 
-    def _losses(self, case: _Case) -> tuple[float, ...] | None:
+    def _losses(self, case: _Case, reports: int | None = None) -> tuple[float, ...] | None:
+        """After so many reports, all by default; None without a number for each objective."""
+        results = {seq: r for seq, r in case.results.items() if reports is None or seq < reports}
         try:
-            return self._objectives.losses(_merged(case.results))
+            return self._objectives.losses(_merged(results))
         except SearchError:
             return None
 

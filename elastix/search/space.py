@@ -51,10 +51,10 @@ class Blocks:
             )
         values.check_choices(self.block, f"a block of {self.name!r}")
 
-    def sample(self, rng: RandomState) -> list[Values]:
-        """A random length, then random blocks."""
+    def sample(self, rng: RandomState, *, evenly: bool = False) -> list[Values]:
+        """A random length, then random blocks; `evenly` as for a Space."""
         length = int(rng.randint(self.min, self.max + 1))
-        return [values.draw(self.block, rng) for _ in range(length)]
+        return [values.draw(self.block, rng, evenly=evenly) for _ in range(length)]
 
     def samples(self, count: int, rng: RandomState) -> list[list[Values]]:
         """Up to `count` sequences as `sample` draws them, all at once."""
@@ -148,6 +148,12 @@ class Space:
         values.check_choices(plain, "the space", may_be_empty=True)
         self.sample(generator(0))  # raises EmptySpace
 
+    def __repr__(self) -> str:
+        """All that it is made of, and nothing of where it lies in memory."""
+        rule = getattr(self._valid, "__qualname__", type(self._valid).__name__)
+        parts = [repr(self.plain), *map(repr, self.blocks.values())]
+        return f"Space({', '.join(parts)}{f', valid={rule}' if self._valid else ''})"
+
     def plus(self, *hyperparameters: Parameter) -> "Space":
         """This space with further plain hyperparameters, such as those of an optimizer."""
         plain = deepcopy(self.plain)
@@ -156,16 +162,20 @@ class Space:
 
     # ---------------------------------------------------------------------------------- proposals
 
-    def sample(self, rng: RandomState | int) -> Config:
+    def sample(self, rng: RandomState | int, *, evenly: bool = False) -> Config:
         """A random configuration: every hyperparameter and length by its own distribution.
+
+        Args:
+            rng: is drawn from, or a seed.
+            evenly: every value as likely as any other instead.
 
         Raises:
             EmptySpace: none of very many was valid.
         """
         rng = generator(rng) if isinstance(rng, int) else rng
         for _ in range(values.TRIES):
-            config = values.draw(self.plain, rng)
-            config |= {name: part.sample(rng) for name, part in self.blocks.items()}
+            config = values.draw(self.plain, rng, evenly=evenly)
+            config |= {name: part.sample(rng, evenly=evenly) for name, part in self.blocks.items()}
             if self._valid is None or self._valid(config):
                 return config
         raise EmptySpace(

@@ -49,14 +49,21 @@ def active(space: ConfigurationSpace, value_of: Callable[[str], Any]) -> Values:
     return {name: value for name, value in values.items() if value is not NotSet}
 
 
-def draw(space: ConfigurationSpace, rng: RandomState) -> Values:
+def draw(space: ConfigurationSpace, rng: RandomState, *, evenly: bool = False) -> Values:
     """Random values that are allowed.
+
+    Args:
+        space: what they are values of.
+        rng: is drawn from.
+        evenly: each choice, and each part of a range, is as likely as any other, whatever the
+            hyperparameters' own distributions say.
 
     Raises:
         EmptySpace: none of very many was.
     """
+    how = _evenly if evenly else _by_distribution
     for _ in range(TRIES):
-        values = active(space, lambda name: space[name].sample_value(seed=rng))
+        values = active(space, lambda name: how(space[name], rng))
         if not forbidden(space, values):
             return values
     raise EmptySpace(
@@ -76,6 +83,18 @@ def draw_many(space: ConfigurationSpace, count: int, rng: RandomState) -> list[V
     }
     drawn = (active(space, lambda n, i=i: columns[n][i]) for i in range(count))  # type: ignore[misc]
     return [values for values in drawn if not forbidden(space, values)]
+
+
+def _by_distribution(hyperparameter: Parameter, rng: RandomState) -> Any:  # noqa: ANN401
+    return hyperparameter.sample_value(seed=rng)
+
+
+def _evenly(hyperparameter: Parameter, rng: RandomState) -> Any:  # noqa: ANN401 - of any kind
+    listed = choices(hyperparameter)
+    if listed is not None:
+        return listed[int(rng.randint(0, len(listed)))]
+    low, high = hyperparameter.lower_vectorized, hyperparameter.upper_vectorized
+    return hyperparameter.to_value(rng.uniform(low, high))
 
 
 def default(space: ConfigurationSpace) -> Values:

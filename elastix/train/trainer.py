@@ -26,7 +26,7 @@ from elastix.config import (
     ScalingConfig,
 )
 from elastix.data.audit import Audit, audit
-from elastix.errors import ConfigError, Conflict, QuorumLost
+from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.observe import journal
 from elastix.observe.console import Console
@@ -39,6 +39,7 @@ from elastix.store import Store
 from elastix.train import succession
 from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
+from elastix.train.finished import mark, over
 from elastix.train.following import follow, stop
 from elastix.train.heritage import Heritage
 from elastix.train.profile import FOLDER
@@ -167,6 +168,9 @@ class ElasticTrainer:
     def fit(self) -> Result:
         """Train to the end of the train function, through losses and joins. Blocks.
 
+        A run that is finished, called again with the same config, seed and train function, has
+        nothing left to do: its Result comes back at once.
+
         Uses the Ray that this process is connected to, else one that it finds, else starts a
         local one and stops it afterwards.
 
@@ -183,6 +187,10 @@ class ElasticTrainer:
         """
         train = pickle_train(self._train)
         directory = self._run.directory.resolve()
+        opening = self._opening(train)
+        found = self._finished(directory, opening)
+        if found is not None:
+            return found
         with contextlib.ExitStack() as held:
             refusal: Conflict | None = None
             try:
@@ -209,7 +217,7 @@ class ElasticTrainer:
             group, size = _reserve(run, self._scaling, room, timeout_s, lifetime)
             before = _history(directory)
             try:
-                controller = self._start(train, directory, group, size)
+                controller = self._start(train, opening, directory, group, size)
                 return self._follow(controller, directory, before)
             finally:
                 if not self._run.detached:
@@ -257,7 +265,39 @@ class ElasticTrainer:
             logger.info("attached run=%s", self._run.name)
         return controller
 
-    def _start(self, train: bytes, directory: Path, group: PlacementGroup, size: int) -> Any:  # noqa: ANN401
+    def _opening(self, train: bytes) -> RunStarted:
+        return RunStarted(
+            name=self._run.name,
+            seed=self._run.seed,
+            config=self._config,
+            scaling=self._scaling.to_dict(),
+            versions=_versions(),
+            code=mark(train),
+        )
+
+    def _finished(self, directory: Path, opening: RunStarted) -> Result | None:
+        """What an earlier `fit` left, if there is nothing left to do: no Ray is needed to say so.
+
+        A trial goes on where it was paused, and a RestoreConfig asks for steps to be made again.
+        """
+        if self._watch is not None or self._restore != RestoreConfig():
+            return None
+        before = _history(directory)
+        if not over(before, opening):
+            return None
+        result = _result(directory, losses=0)
+        try:
+            with Store(self._run.store, read_only=True) as store:
+                store.manifest(result.ref)
+        except StoreError:
+            return None  # it was retired, or is damaged: training makes another one
+        console = Console(self._run.name, self._run.store, quiet=self._quiet, progress=before)
+        console.over(result.ref, result.metrics, result.audit)
+        return result
+
+    def _start(
+        self, train: bytes, opening: RunStarted, directory: Path, group: PlacementGroup, size: int
+    ) -> Any:  # noqa: ANN401 - a handle
         """Start the controller; it starts the workers."""
         plan = Plan(
             train=train,
@@ -269,13 +309,7 @@ class ElasticTrainer:
             failure=self._failure,
             profile=self._profile,
             metrics=self._metrics,
-            opening=RunStarted(
-                name=self._run.name,
-                seed=self._run.seed,
-                config=self._config,
-                scaling=self._scaling.to_dict(),
-                versions=_versions(),
-            ),
+            opening=opening,
             placement=group,
             size=size,
             directory=directory,

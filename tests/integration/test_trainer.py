@@ -66,6 +66,13 @@ def test_a_run_without_failures_and_one_that_continues_it(cluster, tmp_path, cap
     for line in (first, last):
         assert str(tmp_path) in line
         assert f"elastix report test --store {tmp_path}" in line
+    journal = result.directory / "journal.jsonl"
+    before = journal.read_bytes()
+    again = trainer(tmp_path, workers=2).fit()
+    assert (again.ref, again.metrics, again.worker_losses) == (result.ref, result.metrics, 0)
+    assert str(again.audit) == str(result.audit)
+    assert journal.read_bytes() == before
+    assert "test is finished (16 steps); nothing to do" in capsys.readouterr().out
     longer = trainer(tmp_path, workers=2, config={"epochs": 3}).fit()
     assert longer.audit.exact
     assert longer.audit.loaders[0].epochs == 3

@@ -392,3 +392,27 @@ def test_sqlite_is_durable_and_has_one_writer(tmp_path):
         assert book._sql.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
         assert book._sql.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     assert isinstance(book._sql, sqlite3.Connection)
+
+
+HALVING = {
+    "asha": lambda: Asha(first=1, eta=3, last=9),
+    "another asha": lambda: Asha(first=2, eta=2, last=8),
+    "median": Median,
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("after", HALVING)
+@pytest.mark.parametrize("before", HALVING)
+def test_a_campaign_goes_on_with_other_rungs(tmp_path, before, after):
+    rig = Rig(tmp_path, climbs(9), slots=3, rungs=HALVING[before])
+    first = rig.run(Budget(trials=9))
+    rig.rungs = HALVING[after]
+    more = rig.run(Budget(trials=15), same_rungs=before == after)
+    assert len(more) == 15
+    for trial in first:
+        if trial.state.is_final:
+            assert more[trial.number] == trial
+    states = {trial.state for trial in more}
+    assert not states & {TrialState.WAITING, TrialState.RUNNING}
+    assert TrialState.PAUSED not in states or after != "none"

@@ -71,9 +71,13 @@ class Known:
             self.pending.pop(trial.suggestion.key, None)
 
     def fresh(self, rng: RandomState) -> Config | None:
-        """A random configuration that is new; None if the space has no more of them."""
-        for _ in range(_TRIES):
-            config = self.space.sample(rng)
+        """A random configuration that is new; None if the space has no more of them.
+
+        Where the space's own distributions give known ones again and again, as they do when nearly
+        all of their weight is on few, it is drawn from all alike.
+        """
+        for turn in range(2 * _TRIES):
+            config = self.space.sample(rng, evenly=turn >= _TRIES)
             if self.is_new(config):
                 return config
         rest = list(self.space.unseen(self.seen))
