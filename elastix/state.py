@@ -123,7 +123,8 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
     Shares memory with a contiguous CPU tensor; copies otherwise.
     """
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.cpu().contiguous().view(-1).view(torch.uint8)
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -135,7 +136,8 @@ def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for two names of one piece of memory seen in the same way."""
     if tensor.numel() == 0:
         return ("empty", tensor.dtype, tuple(tensor.shape))
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    seen = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    return (tensor.device, tensor.data_ptr(), *seen)
 
 
 # ------------------------------------------------------------------------ live objects <-> State

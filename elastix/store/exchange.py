@@ -7,6 +7,7 @@ Invariant: what `export` wrote comes back from `read` to the last bit, or `read`
 
 import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ def export(state: State, path: Path) -> None:
     for name, tensor in state.tensors.items():
         original = first.setdefault(identity(tensor), name)
         if original == name:
-            unique[name] = tensor.detach().cpu().contiguous().clone()
+            unique[name] = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().clone()
         else:
             tied[name] = original
     header = {
@@ -53,12 +54,12 @@ def export(state: State, path: Path) -> None:
         "manifest": manifest.to_json(),
         "tied": json.dumps(tied),
     }
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with storage_errors(f"writing {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                draft.touch()
+                draft.touch(exist_ok=False)  # new: nothing that others have put there is followed
                 mode = draft.stat().st_mode  # save_file makes files that nobody else may read
                 save_file(unique, draft, metadata=header)
                 draft.chmod(mode)

@@ -5,6 +5,7 @@ is a file cut, punched or written in place. A put that was under way while its t
 told so by the ledger, and writes them again.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,17 @@ from blake3 import blake3
 
 from elastix.errors import Corrupt, Full, NotFound
 from elastix.state import Ref
+from elastix.store import replay
+from elastix.store.index import damaged
 from elastix.store.packs import Packs, Writer, read_record
 from elastix.store.records import Kind, scan
-from elastix.store.replay import is_sealed
-from elastix.store.verify import live_bytes
+from elastix.store.replay import sealed_at
+from elastix.store.verify import live_bytes, record_bytes
 
 if TYPE_CHECKING:
     from elastix.store.ledger import Ledger
 
+logger = logging.getLogger(__name__)
 _POOR = 1.1  # file size over needed bytes, from which on a pack is rewritten
 _FORGET_BATCH = 100  # small: it must fit into the reserve on a full disk
 
@@ -42,6 +46,14 @@ class Collected:
 def collect(ledger: "Ledger", writer: Writer) -> Collected:
     """Remove packs that are useless, after moving what is still needed out of poor ones."""
     ledger.adopt()
+    with ledger.asking() as index:
+        gone = replay.lost_packs(index, ledger.packs)
+    if gone:
+        raise Corrupt(
+            f"the index names pack {gone[0]}, which is not there, {len(gone)} in all: either the "
+            "index is damaged, or packs were lost. Nothing was collected. `elastix store verify` "
+            "says whose they were; `elastix store rebuild` makes the index anew without them."
+        )
     with writer.lock:
         writer.seal()
     before = sum(ledger.packs.sizes().values())
@@ -63,7 +75,21 @@ def collect(ledger: "Ledger", writer: Writer) -> Collected:
 
 
 def _forget_blobs(ledger: "Ledger") -> None:
-    """Forget what nobody refers to: a put that relied on it is told to write it again."""
+    """Forget what nobody refers to: a put that relied on it is told to write it again.
+
+    The counts are a cache as all of the index is; the uses themselves have the last word.
+    """
+    with ledger.asking() as index:
+        idle = {number for (number,) in index.sql.execute("SELECT id FROM blobs WHERE refs = 0")}
+        used = (
+            {number for (number,) in index.sql.execute("SELECT blob FROM uses") if number in idle}
+            if idle
+            else set()
+        )
+    if used:
+        logger.warning("references miscounted blobs=%d: counting anew", len(used))
+        with ledger.transaction() as index:
+            index.recount(used)
     while True:
         with ledger.transaction(durable=True) as index:
             gone = index.sql.execute(
@@ -80,13 +106,18 @@ def _sweep(ledger: "Ledger", mover: Writer, removed: list[str]) -> dict[str, str
     sizes = packs.sizes()
     with ledger.asking() as index:
         live = live_bytes(index)
+        ends = index.ends()
     kept: dict[str, str] = {}
     for pack in sorted(sizes, key=lambda name: live.get(name, 0)):
         used = live.get(pack, 0)
-        if sizes[pack] <= _POOR * used:
+        if record_bytes(packs, ends, pack, sizes[pack]) <= _POOR * used:
             continue
-        if packs.alive(pack) and not is_sealed(packs, pack, sizes[pack]):
+        seal = sealed_at(packs, pack, sizes[pack])
+        if seal is None and packs.alive(pack):
             kept[pack] = "its writer is at work"
+            continue
+        if ends.get(pack, 0) < (sizes[pack] if seal is None else seal):
+            kept[pack] = "the index has not read it to its end"
             continue
         try:
             if used:
@@ -115,8 +146,10 @@ def _move(ledger: "Ledger", mover: Writer, pack: str) -> None:
     with ledger.asking() as index:
         number, needed = index.records(pack)
     moved = []
-    for table, kind, place in needed:
+    for table, kind, place, digest in needed:
         header, payload = read_record(ledger.packs, place, kind)
+        if digest not in (None, header.digest):
+            raise damaged(f"another tensor stands at byte {place.offset} of {pack} than it says")
         moved.append((table, place, mover.append(header, payload)))
     mover.sync()
     with ledger.transaction(durable=True) as index:

@@ -16,11 +16,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elastix.errors import Conflict, NotFound, TooNew
+from elastix.errors import Conflict, Corrupt, NotFound, TooNew
 from elastix.state import Ref
 from elastix.store.lineage import Signature
 from elastix.store.nearest import Entry, pack_ids
-from elastix.store.records import Kind, Model, Place
+from elastix.store.records import LAST_SEQ, Kind, Model, Place
 
 SCHEMA = 1
 _DIGITS = frozenset("0123456789abcdef")
@@ -60,6 +60,10 @@ class Status(IntEnum):
     BROKEN = 2  # its record names tensors that no pack holds
 
 
+_STATUSES = frozenset(Status)
+_NUMBER = (float, int, type(None))
+
+
 @dataclass(frozen=True)
 class Row:
     """What the index knows of one model."""
@@ -92,9 +96,40 @@ def readable(value: Any) -> bool:  # noqa: ANN401 - any JSON, and what Python ta
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
+def damaged(what: str) -> Corrupt:
+    """The error for what the index cannot have been told."""
+    return Corrupt(
+        f"the store's index is damaged: {what}. The packs are not touched. `elastix store rebuild` "
+        "makes it anew from them."
+    )
+
+
+def _ref(value: Any) -> Ref:  # noqa: ANN401 - whatever a damaged row holds
+    if type(value) is not bytes or len(value) != 32:
+        raise damaged(f"it names {value!r} as a model")
+    return Ref(value.hex())
+
+
+def _place(pack: Any, offset: Any, length: Any) -> Place:  # noqa: ANN401 - as above
+    if type(pack) is not str or type(offset) is not int or type(length) is not int:
+        raise damaged(f"a record stands at {offset!r} of {pack!r} and has {length!r} bytes")
+    if offset < 0 or length < 0:
+        raise damaged(f"a record stands at byte {offset} of {pack} and has {length} bytes")
+    return Place(pack, offset, length)
+
+
 def _row(values: Sequence[Any]) -> Row:
-    number, ref, seq, status, pack, offset, length, *rest = values
-    return Row(number, Ref(ref.hex()), seq, Status(status), Place(pack, offset, length), *rest)
+    number, ref, seq, status, pack, offset, length, score, time_s, tensors, nbytes = values
+    time_s = time_s or 0.0  # a retired model has none
+    sizes = (tensors, nbytes)
+    if status != Status.RETIRED and not all(type(n) is int for n in sizes):
+        raise damaged(f"a model has {tensors!r} tensors of {nbytes!r} bytes")
+    if status not in _STATUSES or type(seq) is not int:
+        raise damaged(f"a model has the status {status!r} since {seq!r}")
+    if not isinstance(score, _NUMBER) or not isinstance(time_s, float):
+        raise damaged(f"a model has the score {score!r} and the time {time_s!r}")
+    where = _place(pack, offset, length)
+    return Row(number, _ref(ref), seq, Status(status), where, score, time_s, tensors, nbytes)
 
 
 def _connect(where: str) -> sqlite3.Connection:
@@ -120,15 +155,22 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
     return sql
 
 
+def _entry(number: int, score: float | None, paths: bytes, ids: bytes, ref: bytes) -> Entry:
+    if (len(paths) | len(ids)) % 8:
+        raise damaged(f"a signature has {len(paths)} and {len(ids)} bytes")
+    return Entry(number, score, paths, ids, ref)
+
+
 class Index:
     """The rows, and what changes them. Not thread safe."""
 
-    def __init__(self, path: Path | None, read_only: bool = False) -> None:
+    def __init__(self, path: Path | None, read_only: bool = False, copied: bool = False) -> None:
         """Open or create.
 
         Args:
             path: the file; None keeps it in memory.
             read_only: never write to it.
+            copied: work on a copy in memory, which may be written to.
 
         Raises:
             sqlite3.DatabaseError: it is no index, or one of another schema.
@@ -138,6 +180,8 @@ class Index:
             self.sql = _connect(":memory:")
         elif read_only:
             self.sql = _connect_read_only(path)
+            if copied:
+                self._copy()
         else:
             self.sql = _connect(str(path))
         self._pack_ids: dict[str, int] = {}
@@ -147,11 +191,20 @@ class Index:
             self.sql.close()
             raise
 
+    def _copy(self) -> None:
+        file, self.sql = self.sql, _connect(":memory:")
+        try:
+            file.backup(self.sql)
+        finally:
+            file.close()
+
     def _prepare(self, create: bool) -> None:
         if create:
             self.sql.execute("PRAGMA journal_mode=WAL")
             # A commit lost with the power is found again in the packs, which are synced first.
             self.sql.execute("PRAGMA synchronous=NORMAL")
+        self.sql.execute("PRAGMA cell_size_check=ON")  # a damaged page is noticed when it is read
+        self.sql.execute("PRAGMA trusted_schema=OFF")
         version = self.sql.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and create:
             self.sql.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={SCHEMA};COMMIT;")
@@ -170,10 +223,28 @@ class Index:
 
     # ------------------------------------------------------------------------------ changes
 
-    def tick(self, at_least: int = 0) -> int:
-        """Advance the clock: a number larger than any before."""
-        sql = "UPDATE clock SET seq = max(seq + 1, ?) RETURNING seq"
-        return int(self.sql.execute(sql, (at_least,)).fetchone()[0])
+    def next_seq(self, now: int) -> int:
+        """A number larger than any before, and `now` if that is.
+
+        Raises:
+            Corrupt: a record says that it was written when the clock ends.
+        """
+        found = self.sql.execute("SELECT seq FROM clock").fetchone()
+        if found is None or type(found[0]) is not int:
+            raise damaged("it has no clock")
+        seq = max(now, found[0] + 1)
+        if seq >= LAST_SEQ:
+            raise Corrupt(
+                f"a record of this store has the clock at {found[0]}, its end, so that nothing "
+                "can be written after it. Nothing was changed; what is stored can be read. Copy "
+                "it to another store."
+            )
+        return seq
+
+    def advance(self, seq: int) -> int:
+        """Let the clock be at `seq` or later; returns `seq`."""
+        self.sql.execute("UPDATE clock SET seq = max(seq, ?)", (seq,))
+        return seq
 
     def next_rev(self) -> int:
         """A number for the models changed by this transaction."""
@@ -195,6 +266,10 @@ class Index:
             (end, torn, self.pack_id(pack)),
         )
 
+    def ends(self) -> dict[str, int]:
+        """Up to which byte each pack is known."""
+        return dict(self.sql.execute("SELECT name, end FROM packs").fetchall())
+
     def is_gone(self, pack: str) -> bool:
         """Whether gc has given this pack up: nothing may be entered as standing there."""
         sql = "SELECT gone FROM packs WHERE id = ?"
@@ -210,11 +285,29 @@ class Index:
         self.sql.execute("UPDATE packs SET gone = 1 WHERE id = ?", (number,))
         return True
 
-    def add_blobs(self, blobs: Iterable[tuple[bytes, Place]]) -> None:
-        """Tensor payloads by digest; one that is there already stays where it is."""
-        self.sql.executemany(
+    def add_blobs(self, blobs: Iterable[tuple[bytes, Place]]) -> int:
+        """Tensor payloads by digest; one that is there already stays where it is.
+
+        Returns:
+            How many were not there.
+        """
+        return self.sql.executemany(
             "INSERT OR IGNORE INTO blobs(digest, pack, offset, length) VALUES(?, ?, ?, ?)",
             ((digest, self.pack_id(p.pack), p.offset, p.length) for digest, p in blobs),
+        ).rowcount
+
+    def replace_blobs(self, blobs: Iterable[tuple[bytes, Place]]) -> None:
+        """Tensor payloads that stand elsewhere from now on: where they stood, they are damaged."""
+        self.sql.executemany(
+            "UPDATE blobs SET pack = ?, offset = ?, length = ? WHERE digest = ?",
+            ((self.pack_id(p.pack), p.offset, p.length, digest) for digest, p in blobs),
+        )
+
+    def replace_model(self, name: Ref, place: Place) -> None:
+        """A model alive whose record stands elsewhere from now on."""
+        self.sql.execute(
+            "UPDATE models SET pack = ?, offset = ?, length = ? WHERE ref = ? AND status = 0",
+            (self.pack_id(place.pack), place.offset, place.length, bytes.fromhex(name)),
         )
 
     def add_model(
@@ -329,12 +422,20 @@ class Index:
             (change, model),
         )
 
+    def recount(self, blobs: Iterable[int]) -> None:
+        """Count the uses of these rows of `blobs` anew."""
+        self.sql.executemany(
+            "UPDATE blobs SET refs = (SELECT count(*) FROM uses WHERE blob = blobs.id) "
+            "WHERE id = ?",
+            ((number,) for number in blobs),
+        )
+
     def set_tag(self, name: str, ref: Ref | None, seq: int, place: Place) -> None:
         """Let `name` mean `ref`, unless a later record said otherwise."""
         self.sql.execute(
             "INSERT INTO tags VALUES(?, ?, ?, ?, ?, ?) ON CONFLICT(name) DO UPDATE SET "
             "ref = excluded.ref, seq = excluded.seq, pack = excluded.pack, "
-            "offset = excluded.offset, length = excluded.length WHERE excluded.seq > tags.seq",
+            "offset = excluded.offset, length = excluded.length WHERE excluded.seq >= tags.seq",
             (
                 name,
                 bytes.fromhex(ref) if ref else None,
@@ -351,13 +452,16 @@ class Index:
         """Whether no pack was ever entered."""
         return self.sql.execute("SELECT 1 FROM packs LIMIT 1").fetchone() is None
 
-    def records(self, pack: str) -> tuple[int, list[tuple[str, Kind, Place]]]:
-        """The pack's row, and every record in it that is needed, with the table that says so."""
+    def records(self, pack: str) -> tuple[int, list[tuple[str, Kind, Place, bytes | None]]]:
+        """The pack's row, and every record in it that is needed.
+
+        Each with the table that says so, and the digest of a tensor.
+        """
         number = self.pack_id(pack)
         found = self.sql.execute(
-            "SELECT 'blobs', :tensor, offset, length FROM blobs WHERE pack = :p UNION ALL SELECT "
-            "'models', iif(status = 1, :retired, :model), offset, length FROM models "
-            "WHERE pack = :p UNION ALL SELECT 'tags', :tag, offset, length FROM tags "
+            "SELECT 'blobs', :tensor, offset, length, digest FROM blobs WHERE pack = :p UNION ALL "
+            "SELECT 'models', iif(status = 1, :retired, :model), offset, length, NULL FROM models "
+            "WHERE pack = :p UNION ALL SELECT 'tags', :tag, offset, length, NULL FROM tags "
             "WHERE pack = :p",
             {
                 "p": number,
@@ -367,7 +471,9 @@ class Index:
                 "tag": Kind.TAG,
             },
         )
-        return number, [(table, Kind(kind), Place(pack, o, n)) for table, kind, o, n in found]
+        return number, [
+            (table, Kind(kind), _place(pack, o, n), d) for table, kind, o, n, d in found
+        ]
 
     def blobs(self, digests: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
         """Row and length of each digest that some pack holds."""
@@ -381,7 +487,7 @@ class Index:
             "JOIN packs p ON p.id = b.pack WHERE b.digest IN ",
             digests,
         )
-        return {digest: Place(*place) for digest, *place in found}
+        return {digest: _place(*place) for digest, *place in found}
 
     def _by_digest(self, query: str, digests: Iterable[bytes]) -> Iterator[Any]:
         wanted = list(digests)
@@ -402,7 +508,10 @@ class Index:
     def meta(self, row: Row) -> dict[str, Any]:
         """The top-level metadata of a model that are text, finite numbers or bools."""
         found = self.sql.execute("SELECT meta FROM models WHERE id = ?", (row.id,)).fetchone()
-        return dict(json.loads(found[0])) if found and found[0] else {}
+        try:
+            return dict(json.loads(found[0])) if found and found[0] else {}
+        except (ValueError, TypeError) as error:
+            raise damaged(f"the metadata of {row.ref[:12]} are {found[0]!r}") from error
 
     def rows(self, status: Status = Status.ALIVE, limit: int = -1) -> Iterator[Row]:
         """Models, the latest first."""
@@ -421,15 +530,15 @@ class Index:
         if len(name) == 64 and set(name) <= _DIGITS:
             return Ref(name)  # whoever looks it up finds out whether it is there
         row = self.sql.execute("SELECT ref FROM tags WHERE name = ?", (name,)).fetchone()
-        if row and row[0]:
-            return Ref(row[0].hex())
+        if row and row[0] is not None:
+            return _ref(row[0])
         if 4 <= len(name) <= 64 and set(name) <= _DIGITS:
             low, high = bytes.fromhex(name.ljust(64, "0")), bytes.fromhex(name.ljust(64, "f"))
             refs = self.sql.execute(
                 "SELECT ref FROM models WHERE ref BETWEEN ? AND ? LIMIT 2", (low, high)
             ).fetchall()
             if len(refs) == 1:
-                return Ref(refs[0][0].hex())
+                return _ref(refs[0][0])
             if refs:
                 raise Conflict(f"several models begin with {name!r}. Give more of its digits.")
         raise NotFound(
@@ -439,7 +548,16 @@ class Index:
     def tags(self) -> dict[str, Ref]:
         """Every tag and what it means."""
         found = self.sql.execute("SELECT name, ref FROM tags WHERE ref NOT NULL ORDER BY name")
-        return {name: Ref(ref.hex()) for name, ref in found}
+        return {name: _ref(ref) for name, ref in found}
+
+    def tag_records(self, name: str | None = None) -> list[tuple[str, Ref, Place]]:
+        """Every tag, or that one, what it means and where that is written."""
+        found = self.sql.execute(
+            "SELECT t.name, t.ref, p.name, t.offset, t.length FROM tags t "
+            "JOIN packs p ON p.id = t.pack WHERE t.ref NOT NULL AND t.name = ifnull(?, t.name)",
+            (name,),
+        )
+        return [(tag, _ref(ref), _place(*place)) for tag, ref, *place in found]
 
     def parents(self, ref: Ref) -> list[Ref]:
         """Direct parents, in order; known for retired models too."""
@@ -448,7 +566,7 @@ class Index:
             "ORDER BY place",
             (bytes.fromhex(ref),),
         )
-        return [Ref(parent.hex()) for (parent,) in found]
+        return [_ref(parent) for (parent,) in found]
 
     def children(self, ref: Ref) -> list[Ref]:
         """Direct children, the first stored first; retired ones too."""
@@ -457,7 +575,7 @@ class Index:
             "WHERE p.parent = ? ORDER BY m.id",
             (bytes.fromhex(ref),),
         )
-        return [Ref(child.hex()) for (child,) in found]
+        return [_ref(child) for (child,) in found]
 
     def matching(self, where: dict[str, Any], tagged: str | None, but: str | None) -> set[int]:
         """Rows of the models alive whose metadata has these values and that have such a tag.
@@ -489,10 +607,13 @@ class Index:
             "AND (paths NOT NULL OR status = 1)",
             (rev,),
         )
-        return [
-            (rev, Entry(number, *rest) if status == Status.ALIVE else number)
-            for rev, number, status, *rest in found
-        ]
+        try:
+            return [
+                (rev, _entry(number, *rest) if status == Status.ALIVE else number)
+                for rev, number, status, *rest in found
+            ]
+        except TypeError as error:
+            raise damaged(f"a signature is not one: {error}") from error
 
     def prunings(self) -> int:
         """How often rows of models were removed, which `entries_since` cannot tell."""

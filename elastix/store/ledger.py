@@ -7,30 +7,31 @@ Invariant: an answer of `submit` is given only after the records it rests on wer
 pack and the index was committed, in that order.
 """
 
-import fcntl
 import logging
 import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
-from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly
+from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError
 from elastix.state import Ref
 from elastix.store import gc, lineage, replay, verify
 from elastix.store.gc import Collected
-from elastix.store.index import Index, Missing, Row, Status
+from elastix.store.index import Index, Missing, Row, Status, damaged
 from elastix.store.nearest import Best, Entry, Neighbours
-from elastix.store.packs import Packs, Writer, storage_errors
+from elastix.store.owner import Owner, crowded, held_elsewhere, refuse_links
+from elastix.store.packs import Claims, Packs, Writer, read_record, storage_errors
 from elastix.store.records import (
     Header,
     Kind,
     Place,
+    parse_tag,
     retired_bytes,
     tag_bytes,
 )
@@ -40,14 +41,36 @@ from elastix.store.verify import Damage, Stats
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 1 << 20
 _FOUND_KEPT = 4096
-_UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "")  # "": another schema
+_UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "")
+"""What a damaged file makes SQLite say; "" is another schema, or what no index can contain."""
+
+
+def _unknown(error: BaseException) -> BaseException:
+    """The same error, if it is one of the store's, without a promise that nothing happened."""
+    try:
+        with index_errors():
+            raise error
+    except StoreError as ours:
+        room = " Make room, or retire models and run gc." if isinstance(ours, Full) else ""
+        return type(ours)(
+            f"{str(ours).partition('. ')[0]}. The request was written, and whether it takes effect "
+            "is unknown until the next change, or until the store is next opened. Repeating it is "
+            f"harmless.{room}"
+        )
+    except BaseException as other:  # noqa: BLE001 - Ctrl-C among them; the caller raises it
+        return other
 
 
 class Ledger:
     """Owner of an index. Thread safe; other processes may have a Ledger on the same file."""
 
     def __init__(
-        self, path: Path | None, packs: Packs, writer: Writer | None, read_only: bool = False
+        self,
+        path: Path | None,
+        packs: Packs,
+        writer: Writer | None,
+        read_only: bool = False,
+        alone: bool = False,
     ) -> None:
         """Open, rebuild what is unreadable, and adopt what crashed writers left.
 
@@ -56,8 +79,11 @@ class Ledger:
             packs: the records.
             writer: where tags and retirements are written; None if `read_only`.
             read_only: change nothing.
+            alone: let no other process write, as long as this one does.
 
         Raises:
+            Taken: another process owns the store.
+            Conflict: the index must be made anew, and another process has the store open.
             StoreError: it cannot be opened.
         """
         self.packs = packs
@@ -65,20 +91,21 @@ class Ledger:
         self._writer = writer
         self._read_only = read_only
         self._mutex = threading.RLock()
-        self._lock = -1
+        self._owner: Owner | None = None
+        self._claims: Claims | None = None
+        self._unsettled: list[Request] = []  # written, it is unknown how far; carried out first
+        self._doubted: set[bytes] = set()  # digests and refs whose bytes were found damaged
         self._neighbours: Neighbours | None = None
         self._seen: tuple[int, int] = (-1, 0)
         self._found: dict[str, Row] = {}  # by name, while the index is as it was
         self._found_at: tuple[int, int] = (-1, 0)
+        self._sound_tags: set[tuple[str, Ref, Place]] = set()
         self._rev = self._pruned = 0
-        if path is not None and not read_only:
-            with storage_errors(f"opening {path.parent}"):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                lock = path.with_name("index.lock")
-                self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            self._open()
-            if not read_only:
+            if read_only:
+                self._open_read_only()
+            else:
+                self._open(alone)
                 self._reserve()
         except BaseException:
             self.close()
@@ -86,52 +113,102 @@ class Ledger:
 
     # --------------------------------------------------------------------------------- opening
 
-    def _open(self) -> None:
+    def _open(self, alone: bool) -> None:
+        path, packs = self._path, self.packs
+        if path is not None:
+            refuse_links(packs.folder, path.parent)
+            self._owner = Owner(packs.folder or path.parent, path.parent)
+            self._claims = packs.claims(path.parent)
         with self._mutex, self._exclusive(), index_errors():
-            fresh = self._path is None or not self._path.exists()
-            if self._read_only and fresh:
-                self._path = None  # in memory, from the packs
-            try:
-                self.index = Index(self._path, self._read_only)
-            except sqlite3.DatabaseError as error:
-                if getattr(error, "sqlite_errorname", "") not in _UNREADABLE:
-                    raise  # no fault of the file
-                logger.warning("index unreadable path=%s error=%s: rebuilding", self._path, error)
-                self._path = self._set_aside()
-                self.index = Index(self._path, False)
-                fresh = True
-            if self._read_only and not fresh and self.index.knows_nothing() and self.packs.sizes():
-                fresh = True  # made and never filled: the process that did it was killed
-                self.index.sql.close()
-                self.index = Index(None)
+            first = self._owner is None or self._owner.join(alone)
+            if self._claims is not None:
+                self._claims.enter()
+            fresh = path is None or not path.exists()
+            if not fresh:
+                try:
+                    self.index = Index(path)
+                    self._adopt()
+                except (sqlite3.DatabaseError, Corrupt, UnicodeDecodeError) as error:
+                    if getattr(error, "sqlite_errorname", "") not in _UNREADABLE:
+                        raise  # no fault of the file
+                    logger.warning("index unreadable path=%s error=%s: rebuilding", path, error)
+                    fresh = True
             if fresh:
-                if not self._read_only:
-                    replay.check_alone(self.packs)
-                self._replay(replay.everything(self.packs))
-            elif not self._read_only:
+                if not first:
+                    raise crowded("be made anew")
+                replay.check_alone(packs)
+                self._set_aside(".unreadable")
+                self.index = Index(path)
+                self._replay(replay.everything(packs))
+            if self._owner is not None:
+                self._owner.settle()
+
+    def _open_read_only(self) -> None:
+        path, packs = self._path, self.packs
+        if path is not None:
+            refuse_links(packs.folder, path.parent)
+        with self._mutex, index_errors():
+            there = path is not None and path.exists()
+            if packs.folder is not None and held_elsewhere(packs.folder):
+                there = False  # SQLite's log of what is not in the file yet is on that machine
+            if there:
+                try:
+                    self.index = Index(path, read_only=True, copied=packs.folder is None)
+                except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+                    if getattr(error, "sqlite_errorname", "") not in _UNREADABLE:
+                        raise
+                    logger.warning("index unreadable path=%s error=%s: not used", path, error)
+                    there = False
+            if there and self._is_useless():
+                there = False
+                self.index.sql.close()
+            if not there:
+                self._path = None  # in memory, from the packs
+                self.index = Index(None)
+                self._replay(replay.everything(packs))
+            elif packs.folder is None:
                 self._adopt()
 
-    def _set_aside(self) -> Path | None:
-        if self._read_only or self._path is None:
-            return None
-        with storage_errors(f"setting {self._path} aside"):
-            for suffix in ("", "-wal", "-shm"):
-                old = self._path.with_name(self._path.name + suffix)
-                if old.exists():
-                    old.replace(old.with_name(f"{old.name}.unreadable"))
-        return self._path
+    def _is_useless(self) -> bool:
+        """Made and never filled, for who did it was killed; or older than a collection far away."""
+        if self.packs.folder is None:
+            return bool(replay.lost_packs(self.index, self.packs))
+        return self.index.knows_nothing() and bool(self.packs.sizes())
+
+    def refresh(self) -> None:
+        """See what others have stored since, if this reads a store that is far away."""
+        if self._read_only and self.packs.folder is None:
+            with self._mutex, index_errors():
+                self._adopt()
+
+    def _set_aside(self, suffix: str = "") -> None:
+        """Move the files of the index away, or remove them."""
+        if hasattr(self, "index"):
+            self.index.sql.close()
+        self._neighbours = None
+        self._seen = self._found_at = (-1, 0)
+        if self._path is None:
+            return
+        with storage_errors(f"removing {self._path}"):
+            for end in ("", "-wal", "-shm"):
+                old = self._path.with_name(self._path.name + end)
+                if suffix and old.exists():
+                    old.replace(old.with_name(f"{old.name}{suffix}"))
+                else:
+                    old.unlink(missing_ok=True)
 
     def _replay(self, spans: list[replay.Span]) -> None:
         sql = self.index.sql
         try:
             sql.execute("BEGIN IMMEDIATE")
-            replay.replay(self.index, self.packs, spans)
+            replay.replay(self.index, self.packs, spans, self._doubted)
             sql.execute("COMMIT")
         except BaseException:
             self._rollback()
             raise
 
     def _adopt(self) -> None:
+        self._doubted |= replay.lost(self.index, self.packs)
         spans = replay.tails(self.index, self.packs)
         if spans:
             logger.info("adopting records of writers that are gone packs=%d", len(spans))
@@ -149,18 +226,14 @@ class Ledger:
             Conflict: a writer is at work in another process.
         """
         self._check_writable()
-        with self._owned(), index_errors():
+        only = nullcontext() if self._owner is None else self._owner.only()
+        with self._owned(), only, index_errors():
             if self._writer is not None:
                 self._writer.close()
             replay.check_alone(self.packs)
-            self.index.sql.close()
-            with storage_errors("removing the index"):
-                if self._path is not None:
-                    for suffix in ("", "-wal", "-shm"):
-                        self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-            self._neighbours = None
-            self._seen = self._found_at = (-1, 0)
+            self._set_aside()
             self.index = Index(self._path)
+            self._doubted.clear()
             self._replay(replay.everything(self.packs))
 
     def close(self) -> None:
@@ -171,9 +244,12 @@ class Ledger:
                     with suppress(sqlite3.Error):
                         self.index.sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self.index.sql.close()
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+            if self._claims is not None:
+                self._claims.leave()
+                self._claims = None
+            if self._owner is not None:
+                self._owner.close()
+                self._owner = None
 
     # ------------------------------------------------------------------------------- changing
 
@@ -187,17 +263,8 @@ class Ledger:
         with lock, self._mutex, self._exclusive():
             yield
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        if self._lock < 0:
-            yield
-            return
-        try:
-            with storage_errors("locking the index"):
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+    def _exclusive(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._owner is None else self._owner.exclusive()
 
     def _rollback(self) -> None:
         self.index.forget_cached()
@@ -206,29 +273,39 @@ class Ledger:
                 self.index.sql.execute("ROLLBACK")
 
     @contextmanager
-    def transaction(self, durable: bool = False) -> Iterator[Index]:
+    def transaction(
+        self, durable: bool = False, requests: Sequence[Request] = ()
+    ) -> Iterator[Index]:
         """All or nothing, one at a time over all processes.
 
         Args:
+            requests: what is carried out in it.
             durable: on the disk when it returns. Otherwise a power cut may take it back; what
                 it says stands in the packs, and is found again there.
         """
         self._check_writable()
         with self._owned(), index_errors():
             sql = self.index.sql
+            written = False
             try:
                 if durable:
                     sql.execute("PRAGMA synchronous=FULL")
                 sql.execute("BEGIN IMMEDIATE")
                 yield self.index
                 if self._writer is not None:
+                    written = True
                     self._writer.sync()
                 sql.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 self._rollback()
                 if self._writer is not None:
                     self._writer.cut()
-                raise
+                if not written or not requests:
+                    raise
+                # The records may be on the disk for good: whoever makes the index anew carries
+                # them out, so this ledger must, before anything that comes later.
+                self._unsettled += [r for r in requests if not isinstance(r, Put)]
+                raise _unknown(error) from error
             finally:
                 if durable:
                     with suppress(sqlite3.Error):
@@ -252,9 +329,13 @@ class Ledger:
             return self._submit(requests)
 
     def _submit(self, requests: Sequence[Request]) -> list[Reply]:
-        with self.transaction() as index:
+        with self.transaction(requests=requests) as index:
             rev = index.next_rev()
-            return [self._apply(request, rev) for request in requests]
+            for request in self._unsettled:
+                self._apply(request, rev)
+            replies = [self._apply(request, rev) for request in requests]
+        self._unsettled.clear()
+        return replies
 
     def _apply(self, request: Request, rev: int) -> Reply:
         sql = self.index.sql
@@ -279,17 +360,33 @@ class Ledger:
         if any(map(index.is_gone, {put.place.pack, *(place.pack for _, place in put.blobs)})):
             return Missing(())
         index.add_blobs(put.blobs)
-        index.tick(put.seq)
+        index.advance(put.seq)
         reply = index.add_model(put.ref, put.model, put.seq, put.place, rev)
+        if self._doubted and reply is None:
+            self._heal(put)
         ends = {place.pack: place.end for _, place in sorted(put.blobs, key=lambda b: b[1])}
         for pack, end in {**ends, put.place.pack: put.place.end}.items():
             index.extend_pack(pack, end)
         return reply
 
+    def _heal(self, put: Put) -> None:
+        """What was damaged where it stood counts from now on where it was written again."""
+        blobs = [(digest, place) for digest, place in put.blobs if digest in self._doubted]
+        self.index.replace_blobs(blobs)
+        ref = bytes.fromhex(put.ref)
+        if ref in self._doubted:
+            self.index.replace_model(put.ref, put.place)
+        self._doubted -= {ref, *(digest for digest, _ in blobs)}
+
+    def doubt(self, what: bytes) -> None:
+        """A tensor (by digest) or a model (by ref) is damaged: the next put writes it again."""
+        with self._mutex:
+            self._doubted.add(what)
+
     def _journal(self, kind: Kind, payload: bytes) -> tuple[int, Place]:
         if self._writer is None:
             raise ReadOnly("this store has no writer. Nothing was changed.")
-        seq = self.index.tick(time.time_ns())
+        seq = self.index.advance(self.index.next_seq(time.time_ns()))
         header = Header(kind, len(payload), blake3(payload).digest(), seq)
         place = self._writer.append(header, payload)
         self.index.extend_pack(place.pack, place.end)
@@ -343,14 +440,17 @@ class Ledger:
 
     def outlook(self, ref: Ref, digests: Sequence[bytes]) -> Outlook:
         """What putting a model of these digests would have to write."""
+        if self._unsettled:
+            self._submit(())
         with self.asking() as index:
             row = index.row(ref)
             known = index.blobs(digests)
-            clock = index.sql.execute("SELECT seq FROM clock").fetchone()[0]
+            missing = tuple(d for d in digests if d not in known or d in self._doubted)
+            alive = row is not None and row.status == Status.ALIVE
             return Outlook(
-                stored=row is not None and row.status == Status.ALIVE,
-                seq=max(time.time_ns(), int(clock) + 1),
-                missing=tuple(digest for digest in digests if digest not in known),
+                stored=alive and not missing and bytes.fromhex(ref) not in self._doubted,
+                seq=index.next_seq(time.time_ns()),
+                missing=missing,
             )
 
     def find(self, name: str) -> Row:
@@ -359,14 +459,47 @@ class Ledger:
         Raises:
             NotFound: none, or it was retired. Conflict: several.
         """
+        try:
+            return self._find(name)
+        except NotFound:
+            if not self._read_only or self.packs.folder is not None:
+                raise
+        self.refresh()
+        return self._find(name)
+
+    def _find(self, name: str) -> Row:
         with self._mutex, index_errors():
             version = self._version()
             if version != self._found_at or len(self._found) >= _FOUND_KEPT:
                 self._found, self._found_at = {}, version
             row = self._found.get(name)
             if row is None:
-                row = self._found[name] = self._alive(self.index.resolve(name))
+                ref = self.index.resolve(name)
+                if not ref.startswith(name):
+                    records = self.index.tag_records(name)
+                    if {(tag, to) for tag, to, _ in records} != {(name, ref)}:
+                        raise damaged(f"{name!r} means several models, {ref[:12]} among them")
+                    self._check_tags(records)
+                row = self._found[name] = self._alive(ref)
             return row
+
+    def _check_tags(self, records: Sequence[tuple[str, Ref, Place]]) -> None:
+        """Compare tags with their records, once each: one bit makes another name of a name.
+
+        Raises:
+            Corrupt: the index says something else.
+        """
+        for tag, ref, place in records:
+            if (tag, ref, place) in self._sound_tags:
+                continue
+            try:
+                _, payload = read_record(self.packs, place, Kind.TAG)
+                said = parse_tag(payload, place.pack)
+            except (Corrupt, NotFound):  # damaged, or moved just now: the index alone knows
+                continue
+            if said != (tag, ref):
+                raise damaged(f"{tag!r} means {ref[:12]} to it, and its record says {said}")
+            self._sound_tags.add((tag, ref, place))
 
     def _version(self) -> tuple[int, int]:
         """Changes whenever anybody changed the index."""
@@ -380,8 +513,11 @@ class Ledger:
 
     def tags(self) -> dict[str, Ref]:
         """Every tag and what it means."""
+        self.refresh()
         with self.asking() as index:
-            return index.tags()
+            tags, records = index.tags(), index.tag_records()
+        self._check_tags(records)
+        return tags
 
     def rows(self, limit: int = -1) -> list[tuple[Row, list[Ref], dict[str, Any]]]:
         """Living models with parents and plain metadata, the latest first."""
@@ -444,8 +580,10 @@ class Ledger:
 
     def verify(self) -> list[Damage]:
         """Read everything and say what is not as it was written."""
-        with self.asking() as index:
-            return verify.verify(index, self.packs)
+        damage, doubted = verify.verify(self.asking, self.packs)
+        with self._mutex:
+            self._doubted |= doubted
+        return damage
 
     def stats(self) -> Stats:
         """How many, how large."""
@@ -459,7 +597,8 @@ class Ledger:
             raise ReadOnly("this store has no writer. Nothing was collected.")
         self.spend_reserve()
         try:
-            return gc.collect(self, self._writer)
+            with self._claims.collecting() if self._claims is not None else nullcontext():
+                return gc.collect(self, self._writer)
         finally:
             self._reserve()
 
@@ -483,7 +622,8 @@ class Ledger:
             return
         draft = path.with_name("reserve.draft")
         try:
-            with draft.open("wb") as file:
+            draft.unlink(missing_ok=True)  # of a process that was killed, or a link
+            with draft.open("xb") as file:
                 os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
             draft.replace(path)
         except OSError:  # no room for it now; gc tries again

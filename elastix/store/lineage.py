@@ -183,7 +183,7 @@ class Signature:
                     for name, kind, tensors, path in values
                 )
             )
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise Corrupt(f"a stored signature is malformed: {error!r}.") from error
 
 

@@ -12,14 +12,14 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from blake3 import blake3
 
-from elastix.errors import Conflict, Corrupt, NotFound, StoreError
+from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.store.packs import NAME, Buffer, View, check_name, storage_errors
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded
 
@@ -43,9 +43,13 @@ class LocalPacks:
     """Packs in a directory of this machine, or one that is mounted like it."""
 
     def __init__(self, root: Path) -> None:
+        self.folder = root
         self._folder = root / "packs"
         self._path = f"{self._folder}{os.sep}"  # joining paths takes longer than to open one
         self._writers = root / "writers"
+
+    def claims(self, index: Path) -> None:
+        """None: there are locks."""
 
     def sizes(self) -> dict[str, int]:  # noqa: D102
         with storage_errors(f"listing {self._folder}"):
@@ -96,9 +100,16 @@ class LocalPacks:
             finally:
                 os.close(handle)
 
+    def tails(self, packs: Sequence[str]) -> Iterator[View | None]:  # noqa: D102
+        for pack in packs:
+            try:
+                yield self.view(pack)
+            except NotFound:
+                yield None
+
     def remove(self, pack: str) -> bool:  # noqa: D102
-        with suppress(NotFound), storage_errors(f"removing {pack}"):
-            handle = self._open(pack)
+        with storage_errors(f"removing {pack}"), suppress(FileNotFoundError):
+            handle = _open_to_lock(self._folder / check_name(pack))
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 (self._folder / pack).unlink(missing_ok=True)
@@ -112,7 +123,7 @@ class LocalPacks:
         path = self._writers / f"{pack[:16]}.lock"
         with storage_errors(f"asking for {path}"):
             try:
-                handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+                handle = _open_to_lock(path)
             except FileNotFoundError:
                 return False
             try:
@@ -128,6 +139,16 @@ class LocalPacks:
 
     def writer(self) -> "LocalWriter":  # noqa: D102
         return LocalWriter(self._folder, self._writers)
+
+
+def _open_to_lock(path: Path) -> int:
+    """For writing where that is allowed: NFS locks alone only what may be written."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
 
 class _Mapped:
@@ -297,31 +318,6 @@ def _write_some(handle: int, rest: deque[memoryview], offset: int) -> int:
         rest.appendleft(part[max(0, len(part) - left) :])
         left -= len(rest[0])
     return written
-
-
-def own(folder: Path, *, alone: bool) -> int:
-    """A handle that marks this process as one that writes to the index in `folder`.
-
-    Raises:
-        Conflict: a StoreServer is there, or (alone) somebody else.
-    """
-    with storage_errors(f"opening {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / "owner.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        other = "another process uses" if alone else "a StoreServer owns"
-        raise Conflict(
-            f"{other} the store in {folder}. It was not opened. Connect to the StoreServer "
-            "(StoreServer.open), open with read_only=True, or close the other one."
-        ) from error
-    except BaseException:
-        with suppress(OSError):
-            os.close(handle)
-        raise
-    return handle
 
 
 def sync_directory(directory: Path) -> None:

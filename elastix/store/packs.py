@@ -8,7 +8,9 @@ removed whole, and only while nobody reads it. A pack is written by one writer.
 
 import errno
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from blake3 import blake3
@@ -60,8 +62,33 @@ class Writer(Protocol):
         ...
 
 
+class Claims(Protocol):
+    """Who uses a store where there are no locks: each owner of an index leaves a note there."""
+
+    def enter(self) -> None:
+        """Leave a note. Conflict if another owner collects garbage just now."""
+        ...
+
+    def collecting(self) -> AbstractContextManager[None]:
+        """Conflict if there is another owner; otherwise nobody enters meanwhile."""
+        ...
+
+    def leave(self) -> None:
+        """Take the note back."""
+        ...
+
+
 class Packs(Protocol):
     """A folder of packs."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The store's directory, where locks work; None if it is far away."""
+        ...
+
+    def claims(self, index: Path) -> Claims | None:
+        """The note of the owner of the index in that directory; None where there are locks."""
+        ...
 
     def sizes(self) -> dict[str, int]:
         """Every pack there is, with its bytes."""
@@ -73,6 +100,10 @@ class Packs(Protocol):
 
     def view(self, pack: str) -> View:
         """The pack, kept readable even if it is removed meanwhile. NotFound if there is none."""
+        ...
+
+    def tails(self, packs: Sequence[str]) -> Iterator[View | None]:
+        """A view of each, in order, as its last bytes are needed first; None: it is not there."""
         ...
 
     def remove(self, pack: str) -> bool:

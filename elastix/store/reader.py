@@ -11,7 +11,7 @@ import fnmatch
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from elastix.store.records import ALIGNMENT, Kind, Model, Place, parse_header
 _ATTEMPTS = 16
 _MODELS_KEPT = 256
 _PLANS_KEPT = 1024
+_ARRAY_DIMS = 64  # numpy has no more
 
 
 class Moved(StoreError):
@@ -77,7 +78,8 @@ class Reader:
     def __init__(self, packs: Packs, ledger: Ledger) -> None:
         self._packs = packs
         self._ledger = ledger
-        self._payloads: dict[Place, _Payload] = {}
+        # By digest too: an index that is damaged may name one place for two of them.
+        self._payloads: dict[tuple[Place, str], _Payload] = {}
         self._models: dict[Ref, Model] = {}  # lately read; a model never changes
         self._plans: dict[tuple[Ref, tuple[str, ...]], Plan] = {}
 
@@ -108,6 +110,7 @@ class Reader:
                     ) from error
                 continue
             except Corrupt as error:
+                self._ledger.doubt(bytes.fromhex(row.ref))
                 raise Corrupt(
                     f"the manifest of model {row.ref[:12]} cannot be read: {error} Nothing was "
                     "changed; other models are readable."
@@ -124,7 +127,7 @@ class Reader:
             row, model = self.model(name)
             try:
                 plan = self._plan(row.ref, model, patterns)
-                tensors = Tensors(row.ref, plan, self._packs)
+                tensors = Tensors(row.ref, plan, self._packs, self._doubt)
             except Moved as moved:
                 self._plans.pop((row.ref, patterns), None)
                 if attempt + 1 == _ATTEMPTS:
@@ -133,6 +136,11 @@ class Reader:
             manifest = model.manifest
             return State(tensors if lazy else tensors.all(), manifest.meta, manifest.parents)
         raise NotFound(f"model {name!r} could not be read.")  # pragma: no cover
+
+    def _doubt(self, digest: str) -> None:
+        """A tensor is not as it was written: ask where it stands, for it may be put again."""
+        self._plans.clear()
+        self._ledger.doubt(bytes.fromhex(digest))
 
     def _plan(self, ref: Ref, model: Model, patterns: tuple[str, ...]) -> Plan:
         """Where the wanted tensors stand: one question to the index.
@@ -157,7 +165,7 @@ class Reader:
             if digest not in places:
                 raise Moved(_says(ref, name, "no pack holds its bytes"))
             place = places[digest]
-            payload = self._payloads.setdefault(place, _Payload(place, info.digest))
+            payload = self._payloads.setdefault((place, info.digest), _Payload(place, info.digest))
             dtype = getattr(torch, info.dtype)
             nbytes = math.prod(info.shape) * dtype.itemsize
             alone = users[digest] == 1
@@ -191,19 +199,21 @@ class Tensors(Mapping[str, torch.Tensor]):
     The views are its own: a page of them that is written to becomes private to these tensors.
     """
 
-    def __init__(self, ref: Ref, plan: Plan, packs: Packs) -> None:
+    def __init__(self, ref: Ref, plan: Plan, packs: Packs, doubt: Callable[[str], None]) -> None:
         """Open every pack that is needed.
 
         Args:
             ref: of the model.
             plan: the tensors wanted.
             packs: where they are.
+            doubt: told the digest of a tensor that is damaged.
 
         Raises:
             Moved: a pack is gone.
         """
         self._ref = ref
         self._wanted = plan.wanted
+        self._doubt = doubt
         self._views: dict[str, View] = {}
         self._made: dict[str, torch.Tensor] = {}
         self._given: set[Place] = set()
@@ -242,10 +252,11 @@ class Tensors(Mapping[str, torch.Tensor]):
             if wanted.nbytes != place.length:
                 raise Corrupt(f"{place.length} bytes are no {wanted.dtype}{list(shape)}.")
         except Corrupt as error:
+            self._doubt(payload.digest)
             raise Corrupt(_says(self._ref, wanted.name, str(error))) from error
         if place.length == 0:
             return torch.empty(shape, dtype=wanted.dtype)
-        if wanted.array is not None:  # half as long as torch takes by itself
+        if wanted.array is not None and len(shape) <= _ARRAY_DIMS:  # half as long as torch takes
             tensor = torch.from_numpy(np.ndarray(shape, wanted.array, memory))
         else:
             tensor = torch.frombuffer(memory, dtype=wanted.dtype).view(shape)

@@ -8,6 +8,7 @@ write another reader from.
 """
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ VERSION = 1
 _MAGIC = b"elxr"
 _LAYOUT = struct.Struct("<4sBBBxQ32sQ8s")
 _SUM_AT = 56
+_HOP_BYTES = 1 << 14  # read at once from header to header
+_SEARCH_BYTES = 1 << 20  # read at once where a header has to be looked for
+LAST_SEQ = 2**63 - 1
+"""The clock's end; a record that says so leaves no later moment to write at."""
 
 
 class Kind(IntEnum):
@@ -104,7 +109,7 @@ def parse_header(raw: bytes, pack: str, at: int) -> Header:
             f"{pack} has a record of version {version}, kind {kind} at byte {at}; this elastix "
             f"reads up to version {VERSION}. Nothing was changed. Read it with a later elastix."
         )
-    if max(length, seq) >= 2**63:
+    if max(length, seq) > LAST_SEQ:
         raise Corrupt(f"the record's header at byte {at} of {pack} says {length} bytes.")
     dtype = DTYPES[code - 1] if 0 < code <= len(DTYPES) else ""
     return Header(Kind(kind), length, digest, seq, dtype)
@@ -127,21 +132,34 @@ def scan(
     Raises:
         TooNew: a record of a later version.
     """
-    at, window_at, window = start, start, b""
+    at = window_at = padded(start)
+    window = b""
+    reach = _HOP_BYTES
     while at + ALIGNMENT <= size:
         if not window_at <= at <= window_at + len(window) - ALIGNMENT:
-            window_at, window = at, read(at, min(1 << 14, size - at))
+            window_at, window = at, read(at, min(reach, size - at))
             if len(window) < ALIGNMENT:
                 return
-        raw = window[at - window_at : at - window_at + ALIGNMENT]
-        at += ALIGNMENT
+        here = at - window_at
         try:
-            header = parse_header(raw, pack, at - ALIGNMENT)
+            header = parse_header(window[here : here + ALIGNMENT], pack, at)
         except Corrupt:
+            reach = _SEARCH_BYTES
+            at = window_at + _next_magic(window, here + ALIGNMENT)
             continue
+        reach = _HOP_BYTES
+        at += ALIGNMENT
         if header.length <= size - at:
             yield Place(pack, at, header.length), header
             at += padded(header.length)
+
+
+def _next_magic(window: bytes, start: int) -> int:
+    """Where the next header may begin: in C, for a torn tensor may be many GiB long."""
+    found = window.find(_MAGIC, start)
+    while found % ALIGNMENT and found >= 0:
+        found = window.find(_MAGIC, padded(found))
+    return found if found >= 0 else padded(len(window) - len(_MAGIC) + 1)
 
 
 # ---------------------------------------------------------------------------------- payloads
@@ -219,8 +237,9 @@ _REST = ("owners", "score", "signature", "tied", "time_s")
 
 def _check_manifest(manifest: Manifest) -> None:
     for name, info in manifest.tensors.items():
-        sizes = all(type(n) is int and 0 <= n < 2**63 for n in info.shape)
-        if info.dtype not in DTYPES or not sizes or len(bytes.fromhex(info.digest)) != 32:
+        sizes = all(type(n) is int and n >= 0 for n in info.shape)
+        fits = sizes and math.prod(max(n, 1) for n in info.shape) < 2**63  # torch's own limit
+        if info.dtype not in DTYPES or not fits or len(bytes.fromhex(info.digest)) != 32:
             raise ValueError(f"tensor {name!r} is {info}")
     if not isinstance(manifest.meta, Mapping):
         raise ValueError("meta is no object")
@@ -252,19 +271,36 @@ def retired_bytes(ref: Ref, parents: tuple[Ref, ...]) -> bytes:
     return json.dumps({"parents": parents, "ref": ref}, sort_keys=True).encode()
 
 
-def parse_small(payload: bytes, pack: str) -> dict[str, Any]:
-    """The payload of a TAG or RETIRED record.
+def parse_tag(payload: bytes, pack: str) -> tuple[str, Ref | None]:
+    """Name and ref of a TAG record.
 
     Raises:
         Corrupt: it is no such thing.
     """
     try:
         body = json.loads(payload)
-        for ref in (body["ref"], *body.get("parents", ())):
-            if ref is not None and len(bytes.fromhex(ref)) != 32:
-                raise ValueError(f"ref {ref!r}")
-        if not isinstance(body.get("tag", ""), str) or not body.get("tag", "").isprintable():
-            raise ValueError(f"tag {body['tag']!r}")
+        name, ref = body["tag"], body["ref"]
+        if not isinstance(name, str) or not name.isprintable():
+            raise ValueError(f"tag {name!r}")
+        return name, None if ref is None else _checked_ref(ref)
     except _MALFORMED as error:
-        raise Corrupt(f"a record in {pack} is malformed: {error!r}.") from error
-    return dict(body)
+        raise Corrupt(f"a tag's record in {pack} is malformed: {error!r}.") from error
+
+
+def parse_retired(payload: bytes, pack: str) -> tuple[Ref, tuple[Ref, ...]]:
+    """Ref and parents of a RETIRED record.
+
+    Raises:
+        Corrupt: it is no such thing.
+    """
+    try:
+        body = json.loads(payload)
+        return _checked_ref(body["ref"]), tuple(map(_checked_ref, body["parents"]))
+    except _MALFORMED as error:
+        raise Corrupt(f"a retirement's record in {pack} is malformed: {error!r}.") from error
+
+
+def _checked_ref(ref: str) -> Ref:
+    if len(bytes.fromhex(ref)) != 32:
+        raise ValueError(f"ref {ref!r}")
+    return Ref(ref)

@@ -1,14 +1,18 @@
 """Packs on anything that pyarrow.fs reaches: the same bytes, a whole file for each put.
 
 Not here: the index, which is always on a local disk. An object store knows no append, no lock and
-no mapping: a pack is streamed and becomes visible when it is closed, views read ranges into
-memory, and one process at a time may own the index.
+no mapping: a pack is streamed and becomes visible when it is closed, and views read ranges into
+memory. Every owner of an index leaves a note in `owners/`; with more than one, none collects
+garbage, for each lacks what the others have lately acknowledged.
 """
 
 import os
 import secrets
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +22,14 @@ import pyarrow as pa
 from blake3 import blake3
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
-from elastix.errors import ConfigError, NotFound, StoreError
+from elastix.errors import ConfigError, Conflict, NotFound, StoreError
 from elastix.store.packs import Buffer, View, check_name, storage_errors
-from elastix.store.records import ALIGNMENT, Header, Place, padded
+from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded
+
+_COLLECTING = ".collecting"
+_TAIL_BYTES = 64 << 10  # holds the contents of most packs, and a small model's manifest
+_REQUESTS = 16  # at a time
+_AHEAD = 64  # packs whose ends are fetched before they are wanted
 
 
 def locate(
@@ -65,9 +74,15 @@ def _remote_errors(what: str) -> Iterator[None]:
 class RemotePacks:
     """Packs below `root` on a pyarrow file system."""
 
+    folder = None
+
     def __init__(self, filesystem: FileSystem, root: str) -> None:
         self._fs = filesystem
+        self._root = root
         self._folder = f"{root.rstrip('/')}/packs"
+
+    def claims(self, index: Path) -> "RemoteClaims":  # noqa: D102
+        return RemoteClaims(self._fs, self._root, index)
 
     def sizes(self) -> dict[str, int]:  # noqa: D102
         with _remote_errors(f"listing {self._folder}"):
@@ -85,10 +100,23 @@ class RemotePacks:
             length = max(0, min(length, file.size() - offset))
             return bytes(file.read_at(length, offset))
 
-    def view(self, pack: str) -> View:  # noqa: D102
+    def view(self, pack: str) -> "_Ranges":  # noqa: D102
         path = f"{self._folder}/{check_name(pack)}"
         with _remote_errors(f"opening {path}"):
             return _Ranges(self._fs.open_input_file(path), path)
+
+    def tails(self, packs: Sequence[str]) -> Iterator[View | None]:
+        """Views with their ends fetched, many at a time: a request takes longer than its bytes."""
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            for start in range(0, len(packs), _AHEAD):
+                yield from pool.map(self._tail_of, packs[start : start + _AHEAD])
+
+    def _tail_of(self, pack: str) -> View | None:
+        with suppress(NotFound):
+            view = self.view(pack)
+            view.tail(_TAIL_BYTES)
+            return view
+        return None
 
     def remove(self, pack: str) -> bool:  # noqa: D102
         path = f"{self._folder}/{check_name(pack)}"
@@ -109,13 +137,99 @@ class _Ranges:
         self._file = file
         self._path = path
         self._lock = threading.Lock()
+        self._tail: tuple[int, bytes] = (1 << 63, b"")
+
+    def tail(self, length: int) -> int:
+        """Fetch the last so many bytes in one request; returns how many the pack has."""
+        with self._lock, _remote_errors(f"reading {self._path}"):
+            size = int(self._file.size())
+            start = max(0, size - length)
+            self._tail = start, bytes(self._file.read_at(size - start, start))
+        return size
 
     def bytes_at(self, offset: int, length: int) -> memoryview:
+        start, tail = self._tail
+        if offset >= start and offset + length <= start + len(tail):
+            return memoryview(bytearray(tail[offset - start :][:length]))
         with self._lock, _remote_errors(f"reading {self._path}"):
             memory = bytearray(self._file.read_at(length, offset))
         if len(memory) != length:
             raise NotFound(f"{self._path} ends before byte {offset + length}.")
         return memoryview(memory)
+
+
+class RemoteClaims:
+    """Notes of owners: `owners/<index>`, and `owners/<index>.collecting` while one collects.
+
+    Whoever enters writes its note and then looks for a collector; who collects writes its own
+    and then looks for others. Listings show what was written before, so of two that do so at once
+    at least one sees the other. A process that was killed leaves its notes, and takes them for
+    its own when it opens the same index again.
+    """
+
+    def __init__(self, filesystem: FileSystem, root: str, index: Path) -> None:
+        self._fs = filesystem
+        self._folder = f"{root.rstrip('/')}/owners"
+        host = socket.gethostname()
+        self._about = f"{host}, index in {index.absolute()}, since {time.ctime()}"
+        self._name = blake3(f"{host}:{index.absolute()}".encode()).hexdigest()[:16]
+
+    def enter(self) -> None:
+        """As Claims.enter."""
+        self._erase(_COLLECTING)  # of a process that was killed while it collected
+        self._write("")
+        other = next((name for name in self._others() if name.endswith(_COLLECTING)), None)
+        if other is not None:
+            self._erase("")
+            raise Conflict(
+                f"garbage of this store is being collected ({self._told(other)}). It was not "
+                f"opened. Try again, or remove {self._folder}/{other} if that process is gone."
+            )
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """As Claims.collecting."""
+        try:
+            self._write(_COLLECTING)
+            others = self._others()
+            if others:
+                raise Conflict(
+                    f"another owner uses this store ({self._told(others[0])}), and its index "
+                    "knows what this one does not. Nothing was collected. Close it there, or "
+                    f"remove {self._folder}/{others[0]} if it is gone for good."
+                )
+            yield
+        finally:
+            self._erase(_COLLECTING)
+
+    def leave(self) -> None:
+        """As Claims.leave. What cannot be removed is taken over at the next opening."""
+        with suppress(StoreError):
+            self._erase("")
+
+    def _others(self) -> list[str]:
+        with _remote_errors(f"listing {self._folder}"):
+            found = self._fs.get_file_info(FileSelector(self._folder, allow_not_found=True))
+        names = sorted(info.base_name for info in found if info.type == FileType.File)
+        return [name for name in names if not name.startswith(self._name)]
+
+    def _told(self, name: str) -> str:
+        path = f"{self._folder}/{name}"
+        try:
+            with _remote_errors(f"reading {path}"), self._fs.open_input_stream(path) as file:
+                return bytes(file.read(1000)).decode(errors="replace")
+        except StoreError:
+            return name
+
+    def _write(self, suffix: str) -> None:
+        with _remote_errors(f"writing to {self._folder}"):
+            self._fs.create_dir(self._folder, recursive=True)
+            with self._fs.open_output_stream(f"{self._folder}/{self._name}{suffix}") as file:
+                file.write(self._about.encode())
+
+    def _erase(self, suffix: str) -> None:
+        with suppress(NotFound), _remote_errors(f"removing from {self._folder}"):
+            self._fs.delete_file(f"{self._folder}/{self._name}{suffix}")
 
 
 class RemoteWriter:
@@ -130,6 +244,7 @@ class RemoteWriter:
         self._file: pa.NativeFile | None = None
         self._pack = ""
         self._end = 0
+        self._headers: list[bytes] = []
 
     @property
     def size(self) -> int:  # noqa: D102
@@ -143,16 +258,29 @@ class RemoteWriter:
                 self._fs.create_dir(self._folder, recursive=True)
                 self._file = self._fs.open_output_stream(f"{self._folder}/{self._pack}")
                 self._end = 0
+                self._headers.clear()
             start = self._end
-            self._file.write(header.pack(self._pack, start))
+            self._headers.append(header.pack(self._pack, start))
+            self._file.write(self._headers[-1])
             self._file.write(payload)
             self._file.write(bytes(padded(header.length) - header.length))
             self._end += ALIGNMENT + padded(header.length)
         return Place(self._pack, start + ALIGNMENT, header.length)
 
+    def _seal(self) -> None:
+        """The contents, so that one request tells them all, and the seal, which says where."""
+        contents, at = b"".join(self._headers), self._end
+        self.append(Header(Kind.SEAL, len(contents), blake3(contents).digest()), contents)
+        self.append(Header(Kind.SEAL, 0, blake3(b"").digest(), seq=at), b"")
+
     def sync(self) -> None:  # noqa: D102
         if self._file is None:
             return
+        try:
+            self._seal()
+        except StoreError:
+            self.cut()
+            raise
         file, self._file, self._end = self._file, None, 0
         try:
             with _remote_errors(f"writing {self._pack}"):

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from elastix.errors import Corrupt, Full, ReadOnly, StoreError
+from elastix.errors import Full, ReadOnly, StoreError
 from elastix.state import Ref
-from elastix.store.index import Missing
+from elastix.store.index import Missing, damaged
 from elastix.store.records import Model, Place
 
 ANY = "*"
@@ -68,8 +68,7 @@ def index_errors() -> Iterator[None]:
         if name.startswith("SQLITE_READONLY"):
             raise ReadOnly(f"{text} Nothing was changed. Open with read_only=True.") from error
         if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
-            raise Corrupt(
-                f"{text} The packs are not touched. Close the store and open it again: it is "
-                "rebuilt from them."
-            ) from error
+            raise damaged(str(error)) from error
         raise StoreError(f"{text} The operation had no effect; try again.") from error
+    except UnicodeDecodeError as error:  # SQLite hands out whatever bytes a damaged file has
+        raise damaged(str(error)) from error

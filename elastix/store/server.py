@@ -25,7 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastix.errors import Conflict, StoreError
 from elastix.store.ledger import Ledger
-from elastix.store.local import LocalPacks, own
+from elastix.store.local import LocalPacks
+from elastix.store.owner import Taken
 from elastix.store.packs import Packs
 from elastix.store.remote import RemotePacks, locate
 from elastix.store.requests import Reply, Request
@@ -110,17 +111,12 @@ class _Server:
         with self._opening:
             if self._group is None:
                 root, remote, folder = locate(*self._place)
-                try:
-                    self._owner = own(folder, alone=True)
-                except Conflict as error:
-                    raise _StandingBy(str(error)) from error
                 packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
                 self._writer = packs.writer()
                 try:
-                    ledger = Ledger(folder / "index.sqlite", packs, self._writer)
-                except BaseException:
-                    os.close(self._owner)
-                    raise
+                    ledger = Ledger(folder / "index.sqlite", packs, self._writer, alone=True)
+                except Taken as error:
+                    raise _StandingBy(str(error)) from error
                 self._group = _GroupCommit(ledger)
             return self._group
 
@@ -150,7 +146,6 @@ class _Server:
                 with self._writer.lock:
                     self._writer.close()
                 self._group.ledger.close()
-                os.close(self._owner)
                 self._group = None
 
 

@@ -177,7 +177,7 @@ def _plain(value: Any, paths: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - any a
 
 def _operation(target: Any, arguments: list[Any]) -> int:  # noqa: ANN401 - function or name
     name = (target if isinstance(target, str) else getattr(target, "__name__", "?")).strip("_")
-    if name in _SYMMETRIC:
+    if name in _SYMMETRIC and len(arguments) == 2:  # a third is a factor of one: add(x, y, alpha=2)
         arguments = sorted(arguments, key=repr)
     return digest64(name, arguments)
 

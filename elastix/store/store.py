@@ -26,7 +26,7 @@ from elastix.store.gc import Collected
 from elastix.store.index import Missing, readable
 from elastix.store.ledger import Ledger
 from elastix.store.lineage import Diff, Mode, Signature
-from elastix.store.local import LocalPacks, own
+from elastix.store.local import LocalPacks
 from elastix.store.packs import SEAL_AT_BYTES, Packs
 from elastix.store.reader import Reader
 from elastix.store.records import Header, Kind, Model
@@ -88,7 +88,9 @@ class Store:
 
         Raises:
             ConfigError: `path` is a file. NotFound: it is no store, and `read_only` is given.
-            Conflict: a StoreServer owns the index, and neither `ledger` nor `read_only` is given.
+            Conflict: a StoreServer owns the store, or a process on another machine or with
+                another index uses it, and neither `ledger` nor `read_only` is given; or the index
+                must be made anew and another process has the store open.
             TooNew: a later elastix wrote it.
             StoreError: it cannot be opened.
         """
@@ -96,20 +98,13 @@ class Store:
         self._packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
         self._read_only = read_only
         self._pid = os.getpid()
-        self._owner = -1
         if remote is None:
             _check_folder(Path(root), folder, begin=not read_only)
         self._writer = None if read_only else self._packs.writer()
         self._own = ledger is None
-        try:
-            if ledger is None and not read_only:
-                self._owner = own(folder, alone=False)
-            self._ledger = ledger or Ledger(
-                folder / "index.sqlite", self._packs, self._writer, read_only
-            )
-        except BaseException:
-            self._release()
-            raise
+        self._ledger = ledger or Ledger(
+            folder / "index.sqlite", self._packs, self._writer, read_only
+        )
         self._reader = Reader(self._packs, self._ledger)
 
     @property
@@ -124,12 +119,6 @@ class Store:
                 self._writer.close()
         if self._own:
             self._ledger.close()
-        self._release()
-
-    def _release(self) -> None:
-        if self._owner >= 0:
-            os.close(self._owner)
-            self._owner = -1
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ import torch
 from blake3 import blake3
 
 from elastix.errors import StateError
-from elastix.state import State, TensorInfo, dtype_name, raw_bytes
+from elastix.state import State, TensorInfo, dtype_name, identity, raw_bytes
 from elastix.store.records import DTYPES
 
 _THREADED_BYTES = 32 << 20  # for less, threads cost more than they gain
@@ -53,11 +53,9 @@ def flatten(
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in state.tensors.items():
         _check_tensor(name, tensor)
-        where = (tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg())
-        key = (*where, tensor.dtype, tuple(tensor.shape), tensor.stride())
-        original = first.setdefault(key, name) if tensor.numel() else name
+        original = first.setdefault(identity(tensor), name) if tensor.numel() else name
         if original == name:
-            payloads[name] = raw_bytes(tensor.detach().resolve_conj().resolve_neg()).numpy().data
+            payloads[name] = raw_bytes(tensor).numpy().data
         else:
             tied[name] = original
     digests = _digests(payloads)

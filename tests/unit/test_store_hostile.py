@@ -14,8 +14,9 @@ from blake3 import blake3
 from elastix.errors import ConfigError, Corrupt, NotFound, StoreError, TooNew
 from elastix.state import Manifest, Ref, State, TensorInfo
 from elastix.store import Store
+from elastix.store import records as records_module
 from elastix.store.local import LocalPacks
-from elastix.store.records import Header, Kind, Model, padded, parse_header
+from elastix.store.records import Header, Kind, Model, padded, parse_header, scan
 from elastix.testing.models import chain
 from elastix.testing.store_contract import child, same, small
 
@@ -246,6 +247,99 @@ def test_hostile_models_leave_the_rest_readable(tmp_path: Path, name: str) -> No
         store.put(small(2))
         assert store.gc() is not None
         assert same(store.get(ref), small(1))
+
+
+def small_record(kind: Kind, body: object, seq: int = 5) -> tuple[Header, bytes]:
+    payload = json.dumps(body).encode()
+    return Header(kind, len(payload), blake3(payload).digest(), seq=seq), payload
+
+
+def hostile_records() -> dict[str, tuple[Header, bytes]]:
+    ref = "ab" * 32
+    return {
+        "retired nothing": small_record(Kind.RETIRED, {"ref": None, "parents": []}),
+        "retired without parents": small_record(Kind.RETIRED, {"ref": ref}),
+        "retired parent": small_record(Kind.RETIRED, {"ref": ref, "parents": [None]}),
+        "retired list": small_record(Kind.RETIRED, []),
+        "tag without name": small_record(Kind.TAG, {"ref": ref}),
+        "tag number": small_record(Kind.TAG, {"ref": ref, "tag": 5}),
+        "tag list": small_record(Kind.TAG, []),
+        "tag ref": small_record(Kind.TAG, {"ref": 5, "tag": "x"}),
+        "infinite layer": model_record(
+            hostile_models()["signature"].replace(
+                b"[[1,2]]", b'[["n","k",[["t",[Infinity]]],"ff"]]'
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", hostile_records())
+def test_malformed_records_are_skipped(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "store"
+    with Store(root) as store:
+        ref = store.put(small(1))
+        store.tag("best", ref)
+    forge(root, tensor_record(b"x" * 8), hostile_records()[name])
+    for read_only in (True, False):
+        (root / "index.sqlite").unlink(missing_ok=not read_only)
+        with Store(root, read_only=read_only) as store:
+            assert same(store.get("best"), small(1))
+            assert [entry.ref for entry in store.log()] == [ref]
+            store.verify()
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [0, *[2**31] * 10], [1] * 100 + [2]])
+def test_shapes_that_no_tensor_has(tmp_path: Path, shape: list[int]) -> None:
+    root = tmp_path / "store"
+    payload = b"x" * 8 if 0 not in shape else b""
+    digest = blake3(payload).hexdigest()
+    body = Model(Manifest({"a": TensorInfo("float32", tuple(shape), digest)}, {})).to_bytes()
+    forge(root, tensor_record(payload), model_record(body))
+    with Store(root) as store:
+        for entry in store.log():
+            assert store.get(entry.ref).tensors["a"].shape == torch.Size(shape)
+        assert len(store.log()) == (0 not in shape)
+
+
+@pytest.mark.parametrize("seq", [2**63 - 1, 2**63 - 2])
+def test_a_clock_at_its_end_is_said_to_be(tmp_path: Path, seq: int) -> None:
+    root = tmp_path / "store"
+    with Store(root) as store:
+        ref = store.put(small(1))
+    forge(root, small_record(Kind.TAG, {"ref": ref, "tag": "late"}, seq))
+    with Store(root) as store:
+        for change in (lambda: store.tag("x", ref), lambda: store.put(small(2))):
+            with pytest.raises(Corrupt, match="clock"):
+                change()
+        assert same(store.get("late"), small(1))
+        assert store.verify() == []
+
+
+def test_the_end_of_a_torn_tensor_is_looked_for_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer killed inside a large tensor leaves GiBs without a header."""
+    parsed = []
+
+    def counting(raw: bytes, pack: str, at: int) -> Header:
+        parsed.append(at)
+        return parse_header(raw, pack, at)
+
+    monkeypatch.setattr(records_module, "parse_header", counting)
+    size = 64 << 20
+    header = Header(Kind.SEAL, 0, blake3(b"").digest())
+    last = size - 64
+    for filling in (b"\0" * 64, b"elx" + bytes(61), b" elxr" + bytes(59)):
+        chunk = filling * ((1 << 20) // 64)
+
+        def read(offset: int, length: int, chunk: bytes = chunk) -> bytes:
+            data = chunk[offset % 64 :][:length]
+            return (
+                data[: last - offset] + header.pack("p", last) if offset + length > last else data
+            )
+
+        parsed.clear()
+        (found,) = scan(read, "p", 0, size)
+        assert found[0].offset == size
+        assert len(parsed) < 1000
 
 
 def test_a_missing_blob_is_named(tmp_path: Path) -> None:
