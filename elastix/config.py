@@ -134,6 +134,12 @@ class RunConfig(_Config):
         super().__post_init__()
         require(self.store != "", "store must be the path of a directory, not ''.")
         require(
+            "://" not in self.store,
+            f"a run's store is a directory that all its workers reach, not {self.store!r}: "
+            "journals and locks lie beside its States. An object store can hold models by themselves: "
+            "elastix.store.Store opens it.",
+        )
+        require(
             _NAME.fullmatch(self.name) is not None,
             f"a run's name is 1 to 100 letters, digits, '.', '_' or '-' and starts with a letter "
             f"or digit, not {self.name!r}: it names a directory.",

@@ -42,6 +42,7 @@ from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.context import Context
 from elastix.train.link import Settings
 from elastix.train.outcome import Outcome
+from elastix.train.trainer import keep_code
 from elastix.train.vigil import Sign, Vigil
 
 _NAME = "local"
@@ -199,7 +200,7 @@ class _Supervisor:
         self._slow: set[int] = set()
         self._next = 0
         self._serial = -1
-        (settings.directory / "train.pkl").write_bytes(pickle.dumps(train))
+        keep_code(settings.directory / "train.pkl", pickle.dumps(train))
         self._emit(
             RunStarted(name=_NAME, seed=settings.seed, config=config, scaling={}, versions={})
         )

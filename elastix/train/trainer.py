@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import platform
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,7 +212,7 @@ class ElasticTrainer:
             run = self._run_id(directory)
             succession.sweep(run)
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / "train.pkl").write_bytes(train)
+            keep_code(directory / "train.pkl", train)
             lifetime: Literal["detached"] | None = "detached" if self._run.detached else None
             timeout_s = self._failure.start_timeout_s
             group, size = _reserve(run, self._scaling, room, timeout_s, lifetime)
@@ -366,6 +367,18 @@ class ElasticTrainer:
             result = _result(directory, ended.losses)
             console.finished(result.ref, result.metrics, result.audit)
             return result
+
+
+def keep_code(path: Path, pickled: bytes) -> None:
+    """Write what runs when it is read, all at once and for nobody else to read or change."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(pickled)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def pickle_train(train: TrainFunction) -> bytes:

@@ -143,3 +143,9 @@ def test_resources_are_in_the_words_of_ray_without_zeros():
     both = ScalingConfig(cpus_per_worker=2, gpus_per_worker=0.5)
     assert both.resources_per_worker == {"CPU": 2.0, "GPU": 0.5}
     assert ScalingConfig(cpus_per_worker=0, gpus_per_worker=1).resources_per_worker == {"GPU": 1.0}
+
+
+@pytest.mark.parametrize("store", ["s3://bucket/runs", "file:///tmp/runs"])
+def test_a_run_is_kept_in_a_directory_and_not_at_an_address(store):
+    with pytest.raises(ConfigError, match="opens it"):
+        RunConfig(store=store)

@@ -7,6 +7,7 @@ from typing import Any
 from ray import cloudpickle
 
 from elastix.errors import NotFound, SearchError
+from elastix.train.trainer import keep_code
 
 logger = logging.getLogger(__name__)
 _FILE = "campaign.pkl"
@@ -19,9 +20,7 @@ def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, 
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
         logger.warning("campaign cannot be resumed by command reason=%s", error)
         return
-    draft = directory / f".{_FILE}"
-    draft.write_bytes(pickled)
-    draft.replace(directory / _FILE)
+    keep_code(directory / _FILE, pickled)
 
 
 def read(directory: Path) -> Any:  # noqa: ANN401 - a Campaign
