@@ -136,7 +136,7 @@ class RunConfig(_Config):
         require(
             "://" not in self.store,
             f"a run's store is a directory that all its workers reach, not {self.store!r}: "
-            "journals and locks lie beside its States. An object store can hold models by themselves: "
+            "journals and locks lie beside its States. An object store can hold models: "
             "elastix.store.Store opens it.",
         )
         require(
