@@ -9,7 +9,7 @@ from elastix.comm.membership import Membership
 
 
 class Ahead:
-    """Connects to the members of the newest proposal. Any thread may call.
+    """Connects to the members of proposals. Any thread may call.
 
     Args:
         wiring: this worker's, as it is at the moment; generation and members do not count.
@@ -20,34 +20,28 @@ class Ahead:
         self._wiring = wiring
         self._notify = notify
         self._lock = threading.Lock()
-        self._builder: Builder | None = None
+        self._builders: dict[int, Builder] = {}
 
     def begin(self, proposed: Membership) -> None:
-        """Begin to connect; what was begun for an older proposal is ended."""
+        """Begin to connect. An older proposal may be agreed on already, so its group stays."""
         wiring = replace(self._wiring(), generation=proposed.generation, members=proposed.members)
+        if wiring.me not in proposed.members or proposed.size == 1:
+            return
         with self._lock:
-            outdated = self._builder
-            if outdated is not None and outdated.generation >= proposed.generation:
-                return
-            wanted = wiring.me in proposed.members and proposed.size > 1
-            self._builder = Builder(wiring, self._notify) if wanted else None
-        if outdated is not None:
-            outdated.abandon()
+            if proposed.generation > max(self._builders, default=0):
+                self._builders[proposed.generation] = Builder(wiring, self._notify)
 
     def take(self, generation: int) -> Builder | None:
-        """The builder of that generation, if it was begun; one of an older generation is ended."""
+        """The builder of that generation, if it was begun; those of older ones are ended."""
         with self._lock:
-            builder = self._builder
-            if builder is None or builder.generation > generation:
-                return None
-            self._builder = None
-        if builder.generation == generation:
-            return builder
-        builder.abandon()
-        return None
+            builder = self._builders.pop(generation, None)
+            outdated = [g for g in self._builders if g < generation]
+            ended = [self._builders.pop(g) for g in outdated]
+        for other in ended:
+            other.abandon()
+        return builder
 
     def look(self, generation: int) -> Builder | None:
         """The builder of that generation, if it was begun; it stays here."""
         with self._lock:
-            builder = self._builder
-        return builder if builder is not None and builder.generation == generation else None
+            return self._builders.get(generation)

@@ -479,7 +479,8 @@ class Member:
             return
         if self._feed is not None:
             self._feed.boundary(self._copy_for_joiners, self._rounds.operation, replica.digest)
-        reason = self._schedule.due(self.step)
+        # Alone there is nobody who would put a checkpoint together.
+        reason = "" if self.settings.alone else self._schedule.due(self.step)
         if reason:
             self._checkpoint(reason)
         elif compare:
@@ -592,7 +593,8 @@ class Member:
         """After the train function: all come to the end, and the final State is stored.
 
         Before that all who are left have compared their States. Collective; then waits for the
-        store, which needs no group. A heritage that takes the State has it alone.
+        store, which needs no group. A heritage that takes the State has it alone; a run that is
+        alone in its process and has none keeps nothing.
 
         Raises:
             StoreError: it could not be stored.
@@ -609,6 +611,9 @@ class Member:
                 self._rounds.run(Finish())  # nobody waits for the verdict while others need him
                 self.await_stored()
             self._rounds.run(Finish(lambda: self._bequeath(reason)))
+            return
+        if self.settings.alone:
+            self._rounds.run(Finish())
             return
         self.save(reason)
         self._rounds.run(Finish())

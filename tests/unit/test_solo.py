@@ -99,6 +99,18 @@ def test_no_socket_is_opened(tmp_path, monkeypatch):
     assert threading.active_count() == before
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("wait", [False, True])
+def test_without_a_heritage_nothing_is_kept_and_nobody_is_waited_for(tmp_path, wait):
+    checkpoint = CheckpointConfig(every_steps=2, wait=wait)
+    events = []
+    outcome = run_alone(
+        train, {"models": []}, settings(tmp_path, checkpoint=checkpoint), events.append
+    )
+    assert (outcome.kind, outcome.step) == ("finished", 9)
+    assert not [event for event in events if isinstance(event, StateStored)]
+
+
 def test_reports_need_no_model(tmp_path):
     events = []
     outcome = run_alone(lambda ctx: ctx.report(score=1.5), {}, settings(tmp_path), events.append)
