@@ -160,7 +160,8 @@ class Budget(_Config):
     """When a campaign has done enough. The first limit that is reached ends it.
 
     Attributes:
-        trials: how many trials are to be final; failed ones count. None: no limit.
+        trials: how many trials are begun, over all runs of the campaign; those that failed, and
+            those that rungs have paused for good, count. None: no limit.
         parallel: how many run at once; None: as many as the cluster has room for.
         time_s: seconds of this `run()`; running trials are halted and restart next time.
         epochs: passes over the data by all trials together; running trials finish.

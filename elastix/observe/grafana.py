@@ -109,7 +109,22 @@ def write_dashboard(directory: Path) -> Path:
 
 
 def provisioned_directory() -> Path:
-    """Where the Ray that was started last on this machine keeps its Grafana dashboards."""
+    """Where the Ray that was started last on this machine keeps its Grafana dashboards.
+
+    Raises:
+        ConfigError: that is another user's: it is not ours to change.
+    """
+    found = _latest_session()
+    if found.is_dir() and found.stat().st_uid != os.geteuid():
+        raise ConfigError(
+            f"the Ray that was started last on this machine is another user's: {found} is not "
+            "yours. No dashboard was written. Start a Ray of your own, or name a directory with "
+            "--out."
+        )
+    return found
+
+
+def _latest_session() -> Path:
     chosen = os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
     if chosen:
         return Path(chosen)

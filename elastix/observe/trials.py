@@ -92,7 +92,9 @@ class TrialsConsole:
         self._clock = clock
         self._began = self._summed = clock()
         self._known = 0
-        self._counts: Counter[str] = Counter()
+        self._states: dict[int, str] = {}  # of trials that ended or paused, the latest of each
+        self._tally: Counter[str] = Counter()
+        self._lost = 0
         self._running: dict[int, _GroupTrial] = {}
         self._parents: dict[int, int | None] = {}
         self._best: TrialEnded | None = None
@@ -113,10 +115,11 @@ class TrialsConsole:
             case TrialStarted():
                 journal = self._runs / event.name / "journal.jsonl"
                 self._running[event.trial] = _GroupTrial(event.trial, journal)
+                self._now(event.trial, "")
                 self._parents[event.trial] = event.parent
             case TrialLost():
                 self._running.pop(event.trial, None)
-                self._counts["lost"] += 1
+                self._lost += 1
                 self._tell(f"trial {event.trial} lost: {event.cause}; it starts again", "red")
             case TrialEnded():
                 self._end_trial(event)
@@ -150,7 +153,7 @@ class TrialsConsole:
 
     def _end_trial(self, event: TrialEnded) -> None:
         self._running.pop(event.trial, None)
-        self._counts[event.state] += 1
+        self._now(event.trial, event.state)
         self._inherited.append(event.inherited)
         self._ignored += event.ignored
         if event.ignored and self._ignored == 1:
@@ -158,7 +161,7 @@ class TrialsConsole:
         self._longest = max(self._longest, event.lineage_epochs - event.epochs)
         if event.state == "failed":
             self._first_failure = self._first_failure or f"trial {event.trial}: {event.message}"
-            if self._counts["failed"] <= _TOLD_FAILURES:
+            if self._tally["failed"] <= _TOLD_FAILURES:
                 self._tell(f"trial {event.trial} failed: {event.message}", "red")
         elif event.best:
             self._best = event
@@ -217,13 +220,19 @@ class TrialsConsole:
         return "   ".join([*parts, epochs])
 
     def _done(self) -> int:
-        return self._known + sum(self._counts[state] for state in _FINAL)
+        return self._known + sum(self._tally[state] for state in _FINAL)
+
+    def _now(self, trial: int, state: str) -> None:
+        """A trial counts for its present state alone: it may pause at several rungs."""
+        self._tally[self._states.get(trial, "")] -= 1
+        self._states[trial] = state
+        self._tally[state] += 1
 
     def _trials(self) -> str:
         parts = [f"{self._done()} done", f"{len(self._running)} running"]
-        parts += [f"{self._counts[s]} {s}" for s in ("paused", "failed") if self._counts[s]]
-        if self._counts["lost"]:
-            parts.append(f"{self._counts['lost']} lost\N{RIGHTWARDS ARROW}again")
+        parts += [f"{self._tally[s]} {s}" for s in ("paused", "failed") if self._tally[s]]
+        if self._lost:
+            parts.append(f"{self._lost} lost\N{RIGHTWARDS ARROW}again")
         if self._budget is not None:
             parts.append(f"{self._budget} budget")
         return "trials " + " \N{MIDDLE DOT} ".join(parts)

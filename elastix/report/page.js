@@ -62,7 +62,7 @@ function layout(given, colour) {
 }
 
 const options = {
-  responsive: true, displaylogo: false, displayModeBar: innerWidth < 700 ? false : "hover",
+  responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "", displayModeBar: innerWidth < 700 ? false : "hover",
   modeBarButtonsToRemove: ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
 };
 

@@ -76,6 +76,7 @@ class Campaign:
         space: a ConfigSpace, or a Space with Blocks.
         searcher: proposes; Evolution by default.
         metric, mode: what is optimised, and whether "max" or "min"; several for a Pareto front.
+            A trial's score is the last value that it reported.
         budget: when it has done enough.
         inherit: "lcs", "lp" or "none": what `ctx.inherit` copies.
         inherit_optimizer: models are stored with what their optimizers have gathered, and

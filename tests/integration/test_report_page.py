@@ -134,6 +134,16 @@ def test_the_parts_of_a_campaign(browser, campaign_file):
     assert browser.find_elements(By.CSS_SELECTOR, "#parallel canvas")
 
 
+@pytest.mark.parametrize("page", ["run_page", "campaign_file"])
+def test_no_button_sends_the_data_anywhere(browser, page, request):
+    shown(browser, request.getfixturevalue(page))
+    buttons = browser.execute_script(
+        "return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title || '')"
+    )
+    assert any("Download" in title for title in buttons), "there are buttons"
+    assert not [title for title in buttons if "Share" in title or "Cloud" in title]
+
+
 def test_the_table_sorts_by_numbers_and_back(browser, campaign_file):
     shown(browser, campaign_file)
 

@@ -25,7 +25,7 @@ from elastix.events import (
     WorkerLeft,
     WorkerLost,
 )
-from elastix.observe.grafana import FILE, dashboard, write_dashboard
+from elastix.observe.grafana import FILE, dashboard, provisioned_directory, write_dashboard
 from elastix.observe.readings import SERIES, Account, Readings
 
 KIND = {series.name: series.kind for series in SERIES}
@@ -231,3 +231,16 @@ def test_the_dashboard_is_written_whole_or_not_at_all(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [FILE]
     with pytest.raises(ConfigError, match="No dashboard was written"):
         write_dashboard(tmp_path / "nowhere")
+
+
+def test_another_users_ray_is_left_alone(tmp_path, monkeypatch):
+    folder = tmp_path / "ray" / "session_latest" / "metrics" / "grafana" / "dashboards"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    for name in ("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR", "RAY_METRICS_OUTPUT_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    assert provisioned_directory() == folder
+    monkeypatch.setattr("os.geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="another user's"):
+        provisioned_directory()
+    assert list(folder.iterdir()) == []

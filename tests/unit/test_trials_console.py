@@ -176,3 +176,26 @@ def test_nothing_from_a_user_steers_the_terminal():
     play(console, clock, evil="\x1b[2J[red]")
     assert "\x1b" not in file.getvalue()
     assert "[red]" in file.getvalue()
+
+
+def test_a_trial_that_pauses_again_and_again_is_one_trial():
+    console, file, _ = console_of(tty=False)
+    (begun,) = (event for event in events() if isinstance(event, CampaignStarted))
+    console.show(begun)
+
+    def start(trial):
+        console.show(TrialStarted(trial=trial, config={}, parent=None, attempt=1, rung=1))
+
+    def end(trial, state):
+        nothing = {"values": {}, "metrics": {}, "ref": "", "best": False}
+        numbers = {"epochs": 1.0, "lineage_epochs": 1.0, "inherited": 0.0, "seconds": 1.0}
+        console.show(TrialEnded(trial=trial, state=state, **nothing, **numbers))
+
+    for trial in range(3):
+        for _ in range(4):
+            start(trial)
+            end(trial, "paused")
+    start(0)
+    end(0, "finished")
+    console.show(CampaignEnded(outcome="finished", trials=3, best=-1, message=""))
+    assert "trials 1 done \N{MIDDLE DOT} 0 running \N{MIDDLE DOT} 2 paused" in file.getvalue()
