@@ -6,12 +6,15 @@ back. What it copied from stays as it was, so it can be filled again for another
 
 import contextlib
 import mmap
+import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from elastix.comm import shared
 from elastix.comm.group import Group, Pending, Reduce
+from elastix.errors import ConfigError
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that reducing starts early."""
@@ -21,6 +24,26 @@ BUCKET_BYTES = 25 << 20
 
 _HUGE_FROM_BYTES = 4 << 20
 _EXACT = (torch.float32, torch.float64)  # count samples without rounding
+_REDUCED = (
+    *_EXACT,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+)
+"""What backends can add up, or take the maximum of."""
+
+_WIDER = {
+    torch.bool: torch.uint8,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}
+"""Buffers of other types are carried as one that holds all their values."""
 
 
 class Bucket:
@@ -60,7 +83,8 @@ class Bucket:
             _shaped(piece, like)
             for piece, like in zip(torch.split(self._values, sizes), self._like, strict=True)
         ]
-        self.begin()
+        self._forget()
+        self.pending = None
 
     def _memory(self, elements: int) -> tuple[shared.Room | None, torch.Tensor]:
         """Memory that nobody uses, and its room if other workers can see it."""
@@ -128,11 +152,23 @@ class GradientBucket(Bucket):
         self.touched = [False] * len(parameters)
         self._filled = [False] * len(parameters)
         self._spent: list[torch.Tensor | None] = []
+        self._idle = 0
+
+    def renew(self) -> None:
+        """Take fresh memory, unfilled; from now on whoever refers to it is somebody else."""
+        super().renew()
+        self._idle = self._references()
+
+    def _references(self) -> int:
+        """How many refer to our memory: we do, gradients do, and what users made of those."""
+        storage = torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata)
+        views: list[Any] = self.views
+        return int(storage + sum(sys.getrefcount(v) + v._use_count() for v in views))
 
     def begin(self) -> None:
-        """A new step. Gradients that were not set to None since the last one live in our memory."""
+        """A new step. Gradients that somebody still holds live in our memory: it is theirs now."""
         super().begin()
-        if any(p.grad is v for p, v in zip(self.parameters, self.views, strict=True)):
+        if self._references() != self._idle:
             self.renew()
         # Local gradients of the step before are freed here, where backward is about to take as
         # much memory again; freed at its end, the memory goes back to the system and costs faults.
@@ -195,7 +231,12 @@ class BufferBucket(Bucket):
     """Buffers of modules: floating ones take the weighted mean, others the maximum.
 
     What is averaged is the change since the last step, so that constants stay what they are to
-    the last bit. (Version counters do not tell: batch norm updates its statistics past them.)
+    the last bit.
+
+    A buffer is written only if it has another value than it should, and in the way in which it was
+    changed. Batch norm updates its statistics past their version counters, for a graph that was
+    built before may still be used (a generator's, after the discriminator's step); a write that
+    counts would make autograd refuse that graph. Where the counter has moved, ours moves it too.
     """
 
     def __init__(self, places: Sequence[tuple[torch.nn.Module, str]], reduce: Reduce) -> None:
@@ -203,18 +244,30 @@ class BufferBucket(Bucket):
         self._held: list[torch.Tensor] = []
         self._remembered: list[torch.Tensor] = []
         tensors = self._tensors()
-        dtype = tensors[0].dtype if tensors[0].dtype != torch.bool else torch.uint8
-        super().__init__(tensors, reduce, dtype)
+        super().__init__(tensors, reduce, _WIDER.get(tensors[0].dtype, tensors[0].dtype))
         self._base = torch.empty(0)
+        self._versions: list[int] = []
 
     def rebase(self) -> None:
         """All workers hold the same values now: changes count from here."""
-        self._copy_in(self._tensors())
+        tensors = self._tensors()
+        self._copy_in(tensors)
         self._base = self._values.clone()
+        self._versions = [tensor._version for tensor in tensors]
 
     def hold(self) -> None:
         """Remember the values before a forward pass that does not count."""
         self._held = [tensor.clone() for tensor in self._tensors()]
+
+    def let_go(self) -> None:
+        """The forward pass counts after all."""
+        self._held = []
+
+    def undo(self) -> None:
+        """Put back what was held. After backward, which may still need what forward left."""
+        if self._held:
+            self._write(self._held)
+        self._held = []
 
     def remember(self) -> None:
         """The values of now may have to be put back."""
@@ -223,21 +276,13 @@ class BufferBucket(Bucket):
     def put_back(self) -> None:
         """Put back what was remembered."""
         if self._remembered:
-            with torch.no_grad():
-                torch._foreach_copy_(self._tensors(), self._remembered)
-
-    def undo(self) -> None:
-        """Put back what was held. After backward, which may still need what forward left."""
-        if self._held:
-            with torch.no_grad():
-                torch._foreach_copy_(self._tensors(), self._held)
-        self._held = []
+            self._write(self._remembered)
 
     def fill_missing(self, scale: float) -> None:
         """Copy all buffers in; those of floating point as their change times `scale`."""
         if not self.missing:
             return
-        self._copy_in(self._held or self._tensors())
+        self._copy_in(self._tensors())
         if self.reduce == "sum":
             same = self._values == self._base  # also where both are infinite, as in a mask
             self._values.sub_(self._base).mul_(scale).masked_fill_(same, 0)
@@ -248,16 +293,14 @@ class BufferBucket(Bucket):
         if self.reduce == "sum":
             self._values.mul_(factor).add_(self._base)
             self._base.copy_(self._values)
-        with torch.no_grad():
-            torch._foreach_copy_(self._tensors(), self.views)
+        self._write(self.views)
 
     def imitate(self, flat: torch.Tensor) -> None:
         """Buffers become those of the other replica."""
         super().imitate(flat)
         if self.reduce == "sum":
             self._base.copy_(self._values)
-        with torch.no_grad():
-            torch._foreach_copy_(self._tensors(), self.views)
+        self._write(self.views)
 
     def _tensors(self) -> list[torch.Tensor]:
         return [module.get_buffer(name) for module, name in self._places]
@@ -266,15 +309,34 @@ class BufferBucket(Bucket):
         with torch.no_grad():
             torch._foreach_copy_(self.views, tensors)
 
+    def _write(self, values: Sequence[torch.Tensor]) -> None:
+        """Buffers take these values, as the class says."""
+        tensors = self._tensors()
+        if not tensors:
+            return
+        differ = torch.stack([(t != v).any() for t, v in zip(tensors, values, strict=True)])
+        with torch.no_grad():
+            for place, differs in enumerate(differ.tolist()):
+                tensor = tensors[place]
+                if differs:
+                    moved = tensor._version != self._versions[place]
+                    (tensor if moved else tensor.data).copy_(values[place])
+                self._versions[place] = tensor._version
+
 
 def build_buckets(modules: Sequence[torch.nn.Module]) -> list[Bucket]:
     """Buckets for everything that replicas must agree on, in the order in which they are launched.
 
-    Buffers first, since forward is done with them; then gradients in reverse order of parameters,
-    a small first bucket so that reducing starts early, 25 MiB each after it. One bucket counts.
+    Gradients in reverse order of parameters, a small first bucket so that reducing starts early,
+    25 MiB each after it; then buffers, since backward runs forward again where activations are
+    checkpointed. One bucket counts.
+
+    Raises:
+        ConfigError: a tensor is of a type that no backend reduces; names it.
     """
-    buckets: list[Bucket] = [BufferBucket(places, how) for how, places in _buffer_groups(modules)]
-    buckets += [GradientBucket(group) for group in _parameter_groups(modules)]
+    _check_types(modules)
+    buckets: list[Bucket] = [GradientBucket(group) for group in _parameter_groups(modules)]
+    buckets += [BufferBucket(places, how) for how, places in _buffer_groups(modules)]
     counter = next((b for b in buckets if b.reduce == "sum" and b.dtype in _EXACT), None)
     if counter is None:
         counter = Bucket([], "sum", torch.float32)
@@ -286,6 +348,21 @@ def build_buckets(modules: Sequence[torch.nn.Module]) -> list[Bucket]:
         if isinstance(bucket, BufferBucket):
             bucket.rebase()
     return buckets
+
+
+def _check_types(modules: Sequence[torch.nn.Module]) -> None:
+    for module in modules:
+        named: list[tuple[str, torch.Tensor, torch.dtype]] = [
+            *((name, p, p.dtype) for name, p in module.named_parameters() if p.requires_grad),
+            *((name, b, _WIDER.get(b.dtype, b.dtype)) for name, b in module.named_buffers()),
+        ]
+        for name, tensor, dtype in named:
+            if dtype not in _REDUCED or tensor.layout != torch.strided:
+                raise ConfigError(
+                    f"{name} of the prepared {type(module).__name__} is {tensor.dtype}, "
+                    f"{tensor.layout}, which no backend can average over workers. Nothing was "
+                    "prepared. Keep it in another type; a constant need not be a buffer."
+                )
 
 
 def _parameter_groups(modules: Sequence[torch.nn.Module]) -> list[list[torch.nn.Parameter]]:

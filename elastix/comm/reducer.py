@@ -9,14 +9,19 @@ failure all buckets can be filled and reduced again by whoever is left.
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 VLDB 2020, algorithm 1 (buckets in reverse order of parameters, overlapped with backward).
 
+A backward pass may run further ones inside it: checkpoints that re-enter autograd do. The step
+ends with the outermost. Where that happens a parameter may get its gradient in several pieces, so
+buckets are launched at the end.
+
 Invariant: no `param.grad` and no buffer of a module changes before the step is agreed.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -65,7 +70,7 @@ class Reducer:
         steps: see Steps.
 
     Raises:
-        ConfigError: nothing requires a gradient.
+        ConfigError: nothing requires a gradient, or a tensor is of a type that cannot be averaged.
     """
 
     kind = 1
@@ -74,6 +79,7 @@ class Reducer:
     def __init__(self, modules: Sequence[torch.nn.Module], rounds: Rounds, steps: Steps) -> None:
         self._rounds = rounds
         self._steps = steps
+        self._modules = list(modules)
         self._buckets = build_buckets(modules)
         self._gradients = [b for b in self._buckets if isinstance(b, GradientBucket)]
         self._buffers = [b for b in self._buckets if isinstance(b, BufferBucket)]
@@ -88,8 +94,19 @@ class Reducer:
         self._generation = 0  # of the group in which buckets are being launched
         self._launched = 0
         self._deferred = False
-        self._active = False
+        self._active = False  # a step has begun and not ended
+        self._passes: dict[
+            int, weakref.ref[Callable[[], None]]
+        ] = {}  # by number of autograd's task
+        self._nests: bool | None = None  # a backward pass was seen inside another; not known yet
         self._void = False  # the last step was
+        self._averaged = {id(p) for bucket in self._gradients for p in bucket.parameters}
+        self._frozen = [
+            (name, p)
+            for module in modules
+            for name, p in module.named_parameters()
+            if id(p) not in self._averaged
+        ]
         for bucket in self._gradients:
             for place, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, place)
@@ -114,6 +131,39 @@ class Reducer:
         for buffers in self._buffers:
             buffers.rebase()
 
+    def check(self, thoroughly: bool = False) -> None:
+        """Between steps: that the last one has ended, and nothing was left out of it.
+
+        Args:
+            thoroughly: look for parameters that were added, too; it takes a walk over the modules.
+
+        Raises:
+            ConfigError: backward was left by an exception, or a parameter is trained that was not
+                prepared for it.
+        """
+        if self._active:
+            raise self._abandoned()
+        named = self._frozen
+        if thoroughly:
+            every = [pair for module in self._modules for pair in module.named_parameters()]
+            named = [(name, p) for name, p in every if id(p) not in self._averaged]
+        for name, parameter in named:
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"parameter {name} requires a gradient and did not at ctx.prepare, or was not "
+                    "there, so no other worker would have its gradient. The run ends before "
+                    "replicas part. Prepare the model with everything trainable that ever will "
+                    "be, and freeze after ctx.prepare what is not to be trained yet."
+                )
+
+    def _abandoned(self) -> ConfigError:
+        return ConfigError(
+            "a backward pass was left by an exception that the train function caught. Other "
+            "workers may have this worker's gradients in part, so the step cannot be finished, nor "
+            "taken back; the run ends. Let the exception through, or make sure that it does not "
+            "come: smaller pieces of the batch within ctx.accumulate() need less memory."
+        )
+
     # --------------------------------------------------------------------- during backward
 
     def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
@@ -121,27 +171,55 @@ class Reducer:
             bucket.touched[place] = True
             if self._deferred:
                 return
-            if not self._active:
-                self._begin()
-            if self._rounds.watching or not self._rounds.usable:
+            self._within_pass()
+            if self._rounds.watching or not self._rounds.usable or self._nests is not False:
                 return  # it counts for nothing, or `prepare` sees to it
+            if bucket.pending is not None:
+                raise ConfigError(
+                    "a parameter got a second gradient within one backward pass, after the first "
+                    "had gone to the other workers. The step was not taken; the run ends. Use "
+                    "checkpoint(..., use_reentrant=False), or checkpoint from the first step on."
+                )
             bucket.fill(place, self._scale)
             if not bucket.missing:
                 self._launch_filled()
 
         return gradient_ready
 
+    def _within_pass(self) -> None:
+        """Be called at the end of the backward pass that this is called in."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._passes:
+            if any(ending() is None for ending in self._passes.values()):
+                raise self._abandoned()  # autograd drops what was to be called after a failure
+            ending = partial(self._pass_over, task)
+            torch.autograd.Variable._execution_engine.queue_callback(ending)
+            self._passes[task] = weakref.ref(ending)
+        if not self._active:
+            self._begin()
+
+    def _pass_over(self, task: int) -> None:
+        del self._passes[task]
+        around: Any = torch._C._current_autograd_node()
+        if around is None:
+            if self._passes:
+                raise self._abandoned()
+            self._end()
+            return
+        self._nests = True
+        for node, _ in around.next_functions:  # what the pass around this one comes to next
+            if node is not None:
+                node.register_prehook(lambda *_: self._within_pass())
+
     def _begin(self) -> None:
         """The first gradient of a step is there."""
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self.check()
         self._active = True
         if self._rounds.watching:
             return
         self._weigh(self._rounds.generation)
         for bucket in self._buckets:
             bucket.begin()
-            if not isinstance(bucket, GradientBucket):
-                bucket.fill_missing(self._scale)
         self._launch_filled()
 
     def _weigh(self, generation: int) -> None:
@@ -172,10 +250,15 @@ class Reducer:
 
     def _end(self) -> None:
         self._active = False
+        self._nests = bool(self._nests)
+        placeholder = self._rounds.watching or not self._weight.share
         for buffers in self._buffers:
-            buffers.undo()
+            buffers.undo() if placeholder else buffers.let_go()
         self._rounds.phase("filled", len(self._buckets))
-        self._steps.committed(self._rounds.run(self))
+        left = self._rounds.run(self)
+        if placeholder:  # the next step may be about the same batch
+            self.hold_buffers()
+        self._steps.committed(left)
 
     def accept(self, left: Left) -> None:
         """Gradients and buffers become what was agreed on."""

@@ -148,7 +148,6 @@ class Loader:
         self._within = False  # a loop over epochs
         self._ahead = self.cursor
         self._drawn: list[Draw] = []
-        self._window: list[Draw] = []
         self._fetcher = _Prefetcher(self) if source.num_workers else _Fetcher(source)
 
     def epochs(self, total: int) -> Iterator["Epoch"]:
@@ -202,9 +201,9 @@ class Loader:
         return tuple(self._drawn)
 
     def shares(self) -> Counter[int]:
-        """Samples of each worker since the last commit; up to it, if none were drawn since."""
+        """Samples of each worker since the last commit."""
         shares: Counter[int] = Counter()
-        for draw in self._drawn or self._window:
+        for draw in self._drawn:
             for member, spans in zip(draw.members, draw.shares, strict=True):
                 shares[member] += count(spans)
         return shares
@@ -229,7 +228,7 @@ class Loader:
                 )
             )
         self._ahead = self.cursor = self._ahead.give_back(lost) if lost else self._ahead
-        self._window, self._drawn = self._drawn, []
+        self._drawn = []
         return committed
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,8 +4,9 @@
 
 The run's own train function is run again, once per share of a batch, in threads that move in step:
 thread t is given the t-th share of each committed batch, and gradients and buffers are averaged
-by sample count with plain arithmetic. Nothing of elastix.comm takes part, and no loader: who was in
-the group, what failed, and what was owed shows only in the shares. So this checks reducer,
+by sample count with plain arithmetic. A step that drew nothing is about the batch before it, as far
+as those who had its shares were still there. Nothing of elastix.comm takes part, and no loader: who
+was in the group, what failed, and what was owed shows only in the journal. So this checks reducer,
 recovery and cursor at once, on any job.
 
 A train function with dropout or other random numbers gives other weights; that is its nature.
@@ -31,6 +32,7 @@ from elastix.errors import ElastixError, TrainError
 from elastix.events import (
     BatchShares,
     Event,
+    GenerationFormed,
     Resumed,
     RunStarted,
     StateStored,
@@ -42,6 +44,7 @@ from elastix.state import State, Stateful, capture, warm_start
 from elastix.store import Store
 from elastix.train.context import Context
 from elastix.train.evaluation import Metric, evaluating, measure
+from elastix.train.loss import share_loss
 from elastix.train.member import Member
 from elastix.train.rate import RateScaling
 
@@ -84,8 +87,7 @@ def replay(directory: Path, store: Path | None = None, device: str = "cpu") -> S
     opening = next(event for event in reversed(events) if isinstance(event, RunStarted))
     steps = _standing(events)
     train = pickle.loads((directory / "train.pkl").read_bytes())
-    width = max((len(b.shares) for step in steps for b in step.batches), default=1)
-    choir = _Choir(max(1, width), steps, opening.seed, torch.device(device))
+    choir = _Choir(_turns(steps, events), opening.seed, torch.device(device))
     inherited = next((e for e in events if isinstance(e, TensorsInherited)), None)
     if inherited is not None:
         choir.inherits(inherited.found, store or store_of(directory))
@@ -93,7 +95,7 @@ def replay(directory: Path, store: Path | None = None, device: str = "cpu") -> S
 
 
 def compare(directory: Path, store: Path | None = None, device: str = "cpu") -> Difference:
-    """Replay a run and compare the model's tensors with the State that it stored last.
+    """Replay a run and compare its modules' tensors with the State that it stored last.
 
     Args:
         directory: of the run.
@@ -103,9 +105,10 @@ def compare(directory: Path, store: Path | None = None, device: str = "cpu") -> 
     stored = [e for e in journal.read(directory / "journal.jsonl") if isinstance(e, StateStored)]
     if not stored:
         raise TrainError(f"the run in {directory} stored no State to compare with.")
-    ours = replay(directory, store, device).model
+    ours = replay(directory, store, device).tensors
     with Store(store or store_of(directory), read_only=True) as opened:
-        theirs = opened.get(stored[-1].ref).model
+        state = opened.get(stored[-1].ref)
+    theirs = {name: state.tensors[name] for name in ours}
     worst, relative = "", 0.0
     for name, tensor in theirs.items():
         if not tensor.is_floating_point():
@@ -136,13 +139,72 @@ def _standing(events: Sequence[Event]) -> list[StepCommitted]:
     return steps
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """One step: whose shares the voices sing, and how many samples of each count.
+
+    Attributes:
+        workers: by voice; of the last step that drew, if this one did not.
+        samples: by voice.
+    """
+
+    committed: StepCommitted
+    workers: tuple[int, ...]
+    samples: tuple[int, ...]
+
+
+def _turns(steps: Sequence[StepCommitted], events: Sequence[Event]) -> list[_Turn]:
+    members: dict[int, tuple[int, ...]] = {}
+    standing = {id(step) for step in steps}
+    window: dict[int, int] = {}
+    turns = []
+    for event in events:
+        if isinstance(event, GenerationFormed):
+            members[event.generation] = event.members
+        if not isinstance(event, StepCommitted) or id(event) not in standing:
+            continue
+        if event.batches:
+            window = {}
+            for batch in event.batches:
+                for worker, spans in batch.shares.items():
+                    window[int(worker)] = window.get(int(worker), 0) + count(spans)
+        present = members.get(event.generation, tuple(window))
+        samples = tuple(n if worker in present else 0 for worker, n in window.items())
+        turns.append(_Turn(event, tuple(window), samples if window else (1,)))
+    return turns
+
+
+_singing = threading.local()
+
+
+@contextmanager
+def _outermost_backward_ends_the_step() -> Iterator[None]:
+    """Checkpoints that re-enter autograd call backward within backward, in the same thread."""
+    plain = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        _singing.depth = getattr(_singing, "depth", 0) + 1
+        try:
+            plain(*args, **kwargs)
+        finally:
+            _singing.depth -= 1
+        voice: _Voice | None = getattr(_singing, "voice", None)
+        if voice is not None and not _singing.depth:
+            voice.backward_over()
+
+    vars(torch.autograd)["backward"] = backward
+    try:
+        yield
+    finally:
+        vars(torch.autograd)["backward"] = plain
+
+
 class _Choir:
     """Threads that run the same train function, each with a replica and a share of every batch."""
 
-    def __init__(
-        self, width: int, steps: Sequence[StepCommitted], seed: int, device: torch.device
-    ) -> None:
-        self.steps = steps
+    def __init__(self, turns: Sequence[_Turn], seed: int, device: torch.device) -> None:
+        self.turns = turns
+        width = max((len(turn.samples) for turn in turns), default=1)
         self.seed = seed
         self.device = device
         self.barrier = threading.Barrier(width, timeout=_TIMEOUT_S)
@@ -165,10 +227,11 @@ class _Choir:
         ]
         # The first builds its model alone: the random numbers are the process's.
         torch.manual_seed(self.seed)
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with _outermost_backward_ends_the_step():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         if self.failure is not None:
             raise TrainError(f"the replay failed: {self.failure!r}") from self.failure
         return self.voices[0].capture()
@@ -176,6 +239,7 @@ class _Choir:
     def _run(
         self, voice: "_Voice", train: Callable[[Context], None], config: Mapping[str, Any]
     ) -> None:
+        _singing.voice = voice
         try:
             if voice.me > 0:
                 self.first_prepared.wait(_TIMEOUT_S)
@@ -200,8 +264,9 @@ class _Voice:
         self.settings = self
         self.alone = False
         self.seed = choir.seed
-        self.alone = False
         self.samples = 0
+        self.drawn = 0
+        self.loss = 0.0
         self._rate: RateScaling | None = None
         self.modules: dict[str, torch.nn.Module] = {}
         self._choir = choir
@@ -209,7 +274,6 @@ class _Voice:
         self._inherits: torch.nn.Module | None = None
         self._deferred = False
         self._active = False
-        self._base: dict[str, torch.Tensor] = {}
 
     @property
     def prepared(self) -> bool:
@@ -243,6 +307,9 @@ class _Voice:
             if parameter.requires_grad:
                 hook = self._ready
                 parameter.register_post_accumulate_grad_hook(hook)
+        for other in objects:
+            if isinstance(other, torch.optim.Optimizer):
+                share_loss(other, self._mean_loss)
         self._choir.first_prepared.set()
         self._together()
         if self.me > 0:
@@ -264,13 +331,18 @@ class _Voice:
 
     def open_loader(self, source: Source) -> "_ReplayLoader":
         number = len(self._loaders)
-        batches = [b for step in self._choir.steps for b in step.batches if b.loader == number]
+        batches = [
+            (batch, turn.workers)
+            for turn in self._choir.turns
+            for batch in turn.committed.batches
+            if batch.loader == number
+        ]
         loader = _ReplayLoader(self, source, batches)
         self._loaders.append(loader)
         return loader
 
     def boundary(self) -> None:
-        if self.step >= len(self._choir.steps):
+        if self.step >= len(self._choir.turns):
             raise _Over
 
     @contextmanager
@@ -304,20 +376,38 @@ class _Voice:
         return capture(self.modules, {}).clone()
 
     def _ready(self, _parameter: torch.Tensor) -> None:
-        if not self._deferred and not self._active:
-            self._active = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self._active = self._active or not self._deferred
 
-    def _end(self) -> None:
+    def backward_over(self) -> None:
+        """The outermost backward pass has ended; if it brought gradients, this is the step."""
+        if not self._active:
+            return
         self._active = False
+        self.boundary()
+        turn = self._choir.turns[self.step]
+        self.samples = turn.samples[self.me] if self.me < len(turn.samples) else 0
+        if turn.committed.batches and self.drawn != self.samples:
+            raise TrainError(
+                f"step {self.step + 1} of the journal has {self.samples} samples for one of its "
+                f"workers; the train function drew {self.drawn}. Nothing can be compared. Was the "
+                "train function changed since?"
+            )
+        self.drawn = 0
         self._together()
         if self.me == 0:
             _average(self._choir.voices)
         self._together()
         if self._rate is not None:
-            self._rate.observe(self._choir.steps[self.step].world_size)
+            self._rate.observe(turn.committed.world_size)
         self.step += 1
-        self.samples = 0
+
+    def _mean_loss(self, loss: float) -> float:
+        self.loss = loss
+        self._together()
+        counted = [(voice.samples, voice.loss) for voice in self._choir.voices if voice.samples]
+        self._together()
+        total = sum(samples for samples, _ in counted)
+        return sum(samples * loss for samples, loss in counted) / total
 
     def _together(self) -> None:
         self._choir.barrier.wait()
@@ -350,13 +440,18 @@ def _average(voices: Sequence[_Voice]) -> None:
             else:
                 value = torch.stack([buffer for _, buffer in counted]).amax(0)
             for buffer in replicas:
-                buffer.copy_(value)
+                buffer.data.copy_(value)  # as batch norm does it, unseen by graphs of before
 
 
 class _ReplayLoader:
     """Gives a voice its share of each committed batch."""
 
-    def __init__(self, voice: _Voice, source: Source, batches: Sequence[BatchShares]) -> None:
+    def __init__(
+        self,
+        voice: _Voice,
+        source: Source,
+        batches: Sequence[tuple[BatchShares, tuple[int, ...]]],
+    ) -> None:
         self.epoch = 0
         self._voice = voice
         self._source = source
@@ -372,13 +467,14 @@ class _ReplayLoader:
         return self.epoch
 
     def __len__(self) -> int:
-        return sum(batch.epoch == self.epoch for batch in self._batches)
+        return sum(batch.epoch == self.epoch for batch, _ in self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        while self._batches and self._batches[0].epoch == self.epoch:
-            shares = list(self._batches.popleft().shares.values())
-            mine = shares[self._voice.me] if self._voice.me < len(shares) else ()
-            self._voice.samples += count(mine)
+        while self._batches and self._batches[0][0].epoch == self.epoch:
+            batch, workers = self._batches.popleft()
+            voice = self._voice
+            mine = batch.shares.get(workers[voice.me], ()) if voice.me < len(workers) else ()
+            voice.drawn += count(mine)
             wanted = self._source.indices(mine).tolist()
             samples = [self._source.dataset[index] for index in wanted]
             yield to_device(self._source.collate(samples), self._source.device)

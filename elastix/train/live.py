@@ -60,6 +60,12 @@ class Live:
                     f"ctx.prepare got a {type(other).__name__}, which has no state_dict and "
                     "load_state_dict, so a joiner could not be given its state."
                 )
+            if isinstance(other, torch.optim.SparseAdam):
+                raise ConfigError(
+                    "ctx.prepare got a SparseAdam, which takes sparse gradients only; averaged "
+                    "over workers they are dense. Nothing was prepared. Use Adam, with "
+                    "sparse=False in the embedding; SGD and Adagrad take sparse=True."
+                )
             if isinstance(other, torch.optim.Optimizer):
                 states.check_optimizer(other, names)
             self._add(replica.kind_of(other), other)

@@ -6,7 +6,6 @@ needs from the process around it is a Link.
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +23,7 @@ from elastix.comm.reducer import Reducer, Weight
 from elastix.comm.rounds import Rounds
 from elastix.data.cursor import count
 from elastix.data.loader import Collate, Loader, Source
+from elastix.data.window import Window
 from elastix.errors import ConfigError, ReplicasDiffer, StateError, StoreError
 from elastix.events import (
     AncestorIgnored,
@@ -51,6 +51,7 @@ from elastix.train.evaluation import Evaluation, Metric
 from elastix.train.heritage import Leaving
 from elastix.train.link import Link, Settings
 from elastix.train.live import Live
+from elastix.train.loss import MeanLoss, share_loss
 from elastix.train.rate import RateScaling
 from elastix.train.rewind import Rewind
 
@@ -81,6 +82,7 @@ class Member:
         self._rate: RateScaling | None = None
         self._reducer: Reducer | None = None
         self._live = Live()
+        self._window = Window()
         self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
         self._asked_to_inherit = False
         self._feed: Feed | None = None
@@ -179,6 +181,9 @@ class Member:
                 heritage.warm_start(found, live.modules, live.others)
         elif heritage is not None and heritage.has_ancestor and not self._asked_to_inherit:
             self._alike.emit(AncestorIgnored())
+        for other in live.others.values():
+            if isinstance(other, torch.optim.Optimizer):
+                share_loss(other, self._mean_loss)
         self._reducer = Reducer(list(live.modules.values()), self._rounds, self)
         layout = layout_of(live.modules)
         if not self.settings.alone:
@@ -216,6 +221,7 @@ class Member:
             "serial": self._alike.serial,
             "reports": self._reports,
             "stored_step": self._schedule.stored_step,
+            "window": self._window.state_dict(),
         }
         return self._live.capture(counts)
 
@@ -225,6 +231,7 @@ class Member:
             state = self._stored()
             if state is not None:
                 self._adopt(state)
+                self._window.forget()  # its workers were those of another run of the group
                 self._schedule.stored(self.step)
         return self.capture()
 
@@ -253,12 +260,14 @@ class Member:
         self._schedule.stored(state.meta["stored_step"])
         self._alike.serial = state.meta["serial"]
         self._reports = state.meta["reports"]
+        self._window.load_state_dict(state.meta.get("window", {}))
 
     def save(self, reason: str) -> None:
         """Have the State stored in the background. Returns when a snapshot is under way.
 
         Before that it is compared with what the other workers hold.
         """
+        self._check(thoroughly=True)
         score = self._schedule.score(self.step)
         self._saved = Mark(self.step, 2 if reason == "final" else int(score is not None))
         self._snapshot(reason, self._saved, score)
@@ -384,11 +393,16 @@ class Member:
 
     def weight(self, members: Sequence[int]) -> Weight:
         """Samples of this worker and of `members` in the step in hand; one each without loaders."""
-        shares: Counter[int] = Counter()
-        for loader in self._live.loaders:
-            shares.update(loader.shares())
+        loaders = self._live.loaders
+        shares = self._window.shares(loaders)
         if not shares:
             return Weight(1, len(members))
+        if self.settings.rollback and not any(loader.pending for loader in loaders):
+            raise ConfigError(
+                'FailureConfig(recovery="rollback") does a step again from its batch, and this is '
+                "a second backward pass on one batch. The step was not taken; the run ends. Use "
+                'recovery="forward" for loops of this kind, or draw a batch for each step.'
+            )
         return Weight(shares[self.me], sum(shares[member] for member in members))
 
     def ballot(self) -> torch.Tensor:
@@ -424,6 +438,7 @@ class Member:
         contributors = left.contributors
         if self._rate is not None:
             self._rate.observe(len(contributors))
+        self._window.close(self._live.loaders)
         batches = [batch for loader in self._live.loaders for batch in loader.commit(contributors)]
         self._alike.emit(
             StepCommitted(
@@ -458,6 +473,7 @@ class Member:
         """
         if self._parted is not None:
             raise self._parted
+        self._check()
         if any(loader.pending for loader in self._live.loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
@@ -493,6 +509,11 @@ class Member:
                 self.await_stored()
             except StoreError as error:  # it stands in the journal; the final State must do better
                 logger.warning("checkpoint not stored step=%d error=%s", self.step, error)
+
+    def _check(self, *, thoroughly: bool = False) -> None:
+        """That nothing was left out of the steps so far; see Reducer.check."""
+        if self._reducer is not None:
+            self._reducer.check(thoroughly)
 
     def _look_who_joined(self) -> None:
         """After somebody has joined, replicas are compared at the next boundary but one or so.
@@ -566,11 +587,19 @@ class Member:
         collate: Collate,
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
+        self._check(thoroughly=True)
         work = Evaluation(self._live.model, metric, dataset, batch_size, collate, self.device)
         self._finish_copies()
         self.phase("evaluate", self.step)
         sums = self._rounds.run(work).result.tolist()
         return {name: total / sums[0] for name, total in zip(work.names, sums[1:], strict=True)}
+
+    def _mean_loss(self, loss: float) -> float:
+        """Over the group, by the shares of the last step. Collective."""
+        shares = self._window.shares(self._live.loaders)
+        work = MeanLoss(loss, shares[self.me] if shares else 1)
+        total, samples = self._rounds.run(work).result.tolist()
+        return total / samples if samples else loss
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
@@ -604,6 +633,7 @@ class Member:
             raise self._parted
         if self._rounds.watching:
             return  # a joiner that never came in has no part in the end
+        self._check(thoroughly=True)
         if self.settings.heritage is not None and self.settings.heritage.takes_final:
             if self.world_size > 1:
                 self._saved = Mark(self.step, 2)

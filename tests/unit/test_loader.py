@@ -151,7 +151,7 @@ def test_shares_are_samples_of_each_worker():
     assert loader.shares() == {0: 3, 1: 2, 2: 2}
     assert pace.shares == [2]
     loader.commit((0, 1, 2))
-    assert loader.shares() == {0: 3, 1: 2, 2: 2}
+    assert not loader.shares()
 
 
 def test_shares_add_up_over_the_batches_of_an_accumulated_step():

@@ -1,0 +1,87 @@
+"""Each way to use torch ends as plain torch does on the committed batches, or is refused."""
+
+import random
+
+import pytest
+
+from elastix.data.audit import audit
+from elastix.errors import ConfigError, TrainError
+from elastix.events import StateStored
+from elastix.observe import journal
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.local import run_local
+from elastix.testing.replay import compare
+from tests.trainables import notes
+from tests.ways import WAYS, Noted
+
+SELDOM = {name: pytest.mark.slow if way.seldom else () for name, way in WAYS.items()}
+WORKS = [pytest.param(n, marks=SELDOM[n]) for n, way in WAYS.items() if not way.advice]
+REFUSED = [name for name, way in WAYS.items() if way.advice]
+
+
+def run(directory, name, workers, kills=()):
+    logs = directory / "logs"
+    logs.mkdir(parents=True)
+    train = with_kills(Noted(name), kills) if kills else Noted(name)
+    return run_local(train, workers, config={"log": str(logs)}, directory=directory / "run")
+
+
+def assert_as_plain_torch(directory, name, workers, kills=()):
+    """Survivors bit for bit alike, each sample drawn exactly once, and weights as plain torch's."""
+    result = run(directory, name, workers, kills)
+    assert audit(result.events).exact
+    ends = notes(directory / "logs")
+    assert set(ends) == set(range(workers)) - set(result.lost)
+    assert all(end == next(iter(ends.values())) for end in ends.values()), ends
+    difference = compare(directory / "run")
+    assert difference.relative <= WAYS[name].tolerance, difference
+    return result
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_without_kills(tmp_path, name):
+    assert_as_plain_torch(tmp_path, name, 2)
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_with_a_kill(tmp_path, name):
+    """In the fourth step, which is a further one on its batch where there are such."""
+    kill = Kill(worker=1, phase="bucket", step=3)
+    result = assert_as_plain_torch(tmp_path, name, 3, [kill])
+    assert set(result.lost) == {1}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_anything_goes_wrong(tmp_path, name):
+    with pytest.raises((ConfigError, TrainError)) as caught:
+        run(tmp_path, name, 2)
+    assert WAYS[name].advice in str(caught.value)
+    events = journal.read(tmp_path / "run" / "journal.jsonl")
+    assert not any(isinstance(event, StateStored) for event in events)
+
+
+def _schedules(amount):
+    """Kills of one or two of three or four workers, spread over the ways that work."""
+    chance = random.Random(5)
+    names = [name for name, way in WAYS.items() if not way.advice]
+    for number in range(amount):
+        name = names[number % len(names)]
+        workers = chance.choice((3, 4))
+        doomed = chance.sample(range(workers), chance.choice((1, 1, 2)))
+        kills = [
+            Kill(
+                worker=worker,
+                phase=chance.choice(WAYS[name].places),
+                step=chance.randrange(4),
+                after=chance.randrange(2),
+            )
+            for worker in doomed
+        ]
+        yield pytest.param(name, workers, kills, id=f"{number}-{name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "workers", "kills"), list(_schedules(200)))
+def test_under_any_kills(tmp_path, name, workers, kills):
+    result = assert_as_plain_torch(tmp_path, name, workers, kills)
+    assert set(result.lost) == {kill.worker for kill in kills}

@@ -1,0 +1,672 @@
+"""Ways to use torch in a train function: the table of the law that none of them ends wrong.
+
+Each way is a small train function in float64 (unless it is about another type) without randomness
+after it was built; it returns what its State consists of. `WAYS` says what becomes of it.
+"""
+
+import contextlib
+import itertools
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+
+import elastix
+from elastix.state import capture
+from tests.trainables import digest, note
+
+WIDTH, CLASSES = 6, 3
+BATCH = 10  # uneven shares for 2 and for 3 workers ...
+SAMPLES = 46  # ... and a small last batch
+
+
+def data(amount=SAMPLES, dtype=torch.float64, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(amount, WIDTH, generator=generator, dtype=torch.float64)
+    return TensorDataset(x.to(dtype), (x.sum(1) * 3).long() % CLASSES)
+
+
+def mlp(*, norm=False):
+    layers = [nn.Linear(WIDTH, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(8, CLASSES)).double()
+
+
+def sgd(*modules, rate=0.1):
+    parameters = [p for module in modules for p in module.parameters()]
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.5)
+
+
+def batches(ctx, dataset=None, **options):
+    for epoch in ctx.loader(dataset or data(), batch_size=BATCH, **options).epochs(2):
+        yield from epoch
+
+
+def step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def plain(ctx, model, **options):
+    """The usual loop around a model."""
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx, **options):
+        step(model, optimizer, x, y)
+    return model, optimizer
+
+
+# ------------------------------------------------------------ several backward passes on a batch
+
+
+def gan(ctx):
+    """The generator's output, with batch norm behind it, is used again after the other's step."""
+    generator = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    critic = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.LeakyReLU(), nn.Linear(8, 1))
+    generator, critic = generator.double(), critic.double()
+    of_generator, of_critic = sgd(generator), sgd(critic)
+    ctx.prepare(generator, critic, of_generator, of_critic)
+    loss = nn.BCEWithLogitsLoss()
+    for x, _ in batches(ctx):
+        real, ones, zeros = (
+            x[:, :4],
+            torch.ones(len(x), 1).double(),
+            torch.zeros(len(x), 1).double(),
+        )
+        of_critic.zero_grad()
+        with ctx.accumulate():
+            loss(critic(real), ones).backward()
+        fake = generator(x)
+        loss(critic(fake.detach()), zeros).backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        loss(critic(fake), ones).backward()
+        of_generator.step()
+    return generator, critic, of_generator, of_critic
+
+
+def gan_in_three_steps(ctx):
+    """As DCGAN has it: the critic's two backward passes are steps, since nobody accumulates."""
+    generator = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    critic = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(), nn.Linear(8, 1))
+    generator, critic = generator.double(), critic.double()
+    of_generator, of_critic = sgd(generator), sgd(critic)
+    ctx.prepare(generator, critic, of_generator, of_critic)
+    for x, _ in batches(ctx):
+        of_critic.zero_grad()
+        F.softplus(-critic(x[:, :4])).mean().backward()
+        fake = generator(x)
+        F.softplus(critic(fake.detach())).mean().backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        F.softplus(-critic(fake)).mean().backward()
+        of_generator.step()
+    return generator, critic, of_generator, of_critic
+
+
+def wgan_gp(ctx):
+    """Three critic steps on a batch, each with a penalty on the norm of a gradient."""
+    generator = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)).double()
+    critic = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    of_generator, of_critic = sgd(generator, rate=0.01), sgd(critic, rate=0.01)
+    ctx.prepare(generator, critic, of_generator, of_critic)
+    for x, _ in batches(ctx):
+        for round_ in range(3):
+            fake = generator(x).detach()
+            between = (x + (round_ + 1) / 4 * (fake - x)).requires_grad_()
+            (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+            penalty = ((slope.norm(dim=1) - 1) ** 2).mean()
+            of_critic.zero_grad()
+            (critic(fake).mean() - critic(x).mean() + 10 * penalty).backward()
+            of_critic.step()
+        of_generator.zero_grad()
+        (-critic(generator(x)).mean()).backward()
+        of_generator.step()
+    return generator, critic, of_generator, of_critic
+
+
+def ppo(ctx):
+    """Four epochs on each batch, with a clipped ratio."""
+    policy = mlp()
+    policy, optimizer = ctx.prepare(policy, torch.optim.Adam(policy.parameters(), lr=1e-2))
+    for x, y in batches(ctx):
+        with torch.no_grad():
+            old = F.log_softmax(policy(x), 1).gather(1, y[:, None])
+        for _ in range(4):
+            ratio = (F.log_softmax(policy(x), 1).gather(1, y[:, None]) - old).exp()
+            advantage = x.sum(1, keepdim=True) - 3
+            better = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            optimizer.zero_grad()
+            (-better.mean()).backward()
+            nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+            optimizer.step()
+    return policy, optimizer
+
+
+def lbfgs(ctx, search=None):
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.2, max_iter=3, line_search_fn=search)
+    model, optimizer = ctx.prepare(model, optimizer)
+    for x, y in batches(ctx):
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return model, optimizer
+
+
+def lbfgs_with_line_search(ctx):
+    """The line search decides by the loss: by that of the group."""
+    return lbfgs(ctx, "strong_wolfe")
+
+
+def accumulation(ctx):
+    """Each share in two pieces, for want of memory; one may be empty."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        optimizer.zero_grad()
+        half = len(x) // 2
+        with ctx.accumulate():
+            (F.cross_entropy(model(x[:half]), y[:half], reduction="sum") / len(x)).backward()
+        (F.cross_entropy(model(x[half:]), y[half:], reduction="sum") / len(x)).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+# ------------------------------------------------------------ loaders
+
+
+def two_loaders_in_turn(ctx):
+    """Labelled and unlabelled batches of unlike sizes, one step for both."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    some, many = ctx.loader(data(20), batch_size=4), ctx.loader(data(80, seed=8), batch_size=15)
+    for one, other in zip(some.epochs(2), many.epochs(2), strict=False):
+        for (x, y), (u, _) in zip(one, other, strict=False):
+            soft = F.softmax(model(u), 1)
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) - (soft * soft.log()).sum(1).mean()).backward()
+            optimizer.step()
+    return model, optimizer
+
+
+def two_loaders_in_sequence(ctx):
+    """The last batch of the first is of one sample a worker and less; the other's is not."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    first, second = ctx.loader(data(22), batch_size=20), ctx.loader(data(40, seed=8), batch_size=9)
+    for loader in (first, second):
+        for epoch in loader.epochs(1):
+            for x, y in epoch:
+                step(model, optimizer, x, y)
+                step(model, optimizer, x, y)
+    return model, optimizer
+
+
+def loader_processes(ctx):
+    multiprocessing.current_process()._config["daemon"] = False  # else it must not have children
+    return plain(ctx, mlp(norm=True), num_workers=1)
+
+
+# ------------------------------------------------------------ what happens around autograd
+
+
+class Twice(nn.Module):
+    """A layer in two checkpointed segments, a checkpointed batch norm, and a head outside."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        for _ in range(2):
+            x = checkpoint(self._segment, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+    def _segment(self, x):
+        return torch.tanh(self.norm(self.body(x)))
+
+
+class Whole(Twice):
+    """Every layer in a segment of its own; nothing outside, and one segment within another."""
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        x = checkpoint(self._outer, x, use_reentrant=self.reentrant)
+        return checkpoint(self.head, x, use_reentrant=self.reentrant)
+
+    def _outer(self, x):
+        return checkpoint(self._segment, x, use_reentrant=self.reentrant)
+
+
+def checkpointing(ctx):
+    return plain(ctx, Twice(reentrant=False).double())
+
+
+def checkpointing_reentrant(ctx):
+    return plain(ctx, Twice(reentrant=True).double())
+
+
+def checkpointing_whole_reentrant(ctx):
+    return plain(ctx, Whole(reentrant=True).double())
+
+
+def compiled(ctx):
+    """AOT autograd without a C++ compiler behind it."""
+    model = mlp(norm=True)
+    fast = torch.compile(model, backend="aot_eager")
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        step(fast, optimizer, x, y)
+    return model, optimizer
+
+
+def autocast(ctx):
+    model = mlp().float()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx, data(dtype=torch.float32)):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def grad_scaler(ctx):
+    """Two steps overflow, on one worker only; all must leave them out, and scale down."""
+    model = mlp()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    model, optimizer, scaler = ctx.prepare(model, sgd(model), scaler)
+    for x, y in batches(ctx):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if ctx.step in (2, 5) and bool((x[:, 0] > 0.9).any()):
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return model, optimizer, scaler
+
+
+class Failing(torch.autograd.Function):
+    """Fails in backward, as a lack of memory does."""
+
+    @staticmethod
+    def forward(ctx, x, fails):
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.fails:
+            raise RuntimeError("out of memory, says the test")
+        return gradient, None
+
+
+def exception_in_backward(ctx):
+    """Everybody leaves the batch out, as some libraries do; the step had begun, though."""
+    first, second = nn.Linear(WIDTH, 8).double(), nn.Linear(8, CLASSES).double()
+    model, optimizer = ctx.prepare(nn.ModuleList([first, second]), sgd(first, second))
+    for x, y in batches(ctx):
+        optimizer.zero_grad()
+        try:
+            F.cross_entropy(second(Failing.apply(first(x), ctx.step == 3)), y).backward()
+        except RuntimeError:
+            continue
+        optimizer.step()
+    return model, optimizer
+
+
+def exception_in_backward_then_again(ctx):
+    """The same batch is tried again at once."""
+    first, second = nn.Linear(WIDTH, 8).double(), nn.Linear(8, CLASSES).double()
+    model, optimizer = ctx.prepare(nn.ModuleList([first, second]), sgd(first, second))
+    for x, y in batches(ctx):
+        for fails in (ctx.step == 3, False):
+            optimizer.zero_grad()
+            with contextlib.suppress(RuntimeError):
+                F.cross_entropy(second(Failing.apply(first(x), fails)), y).backward()
+                break
+        optimizer.step()
+    return model, optimizer
+
+
+def exception_in_forward(ctx):
+    """Everybody leaves the same batch out; what was drawn counts as used."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    skipped = False
+    for x, y in batches(ctx, data(40)):
+        if ctx.step == 3 and not skipped:
+            skipped = True
+            continue
+        step(model, optimizer, x, y)
+    return model, optimizer
+
+
+def one_worker_skips(ctx):
+    """Only one of them does: from there on cursors would part."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    skipped = False
+    for x, y in batches(ctx):
+        if ctx.step == 3 and ctx.rank == 0 and not skipped:
+            skipped = True
+            continue
+        step(model, optimizer, x, y)
+    return model, optimizer
+
+
+# ------------------------------------------------------------ parameters and their gradients
+
+
+def freezing_after_prepare(ctx):
+    """Gradual unfreezing as it works: prepared whole, frozen after it, by the number of steps."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        for parameter in model[0].parameters():
+            parameter.requires_grad_(ctx.step >= 4)
+        step(model, optimizer, x, y)
+    return model, optimizer
+
+
+def unfreezing(ctx):
+    """What was frozen at prepare is trained later."""
+    model = mlp()
+    model[0].requires_grad_(False)
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        model[0].requires_grad_(ctx.step >= 4)
+        step(model, optimizer, x, y)
+    return model, optimizer
+
+
+def layer_added(ctx):
+    """A layer that was not there at prepare is trained."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    model.append(nn.Linear(CLASSES, CLASSES).double())
+    optimizer.add_param_group({"params": list(model[-1].parameters())})
+    for x, y in batches(ctx):
+        step(model, optimizer, x, y)
+    return model, optimizer
+
+
+def gradient_surgery(ctx):
+    """Two tasks; the gradient of the first is kept by reference, and projected."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        first = [p.grad for p in model.parameters()]
+        flat = first[0].view(-1)
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        second = [p.grad.detach() for p in model.parameters()]
+        along = sum((a * b).sum() for a, b in zip(first, second, strict=True)) + flat[0]
+        optimizer.zero_grad()
+        (0.1 * model(x).abs().mean()).backward()
+        for parameter, a, b in zip(model.parameters(), first, second, strict=True):
+            parameter.grad = parameter.grad + a - 0.1 * along * b
+        optimizer.step()
+    return model, optimizer
+
+
+def moving_average(ctx):
+    """Of the weights, written by `.data` into a module that is prepared and never trained."""
+    model, average = mlp(), mlp()
+    average.load_state_dict(model.state_dict())
+    average.requires_grad_(False)
+    model, average, optimizer = ctx.prepare(model, average, sgd(model))
+    for x, y in batches(ctx):
+        step(model, optimizer, x, y)
+        for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
+            slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+    return model, average, optimizer
+
+
+def weight_norm(ctx):
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(WIDTH, 8)), nn.Linear(8, CLASSES))
+    return plain(ctx, model.double())
+
+
+def spectral_norm(ctx):
+    """Its power iteration changes buffers in every forward pass."""
+    critic = nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(WIDTH, 8)),
+        nn.Tanh(),
+        nn.Linear(8, CLASSES),
+    ).double()
+    critic, optimizer = ctx.prepare(critic, sgd(critic))
+    for x, y in batches(ctx):
+        step(critic, optimizer, x, y)
+        step(critic, optimizer, x, y)
+    return critic, optimizer
+
+
+class Packed(nn.Module):
+    """An LSTM over sequences of unlike lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(1, 5, batch_first=True)
+        self.head = nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        lengths = (x[:, 0] * WIDTH).long().clamp(1, WIDTH)
+        packed = pack_padded_sequence(x[..., None], lengths, batch_first=True, enforce_sorted=False)
+        _, (hidden, _) = self.lstm(packed)
+        return self.head(hidden[-1])
+
+
+def packed_lstm(ctx):
+    return plain(ctx, Packed().double())
+
+
+class Mixture(nn.Module):
+    """Each sample goes to one of four experts; one never gets any, others not on every worker."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, CLASSES) for _ in range(4))
+
+    def forward(self, x):
+        which = (x[:, 0] * 3).long()
+        out = torch.zeros(len(x), CLASSES, dtype=x.dtype)
+        for number, expert in enumerate(self.experts):
+            mine = which == number
+            if mine.any():
+                out = out.index_put((mine.nonzero()[:, 0],), expert(x[mine]))
+        return out
+
+
+def mixture(ctx):
+    model = Mixture().double()
+    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    for x, y in batches(ctx):
+        step(model, optimizer, x, y)
+    return model, optimizer
+
+
+class Words(nn.Module):
+    """An embedding, and a head that may share its weights."""
+
+    def __init__(self, *, sparse=False, tied=False):
+        super().__init__()
+        self.embed = nn.Embedding(20, WIDTH, sparse=sparse)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 20, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(self.embed((x * 20).long()).mean(1))))
+
+
+def tied_embeddings(ctx):
+    return plain(ctx, Words(tied=True).double())
+
+
+def sparse_embeddings(ctx):
+    model = Words(sparse=True).double()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for x, y in batches(ctx):
+        step(model, optimizer, x, y)
+    return model, optimizer
+
+
+def sparse_adam(ctx):
+    model = Words(sparse=True).double()
+    sparse = torch.optim.SparseAdam(model.embed.parameters(), lr=0.01)
+    ctx.prepare(model, sparse, sgd(model.body, model.head))
+    raise AssertionError("prepared")
+
+
+class Constants(nn.Module):
+    """Buffers of types that backends do not reduce by themselves; one is used in two graphs."""
+
+    def __init__(self, strange=False):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("table", torch.arange(CLASSES, dtype=torch.int16))
+        self.register_buffer("mask", torch.tensor([True, True, True]))
+        self.register_buffer("turn", torch.polar(torch.ones(3), torch.ones(3)))
+        self.register_buffer("scale", torch.linspace(1, 2, CLASSES))
+        if strange:
+            self.register_buffer("bits", torch.zeros(2, dtype=torch.uint64))
+
+    def forward(self, x):
+        return (self.linear(x) * self.scale + self.table)[:, self.mask]
+
+
+def odd_buffers(ctx):
+    """A graph is used again after a step, and a buffer that nobody changes stands in it."""
+    model = Constants().double()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        optimizer.zero_grad()
+        out = model(x)
+        F.cross_entropy(out, y).backward(retain_graph=True)
+        (0.1 * out.pow(2).mean()).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def impossible_buffer(ctx):
+    model = Constants(strange=True)
+    ctx.prepare(model, sgd(model))
+    raise AssertionError("prepared")
+
+
+@dataclass(frozen=True)
+class Way:
+    """What becomes of one.
+
+    Attributes:
+        train: the function.
+        advice: what the error says, if it is refused; empty if it works.
+        tolerance: relative, of the largest difference to plain torch on the same batches.
+        seldom: too slow for the fast suite.
+        places: where kills may be placed.
+    """
+
+    train: Callable[[elastix.Context], Any]
+    advice: str = ""
+    tolerance: float = 1e-9
+    seldom: bool = False
+    places: tuple[str, ...] = ("batch", "bucket", "filled", "round", "left", "boundary")
+
+    @property
+    def name(self) -> str:
+        return self.train.__name__
+
+
+_CATCH = "Let the exception through"
+_UNFREEZE = "freeze after ctx.prepare"
+
+WAYS = {
+    way.name: way
+    for way in itertools.chain(
+        map(
+            Way,
+            (
+                gan,
+                gan_in_three_steps,
+                wgan_gp,
+                ppo,
+                lbfgs,
+                accumulation,
+                two_loaders_in_turn,
+                two_loaders_in_sequence,
+                loader_processes,
+                checkpointing,
+                checkpointing_reentrant,
+                checkpointing_whole_reentrant,
+                grad_scaler,
+                exception_in_forward,
+                freezing_after_prepare,
+                gradient_surgery,
+                moving_average,
+                weight_norm,
+                spectral_norm,
+                packed_lstm,
+                mixture,
+                tied_embeddings,
+                sparse_embeddings,
+                odd_buffers,
+            ),
+        ),
+        (
+            Way(compiled, seldom=True),  # importing and tracing takes seconds
+            # The line search goes by the loss of those who are left: a worker that dies between
+            # the round of a step and that of its loss is in the one and not in the other.
+            Way(lbfgs_with_line_search, places=("batch", "bucket", "boundary")),
+            # Rounding to bfloat16 is not continuous: a difference in the last bit of a float32
+            # sum may become one of 2^-8 in an activation.
+            Way(autocast, tolerance=2e-2),
+            Way(exception_in_backward, _CATCH),
+            Way(exception_in_backward_then_again, _CATCH),
+            Way(one_worker_skips, "every worker takes the same batches"),
+            Way(unfreezing, _UNFREEZE),
+            Way(layer_added, _UNFREEZE),
+            Way(sparse_adam, "sparse=False"),
+            Way(impossible_buffer, "Keep it in another type"),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Noted:
+    """The train function of a way; every worker notes what it ended with."""
+
+    name: str
+
+    def __call__(self, ctx: elastix.Context) -> None:
+        objects = dict(enumerate(WAYS[self.name].train(ctx)))
+        modules = {f"{n}/": o for n, o in objects.items() if isinstance(o, nn.Module)}
+        others = {str(n): o for n, o in objects.items() if not isinstance(o, nn.Module)}
+        log = Path(ctx.config["log"]) / f"{ctx.worker}.jsonl"
+        note(log, ctx.step, digest(capture(modules, others)))
