@@ -208,7 +208,8 @@ class CheckpointConfig(_Config):
         every_steps: store a State after every so many steps; None: not for that reason.
         every_s: and whenever so many seconds have passed since the last one.
         keep_last: how many of the latest to keep; None keeps all.
-        best: name of a metric; a State is stored when `ctx.report` gives a new best of it.
+        best: name of a metric; a State is stored when `ctx.report` gives a new best of it. If it is
+            not among those reported first, the console says so.
         mode: whether "min" or "max" of it is best.
         keep_best: how many of the best to keep beside the latest.
         wait: stop training until each State is stored. Training goes on meanwhile by default, and

@@ -9,6 +9,7 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastix.errors import ElastixError
-from elastix.events import Event, Recovered
+from elastix.events import Event, Recovered, Reported
 from elastix.observe.lines import line, plain, plain_lines
 from elastix.observe.progress import Loss, Progress, duration, shown
 
@@ -39,6 +40,7 @@ class Console:
         store: as the user named it: the report command repeats it.
         quiet: print nothing at all.
         progress: what happened before, if the run is continued.
+        best: the metric that States are kept by, if any: one that nobody reports is told of.
         terminal: where to print; standard output by default.
         clock: seconds since the epoch.
     """
@@ -50,6 +52,7 @@ class Console:
         *,
         quiet: bool = False,
         progress: Progress | None = None,
+        best: str | None = None,
         terminal: Terminal | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -61,6 +64,8 @@ class Console:
         self._started = self._summed = clock()
         self._latest: deque[Text] = deque(maxlen=_LATEST)
         self._recovered_in = 0
+        self._best = best
+        self._missed = False  # it has been told that `best` was not reported
         self._live: Live | None = None
         self._drawn = 0.0
 
@@ -92,6 +97,9 @@ class Console:
         text, style = line(event)
         if text and news:
             self._tell(event.t, text, style)
+        if isinstance(event, Reported) and self._unreported() and not self._missed:
+            self._missed = True
+            self._tell(event.t, f"{self._unreported()} yet; no best State until it is", "yellow")
         self.tick()
 
     def tick(self) -> None:
@@ -112,6 +120,8 @@ class Console:
         self._end_block()
         progress = self.progress
         self._print(f"{self._name} finished   {shown(metrics)}", "bold green")
+        if self._unreported():
+            self._print(f"  no best State: {self._unreported()}", "bold yellow")
         self._print(f"  {progress.step} steps in {self._running}{_goodput(progress)}")
         slowest = progress.slowest_recovery_s
         worst = "" if slowest is None else f", slowest recovery {slowest:.2f} s"
@@ -191,6 +201,16 @@ class Console:
     @property
     def _running(self) -> str:
         return duration(self._clock() - self._started)
+
+    def _unreported(self) -> str:
+        """That nothing has been reported under the name that best States go by; or nothing."""
+        known = self.progress.metrics
+        if self._best is None or self._best in known:
+            return ""
+        close = get_close_matches(self._best, known, 1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        there = ", ".join(known) or "nothing"
+        return f"CheckpointConfig.best={self._best!r} was not reported (but {there}{meant})"
 
     def _counts(self) -> str:
         progress = self.progress

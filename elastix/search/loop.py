@@ -130,6 +130,7 @@ class Loop:
         self._outgrown: list[Ref] = []
         self._done = 0
         self._searched = 0
+        self._epochs = 0.0  # of all trials
         self._exhausted = False
         self._failures = 0
         self._first_failure: Trial | None = None
@@ -150,6 +151,7 @@ class Loop:
         for line in lines:
             case = _Case(line.trial, line.role, line.done, dict(enumerate(line.trial.results)))
             self._cases[line.trial.number] = case
+            self._epochs += line.trial.epochs
             case.kept = len(case.results) if line.trial.state is TrialState.PAUSED else 0
             if line.role == "search":
                 self._searched += 1
@@ -332,7 +334,7 @@ class Loop:
 
     def _spent(self) -> bool:
         limit = self._budget.epochs
-        spent = limit is not None and sum(c.trial.epochs for c in self._cases.values()) >= limit
+        spent = limit is not None and self._epochs >= limit
         return spent or self._out_of_time()
 
     def _time_left(self) -> float:
@@ -486,14 +488,16 @@ class Loop:
         before = float(inherited["lineage_epochs"]) if inherited else 0.0
         if case.trial.ref is not None and ended.ref not in (None, case.trial.ref):
             self._outgrown.append(case.trial.ref)
+        epochs = max(ended.epochs, case.trial.epochs)
+        self._epochs += epochs - case.trial.epochs
         case.trial = case.trial.but(
             state=state,
             losses=losses or (),
             results=tuple(metrics for _, metrics in sorted(case.results.items())),
             metrics=merged,
             ref=ended.ref or case.trial.ref,
-            epochs=max(ended.epochs, case.trial.epochs),
-            lineage_epochs=max(ended.epochs, case.trial.epochs) + before,
+            epochs=epochs,
+            lineage_epochs=epochs + before,
             inherited=inherited,
             finished_s=time.time(),
             traceback=trace or None,

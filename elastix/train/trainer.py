@@ -346,7 +346,11 @@ class ElasticTrainer:
         detached = self._run.detached
         feed = Feed(self._loggers)
         with Console(
-            self._run.name, self._run.store, quiet=self._quiet, progress=before
+            self._run.name,
+            self._run.store,
+            quiet=self._quiet,
+            progress=before,
+            best=self._checkpoint.best,
         ) as console:
             try:
                 ended = follow(controller, console, self._listen(feed))

@@ -196,6 +196,27 @@ def test_nothing_from_a_user_steers_the_terminal():
         assert "\x07" not in file.getvalue()
 
 
+def test_a_best_metric_that_nobody_reports_is_told_of_at_once_and_at_the_end():
+    terminal = Terminal(file=(file := io.StringIO()), width=200, soft_wrap=True)
+    console = Console("digits", "runs/store", terminal=terminal, best="acuracy")
+    for step in (1, 2):
+        console.show(Reported(t=0, seq=step, step=step, metrics={"accuracy": 0.5, "loss": 1.0}))
+    told = file.getvalue()
+    assert told.count("CheckpointConfig.best='acuracy' was not reported") == 1
+    assert "accuracy, loss; did you mean 'accuracy'?" in told
+    console.finished("ref", {}, "exact")
+    assert "no best State: CheckpointConfig.best='acuracy'" in file.getvalue()
+
+
+def test_a_best_metric_that_is_reported_needs_no_word():
+    for metrics in ({"acc": 0.5}, {"acc": None}):
+        terminal = Terminal(file=(file := io.StringIO()), width=200, soft_wrap=True)
+        console = Console("digits", "runs/store", terminal=terminal, best="acc")
+        console.show(Reported(t=0, seq=0, step=1, metrics=metrics))
+        console.finished("ref", {}, "exact")
+        assert "CheckpointConfig" not in file.getvalue()
+
+
 def test_quiet_prints_nothing(capsys):
     with Console("r", "s", quiet=True) as console:
         console.show(GenerationFormed(generation=1, members=(0,), cause="start"))
