@@ -314,7 +314,8 @@ class BufferBucket(Bucket):
         tensors = self._tensors()
         if not tensors:
             return
-        differ = torch.stack([(t != v).any() for t, v in zip(tensors, values, strict=True)])
+        pairs = zip(tensors, values, strict=True)
+        differ = torch.stack([(t != v.to(t.dtype)).any() for t, v in pairs])
         with torch.no_grad():
             for place, differs in enumerate(differ.tolist()):
                 tensor = tensors[place]
