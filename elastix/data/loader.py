@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from elastix.data.cursor import Blocks, Cursor, count, indices, runs, split
 from elastix.data.formats.indexed import InBlocks, by_position
+from elastix.data.processes import die_with_parent
 from elastix.errors import ConfigError
 from elastix.events import BatchShares, LoaderOpened, Span
 
@@ -382,6 +383,7 @@ class _Prefetcher(_Fetcher):
             collate_fn=source.collate,
             pin_memory=source.device.type == "cuda",
             persistent_workers=True,
+            worker_init_fn=die_with_parent,
         )
 
     def fetch(self, share: Sequence[Span], at: Cursor) -> Any:  # noqa: ANN401
