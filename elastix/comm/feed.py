@@ -152,7 +152,7 @@ class _Subscriber:
         except (OSError, StateError):
             pass  # the joiner is gone, or was too slow; or the State could not be copied
         self._closed = True
-        self._connection.close()
+        hang_up(self._connection)
 
 
 class Feed:
