@@ -411,8 +411,8 @@ class _Supervisor:
             for line in [line for w, line in dict(self._lines).items() if worker in (None, w)]:
                 try:
                     line.send(message)
-                except (BrokenPipeError, ConnectionError):
-                    continue  # it is dead, and `wait` will say so
+                except OSError:
+                    continue  # it is dead, and `wait` will say so; or its line was just closed
 
     def _emit(self, event: Event) -> None:
         with self._sending:
