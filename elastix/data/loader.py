@@ -5,6 +5,7 @@ them; torch's DataLoader does so in worker processes if asked. Not here: when a 
 owner calls `commit` with who contributed.
 """
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from elastix.data.cursor import Blocks, Cursor, count, indices, runs, split
 from elastix.data.formats.indexed import InBlocks, by_position
-from elastix.data.processes import die_with_parent
-from elastix.errors import ConfigError
+from elastix.data.processes import ProcessDied, Reader, die_with_parent
+from elastix.errors import ConfigError, TrainError
 from elastix.events import BatchShares, LoaderOpened, Span
 
+logger = logging.getLogger(__name__)
+_ATTEMPTS = 3
 Collate = Callable[[list[Any]], Any]
 
 
@@ -374,27 +377,45 @@ class _Prefetcher(_Fetcher):
         self._loader = loader
         self._start = loader.cursor
         self._guesses: deque[tuple[Span, ...]] = deque()
-        self._batches: Iterator[Any] | None = None
-        self._reader: DataLoader[Any] = DataLoader(
-            source.dataset,
-            batch_sampler=_Guesses(self),
-            num_workers=source.num_workers,
-            prefetch_factor=source.prefetch,
-            collate_fn=source.collate,
-            pin_memory=source.device.type == "cuda",
-            persistent_workers=True,
-            worker_init_fn=die_with_parent,
+        self._reader = Reader(
+            lambda: DataLoader(
+                source.dataset,
+                batch_sampler=_Guesses(self),
+                num_workers=source.num_workers,
+                prefetch_factor=source.prefetch,
+                collate_fn=source.collate,
+                pin_memory=source.device.type == "cuda",
+                persistent_workers=True,
+                worker_init_fn=die_with_parent,
+            )
         )
 
     def fetch(self, share: Sequence[Span], at: Cursor) -> Any:  # noqa: ANN401
-        """The batch of one share; read ahead if the guess was right."""
-        if self._batches is None or not self._guesses or self._guesses[0] != tuple(share):
-            self._start = at
-            self._guesses.clear()
-            self._batches = iter(self._reader)
-        batch = next(self._batches)
-        self._guesses.popleft()
-        return to_device(batch, self._source.device)
+        """The batch of one share; read ahead if the guess was right.
+
+        Raises:
+            TrainError: processes died again and again while they read it.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                if not self._guesses or self._guesses[0] != tuple(share):
+                    self._start = at
+                    self._guesses.clear()
+                    self._reader.begin()
+                batch = self._reader.next()
+            except ProcessDied as died:
+                self._guesses.clear()
+                logger.warning("a loader's process died attempt=%d: %s", attempt, died)
+                said = str(died)
+            else:
+                self._guesses.popleft()
+                return to_device(batch, self._source.device)
+        raise TrainError(
+            f"loader {self._loader.number}: processes died {_ATTEMPTS} times in a row before they "
+            f"had read one batch: {said}. Others were started in their place each time; the run "
+            "was stopped. Too little memory is the usual cause: use fewer num_workers or a smaller "
+            "prefetch_factor. num_workers=0 reads in the train function's own process."
+        )
 
     def guesses(self) -> Iterator[list[int]]:
         """Index lists from `_start` on."""

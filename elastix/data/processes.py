@@ -1,23 +1,119 @@
-"""The processes of a DataLoader die with the process that they read for."""
+"""The processes of a DataLoader: they die with their parent, and one that dies is replaced.
 
+A process that outlives its parent holds its sockets open, so whoever waits for the parent's end
+hears of it seconds late. One that dies itself, for want of memory as a rule, is no error of the
+train function: what it was reading is read again by others.
+"""
+
+import contextlib
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import DataLoader
 
 _PR_SET_PDEATHSIG = 1
+_MOMENT_S = 1.0  # between the end of a connection and that of the process behind it
+
+
+class ProcessDied(Exception):
+    """A process that reads ahead is gone, and with it what it had read."""
 
 
 def die_with_parent(_number: int) -> None:
-    """In a new process of a DataLoader (`worker_init_fn`): the kernel is to end it in time.
-
-    torch's look every few seconds is too late: until then they hold their parent's sockets open,
-    so whoever waits for its end does not hear of it.
-    """
+    """In a new process of a DataLoader (`worker_init_fn`): the kernel is to end it in time."""
     parent = multiprocessing.parent_process()
     if sys.platform != "linux" or parent is None or os.getppid() != parent.pid:
-        return  # a child of a fork server, say, which has no sockets of its parent
+        return  # of a fork server, say; torch looks every few seconds
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent.pid:  # it died in between
         os._exit(1)
+
+
+class Reader:
+    """Reads batches in processes. Used by one thread at a time.
+
+    Args:
+        make: a DataLoader with persistent workers.
+    """
+
+    def __init__(self, make: Callable[[], DataLoader[Any]]) -> None:
+        self._make = make
+        self._loader: DataLoader[Any] | None = None
+        self._batches: Iterator[Any] | None = None
+        self._processes: set[BaseProcess] = set()
+
+    def begin(self) -> None:
+        """Read anew from where the DataLoader's sampler begins.
+
+        Raises:
+            ProcessDied: to be called again.
+        """
+        if self._loader is None:
+            self._loader = self._make()
+        loader = self._loader
+        others = set(multiprocessing.active_children())
+        self._batches = self._guarded(lambda: iter(loader))
+        self._processes |= set(multiprocessing.active_children()) - others
+        _defer()
+
+    def next(self) -> Any:  # noqa: ANN401 - whatever collate makes
+        """The next batch. Blocks until it is read.
+
+        Raises:
+            ProcessDied: what was read ahead is lost; to begin anew.
+        """
+        batches = self._batches
+        if batches is None:
+            raise ProcessDied("nothing is being read")
+        return self._guarded(lambda: next(batches))
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401
+        said = "a process of the DataLoader exited unexpectedly"
+        try:
+            if not self._dead(0.0):
+                return work()
+        except (RuntimeError, OSError, EOFError) as error:
+            if not self._dead(_MOMENT_S):
+                raise  # of the dataset
+            said = str(error)
+        self._discard()
+        raise ProcessDied(said)
+
+    def _dead(self, within_s: float) -> bool:
+        return bool(wait([process.sentinel for process in self._processes], within_s))
+
+    def _discard(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self._processes = set()
+        batches: Any = self._batches
+        self._loader = self._batches = None
+        if batches is not None:  # it may wait for a lock that a dead process had: not in our thread
+            threading.Thread(target=batches.__del__, name="discard", daemon=True).start()
+
+
+def _defer() -> None:
+    """Torch raises in the main thread when a process dies, in the middle of anything: not now.
+
+    The next batch tells, at once if it is asked for afterwards, else when torch next looks.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    if callable(handler) and getattr(handler, "__module__", "").startswith("torch."):
+        signal.signal(signal.SIGCHLD, partial(_swallow, handler))
+
+
+def _swallow(handler: Callable[..., Any], number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(RuntimeError):
+        handler(number, frame)

@@ -271,7 +271,7 @@ class _Supervisor:
         self._next += 1
         here, there = self._spawner.Pipe()
         args = (worker, there, self._rendezvous.address, *self._args)
-        process = self._spawner.Process(target=work, args=args, daemon=True)
+        process = self._spawner.Process(target=work, args=args)  # no daemon: it has children
         process.start()
         there.close()
         self._processes[worker] = process

@@ -4,6 +4,7 @@ Not here: who starts workers and hears them (local.py). A worker ends when its s
 """
 
 import gc
+import multiprocessing
 import os
 import signal
 import threading
@@ -117,6 +118,7 @@ def work(
         store: its directory.
     """
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # as under Ray; not as the supervisor
     gc.freeze()  # as under Ray
     news = News()
     link = _PipeLink(line, store)

@@ -1,0 +1,136 @@
+"""Workers with DataLoader processes: either may be killed, and every sample is used once."""
+
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import Dataset
+
+from elastix.data.loader import Loader, Source
+from elastix.errors import TrainError
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.local import run_local
+from tests import trainables
+from tests.laws import assert_exactly_once, assert_replicas_identical
+
+CONFIG = {"model": "mlp", "samples": 150, "batch_size": 30, "epochs": 2}
+
+
+def reading_ahead(ctx):
+    """Train with two DataLoader processes, which are killed before the steps that `dies` names."""
+    model, optimizer, dataset = trainables.make(ctx.config)
+    model, optimizer = ctx.prepare(model, optimizer)
+    loader = ctx.loader(dataset, batch_size=30, num_workers=2)
+    log = Path(ctx.config["log"]) / f"{ctx.worker}.jsonl"
+    children = Path(ctx.config["log"]) / f"{ctx.worker}.children"
+    dies = dict(ctx.config["dies"])
+    for epoch in loader.epochs(ctx.config["epochs"]):
+        for x, y in epoch:
+            if ctx.worker == 0:
+                victims = multiprocessing.active_children()[: dies.pop(str(ctx.step), 0)]
+                for victim in victims:
+                    victim.kill()
+                assert not victims or wait([victim.sentinel for victim in victims], 20)
+            children.write_text(" ".join(str(c.pid) for c in multiprocessing.active_children()))
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            others = {"optimizer": optimizer}
+            digest = trainables.digest(trainables.capture({"": model}, others))
+            trainables.note(log, ctx.step, digest)
+    assert not dies or ctx.worker
+
+
+def run(tmp_path, kills=(), dies=None):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    result = run_local(
+        with_kills(reading_ahead, kills),
+        3,
+        config={**CONFIG, "log": str(logs), "dies": dies or {}},
+        directory=tmp_path / "run",
+    )
+    assert set(result.lost) == {kill.worker for kill in kills}
+    assert_exactly_once(result.events, CONFIG["epochs"])
+    assert_replicas_identical(logs, set(result.lost), result.events)
+    return result
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_loader_processes_that_die_cost_neither_the_run_nor_a_sample(tmp_path):
+    """One of two, then both, in the middle of the epochs."""
+    run(tmp_path, dies={"2": 1, "6": 2})
+
+
+@pytest.mark.parametrize("phase", ["batch", "bucket", "round"])
+def test_a_worker_is_killed_while_others_read_for_it(tmp_path, phase):
+    """It is heard of while its processes have no time to notice: torch's look every 5 s."""
+    run(tmp_path, [Kill(worker=1, phase=phase, step=3)], dies={"3": 1})
+    pids = (tmp_path / "logs" / "1.children").read_text().split()
+    assert len(pids) == 2
+    assert not any(alive(int(pid)) for pid in pids)
+
+
+class Ends(Dataset):
+    """Whoever reads sample 7 in a process of its own ends there."""
+
+    def __init__(self, reader: int) -> None:
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7 and os.getpid() != self.reader:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+class Alone:
+    """A group of one."""
+
+    me = 0
+
+    def boundary(self):
+        pass
+
+    def members(self):
+        return (0,)
+
+    def drawn(self, share):
+        pass
+
+    def exhausted(self):
+        pass
+
+    def planned(self, loader, epochs):
+        pass
+
+
+def test_processes_that_die_of_a_sample_each_time_end_the_run_and_it_is_said_why():
+    source = Source(
+        dataset=Ends(os.getpid()),
+        batch_size=3,
+        shuffle=False,
+        num_workers=2,
+        device=torch.device("cpu"),
+    )
+    loader = Loader(0, source, Alone())
+    seen = []
+    with pytest.raises(TrainError, match=r"died 3 times in a row.*memory"):
+        for epoch in loader.epochs(1):
+            for batch in epoch:
+                seen += batch.tolist()
+                loader.commit((0,))
+    assert seen == list(range(len(seen)))
