@@ -128,9 +128,13 @@ def test_processes_that_die_of_a_sample_each_time_end_the_run_and_it_is_said_why
     )
     loader = Loader(0, source, Alone())
     seen = []
-    with pytest.raises(TrainError, match=r"died 3 times in a row.*memory"):
+
+    def read():
         for epoch in loader.epochs(1):
             for batch in epoch:
-                seen += batch.tolist()
+                seen.extend(batch.tolist())
                 loader.commit((0,))
+
+    with pytest.raises(TrainError, match=r"died 3 times in a row.*memory"):
+        read()
     assert seen == list(range(len(seen)))
