@@ -61,6 +61,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.search --out benchmarks/results/search.json
 	$(BIN)/python -m benchmarks.executor --out benchmarks/results/executor.json
 	$(BIN)/python -m benchmarks.inherit --out benchmarks/results/inherit.json
+	$(BIN)/python -m benchmarks.ensemble --out benchmarks/results/ensemble.json
 	$(BIN)/python -m benchmarks.estimate --out benchmarks/results/estimate.json
 	$(BIN)/python -m benchmarks.table --update README.md
 

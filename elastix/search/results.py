@@ -4,7 +4,7 @@ Works while the campaign is running, and without Ray. Not here: changing anythin
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +21,7 @@ from elastix.store import Store
 if TYPE_CHECKING:
     import pandas as pd
 
+    from elastix.search.ensemble import Batch, Build, Ensemble
     from elastix.train.trainer import ElasticTrainer, TrainFunction
 
 
@@ -199,6 +200,46 @@ class Results(Sequence[Trial]):
         if not scored:
             return []
         return [self._best(scored[i]) for i in fronts([t.losses for t in scored])[0]]
+
+    def ensemble(
+        self,
+        size: int = 5,
+        *,
+        build: "Build",
+        validation: "Batch | Iterable[Batch]",
+        among: int = 50,
+    ) -> "Ensemble":
+        """Put several classifiers together, weighted and calibrated by validation samples.
+
+        It is stored as one model whose parents are its members, with the tag NAME/ensemble; its
+        tensors are theirs and cost no further bytes. `Ensemble.load` gets it back.
+
+        Args:
+            size: how many different models at most.
+            build: makes the model of a configuration, as the train function does.
+            validation: samples and their classes, as two tensors or in batches. Take none that
+                models were trained on, and keep those apart that the ensemble is to be tested on.
+            among: how many of the best trials are looked at.
+
+        Returns:
+            A module that gives log-probabilities, in evaluation mode; `ref` is its name.
+
+        Raises:
+            ConfigError: models do not give logits of shape (N, classes) for these samples.
+            StateError: `build` gives other models than were stored.
+            NotFound: no trial has left a model. Conflict: a StoreServer owns the store.
+        """
+        from elastix.search.ensemble import assemble  # a campaign's results are read without it
+
+        found = {best.ref: best.trial for best in reversed(self.top(among))}
+        trials = [trial for ref, trial in reversed(found.items()) if ref is not None]
+        name = str(self.facts["name"])
+        with Store(self.store) as store:
+            made = assemble(
+                trials, store, size=size, build=build, validation=validation, campaign=name
+            )
+            store.tag(f"{name}/ensemble", str(made.ref))
+        return made
 
     # -------------------------------------------------------------------------- for other tools
 

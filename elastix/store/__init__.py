@@ -6,6 +6,7 @@ from elastix.store.gc import Collected
 from elastix.store.lineage import Diff, Layer, Signature, shared
 from elastix.store.shares import Share, Vanished
 from elastix.store.signatures import signature
+from elastix.store.soup import Soup
 from elastix.store.store import Entry, Match, Store
 from elastix.store.verify import Damage, Stats
 
@@ -21,6 +22,7 @@ __all__ = [
     "Match",
     "Share",
     "Signature",
+    "Soup",
     "Stats",
     "Store",
     "StoreServer",

@@ -33,6 +33,7 @@ from elastix.store.records import Header, Kind, Model
 from elastix.store.remote import RemotePacks, locate
 from elastix.store.requests import ANY, Put, Request, Retire, Tag
 from elastix.store.shares import Share, Vanished, joined
+from elastix.store.soup import Soup, Validate, cook
 from elastix.store.tensors import flatten, plain
 from elastix.store.verify import Damage, Stats
 
@@ -512,6 +513,28 @@ class Store:
 
     def _known(self, name: str) -> Ref:
         return Ref(name) if _is_ref(name) else self._ledger.find(name).ref
+
+    def soup(self, refs: Sequence[str], validate: Validate) -> Soup:
+        """Average the weights of models with a common ancestor, if that is no worse.
+
+        The best comes first; each other one is taken in only if the average with it scores no
+        less. What is stored has those that were taken in as its parents.
+
+        Args:
+            refs: tags or refs of two models or more, of one architecture.
+            validate: scores a State that holds the model's tensors alone, higher for better. It
+                is called up to twice for each model.
+
+        Returns:
+            The average; or the best model, if no average is as good (`averaged` is False, and
+            nothing was stored).
+
+        Raises:
+            ConfigError: they have no common ancestor, or `validate` gives no number.
+            StateError: they are of different make. NotFound: no such model.
+        """
+        self._check_writable()
+        return cook(self, refs, validate)
 
     # ----------------------------------------------------------------------------------- upkeep
 

@@ -10,6 +10,7 @@ from ConfigSpace import Categorical, ConfigurationSpace, Float, Integer
 
 import elastix
 from elastix.errors import ConfigError
+from elastix.search.searchers import deephyper
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.searchers.random import Random
 from elastix.search.searchers.screened import ScreenedEvolution
@@ -181,6 +182,30 @@ class TestDeepHyper(SearcherContract):
             assert searcher.known.is_new(proposed)
             assert searcher.ask(1)[0].config == proposed
         assert len(searcher.state_dict()["pending"]) == 8
+
+    def test_it_explores_as_much_as_the_library_by_itself(self, monkeypatch, tmp_path):
+        """As many results later, the deviation counts as often."""
+        made = []
+
+        class Recorded(deephyper.CBO):
+            def __init__(self, *args, **options):
+                super().__init__(*args, **options)
+                made.append(self)
+
+        searcher = elastix.DeepHyper()
+        searcher.start(smooth())
+        monkeypatch.setattr(deephyper, "CBO", Recorded)
+        trials = drive(searcher, bowl, 10)
+        monkeypatch.undo()
+        plain = deephyper.CBO(
+            deephyper.problem(smooth()), log_dir=str(tmp_path), checkpoint_history_to_csv=False
+        )
+        plain._ask(1)
+        for trial in trials[:9]:
+            plain._num_asked = trial.number + 1
+            plain._tell([(dict(trial.config), -trial.losses[0])])
+        ours, theirs = (search._opt.acq_func_kwargs["kappa"] for search in (made[-1], plain))
+        assert ours == pytest.approx(theirs)
 
     def test_trials_that_take_long_are_worth_a_longer_thought(self):
         assert elastix.DeepHyper().acq_optimizer == "sampling"

@@ -115,7 +115,6 @@ class DeepHyper:
                 random_state=int(generator(known.seed, known.count).randint(2**31)),
                 log_dir=scratch,
                 checkpoint_history_to_csv=False,
-                n_initial_points=1,
                 **self._settings(),
             )
             # What these would hold if it had been asked for all of it: where its schedule of
@@ -134,6 +133,8 @@ class DeepHyper:
         points = _POINTS_WITH_CONDITIONS if conditions else _POINTS
         kwargs = {"n_points": points, "max_total_failures": -1}  # the campaign counts failures
         return {
+            # So many results are there before it is asked; its schedules begin at that number.
+            "n_initial_points": self.initial or 1,
             "acq_optimizer": self.acq_optimizer,
             "acq_optimizer_kwargs": kwargs,
             **self.options,

@@ -1,0 +1,253 @@
+"""Several stored models as one: chosen by what they say of validation samples, and calibrated.
+
+Greedy selection with replacement: again and again the model is added that lowers the negative
+log-likelihood (NLL) of the averaged probabilities most; how often one was added is its weight.
+Then one temperature for the whole. Both are chosen on the validation samples alone.
+
+Invariant: on these samples the NLL is never above that of the best single model.
+
+Source: Caruana et al., Ensemble selection from libraries of models, ICML'04; Guo et al., On
+calibration of modern neural networks, ICML'17.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from elastix.errors import ConfigError, NotFound, StateError
+from elastix.search.trial import Config, Trial
+from elastix.state import Ref, State, capture
+from elastix.store import Store
+
+logger = logging.getLogger(__name__)
+
+Build = Callable[[Config], nn.Module]
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+_BATCH = 1024
+_PICKS = 50
+_LEAST = 1e-12  # of a probability whose logarithm is taken
+_TEMPERATURES = torch.exp(torch.linspace(-1.6, 1.6, 161, dtype=torch.float64))  # 0.2 to 5, with 1
+
+
+class Ensemble(nn.Module):
+    """The weighted mean of what classifiers say, with one temperature.
+
+    Attributes:
+        members: modules that take the same input and give logits, (N, classes).
+        weights: of the members, positive, their sum 1.
+        temperature: above 1 it makes the probabilities of the mean less certain.
+        ref: of the stored ensemble; None if it was not stored.
+    """
+
+    weights: torch.Tensor
+    temperature: torch.Tensor
+
+    def __init__(
+        self, members: Sequence[nn.Module], weights: Sequence[float], temperature: float = 1.0
+    ) -> None:
+        super().__init__()
+        if not members or len(members) != len(weights) or not min(weights) > 0:
+            raise ConfigError(
+                f"an ensemble of {len(members)} members with the weights {list(weights)}: one "
+                "member at least, and a positive weight for each. Nothing was made."
+            )
+        self.members = nn.ModuleList(members)
+        shares = torch.tensor(weights, dtype=torch.float64)
+        self.register_buffer("weights", (shares / shares.sum()).float())
+        self.register_buffer("temperature", torch.tensor(float(temperature)))
+        self.ref: Ref | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities, (N, classes), which every loss that takes logits accepts."""
+        each = torch.stack([F.log_softmax(member(x), dim=1) for member in self.members])
+        mean = torch.logsumexp(each + self.weights.log()[:, None, None], dim=0)
+        return F.log_softmax(mean / self.temperature, dim=1)
+
+    @classmethod
+    def load(cls, store: Store, ref: str, build: Build) -> Self:
+        """A stored ensemble, in evaluation mode.
+
+        Args:
+            store: where it is.
+            ref: its tag or ref, such as "nas-1/ensemble".
+            build: makes a member of its trial's configuration, as in the search.
+
+        Raises:
+            NotFound: no such model. StateError: it is no ensemble, or `build` gives other models.
+        """
+        state = store.get(ref)
+        facts = state.meta.get("ensemble")
+        if facts is None:
+            raise StateError(f"{ref!r} is no ensemble: it was not stored by results.ensemble.")
+        members = facts["members"]
+        made = cls([build(m["config"]) for m in members], [m["weight"] for m in members])
+        try:
+            made.load_state_dict(state.model)
+        except RuntimeError as error:
+            raise StateError(
+                f"build(config) gives other models than ensemble {ref!r} has: {error}"
+            ) from error
+        made.ref = store.manifest(ref).ref
+        return made.eval()
+
+
+def select(truth: torch.Tensor, size: int) -> list[int]:
+    """How often each model is taken into the mean. Pure.
+
+    Args:
+        truth: probability that each model gives to the true class of each sample,
+            (models, samples).
+        size: how many different models at most.
+    """
+    counts = [0] * len(truth)
+    total = torch.zeros(truth.shape[1], dtype=torch.float64)
+    best, best_counts = math.inf, counts
+    for pick in range(1, _PICKS + 1):
+        losses = -((total + truth.double()) / pick).clamp_min(_LEAST).log().mean(dim=1)
+        if sum(count > 0 for count in counts) >= size:
+            losses[[count == 0 for count in counts]] = math.inf
+        chosen = int(losses.argmin())
+        counts = [count + (number == chosen) for number, count in enumerate(counts)]
+        total = total + truth[chosen]
+        if float(losses[chosen]) < best:
+            best, best_counts = float(losses[chosen]), counts
+    return best_counts
+
+
+def calibrate(log_probabilities: torch.Tensor, targets: torch.Tensor) -> float:
+    """The temperature with the lowest NLL. Pure.
+
+    Args:
+        log_probabilities: (samples, classes).
+        targets: the true classes, (samples,).
+    """
+    losses = [
+        float(F.nll_loss(F.log_softmax(log_probabilities.double() / t, dim=1), targets))
+        for t in _TEMPERATURES
+    ]
+    return float(_TEMPERATURES[losses.index(min(losses))])
+
+
+def assemble(
+    trials: Sequence[Trial],
+    store: Store,
+    *,
+    size: int,
+    build: Build,
+    validation: Batch | Iterable[Batch],
+    campaign: str,
+) -> Ensemble:
+    """Choose among the trials' models, calibrate, store. See Results.ensemble."""
+    if type(size) is not int or size < 1:
+        raise ConfigError(f"size={size!r}: a whole number >= 1. Nothing was stored.")
+    batches = _batches(validation)
+    targets = torch.cat([y for _, y in batches])
+    models: list[tuple[Trial, nn.Module, torch.Tensor]] = []
+    for trial in trials:
+        model = _load(trial, store, build)
+        if model is not None:
+            said = _ask(model, batches, f"the model of trial {trial.number}")
+            if torch.isfinite(said).all():
+                models.append((trial, model, said))
+    if not models:
+        raise NotFound(
+            f"no trial of {campaign!r} has left a model that can be asked, so there is nothing to "
+            "put together. A model is left by a train function that calls ctx.prepare."
+        )
+    said = torch.stack([log_probabilities for _, _, log_probabilities in models])
+    truth = said[:, torch.arange(len(targets)), targets].exp()
+    counts = select(truth, size)
+    chosen = [place for place, count in enumerate(counts) if count]
+    weights = [counts[place] for place in chosen]
+    made = Ensemble([models[place][1] for place in chosen], weights).eval()
+    mean = (said[chosen].double().exp() * made.weights.double()[:, None, None]).sum(dim=0)
+    temperature = calibrate(mean.clamp_min(_LEAST).log(), targets)
+    made.temperature.fill_(temperature)
+    members = [
+        {"trial": t.number, "ref": t.ref, "weight": float(w), "config": dict(t.config)}
+        for (t, _, _), w in zip([models[p] for p in chosen], made.weights, strict=True)
+    ]
+    single = min(said, key=lambda each: float(F.nll_loss(each, targets)))
+    facts: dict[str, Any] = {
+        "members": members,
+        "temperature": temperature,
+        "validation": {
+            "samples": len(targets),
+            **_measured(_ask(made, batches, "the ensemble"), targets),
+            "best_single": _measured(single, targets),
+        },
+    }
+    state = capture({"": made}, {}, {"campaign": campaign, "ensemble": facts})
+    parents = [str(member["ref"]) for member in members]
+    made.ref = store.put(state, parents=parents, score=-facts["validation"]["nll"])
+    return made
+
+
+def _measured(said: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    wrong = (said.argmax(dim=1) != targets).double().mean()
+    return {"nll": float(F.nll_loss(said.double(), targets)), "error": float(wrong)}
+
+
+def _load(trial: Trial, store: Store, build: Build) -> nn.Module | None:
+    """The trial's model; None if there is none any more."""
+    if trial.ref is None:
+        return None
+    try:
+        state: State = store.get(trial.ref, "[!@]*")
+    except NotFound:
+        logger.warning("ensemble trial=%s model=%s gone=true", trial.number, trial.ref[:12])
+        return None
+    model = build(trial.config)
+    try:
+        model.load_state_dict(state.model)
+    except RuntimeError as error:
+        raise StateError(
+            f"build(config) gives another model than trial {trial.number} has left: {error} "
+            "Nothing was stored. Give the function that its train function builds with."
+        ) from error
+    return model.eval()
+
+
+def _batches(validation: Batch | Iterable[Batch]) -> list[Batch]:
+    """Batches of a pair of tensors, or of whatever gives batches; each read once."""
+    whole = isinstance(validation, tuple | list) and len(validation) == 2
+    if whole and all(isinstance(part, torch.Tensor) for part in cast(Sequence[Any], validation)):
+        x, y = cast(Batch, validation)
+        batches = list(zip(x.split(_BATCH), y.split(_BATCH), strict=False))
+        fits = len(x) == len(y) > 0
+    else:
+        batches = [(x, y) for x, y in cast(Iterable[Batch], validation)]
+        fits = bool(batches) and all(len(x) == len(y) for x, y in batches)
+    if not fits or any(y.ndim != 1 or y.is_floating_point() for _, y in batches):
+        raise ConfigError(
+            "validation must be samples and their classes, whole numbers of shape (N,), as two "
+            "tensors of equal length or as batches of such pairs. Nothing was stored."
+        )
+    return [(x, y.long()) for x, y in batches]
+
+
+@torch.no_grad()
+def _ask(model: nn.Module, batches: Sequence[Batch], what: str) -> torch.Tensor:
+    """Log-probabilities of all samples, (samples, classes)."""
+    said = []
+    for x, y in batches:
+        logits = model(x)
+        shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        if not isinstance(shape, tuple) or len(shape) != 2 or shape[0] != len(y):
+            raise ConfigError(
+                f"{what} answers {len(y)} samples with {shape}; only logits of shape (N, classes) "
+                "can be put together. Nothing was stored."
+            )
+        if int(y.max()) >= shape[1] or int(y.min()) < 0:
+            raise ConfigError(
+                f"{what} knows {shape[1]} classes, and validation has classes from {int(y.min())} "
+                f"to {int(y.max())}. Nothing was stored."
+            )
+        said.append(F.log_softmax(logits.float(), dim=1))
+    return torch.cat(said)

@@ -1,0 +1,120 @@
+"""Averages of models of one lineage: never below the best parent, or it is said."""
+
+import logging
+
+import pytest
+import torch
+
+from elastix.errors import ConfigError, NotFound, ReadOnly, StateError
+from elastix.state import State
+from elastix.store import Store
+
+
+def model(*values, steps=0, **meta):
+    tensors = {
+        "weight": torch.tensor(values, dtype=torch.float32),
+        "steps": torch.tensor(steps),
+        "@optimizer/weight/exp_avg": torch.zeros(len(values)),
+    }
+    return State(tensors, meta)
+
+
+def near(*goal):
+    """Scores a State by how near its weight is to a goal, 0 at best."""
+    return lambda state: -float((state.model["weight"] - torch.tensor(goal)).abs().sum())
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def family(store):
+    """One root and three children of it: the first two lie on both sides of (0, 0)."""
+    root = store.put(model(5.0, 5.0))
+    children = [(2.0, 0.0), (-1.0, 0.0), (9.0, 9.0)]
+    return [store.put(model(*c, steps=7 + i), parents=[root]) for i, c in enumerate(children)]
+
+
+def test_the_average_is_stored_with_those_that_it_was_made_of(store, family):
+    soup = store.soup(family, near(0.0, 0.0))
+    assert soup.averaged
+    assert soup.parents == (family[1], family[0])
+    state = store.get(soup.ref)
+    assert state.model["weight"].tolist() == [0.5, 0.0]
+    assert state.model["steps"] == 8  # whole numbers are those of the best
+    assert state.tensors.keys() == {"weight", "steps"}
+    assert set(state.parents) == {family[0], family[1]}
+    assert (soup.score, soup.best_score) == (-0.5, -1.0)
+    assert store.score(soup.ref) == -0.5
+
+
+def test_where_no_average_is_as_good_the_best_is_given_and_it_is_said(store, family, caplog):
+    before = len(store.log())
+    with caplog.at_level(logging.WARNING):
+        soup = store.soup(family, near(2.0, 0.0))
+    assert (soup.ref, soup.parents, soup.averaged) == (family[0], (family[0],), False)
+    assert soup.score == soup.best_score == 0.0
+    assert "nothing was stored" in caplog.text
+    assert len(store.log()) == before
+
+
+def test_it_is_never_below_the_best_parent(store):
+    rng = torch.Generator().manual_seed(3)
+    root = store.put(model(0.0, 0.0, 0.0))
+    for round_ in range(10):
+        refs = [
+            store.put(model(*torch.randn(3, generator=rng).tolist(), round=round_), parents=[root])
+            for _ in range(4)
+        ]
+        validate = near(*torch.randn(3, generator=rng).tolist())
+        soup = store.soup(refs, validate)
+        best = max(validate(store.get(ref)) for ref in refs)
+        assert soup.best_score == best
+        assert soup.score >= best
+        assert validate(store.get(soup.ref)) == soup.score
+
+
+def test_a_parent_and_its_child_are_of_one_lineage(store):
+    root = store.put(model(1.0))
+    child = store.put(model(-1.0), parents=[root])
+    store.tag("child", child)
+    assert set(store.soup([root[:8], "child"], near(0.0)).parents) == {root, child}
+
+
+def test_strangers_are_not_averaged(store, family):
+    stranger = store.put(model(0.0, 0.0))
+    with pytest.raises(ConfigError, match="no common ancestor"):
+        store.soup([family[0], stranger], near(0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        (model(1.0, 2.0, 3.0), "'weight'"),
+        (State({"weight": torch.zeros(2, dtype=torch.float64), "steps": torch.tensor(1)}), "64"),
+        (State({"weight": torch.zeros(2)}), "absent"),
+    ],
+)
+def test_models_of_different_make_are_not_averaged(store, family, odd, text):
+    ref = store.put(odd, parents=[family[0]])
+    with pytest.raises(StateError) as caught:
+        store.soup([family[0], ref], near(0.0, 0.0))
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("score", [float("nan"), None, "good", True])
+def test_a_score_that_is_none(store, family, score):
+    with pytest.raises(ConfigError, match="validate"):
+        store.soup(family, lambda state: score)
+
+
+def test_what_is_not_there(store, family, tmp_path):
+    with pytest.raises(ConfigError, match="two different"):
+        store.soup([family[0], family[0]], near(0.0, 0.0))
+    with pytest.raises(NotFound):
+        store.soup([family[0], "nobody"], near(0.0, 0.0))
+    with Store(tmp_path, read_only=True) as reader, pytest.raises(ReadOnly):
+        reader.soup(family, near(0.0, 0.0))
