@@ -7,26 +7,20 @@ owner calls `commit` with who contributed.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader
 
-from elastix.data.cursor import Blocks, Cursor, count, indices, runs, split
-from elastix.data.formats.indexed import InBlocks, by_position
+from elastix.data.cursor import Cursor, count, split
 from elastix.data.processes import ProcessDied, Reader, die_with_parent
+from elastix.data.source import Source, to_device
 from elastix.errors import ConfigError, TrainError
 from elastix.events import BatchShares, LoaderOpened, Span
 
 logger = logging.getLogger(__name__)
 _ATTEMPTS = 3
-Collate = Callable[[list[Any]], Any]
 
 
 class Pace(Protocol):
@@ -71,70 +65,6 @@ class Draw:
         return self.shares[self.members.index(worker)] if worker in self.members else ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A map-style dataset and how to read it.
-
-    Attributes:
-        batch_size: samples of a global batch; of each worker's share with `per_worker`.
-        seed: of the order, with the epoch.
-        num_workers: processes that load ahead; 0 loads in the training thread.
-        prefetch: batches that each of them loads ahead.
-        device: where tensors of a batch are moved.
-
-    Raises:
-        ConfigError: on construction, for a dataset without a length and impossible sizes.
-    """
-
-    dataset: Dataset[Any]
-    batch_size: int
-    per_worker: bool = False
-    shuffle: bool = True
-    seed: int = 0
-    collate: Collate = default_collate
-    num_workers: int = 0
-    prefetch: int = 2
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset", by_position(self.dataset))
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise ConfigError(f"batch_size must be a whole number >= 1, not {self.batch_size!r}.")
-        if self.length < 1:
-            raise ConfigError(f"the {type(self.dataset).__name__} is empty. No loader was made.")
-        if self.num_workers < 0 or self.prefetch < 1:
-            raise ConfigError(
-                f"num_workers must be >= 0 and prefetch >= 1, not {self.num_workers} and "
-                f"{self.prefetch}."
-            )
-
-    @property
-    def length(self) -> int:
-        """Samples of an epoch."""
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    @cached_property
-    def blocks(self) -> Blocks:
-        """Blocks in which the order is shuffled, for a dataset whose rows are dear to reach."""
-        dataset = self.dataset
-        return runs(dataset.blocks) if self.shuffle and isinstance(dataset, InBlocks) else ()
-
-    @property
-    def mixed(self) -> int:
-        """How many blocks are shuffled together."""
-        return self.dataset.mixed if self.blocks and isinstance(self.dataset, InBlocks) else 0
-
-    def indices(self, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
-        """Dataset indices at stream positions; a placeholder of two samples for no positions.
-
-        A worker without a share has to run the same loop as the others, and batch normalisation
-        refuses a single sample. Its result counts for nothing.
-        """
-        if not spans:
-            return np.arange(min(2, self.length))
-        return indices(spans, self.seed, self.length, self.shuffle, self.blocks, self.mixed)
-
-
 class Loader:
     """What `ctx.loader` returns.
 
@@ -150,6 +80,7 @@ class Loader:
         self._source = source
         self._pace = pace
         self._within = False  # a loop over epochs
+        self._planned = 1  # epochs of it
         self._ahead = self.cursor
         self._drawn: list[Draw] = []
         self._fetcher = _Prefetcher(self) if source.num_workers else _Fetcher(source)
@@ -160,7 +91,7 @@ class Loader:
         Samples left over by a `break` come first in the next epoch; none is skipped.
         """
         self._pace.planned(self.number, total)
-        self._within = True
+        self._within, self._planned = True, total
         try:
             while self.epoch < total:
                 yield Epoch(self)
@@ -287,6 +218,7 @@ class Loader:
             return None
         draw, after = drawn
         share = draw.share_of(self._pace.me)
+        self._source.announce(self.epoch, self._planned, self._ahead.position, after.position)
         batch = self._fetcher.fetch(share, self._ahead)
         self._ahead = after
         self._drawn.append(draw)
@@ -356,13 +288,7 @@ class _Fetcher:
     def fetch(self, share: Sequence[Span], at: Cursor) -> Any:  # noqa: ANN401
         """The collated batch of one share, on the device."""
         del at
-        wanted = self._source.indices(share).tolist()
-        dataset = self._source.dataset
-        if hasattr(dataset, "__getitems__"):
-            samples = dataset.__getitems__(wanted)
-        else:
-            samples = [dataset[index] for index in wanted]
-        return to_device(self._source.collate(samples), self._source.device)
+        return self._source.read(share)
 
 
 class _Prefetcher(_Fetcher):
@@ -379,7 +305,7 @@ class _Prefetcher(_Fetcher):
         self._guesses: deque[tuple[Span, ...]] = deque()
         self._reader = Reader(
             lambda: DataLoader(
-                source.dataset,
+                source.keyed,
                 batch_sampler=_Guesses(self),
                 num_workers=source.num_workers,
                 prefetch_factor=source.prefetch,
@@ -417,14 +343,14 @@ class _Prefetcher(_Fetcher):
             "prefetch_factor. num_workers=0 reads in the train function's own process."
         )
 
-    def guesses(self) -> Iterator[list[int]]:
-        """Index lists from `_start` on."""
+    def guesses(self) -> Iterator[list[Any]]:
+        """What the processes are to read, batch by batch from `_start` on."""
         cursor = self._start
         while (drawn := self._loader.draw(cursor)) is not None:
             draw, cursor = drawn
             share = draw.share_of(self._loader.me)
             self._guesses.append(share)
-            yield self._source.indices(share).tolist()
+            yield self._source.keys(share)
 
 
 class _Guesses:
@@ -433,12 +359,5 @@ class _Guesses:
     def __init__(self, prefetcher: _Prefetcher) -> None:
         self._prefetcher = prefetcher
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         return self._prefetcher.guesses()
-
-
-def to_device(batch: Any, device: torch.device) -> Any:  # noqa: ANN401
-    """Move every tensor in a nested batch; without waiting if it is in pinned memory."""
-    if device.type == "cpu":
-        return batch
-    return tree_map_only(torch.Tensor, lambda t: t.to(device, non_blocking=True), batch)

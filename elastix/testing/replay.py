@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import Dataset
 
 from elastix.data.cursor import count
-from elastix.data.loader import Collate, Source, to_device
+from elastix.data.source import Collate, Source, to_device
 from elastix.errors import ElastixError, TrainError
 from elastix.events import (
     BatchShares,
@@ -475,9 +475,7 @@ class _ReplayLoader:
             voice = self._voice
             mine = batch.shares.get(workers[voice.me], ()) if voice.me < len(workers) else ()
             voice.drawn += count(mine)
-            wanted = self._source.indices(mine).tolist()
-            samples = [self._source.dataset[index] for index in wanted]
-            yield to_device(self._source.collate(samples), self._source.device)
+            yield self._source.read(mine)
         if not self._batches:
             self._voice.boundary()
 

@@ -7,7 +7,8 @@ from typing import Any, TypeVar, TypeVarTuple, cast, overload
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from elastix.data.loader import Collate, Loader, Source
+from elastix.data.loader import Loader
+from elastix.data.source import Augment, Collate, Source
 from elastix.errors import ConfigError
 from elastix.state import Stateful
 from elastix.train.evaluation import Metric
@@ -120,6 +121,7 @@ class Context:
         collate_fn: Collate = default_collate,
         num_workers: int = 0,
         prefetch_factor: int = 2,
+        augment: Augment | None = None,
     ) -> Loader:
         """Batches of a map-style dataset, every sample exactly once an epoch.
 
@@ -133,6 +135,10 @@ class Context:
             collate_fn: makes a batch of a list of items.
             num_workers: processes of this worker that load ahead; 0 loads in place.
             prefetch_factor: batches that each of them loads ahead.
+            augment: `augment(sample, rng)` makes what is collated of an item. All that is random in
+                it comes from `rng`, a NumPy Generator that is a function of `seed` and of the
+                place in the stream: the same with any number of workers and processes, after any
+                loss, and in a replay.
 
         Raises:
             ConfigError: a dataset without a length, fewer samples in a batch than workers,
@@ -148,6 +154,7 @@ class Context:
             collate=collate_fn,
             num_workers=num_workers,
             prefetch=prefetch_factor,
+            augment=augment,
             device=self.device,
         )
         return self._member.open_loader(source)

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from elastix.comm.feed import Watched
 from elastix.comm.group import Group, Reduce
 from elastix.comm.operation import RoundAlone
-from elastix.data.loader import Collate, to_device
+from elastix.data.source import Collate, to_device
 
 Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
 """`metric(model, batch)`: the mean over the batch, or several by name."""

@@ -22,7 +22,8 @@ from elastix.comm.participant import Joined, Recovery
 from elastix.comm.reducer import Reducer, Weight
 from elastix.comm.rounds import Rounds
 from elastix.data.cursor import count
-from elastix.data.loader import Collate, Loader, Source
+from elastix.data.loader import Loader
+from elastix.data.source import Collate, Source
 from elastix.data.window import Window
 from elastix.errors import ConfigError, ReplicasDiffer, StateError, StoreError
 from elastix.events import (

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset
 
-from elastix.data.loader import Loader, Source
+from elastix.data.loader import Loader
+from elastix.data.source import Source
 from elastix.errors import TrainError
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local

@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 READS = """
 import os, signal, torch
 from torch.utils.data._utils import worker
-from elastix.data.loader import Loader, Source
+from elastix.data.loader import Loader
+from elastix.data.source import Source
 from tests.unit.test_loader import Numbers, Pace
 
 worker.MP_STATUS_CHECK_INTERVAL = 3600.0  # torch's own look for a parent that is gone

@@ -1,5 +1,6 @@
 """Sharers of decoded samples, killed or stopped anywhere: nobody hangs, and nothing is wrong."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -9,12 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import elastix
 from elastix.data.cursor import order
 from elastix.data.horizon import Reader
+from elastix.data.loader import Loader
 from elastix.data.shared import arena, dataset, locks, room
+from elastix.data.source import Source
 from tests.pictures import Pictures, check, same
+from tests.unit.test_loader import Pace
 
 pytestmark = [
     pytest.mark.skipif(not locks.available(), reason="no locks that die with their holder here"),
@@ -209,6 +214,31 @@ def test_one_stopped_while_it_changes_the_memory_costs_others_their_sharing_only
     for index in range(40):
         assert same(shared[index], index, data)
     check(shared._attached.arena)
+
+
+def load_and_end(data):
+    """Ends as a script does that cleans nothing up, with processes that load for it."""
+    shared = elastix.Shared(data)
+    source = Source(
+        dataset=shared,
+        batch_size=8,
+        shuffle=False,
+        num_workers=1,
+        collate=list,
+        device=torch.device("cpu"),
+    )
+    loader = Loader(0, source, Pace())
+    if not same(loader.next_batch()[3], 3, data):
+        raise RuntimeError("another sample")
+    globals()["kept"] = shared, loader
+
+
+def test_nothing_is_left_when_a_process_with_loaders_of_its_own_ends(memory):
+    process = multiprocessing.get_context("fork").Process(target=load_and_end, args=(Pictures(),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert list(memory.iterdir()) == []
 
 
 def test_what_was_left_by_those_who_were_all_killed_goes_when_the_next_one_comes(memory, tmp_path):

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastix.data.loader import Loader, Source
+from elastix.data.loader import Loader
+from elastix.data.source import Source
 from elastix.errors import ReplicasDiffer
 from elastix.train.ballot import Ballot, decode
 from elastix.train.comparison import parted

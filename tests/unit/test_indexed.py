@@ -12,7 +12,8 @@ import elastix
 from elastix.data.audit import audit
 from elastix.data.cursor import order_in_blocks
 from elastix.data.formats.indexed import by_position
-from elastix.data.loader import Loader, Source
+from elastix.data.loader import Loader
+from elastix.data.source import Source
 from elastix.errors import ConfigError
 from elastix.events import LoaderOpened, StepCommitted, from_record, to_record
 from tests.unit.test_loader import Pace

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
 from elastix.data.cursor import order
-from elastix.data.loader import Loader, Source
+from elastix.data.loader import Loader
+from elastix.data.source import Source
 from elastix.errors import ConfigError
 
 
@@ -198,6 +199,7 @@ def test_an_epoch_grows_when_samples_come_back():
     assert len(epoch) == 2
 
 
+@settings(deadline=None)
 @given(length=st.integers(1, 80), batch_size=st.integers(1, 20))
 def test_the_length_of_an_epoch_is_its_number_of_batches(length, batch_size):
     loader, _ = loader_of(length=length, batch_size=batch_size)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ _MEMORY = Path("/dev/shm")
 _PATIENCE_DECODES = 5
 _LEAST_PATIENCE_S = 1.0  # a process that is alive may still have to wait for a core
 _ENTRY_S = 10.0
+_LAST = -100
 _BATCH_OF_VICTIMS = 32  # a pass over all samples finds one in so many of them
 _UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
 
@@ -351,12 +353,14 @@ class _Attached:
             os.close(self._file)
             room.leave()
             raise
-        self.leave = weakref.finalize(self, _leave, room, self.arena, self._file, os.getpid())
+        # At the end of a process: after its children, whom multiprocessing ends before that.
+        self.leave = Finalize(self, _leave, (room, self.arena, self._file), exitpriority=_LAST)
         _ALIVE.add(self)
 
     def abandon(self) -> None:
         """In a child of a fork: close what is the parent's."""
-        if self.leave.detach():
+        if self.leave.still_active():
+            self.leave.cancel()
             self.room.abandon()
             self.arena.close()
             os.close(self._file)
@@ -476,11 +480,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _leave(room: Room, arena: Arena, file: int, process: int) -> None:
-    if process == os.getpid():
-        arena.close()
-        os.close(file)  # our row of the board is free with it
-        room.leave()
+def _leave(room: Room, arena: Arena, file: int) -> None:
+    arena.close()
+    os.close(file)  # our row of the board is free with it
+    room.leave()
 
 
 def _bytes(budget: int | str) -> int:

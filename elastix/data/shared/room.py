@@ -22,7 +22,6 @@ class Room:
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
         self.handle = handle
-        self._process = os.getpid()
 
     def open(self, name: str) -> int:
         """A file of the folder, made if it is not there."""
@@ -30,10 +29,9 @@ class Room:
         return os.open(name, flags, 0o600, dir_fd=self.handle)
 
     def leave(self) -> None:
-        """Use it no more; the last one removes it. A child of a fork only closes what it has."""
+        """Use it no more; the last one removes it."""
         if self.handle >= 0:
-            if self._process == os.getpid():
-                _remove_if_unused(self.path, self.handle)
+            _remove_if_unused(self.path, self.handle)
             self.abandon()
 
     def abandon(self) -> None:
