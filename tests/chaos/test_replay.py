@@ -3,14 +3,17 @@
 import json
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+import elastix
 from elastix.events import StepCommitted
 from elastix.observe import journal
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from tests.laws import assert_exactly_once, committed
-from tests.trainables import train
+from tests.trainables import make, train
 
 SCHEDULES = {
     "nobody": [],
@@ -66,3 +69,27 @@ def test_replay_notices_a_batch_that_was_not_used(tmp_path):
     batch["shares"]["0"], batch["shares"]["1"] = [[0, 15]], [[15, 30]]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert compare(tmp_path).relative > 1e-6
+
+
+def noisy(sample, rng):
+    x, y = sample
+    return x + 0.1 * torch.from_numpy(rng.normal(size=x.shape)), y
+
+
+def train_on_noise(ctx: elastix.Context) -> None:
+    model, optimizer, dataset = make(ctx.config)
+    model, optimizer = ctx.prepare(model, optimizer)
+    loader = ctx.loader(dataset, 30, augment=noisy, num_workers=ctx.config["num_workers"])
+    for epoch in loader.epochs(3):
+        for x, y in epoch:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def test_replay_of_augmented_samples(tmp_path):
+    config = {"model": "mlp", "samples": 130, "num_workers": 1}
+    doomed = with_kills(train_on_noise, [Kill(worker=1, phase="bucket", step=4)])
+    result = run_local(doomed, 3, config=config, directory=tmp_path)
+    assert_exactly_once(result.events, 3)
+    assert compare(tmp_path).relative < 1e-9
