@@ -3,8 +3,8 @@
     python -m benchmarks.data --out FILE
 
 Synthetic JPEGs are read by K trials on this host, each with an order of batches in common and an
-augmentation of its own: by a torch DataLoader for each trial, which decodes for it alone, and from
-one `elastix.Shared`. Then the CPU that a batch costs, of tensors and of JPEGs, and how long it
+augmentation of its own: once each trial decodes for itself, in its own process, and once they read
+from one `elastix.Shared`. Then the CPU that a batch costs, of tensors and of JPEGs, and how long it
 takes to go on in the middle of ten million rows.
 
 Times are CPU seconds of all processes together and, where it says wall, of the slowest trial. Modes
