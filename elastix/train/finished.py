@@ -1,45 +1,113 @@
 """Whether a run that is called again has anything left to do. Not here: how it goes on (worker).
 
-It has not if it ended well and is called with the same config, seed and train function.
+It has not if it ended well and is called with the same config, seed and train function, from the
+same parents.
 """
 
+import ast
 import json
 import pickletools
-import re
 import sys
 import sysconfig
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
 
 from blake3 import blake3
 
 from elastix.events import RunStarted
 from elastix.observe.progress import Progress
 
-_OWN_ID = re.compile(rb"[0-9a-f]{32}")  # cloudpickle draws one for each class of a script
-_PATHS = sysconfig.get_paths()
-_INSTALLED = tuple({_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARY = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
+_NOT_FOLLOWED = {"__main__", "elastix"}
 
 
-def mark(train: bytes) -> str:
-    """Equal for equal train functions, in another process too.
+def mark(train: bytes, parents: Sequence[str] = ()) -> str:
+    """Equal for equal train functions that begin from the same models, in another process too.
 
-    Covers what was pickled, and the files of all modules that it names: a function that is
-    imported is pickled as its name alone. Installed packages are taken to stay as they are.
+    Covers what was pickled and the files of all modules that it imports, at whatever remove: a
+    function that is imported is pickled as its name alone. Installed packages, and what is imported
+    by a name that is put together at run time, are taken to stay as they are.
     """
-    named = {text for _, text, _ in pickletools.genops(train) if isinstance(text, str)}
-    found = blake3(_OWN_ID.sub(b"", train))
-    for name in sorted((named & sys.modules.keys()) - {"__main__"}):
-        found.update(_source(sys.modules[name]))
+    words = {text for _, text, _ in pickletools.genops(train) if isinstance(text, str)}
+    for drawn in words & _class_ids():
+        train = train.replace(drawn.encode(), b"")
+    found = blake3(train)
+    for name, source in sorted(_sources(words).items()):
+        found.update(json.dumps([name, len(source)]).encode() + source)
+    found.update(json.dumps([str(parent) for parent in parents]).encode())
     return found.hexdigest()[:16]
 
 
-def _source(module: ModuleType) -> bytes:
-    file = getattr(module, "__file__", None) or ""
-    if not file or file.startswith(_INSTALLED):
-        return b""
+def _class_ids() -> set[str]:
+    """What cloudpickle has drawn in this process to tell classes of a script apart."""
+    module = sys.modules.get("ray.cloudpickle.cloudpickle")
+    return set(getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_ID", ()))
+
+
+def _sources(words: set[str]) -> dict[str, bytes]:
+    """Of the modules that are named, and of those that they import: name to the file's content."""
+    found: dict[str, bytes] = {}
+    packages: set[str] = set()
+    wanted = [word for word in words if word.isidentifier() or "." in word]
+    while wanted:
+        for name, file in _chain(wanted.pop()):
+            if name not in found:
+                found[name] = _read(file)
+                wanted += _imported(name, file, found[name])
+                if file.stem == "__init__":
+                    packages.add(name)
+        if not wanted:  # `from package import module` within a function leaves two words
+            wanted = [f"{package}.{word}" for package in packages for word in words]
+            packages = set()
+    return found
+
+
+def _chain(name: str) -> Iterator[tuple[str, Path]]:
+    """The files of a module and of the packages that it is in; nothing of what is installed."""
+    parts = name.split(".")
+    path: Sequence[str] | None = None
+    if parts[0] in _NOT_FOLLOWED or not all(part.isidentifier() for part in parts):
+        return
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        loaded = sys.modules.get(name)
+        spec = getattr(loaded, "__spec__", None) or PathFinder.find_spec(name, path)
+        if spec is None:
+            return
+        path = spec.submodule_search_locations
+        if spec.has_location and spec.origin:
+            file = Path(spec.origin)
+            if spec.origin.startswith(_LIBRARY) or _INSTALLED.intersection(file.parts):
+                return
+            yield name, file
+        if path is None:
+            return
+
+
+def _imported(name: str, file: Path, source: bytes) -> Iterator[str]:
+    """Names that may be modules, as the import statements of a file have them."""
+    if file.suffix != ".py":
+        return
     try:
-        return Path(file).read_bytes()
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    package = name.split(".") if file.stem == "__init__" else name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            yield origin
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
     except OSError:
         return b""
 

@@ -273,7 +273,7 @@ class ElasticTrainer:
             config=self._config,
             scaling=self._scaling.to_dict(),
             versions=_versions(),
-            code=mark(train),
+            code=mark(train, self._heritage.parents if self._heritage is not None else ()),
         )
 
     def _finished(self, directory: Path, opening: RunStarted) -> Result | None:

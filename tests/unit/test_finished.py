@@ -1,6 +1,7 @@
 """When a run that is called again has nothing left to do."""
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 
 from elastix.events import RunEnded, RunStarted
 from elastix.observe.progress import Progress
-from elastix.train.finished import over
+from elastix.train.finished import mark, over
 
 SCRIPT = """
 import helper
@@ -46,6 +47,56 @@ def test_a_train_function_is_known_again_and_a_changed_one_is_not(tmp_path):
     changed = marks(tmp_path, helper="def build(x):\n    return x + 1\n")
     assert changed[0] != first[0], "what it imports is part of it"
     assert changed[1] != first[1], "a function that is pickled by its name is more than its name"
+
+
+FAR = """
+import helper
+from ray import cloudpickle
+from elastix.train.finished import mark
+
+DATA = {data!r}
+
+def train(ctx):
+    return helper.build(DATA)
+
+def late(ctx):
+    from package import inner
+    return inner.build(DATA)
+
+print(mark(cloudpickle.dumps(train)), mark(cloudpickle.dumps(late)))
+"""
+
+
+def far_marks(folder, depth="SIZE = 1\n", inner="from . import depth\n", data="d4" * 16):
+    """As `marks`, of functions whose code lies further away."""
+    package = folder / "package"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / "inner.py").write_text(inner)
+    (package / "depth.py").write_text(depth)
+    (folder / "helper.py").write_text("import package.inner\n\n\ndef build(x): return x\n")
+    (folder / "script.py").write_text(FAR.format(data=data))
+    return subprocess.check_output(
+        [sys.executable, str(folder / "script.py")], text=True, timeout=60
+    ).split()
+
+
+def test_imports_of_imports_and_digests_belong_to_the_train_function(tmp_path):
+    first = far_marks(tmp_path)
+    assert far_marks(tmp_path) == first
+    for changed in ({"depth": "SIZE = 22\n"}, {"inner": "from package import depth as d\n"}):
+        other = far_marks(tmp_path, **changed)
+        assert other[0] != first[0], "an import of an import"
+        assert other[1] != first[1], "an import within the function"
+    other = far_marks(tmp_path, data="e5" * 16)  # long as what cloudpickle draws for classes
+    assert other[0] != first[0]
+    assert other[1] != first[1]
+
+
+def test_a_run_from_another_parent_is_another_one():
+    train = pickle.dumps("train")
+    assert mark(train, ["a"]) == mark(train, ["a"])
+    assert len({mark(train), mark(train, ["a"]), mark(train, ["b"])}) == 3
 
 
 def started(**fields):
