@@ -151,8 +151,9 @@ class _Subscriber:
                     self._queued_bytes -= message.nbytes
         except (OSError, StateError):
             pass  # the joiner is gone, or was too slow; or the State could not be copied
-        self._closed = True
-        hang_up(self._connection)
+        finally:  # whatever else happens here, the joiner must not wait for it
+            self._closed = True
+            hang_up(self._connection)
 
 
 class Feed:
@@ -336,8 +337,9 @@ class Watch:
                         self._take(json.loads(line), stream)
         except (OSError, EOFError, ValueError):
             pass  # the donor is gone, perhaps in the middle of a message
-        self.failed = True
-        self._notify()
+        finally:  # no memory for what it tells, for example: the training thread must not wait
+            self.failed = True
+            self._notify()
 
     def _take(self, head: dict[str, Any], stream: BinaryIO) -> None:
         say = head["say"]

@@ -1,5 +1,6 @@
 """Strangers at the ports of a run: they get nothing, and disturb nobody."""
 
+import json
 import os
 import socket
 import struct
@@ -291,6 +292,39 @@ def test_a_joiner_gives_up_a_donor_that_says_nothing(quick):
         with closing(Watch(dumb.getsockname(), SECRET, 7, told.set)) as watch:
             assert told.wait(30)
             assert watch.failed
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_joiner_without_memory_for_what_it_is_told_knows_that_it_follows_nobody():
+    told = threading.Event()
+    line = {"say": "operation", "operation": 5, "tensors": [["float32", 1 << 60]]}
+
+    def tell(connection, _worker):
+        connection.sendall(json.dumps(line).encode() + b"\n")
+        connection.recv(1)
+
+    with closing(Door(HOST, FEED, SECRET, tell)) as donor:
+        with closing(Watch(donor.address, SECRET, 7, told.set)) as watch:
+            assert told.wait(30)
+            assert watch.failed
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_donor_that_cannot_copy_its_state_lets_its_joiners_go():
+    def out_of_memory():
+        raise RuntimeError("not enough memory")
+
+    with (
+        closing(Feed(HOST, ["layout"], SECRET)) as feed,
+        closing(Watch(feed.address, SECRET, 7, lambda: None)) as watch,
+    ):
+        deadline = time.monotonic() + 30
+        while not watch.failed and time.monotonic() < deadline:
+            feed.boundary(lambda: out_of_memory, 5, lambda _state: "digest")
+            time.sleep(0.01)
+        assert watch.failed
+        feed.boundary(lambda: pytest.fail("nobody is left"), 6, lambda _state: "digest")
+        assert not feed.watched
 
 
 def step(elements):
