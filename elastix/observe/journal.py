@@ -33,19 +33,34 @@ class Journal:
         what = f"the journal {path} is written"
         self._lock = Lock(lock_of(path), what, stays=stays, patience_s=patience_s)
         is_new = not path.exists()
-        self._file = path.open("ab")
+        self._torn: StoreError | None = None
+        self._file = path.open("ab", buffering=0)
         whole = _whole_bytes(path)
-        if whole < self._file.tell():
+        if whole < self._file.seek(0, os.SEEK_END):
             self._file.truncate(whole)
         if is_new:
             _sync_directory(path.parent)
 
     def append(self, event: Event, serial: int | None = None) -> None:
-        """Add one event; `serial` numbers those that several workers may send."""
+        """Add one event; `serial` numbers those that several workers may send.
+
+        Raises:
+            StoreError: the disk refuses, or refused an earlier one: there are no events after that.
+        """
+        if self._torn is not None:
+            raise self._torn
         record = to_record(event) if serial is None else {**to_record(event), "serial": serial}
         line = json.dumps(record, separators=(",", ":")) + "\n"
-        self._file.write(line.encode())
-        self._file.flush()
+        rest = memoryview(line.encode())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._torn = StoreError(
+                f"{self.path} cannot be written: {error}. Nothing is added to it any more. Make "
+                "room, then call fit() again: it goes on from the last stored State."
+            )
+            raise self._torn from error
 
     def sync(self) -> None:
         """Make durable what was appended, against the death of the host too.

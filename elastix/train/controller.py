@@ -180,7 +180,7 @@ class Controller:
                 finally:
                     self._end()
         except ElastixError as error:
-            self._error = error
+            self._fail(error)
         except Exception as error:
             logger.exception("controller failed run=%s", self._plan.run.name)
             self._error = TrainError(
@@ -330,7 +330,13 @@ class Controller:
         """Where the run stands, as JSON values: see Progress.summary. Never blocks for long."""
         with self._lock:
             summary = self._log.summary()
-        return {**summary, "store": self._plan.run.store, "directory": str(self._plan.directory)}
+            over = self._over.is_set() or self._log.ended is not None
+        return {
+            **summary,
+            "over": over,
+            "store": self._plan.run.store,
+            "directory": str(self._plan.directory),
+        }
 
     # ------------------------------------------------------------------ from workers
 
@@ -421,7 +427,7 @@ class Controller:
     def record(self, worker: int, entries: Sequence[tuple[int | None, Event]]) -> bool:
         """Write events to the journal; one with a serial only the first time it comes.
 
-        False, and nothing is written, for a worker that is not (yet) this controller's.
+        False for a worker that is not (yet) this controller's, or if the journal cannot be written.
         """
         with self._lock:
             if worker not in self._hands:
@@ -429,7 +435,8 @@ class Controller:
             for serial, event in entries:
                 if serial is not None and serial <= self._log.serial:
                     continue
-                self._emit(event, serial)
+                if not self._emit(event, serial):
+                    return False
                 if isinstance(event, StepCommitted):
                     if event.generation == self._roster.newest.generation:
                         self._vacant_since = 0.0
@@ -724,10 +731,16 @@ class Controller:
             )
         )
 
-    def _emit(self, event: Event, serial: int | None = None) -> None:
+    def _emit(self, event: Event, serial: int | None = None) -> bool:
+        """Write an event; a journal that cannot be written ends the run."""
         with self._news:
-            self._log.write(event, serial)
+            try:
+                self._log.write(event, serial)
+            except StoreError as error:
+                self._fail(error)
+                return False
             self._news.notify_all()
+            return True
 
     def _end(self) -> None:
         self._checkpoints.settle(_SETTLE_S)  # what was accepted is stored while holders live

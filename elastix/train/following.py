@@ -68,6 +68,16 @@ def follow(
             return news
 
 
+def is_over(controller: Any) -> bool:  # noqa: ANN401 - a handle
+    """Whether its run has ended, well or not; False also if it does not answer in time."""
+    try:
+        return bool(ray.get(controller.status.remote(), timeout=_ANSWER_S)["over"])
+    except ActorDiedError:
+        return True
+    except (RayActorError, GetTimeoutError):
+        return False  # Ray starts it anew
+
+
 def stop(controller: Any) -> None:  # noqa: ANN401 - a handle
     """Ask the controller to end the run, and give it a moment."""
     with contextlib.suppress(RayActorError, GetTimeoutError):

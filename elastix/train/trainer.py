@@ -41,7 +41,7 @@ from elastix.train import succession
 from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
 from elastix.train.finished import mark, over
-from elastix.train.following import follow, stop
+from elastix.train.following import follow, is_over, stop
 from elastix.train.heritage import Heritage
 from elastix.train.profile import FOLDER
 
@@ -258,12 +258,17 @@ class ElasticTrainer:
         return succession.run_id(str(directory.parents[1]), self._run.name)
 
     def _attach(self, directory: Path) -> Any | None:  # noqa: ANN401 - a handle
-        """The controller of this run, if it is detached and going on."""
+        """The controller of this run, if it is detached and going on.
+
+        One whose run is over stays for some seconds, to tell whoever follows it how that ended. Who
+        comes now would take that for the outcome of what it has asked for itself.
+        """
         if not self._run.detached:
             return None
         controller = succession.find_controller(self._run_id(directory))
-        if controller is not None:
-            logger.info("attached run=%s", self._run.name)
+        if controller is None or is_over(controller):
+            return None
+        logger.info("attached run=%s", self._run.name)
         return controller
 
     def _opening(self, train: bytes) -> RunStarted:

@@ -6,6 +6,7 @@ On a real Ray. Laws: exactly once, nothing rolled back that need not be, nobody 
 import functools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -151,6 +152,22 @@ def test_a_killed_controller_comes_back_and_nothing_is_rolled_back(cluster, tmp_
 
 
 @pytest.mark.timeout(400)
+def test_a_journal_that_cannot_be_written_ends_the_run_and_fit_goes_on(cluster, tmp_path):
+    go = tmp_path / "go"
+    thread, box = in_background(trainer(tmp_path, functools.partial(held, go)).fit)
+    until(lambda: steps_taken(tmp_path) >= 3)
+    room = journal_of(tmp_path).stat().st_size + 50
+    resource.prlimit(controller_pid(tmp_path), resource.RLIMIT_FSIZE, (room, room))
+    go.touch()
+    thread.join(200)
+    assert isinstance(box.get("error"), elastix.StoreError), repr(box)
+    assert "journal.jsonl cannot be written" in str(box["error"])
+    nobody_left(tmp_path)
+    result = trainer(tmp_path, trainables.train).fit()
+    assert_exactly_once(list(result.events), CONFIG["epochs"])
+
+
+@pytest.mark.timeout(400)
 def test_a_second_fit_of_the_run_is_refused_and_disturbs_nobody(cluster, tmp_path):
     """In another terminal, where it would start a Ray of its own, and in this process."""
     go = tmp_path / "go"
@@ -279,6 +296,19 @@ def test_a_detached_run_goes_on_without_its_driver_and_fit_attaches(cluster, tmp
     assert [event.outcome for event in events_of(tmp_path, RunEnded)] == ["finished"]
     nobody_left(tmp_path)
     until(lambda: succession.find_controller(run_of(tmp_path)) is None)
+
+
+def broken(_ctx):
+    raise ValueError("a mistake")
+
+
+@pytest.mark.timeout(400)
+def test_a_detached_run_that_has_failed_is_begun_again_and_not_attached_to(cluster, tmp_path):
+    """Its controller is still there, to tell its driver."""
+    with pytest.raises(elastix.WorkerFailed, match="a mistake"):
+        trainer(tmp_path, broken, run={"detached": True}).fit()
+    result = trainer(tmp_path, trainables.train, run={"detached": True}).fit()
+    assert_exactly_once(list(result.events), CONFIG["epochs"])
 
 
 @pytest.mark.timeout(400)

@@ -1,8 +1,10 @@
 """The journal: append-only lines that survive a killed writer."""
 
+import resource
+
 import pytest
 
-from elastix.errors import Corrupt, NotFound
+from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.events import Resumed
 from elastix.observe.journal import Journal, Tail, read
 
@@ -109,3 +111,20 @@ def test_a_tail_tells_each_event_once_and_waits_for_whole_lines(tmp_path):
         file.write(b"{}\n")
     with pytest.raises(Corrupt, match=r"journal\.jsonl is no event"):
         tail.news()
+
+
+def test_a_full_disk_is_told_of_and_nothing_follows_what_was_not_written(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    write(path, 1)
+    with Journal(path) as journal:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limit[1]))
+        try:
+            with pytest.raises(StoreError, match=r"journal\.jsonl cannot be written"):
+                journal.append(event(2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        with pytest.raises(StoreError, match=r"journal\.jsonl cannot be written"):
+            journal.append(event(3))
+    write(path, 4)
+    assert list(read(path)) == [event(1), event(4)]

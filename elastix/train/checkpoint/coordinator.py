@@ -58,7 +58,7 @@ class Outlets:
     """
 
     send: Callable[[int | None, Order | Release], None]
-    emit: Callable[[Event], None]
+    emit: Callable[[Event], object]
     journaled: Callable[[], int]
     sync: Callable[[], None]
     fail: Callable[[ElastixError], None]
