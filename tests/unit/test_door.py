@@ -303,10 +303,12 @@ def test_a_joiner_without_memory_for_what_it_is_told_knows_that_it_follows_nobod
         connection.sendall(json.dumps(line).encode() + b"\n")
         connection.recv(1)
 
-    with closing(Door(HOST, FEED, SECRET, tell)) as donor:
-        with closing(Watch(donor.address, SECRET, 7, told.set)) as watch:
-            assert told.wait(30)
-            assert watch.failed
+    with (
+        closing(Door(HOST, FEED, SECRET, tell)) as donor,
+        closing(Watch(donor.address, SECRET, 7, told.set)) as watch,
+    ):
+        assert told.wait(30)
+        assert watch.failed
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
