@@ -129,7 +129,12 @@ def train(ctx: elastix.Context) -> None:
         ctx.on_phase(lambda name, _: name == "wait" and (meeting / str(ctx.worker)).touch())
     model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
     follow = "rate" in config
-    loader = ctx.loader(dataset, batch_size=config.get("batch_size", 30), per_worker=follow)
+    loader = ctx.loader(
+        dataset,
+        batch_size=config.get("batch_size", 30),
+        per_worker=follow,
+        num_workers=config.get("num_workers", 0),
+    )
     if follow:
         ctx.scale_rate(optimizer, reference=2, rule=config["rate"], warmup_steps=5)
     every = config.get("accumulate", 1)

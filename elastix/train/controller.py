@@ -258,12 +258,15 @@ class Controller:
                 one.worker, actors[one.worker], one.slot, actors[one.worker].outcome.remote()
             )
             hand.pid, hand.node, hand.device, hand.feed = one.pid, one.node, one.device, one.feed
+            hand.actor.run.remote()  # the first call may have died with who made it
             self._hands[one.worker] = hand
             self._vigil.hear(one.worker, Sign(), now)
             self._listen(hand, one.lifeline)
-        self._next_worker = max([self._log.next_worker, *(one.worker + 1 for one in present)])
+        # Of those that were ended above too, whose names Ray may not have given back yet.
+        self._next_worker = max([-1, *self._log.started, *actors]) + 1
         self._slots.take_over([one.slot for one in present])
-        waiting = [one.worker for one in present if one.feed and not one.holder]
+        known = self._log.started  # others call `ready` until it is heeded
+        waiting = [one.worker for one in present if one.worker in known and not one.holder]
         newest = max([self._log.generation, *(one.generation for one in present)])
         for worker in self._log.unaccounted(self._hands):
             self._emit(WorkerLost(worker=worker, rank=-1, generation=newest, cause="died unseen"))
@@ -341,23 +344,30 @@ class Controller:
     # ------------------------------------------------------------------ from workers
 
     @ray.method(concurrency_group="workers")
-    def started(self, worker: int, pid: int, node: str, device: str, line: str) -> None:
-        """A worker's process is up, and its signs of life begin."""
+    def started(self, worker: int, pid: int, node: str, device: str, line: str) -> bool:
+        """A worker's process is up, and its signs of life begin.
+
+        False if it is not (yet) this controller's, as for all that return a bool here.
+        """
         with self._lock:
             hand = self._hands.get(worker)
-            if hand is not None:
-                hand.pid, hand.node, hand.device = pid, node, device
-                self._vigil.hear(worker, Sign(), time.monotonic())
-                self._listen(hand, line)
+            if hand is None:
+                return False
+            hand.pid, hand.node, hand.device = pid, node, device
+            self._vigil.hear(worker, Sign(), time.monotonic())
+            self._listen(hand, line)
+            return True
 
     @ray.method(concurrency_group="workers")
-    def ready(self, worker: int, feed: Address) -> None:
+    def ready(self, worker: int, feed: Address) -> bool:
         """A worker is up to `prepare`, or has lost the peers that it caught up from."""
         with self._lock:
             hand = self._hands.get(worker)
-            if hand is None or hand.leaves:
-                return
-            if hand.feed is None:
+            if hand is None:
+                return False
+            if hand.leaves:
+                return True
+            if worker not in self._log.started:
                 self._emit(
                     WorkerStarted(worker=worker, pid=hand.pid, node=hand.node, device=hand.device)
                 )
@@ -366,6 +376,7 @@ class Controller:
             if worker in self._roster.watching:
                 donors = [self._hands[donor].feed for donor in self._roster.donors()]
                 hand.actor.invite.remote(tuple(donors))
+            return True
 
     @ray.method(concurrency_group="workers")
     def level(self, worker: int) -> None:
@@ -375,12 +386,13 @@ class Controller:
                 self._push(self._roster.level(worker))
 
     @ray.method(concurrency_group="workers")
-    def leave(self, worker: int, cause: str) -> None:
+    def leave(self, worker: int, cause: str) -> bool:
         """A worker is to go at the next boundary."""
         with self._lock:
             hand = self._hands.get(worker)
             if hand is not None and not hand.leaves:
                 self._ask_to_leave(hand, cause)
+            return hand is not None
 
     @ray.method(concurrency_group="workers")
     def entered(self, worker: int, generation: int) -> None:
@@ -427,7 +439,7 @@ class Controller:
     def record(self, worker: int, entries: Sequence[tuple[int | None, Event]]) -> bool:
         """Write events to the journal; one with a serial only the first time it comes.
 
-        False for a worker that is not (yet) this controller's, or if the journal cannot be written.
+        False also if the journal cannot be written.
         """
         with self._lock:
             if worker not in self._hands:
@@ -446,7 +458,7 @@ class Controller:
 
     @ray.method(concurrency_group="workers")
     def save(self, worker: int, message: Message) -> bool:
-        """What a worker has to say on a checkpoint; False if it is not this controller's."""
+        """What a worker has to say on a checkpoint."""
         known = worker in self._hands
         if known:
             self._checkpoints.told(worker, message)

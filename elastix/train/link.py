@@ -14,10 +14,13 @@ from elastix.train.heritage import Heritage
 
 
 class Link(Protocol):
-    """What the process around a member does for it. No call blocks for long."""
+    """What the process around a member does for it. No call blocks for long, unless it says so."""
 
     def ready(self, feed: Address | None) -> None:
-        """Tell the controller that this worker waits to be let in, and where it can be watched."""
+        """Tell the controller that this worker waits to be let in, and where it can be watched.
+
+        Blocks while nobody leads the run: who is not heard of is waited for.
+        """
         ...
 
     def level(self) -> None:

@@ -41,7 +41,7 @@ class Logbook:
         losses: workers lost.
         losses_in_a_row: of them, since the last committed step.
         generation: the newest that was formed.
-        next_worker: an id above all that were ever given out.
+        started: workers that were up to `prepare`.
     """
 
     def __init__(self, listeners: Events) -> None:
@@ -51,7 +51,7 @@ class Logbook:
         self.losses = 0
         self.losses_in_a_row = 0
         self.generation = 0
-        self.next_worker = 0
+        self.started: set[int] = set()
         self._members: set[int] = set()
         self._listeners = listeners
         self._progress = Progress()
@@ -109,7 +109,7 @@ class Logbook:
                 self.generation = event.generation
                 self._members = set(event.members)
             case WorkerStarted():
-                self.next_worker = max(self.next_worker, event.worker + 1)
+                self.started.add(event.worker)
             case WorkerLost():
                 self.losses += 1
                 self.losses_in_a_row += 1

@@ -101,6 +101,9 @@ def take_stock(
     """Tell every living worker where its new controller meets them; who answers is present.
 
     Who does not answer in time is ended.
+
+    Returns:
+        All workers that were found, by id, and what those said that answered.
     """
     actors = find_workers(run)
     asked = {actor.adopt.remote(address): worker for worker, actor in actors.items()}
@@ -114,7 +117,7 @@ def take_stock(
         except ray.exceptions.RayError as error:
             logger.warning("worker did not answer worker=%d error=%s", asked[ref], error)
     for worker in set(actors) - {presence.worker for presence in present}:
-        ray.kill(actors.pop(worker), no_restart=True)
+        ray.kill(actors[worker], no_restart=True)
     return actors, present
 
 

@@ -87,9 +87,7 @@ class ControllerLink:
     def started(self) -> None:
         """Tell the controller where this worker is."""
         node = ray.get_runtime_context().get_node_id()
-        self._controller.started.remote(
-            self._worker, os.getpid(), node, self._device, self.lifeline
-        )
+        self._insist(self._controller.started, os.getpid(), node, self._device, self.lifeline)
 
     def sign(self, member: Member) -> Sign:
         """A sign of life."""
@@ -107,7 +105,11 @@ class ControllerLink:
     def ready(self, feed: Address | None) -> None:
         """See Link."""
         self.feed = feed
-        self._controller.ready.remote(self._worker, feed)
+        self._insist(self._controller.ready, feed)
+
+    def leave(self, cause: str) -> None:
+        """Tell the controller that this worker is to go. Blocks while nobody leads the run."""
+        self._insist(self._controller.leave, cause)
 
     def level(self) -> None:
         """See Link."""
@@ -211,12 +213,16 @@ class Worker:
         self._over = threading.Event()
         self._controller = controller
         self._job = job
+        self._address = job.address  # of the Rendezvous, until another controller has one
         self._news = News()
         self._member: Member | None = None
         _on_notice(self._leave)  # here, since `run` is not in the main thread
 
     def _leave(self) -> None:
-        self._controller.leave.remote(self._worker, "notice")
+        if self._link is not None:
+            self._link.leave("notice")
+        else:  # nobody needs it yet
+            self._controller.leave.remote(self._worker, "notice")
 
     def __repr__(self) -> str:
         member = self._member
@@ -243,7 +249,8 @@ class Worker:
     @ray.method(concurrency_group="control")
     def adopt(self, address: tuple[str, int]) -> Presence:
         """There is a new controller, whose Rendezvous is there. What it needs to know."""
-        member = self._member
+        self._address = address
+        member = self._member  # after that: see _train
         return Presence(
             worker=self._worker,
             slot=self._slot,
@@ -268,7 +275,12 @@ class Worker:
         self._news.dismiss(QuorumLost(reason))
 
     def run(self) -> None:
-        """Run the train function to its end. Never raises."""
+        """Run the train function to its end, once, however many controllers ask. Never raises.
+
+        The call of one that was killed may never have come; if it did, others wait behind it.
+        """
+        if self._over.is_set():
+            return
         try:
             self._outcome = self._train()
         except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
@@ -286,7 +298,7 @@ class Worker:
             torch.cuda.set_device(device)
         link = ControllerLink(self._worker, self._controller, str(device), self._job)
         wiring = Wiring(
-            address=self._job.address,
+            address=self._address,
             interface=ray.util.get_node_ip_address(),
             backend=self._job.backend,
             me=self._worker,
@@ -296,6 +308,7 @@ class Worker:
         member = Member(wiring, device, self._job.settings, self._news, link)
         self._device = str(device)
         self._link, self._member = link, member
+        member.adopted(self._address)  # a controller that came meanwhile found no member
         profiler = self._profile(member)
         link.started()
         stop = threading.Event()

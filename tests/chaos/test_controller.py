@@ -57,6 +57,26 @@ def held(go: Path, ctx):
     trainables.train(ctx)
 
 
+def starting(marks: Path, when: str, ctx):
+    """Up to `prepare` while the run has no controller, or when its successor knows one of two."""
+    asked = threading.Event()
+    adopted = ctx._member.adopted
+
+    def adopt(address):
+        newest = adopted(address)
+        if ctx.worker == 1 and when == "asked":
+            until((marks / "0 calls").exists)
+            time.sleep(2)  # room for a call that nobody heeds
+        asked.set()
+        return newest
+
+    ctx._member.adopted = adopt
+    (marks / f"{ctx.worker} is up").touch()
+    assert asked.wait(180) if when == "asked" else until((marks / "dead").exists)
+    (marks / f"{ctx.worker} calls").touch()
+    trainables.train(ctx)
+
+
 def trainer(store, train=paced, workers=2, **options):
     return elastix.ElasticTrainer(
         train,
@@ -149,6 +169,46 @@ def test_a_killed_controller_comes_back_and_nothing_is_rolled_back(cluster, tmp_
     assert steps == list(range(1, 31))
     assert compare(result.directory).relative < 1e-9
     nobody_left(tmp_path)
+
+
+def assert_nothing_was_lost(store, box):
+    assert "error" not in box, repr(box.get("error"))
+    assert_exactly_once(list(box["result"].events), CONFIG["epochs"])
+    assert events_of(store, WorkerLost) == []
+    assert sorted(event.worker for event in events_of(store, WorkerStarted)) == [0, 1]
+    assert [event.cause for event in events_of(store, GenerationFormed)] == ["start"]
+    nobody_left(store)
+
+
+SOON = elastix.FailureConfig(start_timeout_s=100)
+
+
+@pytest.mark.timeout(400)
+def test_a_controller_is_killed_when_it_has_asked_ray_for_workers(cluster, tmp_path):
+    thread, box = in_background(trainer(tmp_path, failure=SOON).fit)
+    until(lambda: succession.find_controller(run_of(tmp_path)))
+    first = controller_pid(tmp_path)
+    until(lambda: len(succession.find_workers(run_of(tmp_path))) == 2)
+    os.kill(first, signal.SIGKILL)
+    thread.join(200)
+    assert_nothing_was_lost(tmp_path, box)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("when", [pytest.param("dead", marks=pytest.mark.slow), "asked"])
+def test_a_controller_is_killed_before_workers_are_ready(cluster, tmp_path, when):
+    """They call when nobody leads the run, or when the new controller does not know them yet."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    train = functools.partial(starting, marks, when)
+    thread, box = in_background(trainer(tmp_path, train, failure=SOON).fit)
+    until(lambda: all((marks / f"{worker} is up").exists() for worker in range(2)))
+    first = controller_pid(tmp_path)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not alive(first))
+    (marks / "dead").touch()
+    thread.join(200)
+    assert_nothing_was_lost(tmp_path, box)
 
 
 @pytest.mark.timeout(400)

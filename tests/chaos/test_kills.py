@@ -48,6 +48,11 @@ def test_one_worker_is_killed(tmp_path, place, workers, shared):
     assert survivors == set(range(workers)) - {1}
 
 
+@pytest.mark.parametrize("place", ["forward", "middle bucket", "commit round", "between steps"])
+def test_one_worker_is_killed_while_processes_read_for_all(tmp_path, place):
+    run(tmp_path, [PLACES[place]], config={"num_workers": 2})
+
+
 @pytest.mark.parametrize(
     "kills",
     [
