@@ -59,6 +59,7 @@ class Doubts:
         self._timeout_s = timeout_s
         self._failing: dict[Pair, _Failing] = {}
         self._heard: dict[int, int] = {}  # worker to the newest generation that it doubted
+        self._gone: set[int] = set()  # their ids are not given out again
 
     def hear(self, worker: int, generation: int, unreachable: Iterable[int], now: float) -> bool:
         """A worker could not connect in `generation`, or an operation failed there.
@@ -69,7 +70,7 @@ class Doubts:
         if self._heard.get(worker, -1) >= generation:
             return False
         self._heard[worker] = generation
-        for other in unreachable:
+        for other in set(unreachable) - self._gone:  # it was said before it was known
             pair = (min(worker, other), max(worker, other))
             known = self._failing.setdefault(pair, _Failing(now, 0))
             known.generations += known.last != generation  # both may say it
@@ -82,6 +83,7 @@ class Doubts:
 
     def forget(self, worker: int) -> None:
         """A worker is gone."""
+        self._gone.add(worker)
         self._heard.pop(worker, None)
         self._drop(pair for pair in self._failing if worker in pair)
 

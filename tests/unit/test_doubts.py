@@ -130,3 +130,15 @@ def test_what_names_nobody_takes_nobody_out():
         assert doubts.hear(0, generation, (), float(generation))
         assert not doubts.hear(0, generation, (), float(generation))
     assert doubts.verdict((0, 1), 100.0) is None
+
+
+def test_what_is_said_of_the_dead_after_their_death_counts_against_nobody():
+    """As when a connection to them had failed, and their death was known before that was told."""
+    doubts = Doubts(TIMEOUT)
+    for dead in range(10, 15):
+        doubts.forget(dead)
+        doubts.hear(0, dead, {dead}, float(dead))
+    for generation in (20, 21):
+        for worker in (0, 1, 2):
+            doubts.hear(worker, generation, {3}, 20.0)
+    assert doubts.verdict(range(4), 100.0) == 3
