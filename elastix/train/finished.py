@@ -114,8 +114,10 @@ def _read(file: Path) -> bytes:
 
 def over(before: Progress, now: RunStarted) -> bool:
     """Whether the run that `before` tells of ended well, and `now` would begin it unchanged."""
-    then = before.run
-    if then is None or before.outcome != "finished" or not now.code:
-        return False
-    config = json.loads(json.dumps(dict(now.config)))
-    return (then.code, then.seed, dict(then.config)) == (now.code, now.seed, config)
+    return before.run is not None and before.outcome == "finished" and same(before.run, now)
+
+
+def same(then: RunStarted, now: RunStarted) -> bool:
+    """Whether one config, seed and train function were asked for, from one parent."""
+    asked = (now.code, now.seed, json.loads(json.dumps(dict(now.config))))
+    return bool(now.code) and (then.code, then.seed, dict(then.config)) == asked

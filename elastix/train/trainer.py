@@ -40,7 +40,7 @@ from elastix.store import Store
 from elastix.train import succession
 from elastix.train.context import Context
 from elastix.train.controller import Controller, Plan
-from elastix.train.finished import mark, over
+from elastix.train.finished import mark, over, same
 from elastix.train.following import follow, is_over, stop
 from elastix.train.heritage import Heritage
 from elastix.train.profile import FOLDER
@@ -205,6 +205,13 @@ class ElasticTrainer:
                 held.callback(ray.shutdown)
             controller = self._attach(directory)
             if controller is not None:
+                going_on = _history(directory).run
+                if going_on is not None and not same(going_on, opening):
+                    logger.warning(
+                        "run %r goes on as it was started, with another config, seed or train "
+                        "function than this call has. stop() it first to train with these.",
+                        self._run.name,
+                    )
                 return self._follow(controller, directory, _history(directory, attached=True))
             if refusal is not None:
                 raise refusal

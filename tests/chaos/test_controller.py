@@ -342,14 +342,19 @@ def test_a_killed_driver_takes_its_run_along_and_fit_goes_on(cluster, tmp_path):
 
 
 @pytest.mark.timeout(400)
-def test_a_detached_run_goes_on_without_its_driver_and_fit_attaches(cluster, tmp_path):
+def test_a_detached_run_goes_on_without_its_driver_and_fit_attaches(cluster, tmp_path, caplog):
     driver = start_driver(cluster, tmp_path, detached=True)
     until(lambda: steps_taken(tmp_path) >= 7)
     driver.kill()
     driver.wait()
     at_death = steps_taken(tmp_path)
     until(lambda: steps_taken(tmp_path) >= at_death + 3)  # on its own
+    thread, box = in_background(trainer(tmp_path, run={"detached": True, "seed": 1}).fit)
     result = trainer(tmp_path, run={"detached": True}).fit()
+    thread.join(200)
+    assert box["result"].ref == result.ref, repr(box)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len([line for line in warned if "goes on as it was started" in line]) == 1, warned
     assert_exactly_once(list(result.events), CONFIG["epochs"])
     assert events_of(tmp_path, Resumed) == []
     assert [event.cause for event in events_of(tmp_path, GenerationFormed)] == ["start"]
