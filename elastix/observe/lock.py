@@ -58,6 +58,8 @@ class Lock:
         StoreError: there can be no lock here.
     """
 
+    _file = -1
+
     def __init__(
         self, path: Path, what: str, *, stays: bool = False, patience_s: float = 0.0
     ) -> None:
@@ -80,16 +82,21 @@ class Lock:
             os.pwrite(self._file, json.dumps(asdict(me)).encode(), 0)
             os.fsync(self._file)
         except BaseException:
-            os.close(self._file)
+            self._forget()
             raise
         _held.add(self)
 
     def close(self) -> None:
         """Let others have it."""
-        if self in _held:
-            _held.discard(self)
+        if self._file >= 0:
             os.ftruncate(self._file, 0)
-            os.close(self._file)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Without a word in the file: a fork may do so while its parent holds on."""
+        _held.discard(self)
+        file, self._file = self._file, -1
+        os.close(file)
 
     def __enter__(self) -> Self:
         return self
@@ -151,8 +158,7 @@ def _holder(file: int) -> Holder | None:
 def _forget() -> None:
     """In a forked child: it outlives its parent at times, and must not keep its locks."""
     for lock in list(_held):
-        _held.discard(lock)
-        os.close(lock._file)
+        lock._forget()
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()

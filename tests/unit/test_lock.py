@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import os
 import socket
 import time
@@ -138,3 +139,12 @@ def test_fit_is_refused_while_a_detached_run_goes_on_without_its_driver(tmp_path
         trainer(tmp_path).fit()
     assert not path.exists()
     assert holder(path.parent / "driver.lock") is None  # nor is it in the way of others now
+
+
+def test_a_lock_that_nobody_refers_to_is_free_also_if_it_was_part_of_a_cycle(tmp_path):
+    path = tmp_path / "run.lock"
+    cycle = [Lock(path, "it is held")]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    Lock(path, "it is held").close()
