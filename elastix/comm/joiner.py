@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastix.comm import layout as layouts
+from elastix.comm.calls import call
 from elastix.comm.feed import Digest, Entering, Given, Mark, Watch, Watched
 from elastix.comm.news import News
 from elastix.comm.operation import Left, Operation
@@ -208,8 +209,8 @@ class Joiner:
             )
         if (head.kind, head.operation) != (operation.kind, number):
             raise TrainError(
-                f"joiner {self._me} is in a call of kind {operation.kind} (operation {number}), "
-                f"the group was in one of kind {head.kind} (operation {head.operation}). All "
+                f"joiner {self._me} is {call(operation.kind)} (operation {number}), the group "
+                f"was {call(head.kind)} (operation {head.operation}). All "
                 "workers must make the same calls on ctx in the same order."
             )
         watch.pop()

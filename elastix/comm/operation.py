@@ -55,6 +55,13 @@ class Operation(Protocol):
         """What this worker adds to the round; of the same shape on all."""
         ...
 
+    def detail(self) -> int | None:
+        """After `payload`: what has to be equal on all workers before the round, as a number.
+
+        None for an operation with buckets: they can only be of the same step.
+        """
+        ...
+
     def accept(self, left: Left) -> None:
         """The operation was left: take over what was agreed."""
         ...
@@ -78,6 +85,10 @@ class RoundAlone:
         """Nothing but the round."""
         del group
         return ()
+
+    def detail(self) -> int | None:
+        """Nothing but the kind."""
+        return 0
 
     def accept(self, left: Left) -> None:
         """The result of the round is all there is."""

@@ -21,6 +21,7 @@ Why no two survivors disagree on whether an operation counts:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastix.comm import calls
 from elastix.errors import TrainError
 
 
@@ -74,12 +75,17 @@ class Decision:
         return self.kind > 0
 
 
-def decide(positions: Sequence[Position]) -> Decision:
+def decide(positions: Sequence[Position], members: Sequence[int] = ()) -> Decision:
     """Decide from the positions of all members, in rank order.
+
+    Args:
+        positions: one for each member.
+        members: their ids, for errors to name them; their ranks by default.
 
     Raises:
         TrainError: positions that no run of one program can reach.
     """
+    names = members or range(len(positions))
     holders = [rank for rank, p in enumerate(positions) if p.operation >= 0]
     if holders:  # somebody is through with the founding, hence all founders have the State
         positions = [Position(0) if p.operation < 0 and p.complete else p for p in positions]
@@ -93,19 +99,16 @@ def decide(positions: Sequence[Position]) -> Decision:
     for rank in behind:
         if positions[rank].operation < front - 1:
             raise TrainError(
-                f"rank {rank} is in operation {positions[rank].operation} while rank {ahead[0]} is "
-                f"in {front}; workers that run the same code are never two apart. Nothing can be "
-                "recovered. Check that all workers make the same calls on ctx in the same order."
+                f"worker {names[rank]} is in operation {positions[rank].operation} while worker "
+                f"{names[ahead[0]]} is in {front}; workers that run the same code are never two "
+                "apart. Nothing can be recovered. Check that all workers make the same calls "
+                "on ctx in the same order."
             )
     for group in (ahead, behind):
-        kinds = {positions[rank].kind: rank for rank in group if positions[rank].kind}
-        if len(kinds) > 1:
-            one, other, *_ = kinds.values()
-            raise TrainError(
-                f"ranks {one} and {other} are in different collective calls although both are in "
-                f"operation {positions[one].operation}. Nothing can be recovered. All workers must "
-                "make the same calls on ctx in the same order, whatever their rank."
-            )
+        kinds = {names[rank]: positions[rank].kind for rank in group if positions[rank].kind}
+        fault = calls.apart(positions[group[0]].operation, kinds) if group else None
+        if fault is not None:
+            raise fault
     complete = {positions[rank].complete for rank in ahead}
     agreed = complete.pop() if len(complete) == 1 and not behind else 0
     return Decision(

@@ -319,3 +319,7 @@ class Reducer:
         """The commit round carries the ballot."""
         del group
         return self._steps.ballot()
+
+    def detail(self) -> int | None:
+        """Nothing: the ballot carries it."""
+        return None

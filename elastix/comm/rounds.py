@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import torch
 
+from elastix.comm import calls, transfer
 from elastix.comm import layout as layouts
-from elastix.comm import transfer
 from elastix.comm.ahead import Ahead
 from elastix.comm.feed import Entering, Feed, Watched
 from elastix.comm.group import Alone, Builder, Group, Pending, Wiring
@@ -40,6 +40,7 @@ class Rounds:
         generation: the newest generation that this worker entered or tries to enter.
         operation: number of the operation in hand, or the next; -1 without the State.
         plan: the generation over whose members the next batch is split.
+        call: number and kind of the operation in hand; of kind 0 between operations.
         void: the operation in hand is done for nothing, since its step will be done again.
         waiting: this worker is blocked, and others have to move first.
         waited_s: how long it has been so, altogether.
@@ -68,6 +69,7 @@ class Rounds:
         self._min_workers = min_workers
         self._complete = 0
         self._kind = 0
+        self.call = (-1, 0)
         self._in_hand: Operation | None = None
         self._agreed = 0
         self._begun = False
@@ -168,6 +170,7 @@ class Rounds:
             self.operation += 1
             return imitated
         self._kind = operation.kind
+        self.call = (self.operation, operation.kind)
         self._in_hand = operation
         plan = self._news.members.get(self.plan, ())
         left: Left | None = None
@@ -182,6 +185,7 @@ class Rounds:
         else:
             self._begun = False
         self._kind = 0
+        self.call = (self.operation + 1, 0)
         self._in_hand = None
         self._complete = 0
         self._passed = None
@@ -340,6 +344,7 @@ class Rounds:
         self._sent = operation.payload(group)
         result = self._sent.to(self._device, copy=True)
         self._participant.phase("round", operation.kind)
+        self._compare_calls(group, operation)
         self._finish(group.all_reduce(result, operation.reduce))
         self._participant.phase("left", operation.kind)
         return Left(
@@ -348,6 +353,25 @@ class Rounds:
             self.generation,
             self.members(self._complete),
         )
+
+    def _compare_calls(self, group: Group, operation: Operation) -> None:
+        """Before a round alone: that all are in the same call, since payloads have other sizes.
+
+        A gather, where steps begin with a reduction: of two that do not belong together neither
+        takes the bytes of the other (gloo ends the process if there are too many), and both wait
+        until the controller sees from their signs of life what they are in.
+        """
+        detail = operation.detail()
+        if detail is None:
+            return
+        mine = torch.tensor([operation.kind, detail], dtype=torch.int64, device=self._device)
+        everybody = [torch.empty_like(mine) for _ in range(group.size)]
+        self._finish(group.all_gather(mine, everybody))
+        said = dict(zip(group.members, (row.tolist() for row in everybody), strict=True))
+        fault = calls.apart(self.operation, {worker: kind for worker, (kind, _) in said.items()})
+        fault = fault or calls.unlike({w: about for w, (_, about) in said.items()})
+        if fault is not None:
+            raise fault
 
     def _finish(self, pending: Pending) -> None:
         if not pending.finished():
@@ -422,7 +446,7 @@ class Rounds:
         )
         self._rebuild_s = time.monotonic() - started
         self._participant.phase("meet", membership.generation)
-        decision = decide(self._gather_positions(group))
+        decision = decide(self._gather_positions(group), membership.members)
         joined, self._joined = self._joined, None
         if decision.donor is not None:
             layouts.check(group, self.layout, self._device, self._finish)

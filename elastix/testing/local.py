@@ -306,10 +306,10 @@ class _Supervisor:
     def _hear_leave(self, worker: int, _nothing: None) -> None:
         self._ask_to_leave(worker)
 
-    def _hear_doubt(self, worker: int, doubt: tuple[int, frozenset[int]]) -> None:
-        generation, unreachable = doubt
+    def _hear_doubt(self, worker: int, doubt: tuple[int, str, frozenset[int]]) -> None:
+        generation, error, unreachable = doubt
         now = time.monotonic()
-        if self._vigil.doubt(worker, generation, unreachable, now):
+        if self._vigil.doubt(worker, generation, error, unreachable, now):
             self._doubts.append((now + 1.0, generation))
 
     def _hear_record(self, _worker: int, entries: list[tuple[int | None, Event]]) -> None:
@@ -372,6 +372,9 @@ class _Supervisor:
         cut_off = self._vigil.unreachable(self._roster.holders or self._roster.newest.members, now)
         if cut_off in self._lines:
             self._lose(cut_off, "unreachable")
+        hopeless = self._vigil.hopeless(now)
+        if hopeless is not None:
+            self._failed.append(hopeless)
 
     def _check_pace(self) -> None:
         limit = self._crew.evict_slower_than

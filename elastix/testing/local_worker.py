@@ -58,8 +58,7 @@ class _PipeLink:
         self.tell("entered", generation)
 
     def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
-        del error
-        self.tell("doubt", (generation, unreachable))
+        self.tell("doubt", (generation, repr(error), unreachable))
 
     def leave(self) -> None:
         # Not from the handler's own thread: a signal may come while it holds the lock.
@@ -80,6 +79,7 @@ class _PipeLink:
         return Sign(
             generation=member.generation,
             step=member.step,
+            call=member.call,
             phase=self._where[0],
             detail=self._where[1],
             passed=self._passed,

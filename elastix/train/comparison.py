@@ -6,8 +6,9 @@ Here they are put side by side. Not here: when that is done (member), and who br
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
+from elastix.comm.calls import name
 from elastix.errors import ReplicasDiffer
 from elastix.events import ReplicasCompared
 from elastix.train import replica
@@ -131,14 +132,6 @@ def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
         "and calls backward for each, whatever its own share holds. To leave a batch out, let all "
         "decide it alike, or call backward on a loss that is zero."
     )
-
-
-def name(workers: Iterable[int]) -> str:
-    """Workers as a sentence has them: `worker 3`, `workers 0, 1 and 3`."""
-    *most, last = sorted(workers)
-    if not most:
-        return f"worker {last}"
-    return f"workers {', '.join(map(str, most))} and {last}"
 
 
 def _holds(workers: tuple[int, ...]) -> str:

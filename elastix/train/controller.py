@@ -409,7 +409,7 @@ class Controller:
         with self._lock:
             if worker not in self._hands:
                 return
-            if not self._vigil.doubt(worker, generation, unreachable, time.monotonic()):
+            if not self._vigil.doubt(worker, generation, error, unreachable, time.monotonic()):
                 return
         logger.info(
             "doubt worker=%d generation=%d unreachable=%s error=%s",
@@ -622,7 +622,10 @@ class Controller:
             self._error = self._error or verdicts.none_left(log.step)
 
     def _check_hangs(self) -> None:
-        """Take out who is silent, who holds up all others, and who cannot be reached by them."""
+        """Take out who is silent, who holds up all others, and who cannot be reached by them.
+
+        A run that cannot get on whoever goes is ended.
+        """
         now = time.monotonic()
         members = self._roster.newest.members
         for worker in self._vigil.silent(now):
@@ -632,6 +635,7 @@ class Controller:
         cut_off = self._vigil.unreachable(self._roster.holders or members, now)
         if cut_off is not None:
             self._lose_by_id(cut_off, "unreachable")
+        self._error = self._error or self._vigil.hopeless(now)
 
     def _lose_by_id(self, worker: int, cause: str) -> None:
         hand = self._hands.get(worker)

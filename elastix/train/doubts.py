@@ -11,11 +11,20 @@ for longer than the timeout; it is forgotten when both have been in one group. T
 - else it is the one that occurs in most pairs. Of two that say it of each other, the younger.
 
 One is named at a time, and the others have as long again to show that it was only that one.
+
+An operation may also fail in every group, though all can be connected: a worker has run out of
+files, say. Nobody is to blame then, and each new group would be as the last. After some of them, in
+which no operation has ended and nobody was lost, the run is given up with what failed last.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+
+from elastix.errors import TrainError
+
+_GROUPS_IN_VAIN = 5
+_TIMEOUTS_IN_VAIN = 3
 
 Pair = tuple[int, int]
 """Two workers, the lower id first; one and the same for a worker that has no network."""
@@ -60,8 +69,12 @@ class Doubts:
         self._failing: dict[Pair, _Failing] = {}
         self._heard: dict[int, int] = {}  # worker to the newest generation that it doubted
         self._gone: set[int] = set()  # their ids are not given out again
+        self._error = ""
+        self._vain = _Failing(0.0, 0)  # groups since an operation has ended, or somebody went
 
-    def hear(self, worker: int, generation: int, unreachable: Iterable[int], now: float) -> bool:
+    def hear(
+        self, worker: int, generation: int, error: str, unreachable: Iterable[int], now: float
+    ) -> bool:
         """A worker could not connect in `generation`, or an operation failed there.
 
         Returns:
@@ -70,6 +83,11 @@ class Doubts:
         if self._heard.get(worker, -1) >= generation:
             return False
         self._heard[worker] = generation
+        self._error = f"worker {worker}: {error}"
+        if not self._vain.generations:
+            self._vain.since = now
+        self._vain.generations += generation > self._vain.last
+        self._vain.last = max(generation, self._vain.last)
         for other in set(unreachable) - self._gone:  # it was said before it was known
             pair = (min(worker, other), max(worker, other))
             known = self._failing.setdefault(pair, _Failing(now, 0))
@@ -81,9 +99,26 @@ class Doubts:
         """These are all in one group."""
         self._drop(pair for pair in self._failing if set(pair) <= set(members))
 
+    def progress(self) -> None:
+        """An operation has ended."""
+        self._vain.generations = 0
+
+    def in_vain(self, now: float) -> TrainError | None:
+        """The error that ends the run, if group after group has failed; None as long as it may."""
+        for_s, groups = now - self._vain.since, self._vain.generations
+        if groups < _GROUPS_IN_VAIN or for_s < _TIMEOUTS_IN_VAIN * self._timeout_s:
+            return None
+        return TrainError(
+            f"an operation of the group failed in {groups} groups one after the other, for "
+            f"{for_s:.0f} s (FailureConfig.hang_timeout_s is {self._timeout_s:g}), though no "
+            f"worker was lost and none is cut off. The run was stopped. The last error, on "
+            f"{self._error}"
+        )
+
     def forget(self, worker: int) -> None:
         """A worker is gone."""
         self._gone.add(worker)
+        self.progress()
         self._heard.pop(worker, None)
         self._drop(pair for pair in self._failing if worker in pair)
 

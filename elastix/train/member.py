@@ -136,6 +136,11 @@ class Member:
         return self._rounds.waited_s + self.saver.waited_s
 
     @property
+    def call(self) -> tuple[int, int]:
+        """Number and kind of the operation in hand. Any thread may ask."""
+        return self._rounds.call
+
+    @property
     def watching(self) -> bool:
         """Whether this is a joiner that catches up, and takes no part in the group yet."""
         return self._rounds.watching
@@ -593,7 +598,9 @@ class Member:
         self._finish_copies()
         self.phase("evaluate", self.step)
         sums = self._rounds.run(work).result.tolist()
-        return {name: total / sums[0] for name, total in zip(work.names, sums[1:], strict=True)}
+        return {
+            name: total / sums[0] for name, total in zip(work.names or (), sums[1:], strict=True)
+        }
 
     def _mean_loss(self, loss: float) -> float:
         """Over the group, by the shares of the last step. Collective."""

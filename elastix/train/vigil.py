@@ -10,6 +10,9 @@ Workers send a Sign a few times within the timeout. Four things are told apart:
   see doubts.
 - *slow*: it gets on, and takes longer than the others for the same work.
 
+Two more end the run: workers that are in different calls, which no one of them could complete, and
+an operation that fails in group after group.
+
 What to do about it is the controller's business.
 """
 
@@ -17,6 +20,8 @@ import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from elastix.comm.calls import apart
+from elastix.errors import TrainError
 from elastix.train.doubts import Doubts
 
 _SLOW_STEPS = 20
@@ -28,6 +33,7 @@ class Sign:
     """A sign of life: where a worker was when it was sent.
 
     Attributes:
+        call: number of the operation that it is in, or comes to next, and its kind; 0 for none.
         passed: places that its training thread has passed, of those that have a name.
         waiting: the training thread is blocked until others move.
         waited_s: how long it has been so, since the worker began.
@@ -35,6 +41,7 @@ class Sign:
 
     generation: int = 0
     step: int = 0
+    call: tuple[int, int] = (-1, 0)
     phase: str = "start"
     detail: int = 0
     passed: int = 0
@@ -77,6 +84,8 @@ class Vigil:
             return
         before, here = ((s.passed, s.generation, s.waiting, s.waited_s) for s in (known.sign, sign))
         moved = before != here
+        if sign.call[0] != known.sign.call[0]:
+            self._doubts.progress()
         if sign.step > known.sign.step or sign.generation != known.sign.generation:
             self._take_pace(known, sign, now)
         if not sign.waiting:
@@ -116,9 +125,11 @@ class Vigil:
         unmoved = all(now - watched[w].moved > patience[w] for w in stuck)
         return stuck if unmoved and now - max(waits) > max(patience.values()) else []
 
-    def doubt(self, worker: int, generation: int, unreachable: Iterable[int], now: float) -> bool:
+    def doubt(
+        self, worker: int, generation: int, error: str, unreachable: Iterable[int], now: float
+    ) -> bool:
         """A worker failed in `generation`, and could not reach these; see Doubts.hear."""
-        return self._doubts.hear(worker, generation, unreachable, now)
+        return self._doubts.hear(worker, generation, error, unreachable, now)
 
     def settled(self, members: Collection[int]) -> None:
         """All of them are in one group: what failed between them before is forgotten."""
@@ -132,6 +143,22 @@ class Vigil:
             now: as ever.
         """
         return self._doubts.verdict(trusted, now)
+
+    def hopeless(self, now: float) -> TrainError | None:
+        """The error that ends a run which would never get on; None as long as it may.
+
+        Workers wait for each other in different calls, or an operation fails again and again.
+        """
+        numbered: dict[int, dict[int, int]] = {}
+        for worker, known in self._watched.items():
+            number, kind = known.sign.call
+            if kind:
+                numbered.setdefault(number, {})[worker] = kind
+        for number, kinds in numbered.items():
+            fault = apart(number, kinds)
+            if fault is not None:
+                return fault
+        return self._doubts.in_vain(now)
 
     def slow(self, members: Iterable[int], factor: float) -> dict[int, float]:
         """Members whose own work for a step takes `factor` times that of the others, or more.

@@ -95,6 +95,7 @@ class ControllerLink:
         return Sign(
             generation=member.generation,
             step=member.step,
+            call=member.call,
             phase=name,
             detail=detail,
             passed=self._passed,

@@ -33,7 +33,7 @@ def play(random, members, trusted, broken, mute=(), generations=40):
         for worker in random.sample(sorted(said), len(said)):
             if said[worker] and worker not in mute and (random.random() < 0.9):
                 for _ in range(random.randint(1, 3)):  # looked at more than once
-                    doubts.hear(worker, generation, said[worker], now)
+                    doubts.hear(worker, generation, "", said[worker], now)
         now += random.uniform(1.0, 4.0)
         found = doubts.verdict(members & set(trusted), now)
         if found is not None:
@@ -96,22 +96,22 @@ def test_whoever_reaches_no_meeting_goes_unless_nobody_who_trains_does():
 def test_a_pair_that_failed_once_waits_for_others_and_is_not_cut_off():
     """The next meeting is late because a third is in a long step."""
     doubts = Doubts(TIMEOUT)
-    doubts.hear(0, 1, {2}, 0.0)
-    doubts.hear(2, 1, {0}, 0.0)
+    doubts.hear(0, 1, "", {2}, 0.0)
+    doubts.hear(2, 1, "", {0}, 0.0)
     assert doubts.verdict((0, 1, 2), 1000.0) is None
-    doubts.hear(0, 2, {2}, 1001.0)
+    doubts.hear(0, 2, "", {2}, 1001.0)
     assert doubts.verdict((0, 1, 2), 1001.0) == 2
 
 
 def test_after_one_is_taken_out_the_others_have_as_long_again():
     doubts = Doubts(TIMEOUT)
     for generation in (1, 2):
-        doubts.hear(0, generation, {1, 2, 3}, float(generation))
-        doubts.hear(2, generation, {3}, float(generation))
+        doubts.hear(0, generation, "", {1, 2, 3}, float(generation))
+        doubts.hear(2, generation, "", {3}, float(generation))
     assert doubts.verdict(range(4), 20.0) == 0
     assert doubts.verdict(range(4), 25.0) is None
-    doubts.hear(2, 3, {3}, 26.0)
-    doubts.hear(2, 4, {3}, 28.0)
+    doubts.hear(2, 3, "", {3}, 26.0)
+    doubts.hear(2, 4, "", {3}, 28.0)
     assert doubts.verdict(range(4), 29.0) is None
     assert doubts.verdict(range(4), 31.0) == 3
 
@@ -119,16 +119,16 @@ def test_after_one_is_taken_out_the_others_have_as_long_again():
 def test_a_verdict_in_the_middle_of_the_news_counts_what_was_said_before():
     doubts = Doubts(TIMEOUT)
     for worker in (0, 1, 2, 3):
-        doubts.hear(worker, 1, {1, 2, 3} if worker == 0 else {0}, 0.0)
-    doubts.hear(3, 2, {0}, 20.0)  # the others are about to say so again
+        doubts.hear(worker, 1, "", {1, 2, 3} if worker == 0 else {0}, 0.0)
+    doubts.hear(3, 2, "", {0}, 20.0)  # the others are about to say so again
     assert doubts.verdict(range(4), 20.0) == 0
 
 
 def test_what_names_nobody_takes_nobody_out():
     doubts = Doubts(TIMEOUT)
     for generation in range(1, 50):
-        assert doubts.hear(0, generation, (), float(generation))
-        assert not doubts.hear(0, generation, (), float(generation))
+        assert doubts.hear(0, generation, "", (), float(generation))
+        assert not doubts.hear(0, generation, "", (), float(generation))
     assert doubts.verdict((0, 1), 100.0) is None
 
 
@@ -137,8 +137,52 @@ def test_what_is_said_of_the_dead_after_their_death_counts_against_nobody():
     doubts = Doubts(TIMEOUT)
     for dead in range(10, 15):
         doubts.forget(dead)
-        doubts.hear(0, dead, {dead}, float(dead))
+        doubts.hear(0, dead, "", {dead}, float(dead))
     for generation in (20, 21):
         for worker in (0, 1, 2):
-            doubts.hear(worker, generation, {3}, 20.0)
+            doubts.hear(worker, generation, "", {3}, 20.0)
     assert doubts.verdict(range(4), 100.0) == 3
+
+
+def fail(doubts, generations, seconds=TIMEOUT, unreachable=()):
+    """Both of two members fail in each of these generations; when the last one has failed."""
+    for generation in generations:
+        for worker in (0, 1):
+            said = f"error {generation}"
+            doubts.hear(worker, generation, said, unreachable, generation * seconds)
+    return generation * seconds
+
+
+def test_what_fails_in_group_after_group_ends_the_run_with_its_last_error():
+    doubts = Doubts(TIMEOUT)
+    assert doubts.in_vain(1000.0) is None
+    assert doubts.in_vain(fail(doubts, range(1, 5))) is None
+    now = fail(doubts, [5])
+    text = str(doubts.in_vain(now))
+    assert "failed in 5 groups one after the other, for 40 s" in text
+    assert text.endswith("on worker 1: error 5")
+
+
+def test_groups_that_fail_in_quick_succession_have_time_to_recover():
+    doubts = Doubts(TIMEOUT)
+    assert doubts.in_vain(fail(doubts, range(1, 25), seconds=1.0)) is None
+    assert doubts.in_vain(fail(doubts, range(25, 32), seconds=1.0)) is not None
+
+
+@pytest.mark.parametrize("rescue", [Doubts.progress, lambda doubts: doubts.forget(7)])
+def test_an_operation_that_ends_or_a_worker_that_goes_begins_it_anew(rescue):
+    doubts = Doubts(TIMEOUT)
+    fail(doubts, range(1, 5))
+    rescue(doubts)
+    assert doubts.in_vain(fail(doubts, range(5, 9))) is None
+    assert doubts.in_vain(fail(doubts, [9])) is not None
+
+
+def test_one_that_is_cut_off_is_named_before_the_run_is_given_up():
+    doubts = Doubts(TIMEOUT)
+    for generation in range(1, 30):
+        now = fail(doubts, [generation], seconds=TIMEOUT / 4, unreachable={2})
+        if doubts.verdict((0, 1, 2), now) is not None:
+            break
+        assert doubts.in_vain(now) is None
+    assert doubts.in_vain(now + 1000 * TIMEOUT) is None

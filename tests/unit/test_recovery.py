@@ -145,20 +145,22 @@ def test_founders_that_were_given_the_state_need_no_other_once_one_knows_that_al
 @pytest.mark.parametrize("lag", [2, 3, 40])
 def test_workers_two_operations_apart_are_refused_by_rank(lag):
     with pytest.raises(
-        TrainError, match=rf"rank 1 is in operation {50 - lag} while rank 0 is in 50"
+        TrainError, match=rf"worker 1 is in operation {50 - lag} while worker 0 is in 50"
     ):
         decide([before(50), in_step(50 - lag, complete=1)])
 
 
 def test_workers_in_different_calls_of_one_operation_are_refused_by_rank():
     positions = [before(3), in_step(3), Position(3, 0, 1, EVALUATE)]
-    with pytest.raises(TrainError, match=r"ranks 1 and 2 are in different .* operation 3"):
+    with pytest.raises(
+        TrainError, match=r"operation 3.*: worker 1 in a backward pass; worker 2 in ctx"
+    ):
         decide(positions)
 
 
 def test_different_calls_among_those_behind_are_refused_too():
     positions = [before(4), in_step(3, complete=1), Position(3, 1, 1, EVALUATE)]
-    with pytest.raises(TrainError, match="ranks 1 and 2 are in different"):
+    with pytest.raises(TrainError, match="worker 1 in a backward pass; worker 2 in ctx"):
         decide(positions)
 
 

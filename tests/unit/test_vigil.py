@@ -101,8 +101,8 @@ def test_whoever_others_cannot_reach_is_cut_off_once_that_lasts():
     vigil = Vigil(TIMEOUT, FIRST)
     for generation in range(1, 6):
         for worker in (0, 1):
-            assert vigil.doubt(worker, generation, {2}, float(generation))
-            assert not vigil.doubt(worker, generation, {2}, float(generation))
+            assert vigil.doubt(worker, generation, "", {2}, float(generation))
+            assert not vigil.doubt(worker, generation, "", {2}, float(generation))
     members = (0, 1, 2)
     assert vigil.unreachable(members, TIMEOUT + 1.0) is None
     assert vigil.unreachable(members, TIMEOUT + 1.5) == 2
@@ -114,7 +114,24 @@ def test_failures_count_no_more_once_all_are_in_a_group_or_the_worker_is_gone():
     for ends in (lambda vigil: vigil.settled(members), lambda vigil: vigil.forget(2)):
         vigil = Vigil(TIMEOUT, FIRST)
         for generation in (1, 2, 3):
-            vigil.doubt(0, generation, {2}, float(generation))
+            vigil.doubt(0, generation, "", {2}, float(generation))
         ends(vigil)
-        vigil.doubt(0, 4, {2}, 4.0)
+        vigil.doubt(0, 4, "", {2}, 4.0)
         assert vigil.unreachable(members, 100.0) is None  # once is not for longer
+
+
+def test_workers_in_one_operation_and_different_calls_end_the_run():
+    vigil = Vigil(TIMEOUT, FIRST)
+    for worker, kind in enumerate((1, 3, 1)):
+        vigil.hear(worker, replace(WAITS, call=(6, 1)), 0.0)
+        vigil.hear(worker, replace(WAITS, call=(7, kind)), 1.0)
+    text = str(vigil.hopeless(1.0))
+    assert "worker 1 at the end of the train function; workers 0 and 2 in a backward pass" in text
+
+
+def test_a_worker_that_is_an_operation_ahead_may_be_in_another_call():
+    vigil = Vigil(TIMEOUT, FIRST)
+    vigil.hear(0, replace(WAITS, call=(7, 2)), 0.0)
+    vigil.hear(1, replace(WAITS, call=(6, 1)), 0.0)
+    vigil.hear(2, replace(BUSY, call=(7, 0)), 0.0)
+    assert vigil.hopeless(1.0) is None

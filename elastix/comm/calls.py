@@ -1,0 +1,74 @@
+"""Whether workers are in the same operation together: its kind, and what it is about. Pure.
+
+An operation of one number is of one kind on all workers. A train function that treats them
+differently breaks this: one evaluates, or has come to its end, while the others are in a step.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from elastix.errors import TrainError
+
+_NAMES = {
+    1: "in a backward pass",
+    2: "in ctx.evaluate",
+    3: "at the end of the train function",
+    4: "in the roll call after a step",
+    5: "in the step of an LBFGS optimizer",
+}
+
+
+def call(kind: int) -> str:
+    """Where the train function is that has led to an operation of this kind."""
+    return _NAMES.get(kind, f"in a call of kind {kind}")
+
+
+def apart(operation: int, kinds: Mapping[int, int]) -> TrainError | None:
+    """The error if workers are in one operation with different calls; None if they are not.
+
+    Args:
+        operation: its number.
+        kinds: of those who are in it, by worker.
+    """
+    groups: dict[int, list[int]] = {}
+    for worker, kind in sorted(kinds.items()):
+        groups.setdefault(kind, []).append(worker)
+    if len(groups) < 2:
+        return None
+    fewest_first = sorted(groups.items(), key=lambda group: len(group[1]))
+    who = "; ".join(f"{name(workers)} {call(kind)}" for kind, workers in fewest_first)
+    return TrainError(
+        f"workers wait for each other in different calls (operation {operation}): {who}. None of "
+        "them can be completed, and the run was stopped. All workers must take the same batches "
+        "from the loaders, call backward for each and make the same calls on ctx in the same "
+        "order, whatever their rank and their share. fit() again goes on from the last stored "
+        "State."
+    )
+
+
+def unlike(details: Mapping[int, int]) -> TrainError | None:
+    """The error if workers evaluate different things; None if they do not.
+
+    Args:
+        details: by worker, a number that stands for what it evaluates.
+    """
+    groups: dict[int, list[int]] = {}
+    for worker, detail in sorted(details.items()):
+        groups.setdefault(detail, []).append(worker)
+    if len(groups) < 2:
+        return None
+    few, *rest = sorted(groups.values(), key=len)
+    others = sorted(worker for group in rest for worker in group)
+    return TrainError(
+        f"{name(few)} called ctx.evaluate with a dataset of another length, or with metrics of "
+        f"other names, than {name(others)}. Nothing was computed, and the run was stopped. All "
+        "workers must give it the whole dataset, which is shared out among them, and a metric "
+        "whose names do not depend on the batch."
+    )
+
+
+def name(workers: Iterable[int]) -> str:
+    """Workers as a sentence has them: `worker 3`, `workers 0, 1 and 3`."""
+    *most, last = sorted(workers)
+    if not most:
+        return f"worker {last}"
+    return f"workers {', '.join(map(str, most))} and {last}"

@@ -1,0 +1,108 @@
+"""Workers that do not make the same calls, and operations that never succeed: no hang, no end."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch.nn.functional as F
+
+from elastix.comm import shared
+from elastix.errors import TrainError
+from elastix.testing.local import run_local
+from tests.trainables import make
+
+CONFIG = {"model": "wide", "samples": 60, "batch_size": 30}  # one bucket in shared memory
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+@dataclass(frozen=True)
+class Strays:
+    """Two steps, in the second of which worker 0 does something else."""
+
+    how: str
+
+    def __call__(self, ctx):
+        model, optimizer, dataset = make(CONFIG)
+        model, optimizer = ctx.prepare(model, optimizer)
+        for epoch in ctx.loader(dataset, batch_size=30).epochs(1):
+            for batch in epoch:
+                if ctx.worker == 0 and ctx.step == 1:
+                    if self.how == "skips":
+                        continue
+                    if self.how == "returns":
+                        return
+                    ctx.evaluate(loss, dataset, batch_size=30)
+                optimizer.zero_grad()
+                loss(model, batch).backward()
+                optimizer.step()
+
+
+CALLS = {
+    "skips": "worker 0 at the end of the train function",
+    "returns": "worker 0 at the end of the train function",
+    "evaluates": "worker 0 in ctx.evaluate",
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "workers", "through"),
+    [
+        ("skips", 2, "memory"),
+        ("skips", 2, "sockets"),
+        ("skips", 3, "memory"),
+        ("skips", 3, "sockets"),
+        ("returns", 2, "sockets"),
+        ("evaluates", 3, "memory"),
+    ],
+)
+def test_one_that_is_in_another_call_ends_the_run(tmp_path, how, workers, through):
+    with pytest.raises(TrainError, match=r"worker(s 1 and)? \d in a backward pass") as raised:
+        run_local(Strays(how), workers, directory=tmp_path, shared=through == "memory")
+    assert CALLS[how] in str(raised.value)
+
+
+def evaluate_other_data(ctx):
+    model, _, dataset = make(CONFIG)
+    ctx.prepare(model)
+    mine = [dataset[i] for i in range(20 + ctx.worker)]
+    ctx.evaluate(loss, mine, batch_size=30)
+
+
+def evaluate_by_rank(ctx):
+    model, _, dataset = make(CONFIG)
+    ctx.prepare(model)
+    ctx.evaluate(
+        lambda model, batch: {f"of worker {ctx.worker}": loss(model, batch)},
+        dataset,
+        batch_size=30,
+    )
+
+
+def evaluate_more(ctx):
+    model, _, dataset = make(CONFIG)
+    ctx.prepare(model)
+    names = [f"m{n}" for n in range(1 + 50 * ctx.worker)]
+    ctx.evaluate(lambda m, batch: dict.fromkeys(names, 0.0), dataset, batch_size=30)
+
+
+@pytest.mark.parametrize("train", [evaluate_other_data, evaluate_by_rank, evaluate_more])
+def test_parts_of_different_evaluations_are_not_added_up(tmp_path, train):
+    with pytest.raises(TrainError, match=r"called ctx\.evaluate with a dataset of another length"):
+        run_local(train, 2, directory=tmp_path)
+
+
+def out_of_files(ctx):
+    """Rooms of the other worker can never be mapped, though its board was."""
+
+    def fail(*_):
+        raise OSError(24, "Too many open files")
+
+    shared.Exchange._map = fail
+    Strays("steps")(ctx)
+
+
+def test_an_operation_that_always_fails_ends_the_run_with_its_error(tmp_path):
+    with pytest.raises(TrainError, match=r"though no worker was lost.*Too many open files"):
+        run_local(out_of_files, 2, directory=tmp_path, hang_timeout_s=1.0)
