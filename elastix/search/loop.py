@@ -171,7 +171,7 @@ class Loop:
         news.sort(key=lambda line: line.done or 0)
         if news:
             self._searcher.tell([line.trial for line in news])
-        state = self._book.fact("rungs") if same_rungs else None
+        state = self._book.fact("rungs") if same_rungs and self._rungs_are_kept else None
         if self._rungs is not None and state is not None:
             self._rungs.load_state_dict(state)
         else:
@@ -300,6 +300,11 @@ class Loop:
         levels: Sequence[int] = getattr(self._rungs, "levels", ())
         return next((level for level in levels if level > reports), None)
 
+    @property
+    def _rungs_are_kept(self) -> bool:
+        """Whether the book has their state; it has the reports, from which some of them follow."""
+        return not getattr(self._rungs, "follows_from_reports", False)
+
     def _write(self, *, snapshot: bool | None = None) -> None:
         """Put what has changed into the book, and only then say so.
 
@@ -308,7 +313,7 @@ class Loop:
         """
         lines = [case.line for case in self._changed.values()]
         facts: dict[str, Any] = {}
-        if lines and self._rungs is not None:
+        if lines and self._rungs is not None and self._rungs_are_kept:
             facts["rungs"] = self._rungs.state_dict()
         if snapshot is None:
             snapshot = bool(lines) and self._clock() - self._snapshot_s > _SNAPSHOT_S

@@ -8,10 +8,11 @@ and a trial that was promoted from a rung is not held at that rung again.
 """
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from elastix.errors import ConfigError
 from elastix.search.pareto import Losses, order
@@ -158,11 +159,61 @@ class Asha:
 
 
 @dataclass
+class _Course:
+    """What one trial reported, and the figures that follow from it.
+
+    Attributes:
+        last: the highest level.
+        sums: of all its losses.
+        best: of its finite losses, each by itself; None as long as there are none.
+    """
+
+    reports: dict[int, Losses] = field(default_factory=dict)
+    last: int = 0
+    sums: Losses = ()
+    best: Losses | None = None
+
+    def add(self, level: int, losses: Losses) -> None:
+        """The next report."""
+        self.sums = _each(sum, self.sums, losses) if self.reports else losses
+        if all(map(math.isfinite, losses)):
+            self.best = losses if self.best is None else _each(min, self.best, losses)
+        self.reports[level] = losses
+        self.last = level
+
+    @property
+    def mean(self) -> Losses:
+        """Of its reports so far; empty before the first."""
+        return tuple(value / len(self.reports) for value in self.sums)
+
+
+@dataclass
+class _Level:
+    """The means of the trials that have come to a level; those of a single loss in order too."""
+
+    means: dict[int, Losses] = field(default_factory=dict)
+    ordered: list[float] = field(default_factory=list)
+
+    def put(self, number: int, mean: Losses) -> None:
+        self.means[number] = mean
+        if _single(mean):
+            insort(self.ordered, mean[0])
+
+    def take(self, number: int) -> None:
+        mean = self.means.pop(number)
+        if _single(mean):
+            del self.ordered[bisect_left(self.ordered, mean[0])]
+
+
+@dataclass
 class Median:
     """Stops a trial whose best report so far is worse than what most others had by then.
 
     What another had is the mean of its reports up to the same level. Generous to slow starters:
     the best of one is compared with means of the others.
+
+    With one objective a report costs one search in an ordered list, however many trials there
+    are. With several it costs a sort of all that have come as far into Pareto fronts.
 
     Source: Golovin et al., Google Vizier, KDD'17.
 
@@ -171,9 +222,13 @@ class Median:
         others: how many others must have come as far before anything is stopped.
     """
 
+    # What it knows are the reports; whoever has those need not keep its state as well.
+    follows_from_reports: ClassVar[bool] = True
+
     grace: int = 1
     others: int = 5
-    _reports: dict[int, dict[int, Losses]] = field(default_factory=dict, init=False, repr=False)
+    _courses: dict[int, _Course] = field(default_factory=dict, init=False, repr=False)
+    _levels: dict[int, _Level] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.grace < 0 or self.others < 1:
@@ -184,21 +239,43 @@ class Median:
 
     def report(self, number: int, level: int, losses: Losses) -> Verdict:
         """See Rungs."""
-        mine = self._reports.setdefault(number, {})
-        mine[level] = tuple(losses)
+        self._learn(number, level, tuple(losses))
         if level <= self.grace:
             return Verdict.CONTINUE
-        theirs = [
-            _mean([v for at, v in reports.items() if at <= level])
-            for other, reports in self._reports.items()
-            if other != number and max(reports) >= level
-        ]
-        if len(theirs) < self.others:
+        others = len(self._levels[level].means) - 1
+        if others < self.others:
             return Verdict.CONTINUE
-        finite = [v for v in mine.values() if all(map(math.isfinite, v))]
-        best = tuple(map(min, zip(*finite, strict=True))) if finite else (math.inf,)
-        place = order([best, *theirs]).index(0)  # the first of equals: a tie is not worse
-        return Verdict.STOP if 2 * place > len(theirs) else Verdict.CONTINUE
+        return Verdict.STOP if 2 * self._better(number, level) > others else Verdict.CONTINUE
+
+    def _learn(self, number: int, level: int, losses: Losses) -> None:
+        course = self._courses.setdefault(number, _Course())
+        if level > course.last:
+            self._append(number, course, level, losses)
+            return
+        # The trial does again what it had done: all its means from here on may be others.
+        for at in range(self.grace + 1, course.last + 1):
+            self._levels[at].take(number)
+        anew = self._courses[number] = _Course()
+        for at, value in sorted({**course.reports, level: losses}.items()):
+            self._append(number, anew, at, value)
+
+    def _append(self, number: int, course: _Course, level: int, losses: Losses) -> None:
+        """At a level without a report of its own a trial has the mean that it had before."""
+        for silent in range(max(course.last, self.grace) + 1, level):
+            self._levels.setdefault(silent, _Level()).put(number, course.mean)
+        course.add(level, losses)
+        if level > self.grace:
+            self._levels.setdefault(level, _Level()).put(number, course.mean)
+
+    def _better(self, number: int, level: int) -> int:
+        """How many others were better at that level than this trial's best; a tie is not."""
+        here = self._levels[level]
+        own, best = here.means[number], self._courses[number].best or (math.inf,)
+        if len(own) == 1:
+            itself = _single(own) and own[0] < best[0]  # as rounding may have it
+            return bisect_left(here.ordered, best[0]) - itself
+        theirs = [here.means[n] for n in self._courses if n != number and n in here.means]
+        return order([best, *theirs]).index(0)
 
     def promotable(self) -> list[int]:
         """Nobody: this rule never pauses."""
@@ -214,21 +291,26 @@ class Median:
         """See Rungs."""
         return {
             "reports": [
-                [number, [[level, _texts(losses)] for level, losses in reports.items()]]
-                for number, reports in self._reports.items()
+                [number, [[level, _texts(losses)] for level, losses in course.reports.items()]]
+                for number, course in self._courses.items()
             ]
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Rungs."""
-        self._reports = {
-            number: {level: _floats(losses) for level, losses in reports}
-            for number, reports in state_dict["reports"]
-        }
+        self._courses, self._levels = {}, {}
+        for number, reports in state_dict["reports"]:
+            for level, losses in reports:
+                self._learn(number, level, _floats(losses))
 
 
-def _mean(losses: list[Losses]) -> Losses:
-    return tuple(sum(values) / len(values) for values in zip(*losses, strict=True))
+def _each(of: Callable[[Losses], float], a: Losses, b: Losses) -> Losses:
+    return tuple(map(of, zip(a, b, strict=True)))
+
+
+def _single(mean: Losses) -> bool:
+    """Whether it is one finite number, which can stand in an ordered list."""
+    return len(mean) == 1 and math.isfinite(mean[0])
 
 
 def _texts(losses: Losses) -> list[str]:

@@ -2,6 +2,8 @@ import itertools
 import json
 import math
 import random
+import sys
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -155,6 +157,70 @@ def test_the_median_rule_with_two_objectives_and_saved_state():
     copy.load_state_dict(json.loads(json.dumps(rule.state_dict())))
     assert rule.report(3, 1, (2.0, 2.0)) is copy.report(3, 1, (2.0, 2.0)) is Verdict.STOP
     assert rule.report(4, 1, (0.0, 0.0)) is copy.report(4, 1, (0.0, 0.0)) is Verdict.CONTINUE
+
+
+def naive_median(reports, number, level, *, grace, others):
+    """The median rule by its definition, from all reports: number to level to losses."""
+    theirs = []
+    for other, theirs_all in reports.items():
+        if other != number and max(theirs_all) >= level:
+            until = [losses for at, losses in theirs_all.items() if at <= level]
+            theirs.append(tuple(sum(v) / len(v) for v in zip(*until, strict=True)))
+    if level <= grace or len(theirs) < others:
+        return Verdict.CONTINUE
+    finite = [losses for losses in reports[number].values() if all(map(math.isfinite, losses))]
+    best = tuple(map(min, zip(*finite, strict=True))) if finite else (math.inf,)
+    place = order([best, *theirs]).index(0)
+    return Verdict.STOP if 2 * place > len(theirs) else Verdict.CONTINUE
+
+
+# Sums of these are exact in any order.
+LOSSES = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 1.5, 3.0, math.nan, math.inf, -math.inf])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 2), st.integers(0, 2), st.integers(1, 3))
+def test_the_median_rule_is_its_definition(data, objectives, grace, others):
+    told = st.tuples(st.integers(0, 6), st.integers(1, 6), st.tuples(*[LOSSES] * objectives))
+    rule, reports = Median(grace=grace, others=others), {}
+    for number, level, losses in data.draw(st.lists(told, min_size=20, max_size=60)):
+        reports.setdefault(number, {})[level] = losses  # also again, late, and with levels left out
+        if data.draw(st.integers(0, 9)) == 0:
+            state = json.loads(json.dumps(rule.state_dict()))
+            rule = Median(grace=grace, others=others)
+            rule.load_state_dict(state)
+        wanted = naive_median(reports, number, level, grace=grace, others=others)
+        assert rule.report(number, level, losses) is wanted
+
+
+def steps_of(call):
+    """How many instructions of Python a call executes."""
+    done = 0
+
+    def step(frame, event, _):
+        nonlocal done
+        frame.f_trace_opcodes = True
+        done += event == "opcode"
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return done
+
+
+def test_a_report_to_the_median_rule_costs_the_same_among_many_trials():
+    rng = random.Random(0)
+    rule, costs = Median(), {}
+    for number in range(1001):
+        for level in (1, 2):
+            steps = steps_of(partial(rule.report, number, level, (rng.random(),)))
+        costs[number] = steps
+    assert costs[10] > 20
+    assert costs[1000] < 2 * costs[10]
 
 
 @pytest.mark.parametrize("wrong", [{"first": 0}, {"eta": 1}, {"first": 9, "last": 3}])
