@@ -290,7 +290,7 @@ class Controller:
                 self._hands.pop(hand.worker)
                 self._roster.lost(hand.worker)
                 self._forget(hand)
-                hand.kill()
+                hand.end()
                 self._slots.give_back(hand.slot)
             self._go_back()
             self._quorum.start_over()
@@ -583,7 +583,7 @@ class Controller:
             self._roster.leave(hand.worker)
             self._hands.pop(hand.worker)
             self._say_farewell(hand, Outcome(kind="left", step=self._log.step))
-            hand.kill()
+            hand.end()
 
     def _say_farewell(self, hand: Hand, outcome: Outcome) -> None:
         """A worker has gone as it should."""
@@ -608,7 +608,7 @@ class Controller:
         rest = []
         for hand in self._released:
             if self._roster.settled or now - hand.gone > _LINGER_S:
-                hand.kill()
+                hand.end()
             else:
                 rest.append(hand)
         self._released = rest
@@ -762,7 +762,7 @@ class Controller:
         self._checkpoints.settle(_SETTLE_S)  # what was accepted is stored while holders live
         with self._lock:
             for hand in [*self._hands.values(), *self._released]:
-                hand.kill()
+                hand.end()
             self._hands.clear()  # their deaths are no losses
         self._checkpoints.close()
         with self._lock:

@@ -43,9 +43,16 @@ class Hand:
         """Whether it is on the controller's node."""
         return bool(self.node == ray.get_runtime_context().get_node_id())
 
-    def kill(self) -> None:
-        """End its process, even a stopped one, wherever it is."""
+    def end(self) -> None:
+        """End its process as Ray does when it is meant: it says nothing of that to the driver."""
         ray.kill(self.actor, no_restart=True)
+
+    def kill(self) -> None:
+        """End the process of one that is lost, even a stopped one, wherever it is, and at once.
+
+        Ray takes seconds to end a stopped one; and it takes this for a crash, of which it tells.
+        """
+        self.end()
         if not self.pid:
             return
         if self.here:

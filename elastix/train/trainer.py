@@ -28,9 +28,10 @@ from elastix.config import (
 )
 from elastix.data.audit import Audit, audit
 from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError
-from elastix.events import Event, Reported, RunStarted, StateStored
+from elastix.events import Event, Reported, RunStarted, StateStored, WorkerLost, WorkerStarted
 from elastix.observe import journal
 from elastix.observe.console import Console
+from elastix.observe.deaths import Deaths
 from elastix.observe.lock import Lock, holder
 from elastix.observe.loggers import Feed, Logger
 from elastix.observe.progress import Progress
@@ -342,12 +343,18 @@ class ElasticTrainer:
             **options,
         ).remote(plan)
 
-    def _listen(self, feed: Feed) -> Watch:
+    def _listen(self, feed: Feed, deaths: Deaths) -> Watch:
         """What hears of events beside the console."""
+        processes: dict[int, tuple[str, int]] = {}
 
         def watch(events: Sequence[Event]) -> None:
             for event in events:
                 feed.show(event)
+                if isinstance(event, WorkerStarted):
+                    processes[event.worker] = event.node, event.pid
+                    deaths.expect(event.node, event.pid)
+                elif isinstance(event, WorkerLost) and event.worker in processes:
+                    deaths.told(*processes[event.worker])
             if self._watch is not None:
                 self._watch(events)
 
@@ -357,15 +364,18 @@ class ElasticTrainer:
         """Show what happens until the run is over, and say how it ended."""
         detached = self._run.detached
         feed = Feed(self._loggers)
-        with Console(
-            self._run.name,
-            self._run.store,
-            quiet=self._quiet,
-            progress=before,
-            best=self._checkpoint.best,
-        ) as console:
+        with (
+            Deaths() as deaths,
+            Console(
+                self._run.name,
+                self._run.store,
+                quiet=self._quiet,
+                progress=before,
+                best=self._checkpoint.best,
+            ) as console,
+        ):
             try:
-                ended = follow(controller, console, self._listen(feed))
+                ended = follow(controller, console, self._listen(feed, deaths))
             except KeyboardInterrupt:
                 if not detached:
                     stop(controller)

@@ -3,6 +3,7 @@
 Not here: anything about groups or samples (member), and any decision (controller).
 """
 
+import contextlib
 import gc
 import os
 import queue
@@ -38,6 +39,7 @@ from elastix.train.vigil import Sign
 
 _PATIENCE_S = 5.0  # for an answer of the controller, before nobody is taken to lead the run
 _AGAIN_S = 0.1
+_ENDED_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +188,10 @@ class ControllerLink:
     def _orphaned(self) -> None:
         """The run is over for good, and nobody else would end this process."""
         remove_groups(self._run, SLOT)  # the trainer's room is its own, or already the next one's
+        with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone as well
+            # Of a process that exits by itself Ray tells the driver that it has crashed.
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+            time.sleep(_ENDED_S)
         os._exit(1)
 
     def _send(self) -> None:

@@ -212,6 +212,31 @@ def test_epochs_are_used_up(tmp_path):
     assert [trial.epochs for trial in trials] == [3] * 4
 
 
+def test_epochs_are_counted_on_by_the_next_run(tmp_path):
+    """Also those of trials that were paused, which are not counted again when they go on."""
+    rig = Rig(tmp_path, climbs(), rungs=lambda: Asha(first=1, eta=3, last=9), slots=1)
+    for limit in (20, 60, 75):
+        used = sum(trial.epochs for trial in rig.run(Budget(epochs=limit)))
+        assert rig.executor.ran
+        assert limit <= used < limit + 9  # what was running goes on to its end
+        rig.run(Budget(epochs=limit))
+        assert rig.executor.ran == []
+
+
+def test_epochs_are_counted_once_each(tmp_path, monkeypatch):
+    reads = Counter()
+    read = Trial.__getattribute__
+
+    def counting(trial, name):
+        reads[name] += 1
+        return read(trial, name)
+
+    monkeypatch.setattr(Trial, "__getattribute__", counting)
+    trials = Rig(tmp_path, slots=1).run(Budget(epochs=200))
+    assert len(trials) == 200
+    assert 0 < reads["epochs"] < 20 * 200  # a sum over all of them each time: 20,000 and more
+
+
 def test_a_full_store_ends_the_campaign_and_loses_nothing(tmp_path):
     def play(work):
         if work.number == 3:
@@ -295,6 +320,31 @@ def test_median_stops_what_is_worse_than_most(tmp_path):
     assert all(1 < len(trial.results) < 6 and trial.scored for trial in stopped)
     best = max(trials, key=lambda trial: trial.config["x"])
     assert best.state is TrialState.FINISHED
+
+
+def test_the_median_rule_goes_on_after_a_restart_from_the_reports_in_the_book(
+    tmp_path, monkeypatch
+):
+    def play(work):
+        return [{"score": work.config["x"]}] * 6, "finished"
+
+    commit, written = Book.commit, []
+
+    def noting(book, lines, facts=None, superseded=()):
+        written.append(facts or {})
+        commit(book, lines, facts, superseded)
+
+    monkeypatch.setattr(Book, "commit", noting)
+    rigs = [
+        Rig(tmp_path / name, play, rungs=lambda: Median(grace=1, others=3), slots=1)
+        for name in ("whole", "halves")
+    ]
+    whole = rigs[0].run(Budget(trials=20))
+    rigs[1].run(Budget(trials=10))
+    halves = rigs[1].run(Budget(trials=20))
+    assert [(t.state, t.results) for t in halves] == [(t.state, t.results) for t in whole]
+    assert [t.state for t in whole[10:13]].count(TrialState.STOPPED) > 0
+    assert not any("rungs" in facts for facts in written)  # it grows with every report
 
 
 def test_reports_are_passed_on_once_each(tmp_path):

@@ -50,9 +50,9 @@ class GroupWorker:
     def __repr__(self) -> str:
         return f"pool worker {self._number} {self._at}"
 
-    def hello(self) -> int:
-        """The process id."""
-        return os.getpid()
+    def hello(self) -> tuple[str, int]:
+        """The id of the node, and of the process."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     @ray.method(concurrency_group="control")
     def reports(self, seen: int) -> tuple[int, list[Progress]]:

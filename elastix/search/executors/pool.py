@@ -19,6 +19,7 @@ import ray
 
 from elastix.config import CheckpointConfig, FailureConfig, ScalingConfig
 from elastix.errors import ConfigError, SearchError
+from elastix.observe.deaths import Deaths
 from elastix.search.executors.group import GroupWorker
 from elastix.search.executors.seat import PoolWorker
 from elastix.search.executors.work import Ended, Progress, TrainFunction, Work
@@ -40,11 +41,15 @@ class _Seat:
     number: int
     actor: Any
     hello: Any
-    ready: bool = False
+    process: tuple[str, int] | None = None  # its node's id and its own; None until it is ready
     inhand: deque[tuple[Any, Work]] = field(default_factory=deque)  # the first one is running
     asked: Any = None
     asked_s: float = 0.0
     seen: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.process is not None
 
 
 class Pool:
@@ -81,6 +86,7 @@ class Pool:
         self._deaths_at_start = 0
         self._usual_s = 1.0
         self._server: StoreServer | None = None
+        self._deaths = Deaths()
 
     # ------------------------------------------------------------------ Executor
 
@@ -96,6 +102,7 @@ class Pool:
             self.close()
             raise
         self._train = ray.put(pickled)
+        self._deaths.open()
         self._opened_s = time.monotonic()
         self._recruit()
 
@@ -148,6 +155,7 @@ class Pool:
         for seat in self._seats.values():
             _end(seat)
         self._seats.clear()
+        self._deaths.close()
         if self._server is not None:
             self._server.stop()
             self._server = None
@@ -188,7 +196,8 @@ class Pool:
                 return self._dead(seat, error)
             value = error
         if ref == seat.hello:
-            seat.ready = True
+            seat.process = value
+            self._deaths.expect(*value)
             self._deaths_at_start = 0
             return []
         if ref == seat.asked:
@@ -214,7 +223,7 @@ class Pool:
         """Its first work is lost with it, what was queued is not: that goes to others."""
         del self._seats[seat.number]
         _end(seat)
-        if not seat.ready:
+        if seat.process is None:
             self._deaths_at_start += 1
             if self._deaths_at_start >= _DEATHS_AT_START:
                 raise SearchError(
@@ -222,6 +231,8 @@ class Pool:
                     f"one of: {error}. The pool was given up. Look at the workers' logs; an "
                     "import that crashes and too little memory are the usual causes."
                 ) from error
+        elif seat.inhand:  # the campaign tells which trial was lost
+            self._deaths.told(*seat.process)
         self._spawn()
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         return [

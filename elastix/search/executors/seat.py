@@ -59,13 +59,13 @@ class PoolWorker:
     def __repr__(self) -> str:
         return f"pool worker {self._number} {self._at}"
 
-    def hello(self) -> int:
-        """Import what every trial needs; the process id."""
+    def hello(self) -> tuple[str, int]:
+        """Import what every trial needs; the id of the node, and of the process."""
         import torch._dynamo  # what making the first optimizer imports, in seconds
 
         torch.set_num_threads(self._threads)
         gc.freeze()  # a full collection would walk over all of torch, for a tenth of a second
-        return os.getpid()
+        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def run(self, work: Work) -> Ended:
         """Run a trial to its end. What it raises is part of the answer."""
