@@ -1,0 +1,54 @@
+"""Which of Ray's paragraphs on dead workers are printed. Its printer is a list here."""
+
+import pytest
+import ray._private.worker as ray_worker
+
+from elastix.observe.deaths import Deaths
+
+
+def paragraph(node, pid):
+    text = (
+        "A worker died or was killed while executing a task by an unexpected system error. Lease "
+        f"ID: 00 Worker ID: 6e57 Node ID: {node} Worker IP address: 192.0.2.2 Worker port: 35191 "
+        f"Worker PID: {pid} Worker exit type: SYSTEM_ERROR Worker exit detail: the OOM killer\n"
+    )
+    return {"lines": [text], "pid": "raylet", "is_err": False}
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        ray_worker, "print_to_stdstream", lambda data, ignore_prefix: found.append(data)
+    )
+    return found
+
+
+def says(data):
+    ray_worker.print_to_stdstream(data, ignore_prefix=False)
+
+
+def test_a_death_is_told_by_ray_unless_it_was_told_already(printed):
+    before = ray_worker.print_to_stdstream
+    with Deaths() as deaths, Deaths():
+        for pid in (1, 2, 3):
+            deaths.expect("a0", pid)
+        deaths.told("a0", 1)
+        says(paragraph("a0", 1))
+        says(paragraph("a0", 2))
+        says(paragraph("a0", 3))
+        assert printed == []
+        deaths.told("a0", 2)
+        others = [
+            paragraph("b1", 1),
+            paragraph("a0", 4),
+            {"lines": ["node a0 has no memory left"], "pid": "raylet", "is_err": False},
+            {"lines": ["A worker died or was killed, I fear"], "pid": 1, "is_err": False},
+        ]
+        for data in others:
+            says(data)
+        assert printed == others
+    assert printed == [*others, paragraph("a0", 3)], "nobody told of it"
+    assert ray_worker.print_to_stdstream is before
+    says(paragraph("a0", 1))
+    assert printed[-1] == paragraph("a0", 1)
