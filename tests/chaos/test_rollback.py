@@ -2,12 +2,14 @@
 
 import pytest
 
+from elastix.errors import ConfigError
 from elastix.events import Recovered
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from tests.laws import assert_exactly_once, committed
 from tests.trainables import train
+from tests.ways import Noted
 
 SCHEDULES = {
     "one": [Kill(worker=1, phase="bucket", step=3)],
@@ -41,3 +43,10 @@ def test_a_lost_step_is_done_again_with_the_same_samples(tmp_path, schedule, con
     }
     whole = 30 * len(step.batches)
     assert positions == set(range(3 * whole, 4 * whole))  # none of them was put off
+
+
+def test_a_second_backward_pass_on_one_batch_is_refused(tmp_path):
+    """It could not be done again from its batch, since the first pass was a step of its own."""
+    config = {"log": str(tmp_path)}
+    with pytest.raises(ConfigError, match='Use recovery="forward"'):
+        run_local(Noted("ppo"), 2, config=config, directory=tmp_path, recovery="rollback")
