@@ -93,6 +93,36 @@ class StoreContract:
         assert (back.dtype, back.shape) == (expected.dtype, expected.shape)
         assert torch.equal(raw_bytes(back), raw_bytes(expected))
 
+    def test_views_of_one_memory_are_stored_as_what_they_are(self, store: Store) -> None:
+        x = torch.tensor([1 + 2j, 3 - 4j])
+        views = {
+            "x": x,
+            "conj": x.conj(),
+            "conj_again": x.conj(),
+            "resolved": x.conj().resolve_conj(),
+            "twice": x.conj().conj(),
+            "real": x.real,
+            "imag": x.imag,
+            "negative": x.conj().imag,
+            "negative_resolved": x.conj().imag.resolve_neg(),
+        }
+        expected = {
+            "x": [1 + 2j, 3 - 4j],
+            "conj": [1 - 2j, 3 + 4j],
+            "conj_again": [1 - 2j, 3 + 4j],
+            "resolved": [1 - 2j, 3 + 4j],
+            "twice": [1 + 2j, 3 - 4j],
+            "real": [1.0, 3.0],
+            "imag": [2.0, -4.0],
+            "negative": [-2.0, 4.0],
+            "negative_resolved": [-2.0, 4.0],
+        }
+        for state in (State(views), State(views).clone()):
+            for back in (state, store.get(store.put(state))):
+                for name, tensor in back.tensors.items():
+                    told = torch.tensor(expected[name])
+                    assert torch.equal(raw_bytes(tensor), raw_bytes(told)), name
+
     def test_every_dtype_comes_back_bit_for_bit(self, store: Store) -> None:
         state = every_dtype()
         back = store.get(store.put(state))

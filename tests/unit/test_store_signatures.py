@@ -102,6 +102,48 @@ def test_the_order_of_summands_does_not_matter_and_configuration_does() -> None:
     assert len(lp(a, b)) == 4
 
 
+class Sum(nn.Module):
+    """Two layers, then whatever is made of both, then another layer."""
+
+    def __init__(self, join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.last = nn.Linear(4, 2)
+        self.join = join
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        x, y = self.a(z), self.b(z)
+        return self.last(self.join(x, y))
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, Wrapped], ids=["traced", "run"])
+@pytest.mark.parametrize(
+    "factor",
+    [
+        lambda x, y: torch.add(x, y, alpha=2),
+        lambda x, y: x.add(y, alpha=2),
+        lambda x, y: torch.add(input=x, other=y, alpha=2),
+        lambda x, y: x - y,
+    ],
+    ids=["function", "method", "named", "difference"],
+)
+def test_operands_that_cannot_be_exchanged_keep_their_order(
+    factor: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    example = torch.ones(1, 4)
+
+    def prefix(one: Callable[..., torch.Tensor], other: Callable[..., torch.Tensor]) -> int:
+        a, b = (signature(wrap(Sum(join)), example) for join in (one, other))
+        return len(lp(a, b))
+
+    assert prefix(lambda x, y: x + y, lambda x, y: y + x) == 3
+    assert prefix(lambda x, y: x + y, torch.add) == 3
+    assert prefix(factor, factor) == 3
+    assert prefix(factor, lambda x, y: factor(y, x)) == 2
+    assert prefix(factor, torch.add) == 2
+
+
 @pytest.mark.parametrize("example", [None, torch.ones(2, 3)])
 def test_what_cannot_be_traced_is_run_or_taken_in_order(example: torch.Tensor | None) -> None:
     module = Dynamic(3)
