@@ -62,6 +62,9 @@ class Status(IntEnum):
 
 _STATUSES = frozenset(Status)
 _NUMBER = (float, int, type(None))
+NONSENSE = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
+"""What rows lead to that nobody wrote: SQLite hands out whatever a damaged file has, of any type.
+Text that is no UTF-8 is a ValueError."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,7 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
 def _entry(number: int, score: float | None, paths: bytes, ids: bytes, ref: bytes) -> Entry:
     if (len(paths) | len(ids)) % 8:
         raise damaged(f"a signature has {len(paths)} and {len(ids)} bytes")
+    _ref(ref)
     return Entry(number, score, paths, ids, ref)
 
 
@@ -165,7 +169,7 @@ class Index:
     """The rows, and what changes them. Not thread safe."""
 
     def __init__(self, path: Path | None, read_only: bool = False, copied: bool = False) -> None:
-        """Open or create.
+        """Open or create: a file that is there, and no index yet, is not made one.
 
         Args:
             path: the file; None keeps it in memory.
@@ -176,6 +180,7 @@ class Index:
             sqlite3.DatabaseError: it is no index, or one of another schema.
             TooNew: a later elastix made it.
         """
+        fresh = path is None or not path.exists()
         if path is None:
             self.sql = _connect(":memory:")
         elif read_only:
@@ -186,7 +191,7 @@ class Index:
             self.sql = _connect(str(path))
         self._pack_ids: dict[str, int] = {}
         try:
-            self._prepare(create=path is None or not read_only)
+            self._prepare(fresh, write=path is None or not read_only)
         except BaseException:
             self.sql.close()
             raise
@@ -198,15 +203,15 @@ class Index:
         finally:
             file.close()
 
-    def _prepare(self, create: bool) -> None:
-        if create:
+    def _prepare(self, fresh: bool, write: bool) -> None:
+        if write:
             self.sql.execute("PRAGMA journal_mode=WAL")
             # A commit lost with the power is found again in the packs, which are synced first.
             self.sql.execute("PRAGMA synchronous=NORMAL")
         self.sql.execute("PRAGMA cell_size_check=ON")  # a damaged page is noticed when it is read
         self.sql.execute("PRAGMA trusted_schema=OFF")
         version = self.sql.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0 and create:
+        if version == 0 and fresh:
             self.sql.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={SCHEMA};COMMIT;")
         elif version > SCHEMA:
             raise TooNew(
@@ -493,7 +498,7 @@ class Index:
         wanted = list(digests)
         for start in range(0, len(wanted), _DIGESTS):
             some = wanted[start : start + _DIGESTS]
-            yield from self.sql.execute(f"{query}({','.join('?' * len(some))})", some)
+            yield from self.sql.execute(f"{query}({','.join('?' * len(some))})", some).fetchall()
 
     def row(self, ref: Ref) -> Row | None:
         """The model of that name, whatever its status."""

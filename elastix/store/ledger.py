@@ -23,7 +23,7 @@ from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreErr
 from elastix.state import Ref
 from elastix.store import gc, lineage, replay, verify
 from elastix.store.gc import Collected
-from elastix.store.index import Index, Missing, Row, Status, damaged
+from elastix.store.index import NONSENSE, Index, Missing, Row, Status, damaged
 from elastix.store.nearest import Best, Entry, Neighbours
 from elastix.store.owner import Owner, crowded, held_elsewhere, refuse_links
 from elastix.store.packs import Claims, Packs, Writer, read_record, storage_errors
@@ -122,13 +122,13 @@ class Ledger:
         with self._mutex, self._exclusive(), index_errors():
             first = self._owner is None or self._owner.join(alone)
             if self._claims is not None:
-                self._claims.enter()
+                self._claims.enter(first)
             fresh = path is None or not path.exists()
             if not fresh:
                 try:
                     self.index = Index(path)
                     self._adopt()
-                except (sqlite3.DatabaseError, Corrupt, UnicodeDecodeError) as error:
+                except (sqlite3.DatabaseError, Corrupt, *NONSENSE) as error:
                     if getattr(error, "sqlite_errorname", "") not in _UNREADABLE:
                         raise  # no fault of the file
                     logger.warning("index unreadable path=%s error=%s: rebuilding", path, error)
@@ -154,7 +154,7 @@ class Ledger:
             if there:
                 try:
                     self.index = Index(path, read_only=True, copied=packs.folder is None)
-                except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+                except (sqlite3.DatabaseError, *NONSENSE) as error:
                     if getattr(error, "sqlite_errorname", "") not in _UNREADABLE:
                         raise
                     logger.warning("index unreadable path=%s error=%s: not used", path, error)
@@ -244,10 +244,12 @@ class Ledger:
                     with suppress(sqlite3.Error):
                         self.index.sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self.index.sql.close()
-            if self._claims is not None:
-                self._claims.leave()
-                self._claims = None
             if self._owner is not None:
+                if self._claims is not None:  # one note for all who use this index
+                    with suppress(StoreError), self._owner.exclusive():
+                        if self._owner.is_last():
+                            self._claims.leave()
+                        self._owner.close()
                 self._owner.close()
                 self._owner = None
 

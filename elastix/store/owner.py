@@ -67,6 +67,8 @@ class Owner:
         """
         self._index = index
         self._alone = False
+        self._sole = False
+        self._note = ""
         self._owner = self._lock = -1
         try:
             with storage_errors(f"opening {index}"):
@@ -98,19 +100,21 @@ class Owner:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def join(self, alone: bool) -> bool:
-        """Become an owner, within `exclusive`. Whether there is no other; then `settle` follows.
+        """Become an owner, within `exclusive`. Whether there is no other. Then `settle` follows.
 
         Raises:
             Taken: a StoreServer is one, or another machine, or one with another index; or
                 (alone) anybody.
+            Conflict: the index here is not the one that the others have open.
         """
         self._alone = alone
         info = self._index.stat()  # and not its path: containers see one directory under many
         name = f"{machine()} {info.st_dev}:{info.st_ino}"
         with storage_errors(f"locking the store of {self._index}"):
+            self._note = f"{name} {self._index.absolute()}\n"
             if self._try(fcntl.LOCK_EX):
-                os.truncate(self._owner, 0)
-                os.pwrite(self._owner, f"{name} {self._index.absolute()}\n".encode(), 0)
+                self._sole = True
+                self._write("")
                 return True
             if alone:
                 raise _taken("another process uses", self._index)
@@ -118,9 +122,10 @@ class Owner:
                 raise _taken("a StoreServer owns", self._index)
             other = os.pread(self._owner, 1 << 16, 0).decode(errors="replace")
         if other.startswith(f"{name} "):
+            self._check_files(other)
             return False
         if other.startswith(f"{machine()} "):
-            index = other.split(" ", 2)[-1].strip()
+            index = other.partition("\n")[0].split(" ", 2)[-1]
             raise _taken(f"a process with another index ({index}) uses", self._index)
         raise _taken("a process on another machine uses", self._index)
 
@@ -131,10 +136,36 @@ class Owner:
             return False
         return True
 
+    def _write(self, files: str) -> None:
+        os.truncate(self._owner, 0)
+        os.pwrite(self._owner, f"{self._note}{files}".encode(), 0)
+
+    def _check_files(self, note: str) -> None:
+        """Compare the index with the files that the others have open.
+
+        Raises:
+            Conflict: some were removed or replaced. What the others commit is not in these.
+        """
+        opened = note.partition("\n")[2].split()
+        if not set(opened) <= set(_files(self._index).split()):
+            raise crowded("be read anew: its files were removed or replaced")
+
     def settle(self) -> None:
-        """Let others join, unless this is a StoreServer."""
+        """Say which files the index consists of, if nobody else has it open, and let others join.
+
+        A StoreServer lets nobody.
+        """
+        if self._sole:
+            with storage_errors("writing owner.lock"):
+                self._write(f"{_files(self._index)}\n")
+            self._sole = False
         if not self._alone:
             fcntl.flock(self._owner, fcntl.LOCK_SH)
+
+    def is_last(self) -> bool:
+        """Within `exclusive`: whether there is no other. Close it then."""
+        with storage_errors("locking the store"):
+            return self._owner >= 0 and self._try(fcntl.LOCK_EX)
 
     @contextmanager
     def only(self) -> Iterator[None]:
@@ -147,10 +178,20 @@ class Owner:
             with storage_errors("locking the store"):
                 if not self._try(fcntl.LOCK_EX):
                     raise crowded("be made anew")
+            self._sole = True
             yield
         finally:
             if self._owner >= 0:
                 self.settle()
+
+
+def _files(index: Path) -> str:
+    """Which files an open index consists of; the log is one of them as long as it is open."""
+    found = []
+    for end in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            found.append(f"index.sqlite{end}:{(index / f'index.sqlite{end}').stat().st_ino}")
+    return " ".join(found)
 
 
 def crowded(what: str) -> Conflict:

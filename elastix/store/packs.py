@@ -65,8 +65,12 @@ class Writer(Protocol):
 class Claims(Protocol):
     """Who uses a store where there are no locks: each owner of an index leaves a note there."""
 
-    def enter(self) -> None:
-        """Leave a note. Conflict if another owner collects garbage just now."""
+    def enter(self, first: bool) -> None:
+        """Leave a note. Conflict if another owner collects garbage just now.
+
+        Args:
+            first: nobody else uses this index, so what it left there is of the dead.
+        """
         ...
 
     def collecting(self) -> AbstractContextManager[None]:
@@ -160,7 +164,7 @@ def check_name(pack: str) -> str:
     Raises:
         Corrupt: it is not.
     """
-    if NAME.fullmatch(pack) is None:
+    if not isinstance(pack, str) or NAME.fullmatch(pack) is None:  # a damaged index has any type
         raise Corrupt(f"{pack!r} is no pack's name. It was not opened.")
     return pack
 

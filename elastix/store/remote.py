@@ -159,7 +159,7 @@ class _Ranges:
 
 
 class RemoteClaims:
-    """Notes of owners: `owners/<index>`, and `owners/<index>.collecting` while one collects.
+    """Notes of owners: `owners/<index>`, and `owners/<index>.<token>.collecting` of a collector.
 
     Whoever enters writes its note and then looks for a collector; who collects writes its own
     and then looks for others. Listings show what was written before, so of two that do so at once
@@ -174,13 +174,17 @@ class RemoteClaims:
         self._about = f"{host}, index in {index.absolute()}, since {time.ctime()}"
         self._name = blake3(f"{host}:{index.absolute()}".encode()).hexdigest()[:16]
 
-    def enter(self) -> None:
+    def enter(self, first: bool) -> None:
         """As Claims.enter."""
-        self._erase(_COLLECTING)  # of a process that was killed while it collected
+        if first:  # of a process that was killed while it collected
+            for name in self._listed():
+                if name.startswith(self._name) and name.endswith(_COLLECTING):
+                    self._erase(name.removeprefix(self._name))
         self._write("")
         other = next((name for name in self._others() if name.endswith(_COLLECTING)), None)
         if other is not None:
-            self._erase("")
+            if first:
+                self._erase("")
             raise Conflict(
                 f"garbage of this store is being collected ({self._told(other)}). It was not "
                 f"opened. Try again, or remove {self._folder}/{other} if that process is gone."
@@ -189,8 +193,9 @@ class RemoteClaims:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """As Claims.collecting."""
+        mine = f".{secrets.token_hex(4)}{_COLLECTING}"  # others may collect with this index
         try:
-            self._write(_COLLECTING)
+            self._write(mine)
             others = self._others()
             if others:
                 raise Conflict(
@@ -200,7 +205,7 @@ class RemoteClaims:
                 )
             yield
         finally:
-            self._erase(_COLLECTING)
+            self._erase(mine)
 
     def leave(self) -> None:
         """As Claims.leave. What cannot be removed is taken over at the next opening."""
@@ -208,10 +213,12 @@ class RemoteClaims:
             self._erase("")
 
     def _others(self) -> list[str]:
+        return [name for name in self._listed() if not name.startswith(self._name)]
+
+    def _listed(self) -> list[str]:
         with _remote_errors(f"listing {self._folder}"):
             found = self._fs.get_file_info(FileSelector(self._folder, allow_not_found=True))
-        names = sorted(info.base_name for info in found if info.type == FileType.File)
-        return [name for name in names if not name.startswith(self._name)]
+        return sorted(info.base_name for info in found if info.type == FileType.File)
 
     def _told(self, name: str) -> str:
         path = f"{self._folder}/{name}"

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from elastix.errors import Full, ReadOnly, StoreError
+from elastix.errors import ElastixError, Full, ReadOnly, StoreError
 from elastix.state import Ref
-from elastix.store.index import Missing, damaged
+from elastix.store.index import NONSENSE, Missing, damaged
 from elastix.store.records import Model, Place
 
 ANY = "*"
@@ -55,9 +55,11 @@ class Outlook:
 
 @contextmanager
 def index_errors() -> Iterator[None]:
-    """Turn SQLite's errors into StoreErrors."""
+    """Turn SQLite's errors, and what values that no index has lead to, into StoreErrors."""
     try:
         yield
+    except ElastixError:
+        raise
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         text = f"the store's index failed: {error} ({name})."
@@ -70,5 +72,5 @@ def index_errors() -> Iterator[None]:
         if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
             raise damaged(str(error)) from error
         raise StoreError(f"{text} The operation had no effect; try again.") from error
-    except UnicodeDecodeError as error:  # SQLite hands out whatever bytes a damaged file has
-        raise damaged(str(error)) from error
+    except NONSENSE as error:
+        raise damaged(repr(error)) from error

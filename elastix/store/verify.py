@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 
 from blake3 import blake3
 
@@ -51,8 +52,13 @@ def verify(asking: Asking, packs: Packs) -> tuple[list[Damage], set[bytes]]:
         What is damaged, and the digests and refs of it that can be put again.
     """
     with asking() as index:
-        rows = index.sql.execute("SELECT id, name, end, torn FROM packs WHERE gone = 0").fetchall()
         damage = _integrity(index)
+        rows = []
+        for row in index.sql.execute("SELECT id, name, end, torn FROM packs WHERE gone = 0"):
+            if type(row[1]) is str and type(row[2]) is int and type(row[3]) in (int, NoneType):
+                rows.append(row)
+            else:
+                damage.append(_nonsense("", f"it has a pack {row[1:]}"))
     doubted: set[bytes] = set()
     for number, pack, end, torn in rows:
         good: dict[int, tuple[int, bytes]] = {}
@@ -92,6 +98,10 @@ def _integrity(index: Index) -> list[Damage]:
         for (what,) in rows
         if what != "ok"
     ]
+
+
+def _nonsense(pack: str, what: str) -> Damage:
+    return Damage(None, None, pack, 0, f"the index is damaged: {what}. Rebuild it.")
 
 
 def _read_pack(view: View, pack: str, size: int) -> Iterator[tuple[Place, str | None, bytes]]:
@@ -208,6 +218,9 @@ def _unread(
     )
     found = []
     for offset, length, digest in rows.fetchall():
+        if type(offset) is not int or type(length) is not int:
+            found.append(_nonsense(pack, f"a record of {length!r} bytes stands at {offset!r}"))
+            continue
         if offset >= end:  # written while the pack was read
             continue
         there, known = good.get(offset, (None, b""))

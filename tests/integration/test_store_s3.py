@@ -111,6 +111,40 @@ def test_of_two_owners_none_collects_what_the_other_acknowledged(opened) -> None
             store.get(first)
 
 
+def test_the_note_stays_until_the_last_of_those_with_one_index_goes(server, opened) -> None:
+    def notes() -> list[str]:
+        keys = server.buckets["bucket"]
+        return [key for key in keys if "/owners/" in key and not key.endswith("/")]
+
+    state = small(1)
+    one = opened("a")
+    first = one.put(state)
+    other = opened("a")
+    one.close()
+    assert len(notes()) == 1
+    laptop = opened("b")
+    laptop.retire(first)
+    with pytest.raises(Conflict, match="another owner uses this store"):
+        laptop.gc()
+    heir = child(state, first, "layer0.weight", {"n": 2})
+    second = other.put(heir)  # shares tensors with the first
+    assert same(other.get(second), heir)
+    laptop.close()
+    other.close()
+    assert notes() == []
+
+
+def test_a_second_process_does_not_end_the_collection_of_the_first(server, opened) -> None:
+    with opened("a") as one:
+        one.put(small(1))
+        with one._ledger._claims.collecting():
+            with opened("a") as second:
+                second.gc()
+            with pytest.raises(Conflict, match="being collected"):
+                opened("b")
+    opened("b").close()
+
+
 def test_nobody_enters_while_garbage_is_collected(server: Server, opened) -> None:
     objects = server.buckets["bucket"]
     with opened("a") as store:

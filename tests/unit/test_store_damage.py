@@ -141,6 +141,53 @@ def test_every_bit_of_an_index(tmp_path: Path, writable: bool) -> None:
     print(f"{bits} bits flipped in {runs} runs, {right} reads were right, none was wrong")
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE clock SET rev = NULL",
+        "DELETE FROM clock",
+        "UPDATE blobs SET offset = NULL",
+        "UPDATE blobs SET length = 'many'",
+        "UPDATE blobs SET digest = id",
+        "UPDATE models SET ref = id",
+        "UPDATE models SET score = 'high', time_s = 'late'",
+        "UPDATE packs SET name = NULL",
+        'UPDATE packs SET "end" = NULL',
+        "UPDATE packs SET torn = 'yes'",
+        "UPDATE tags SET ref = 7, seq = 'then'",
+        "UPDATE parents SET parent = 1.5",
+        "UPDATE models SET paths = 3, ids = 'x'",
+    ],
+)
+def test_values_that_no_index_has_are_typed_errors(
+    copy: tuple[Path, States], statement: str
+) -> None:
+    """As one bit in a record's header makes them, whatever the table's columns allow."""
+    root, states = copy
+    with sqlite3.connect(root / "index.sqlite") as sql:
+        sql.execute("PRAGMA writable_schema=ON")
+        sql.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
+    sql.close()
+    change(root, statement)
+    for read_only in (True, False):
+        with suppress(StoreError), Store(root, read_only=read_only) as store:
+            check(store, states)
+            with suppress(StoreError):
+                store.nearest(chain("a b"))
+            if not read_only:
+                for act in (
+                    lambda: store.put(small(99)),
+                    store.gc,
+                    lambda: store.tag("t", "tag/0"),
+                ):
+                    with suppress(StoreError):
+                        act()
+    with Store(root) as store:
+        store.rebuild()
+        assert check(store, states) == len(states)
+        assert store.verify() == []
+
+
 def test_a_place_that_is_another_tensors_is_noticed(copy: tuple[Path, States]) -> None:
     root, states = copy
     with Store(root) as store:

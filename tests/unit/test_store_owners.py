@@ -4,6 +4,8 @@ import errno
 import fcntl
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -61,6 +63,52 @@ def test_an_index_lost_under_a_writer_costs_nothing(tmp_path: Path, how: str) ->
         store.gc()
         for n, ref in enumerate((first, second, "best"), 1):
             assert same(store.get(ref), small(n))
+
+
+def _older(index: Path, older: bytes) -> None:
+    index.with_name("restored").write_bytes(older)
+    index.with_name("restored").replace(index)
+
+
+def _no_log(index: Path, older: bytes) -> None:
+    for end in ("-wal", "-shm"):
+        index.with_name(index.name + end).unlink()
+
+
+def _emptied(index: Path, older: bytes) -> None:
+    for end in ("-wal", "-shm"):
+        index.with_name(index.name + end).write_bytes(b"")
+    index.write_bytes(b"")
+
+
+@pytest.mark.parametrize("change", [_older, _no_log, _emptied])
+def test_an_index_changed_under_a_writer_is_nobodys_to_collect_by(
+    tmp_path: Path, change: Callable[[Path, bytes], None]
+) -> None:
+    state = small(1)
+    heir = State({**state.tensors, "head": torch.ones(3)}, {"heir": True})
+    with Store(tmp_path) as store:
+        first = store.put(state)
+    index = tmp_path / "index.sqlite"
+    older = index.read_bytes()
+    code = (
+        "import sys; from elastix.errors import Conflict; from elastix.store import Store\n"
+        "try: store = Store(sys.argv[1])\n"
+        "except Conflict as error: sys.exit(str(error))\n"
+        "store.retire(sys.argv[2]); store.gc()"
+    )
+    with Store(tmp_path) as trainer:
+        ref = trainer.put(heir)  # shares its tensors with the first
+        change(index, older)
+        command = [sys.executable, "-c", code, str(tmp_path), first]
+        other = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert "has this store open" in other.stderr
+        with suppress(StoreError):  # what its index says may be gone for now
+            assert same(trainer.get(ref), heir)
+    with Store(tmp_path) as store:
+        store.rebuild()
+        assert same(store.get(ref), heir)
+        assert same(store.get(first), state)
 
 
 def test_gc_leaves_what_its_index_has_not_read(tmp_path: Path) -> None:
