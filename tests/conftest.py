@@ -5,7 +5,12 @@ import multiprocessing
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes is a matter of the machine; pytest's own limit is for tests that hang.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # In the background of a shell SIGINT is ignored, by all processes that tests start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,7 @@
 """audit(): finds what was repeated, missing or lost, and only that."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastix.data.audit import audit
@@ -52,7 +52,6 @@ runs = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(runs)
 def test_a_run_with_losses_and_resizes_is_exact(events):
     account = audit(events)
@@ -63,7 +62,6 @@ def test_a_run_with_losses_and_resizes_is_exact(events):
     assert str(account).startswith("samples exact: ")
 
 
-@settings(deadline=None)
 @given(runs, st.data())
 def test_a_dropped_commit_is_a_lost_step_with_missing_samples(events, data):
     place = data.draw(st.integers(1, len(events) - 1))
@@ -77,7 +75,6 @@ def test_a_dropped_commit_is_a_lost_step_with_missing_samples(events, data):
     assert account.loaders[0].samples == whole - used
 
 
-@settings(deadline=None)
 @given(runs, st.data())
 def test_a_repeated_commit_is_seen(events, data):
     place = data.draw(st.integers(1, len(events) - 1))
@@ -89,7 +86,6 @@ def test_a_repeated_commit_is_seen(events, data):
         assert str(account).startswith("samples NOT EXACT")
 
 
-@settings(deadline=None)
 @given(runs, st.data(), st.sampled_from([-1, 1]))
 def test_a_shifted_span_is_seen(events, data, shift):
     place = data.draw(st.integers(1, len(events) - 1))
@@ -158,7 +154,6 @@ def test_a_run_without_a_step_is_exact():
     assert (account.steps, account.loaders[0].samples) == (0, 0)
 
 
-@settings(deadline=None)
 @given(
     length=st.integers(4, 60),
     epochs=st.integers(1, 3),

@@ -158,7 +158,7 @@ def test_no_last_batch_is_a_single_sample(length, batch_size):
 
 
 @example(length=1, batch_size=4, epochs=1, seed=0)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     length=st.integers(1, 300),
     batch_size=st.integers(1, 40),
@@ -222,7 +222,6 @@ def test_no_spans_have_no_indices(shuffle):
 sizes = st.lists(st.integers(0, 9), min_size=1, max_size=30)
 
 
-@settings(deadline=None)
 @given(seeds, st.integers(0, 5), sizes, st.integers(1, 6))
 def test_an_order_in_blocks_is_a_permutation_that_needs_few_blocks_and_each_once(
     seed, epoch, sizes, mixed
@@ -249,7 +248,6 @@ def test_all_blocks_together_are_shuffled_as_a_whole():
     assert abs(np.abs(np.diff(found)).mean() / (1000 / 3) - 1) < 0.1
 
 
-@settings(deadline=None)
 @given(seeds, sizes.filter(sum), st.integers(1, 4), st.integers(0, 60), st.integers(0, 60))
 def test_indices_follow_the_order_in_blocks_across_epochs(seed, sizes, mixed, start, size):
     blocks, length = runs(sizes), sum(sizes)

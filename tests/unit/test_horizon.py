@@ -1,7 +1,7 @@
 """Futures of readers, against a model that writes them out."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastix.data.cursor import order
@@ -28,7 +28,6 @@ def horizon(length: int) -> Horizon:
     return Horizon(length, lambda seed, epoch: order(seed, epoch, length))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.lists(readers, max_size=4))
 def test_the_next_use_is_the_nearest_in_any_future(length, those):
     those = [Reader(r.seed, r.epoch, min(r.offset, length), r.epochs, r.shuffle) for r in those]

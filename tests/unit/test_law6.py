@@ -85,7 +85,7 @@ def test_the_schedules_reach_every_way_through_a_recovery():
         assert seen[what] >= 10, (what, seen)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     workers=st.integers(2, 5),
     kills=st.integers(0, 4),

@@ -103,7 +103,7 @@ class Group:
         return True
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     length=st.integers(1, 60),
     batch_size=st.integers(4, 20),
@@ -199,7 +199,6 @@ def test_an_epoch_grows_when_samples_come_back():
     assert len(epoch) == 2
 
 
-@settings(deadline=None)
 @given(length=st.integers(1, 80), batch_size=st.integers(1, 20))
 def test_the_length_of_an_epoch_is_its_number_of_batches(length, batch_size):
     loader, _ = loader_of(length=length, batch_size=batch_size)

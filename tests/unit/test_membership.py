@@ -484,7 +484,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestLives.settings = settings(max_examples=100, stateful_step_count=25)
 
 
 def test_a_new_controller_makes_a_generation_of_those_that_have_the_state():

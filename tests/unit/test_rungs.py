@@ -101,7 +101,7 @@ def test_dropped_and_hopeless_trials_are_not_promoted():
     assert asha.promotable() == []
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 2**32), st.integers(1, 2))
 def test_asha_goes_on_from_saved_state_and_keeps_its_share(seed, objectives):
     rng = random.Random(seed)
@@ -178,7 +178,7 @@ def naive_median(reports, number, level, *, grace, others):
 LOSSES = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 1.5, 3.0, math.nan, math.inf, -math.inf])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 2), st.integers(0, 2), st.integers(1, 3))
 def test_the_median_rule_is_its_definition(data, objectives, grace, others):
     told = st.tuples(st.integers(0, 6), st.integers(1, 6), st.tuples(*[LOSSES] * objectives))

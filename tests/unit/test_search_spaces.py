@@ -43,7 +43,7 @@ def check(name: str, config: dict) -> None:
 
 
 @pytest.mark.parametrize("name", INPUTS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 2**31))
 def test_samples_and_their_mutations_build_and_train(name, seed):
     space = SPACES[name].space
@@ -56,7 +56,7 @@ def test_samples_and_their_mutations_build_and_train(name, seed):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", INPUTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2**31))
 def test_very_many_samples_build_and_train(name, seed):
     check(name, SPACES[name].space.sample(seed))

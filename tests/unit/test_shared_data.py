@@ -86,9 +86,7 @@ class Model:
             os.close(file)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 19), st.integers(0, 1500), st.booleans(), st.booleans())
@@ -187,9 +185,7 @@ def test_what_a_reader_does_to_its_sample_nobody_else_sees(memory):
     assert same(first[5], 5, data)
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     budget=st.integers(20_000, 60_000),
     vary=st.integers(0, 2500),

@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset, default_collate
 
@@ -120,7 +120,6 @@ def test_augmentation_is_a_function_of_the_position_whatever_becomes_of_the_grou
     assert not set.union(*alone.values()) & set.union(*other.values())
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**70), st.integers(0, 2**62))
 def test_random_numbers_of_a_position_never_change(seed, position):
     first, second = (rng_at(seed, position).integers(0, 1 << 60, 4).tolist() for _ in range(2))

@@ -22,7 +22,7 @@ from elastix.search.trial import config_key
 from elastix.search.values import generator
 
 SEEDS = st.integers(0, 2**31)
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 def awkward() -> ConfigurationSpace:

@@ -53,7 +53,7 @@ def ask(neighbours: Neighbours, wanted: Signature, mode: Mode, allowed: set[int]
     return (best.key, best.length) if best else None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(0, 60))
 def test_equal_to_a_scan(seed: int, count: int) -> None:
     choose = random.Random(seed)

@@ -123,9 +123,7 @@ def test_a_file_that_was_cut_off_is_told(kind, path):
             getattr(elastix, kind)(path)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_footer_is_a_typed_error_and_moves_no_row(tmp_path, data):
     path = tmp_path / "d.parquet"

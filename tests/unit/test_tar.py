@@ -65,9 +65,7 @@ NAMES = st.from_regex(
 LONG = st.integers(90, 300).map(lambda n: "long/" * (n // 5) + "x" * 40 + ".jpg")
 
 
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=st.dictionaries(NAMES | LONG, st.binary(max_size=1500), min_size=1, max_size=20),
     tar_format=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
@@ -185,9 +183,7 @@ def test_every_way_to_cut_an_archive_off_is_told(path):
             elastix.Tar(path)
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_is_a_typed_error_or_leaves_the_headers_as_they_are(tmp_path, data):
     path = write(tmp_path / "d.tar", [("a.jpg", b"x" * 600), ("é" * 80 + ".cls", b"5")])
