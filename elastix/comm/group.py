@@ -28,6 +28,9 @@ Reduce = Literal["sum", "max"]
 _OPERATION_TIMEOUT = timedelta(minutes=30)
 _CONNECT_TIMEOUT = timedelta(seconds=30)
 _ABANDONED_S = 0.05
+_GLOO_THREADS = 8
+"""Operations that gloo has under way at once. Of a broken group two members may each wait for what
+the other has in its queue; what is not in a queue fails on its own, and the group is let go."""
 _REDUCE = {"sum": dist.ReduceOp(dist.ReduceOp.SUM), "max": dist.ReduceOp(dist.ReduceOp.MAX)}
 
 
@@ -355,6 +358,7 @@ class Builder:
         except RuntimeError:
             self.unreachable = frozenset([wiring.me])
             raise
+        options._threads = _GLOO_THREADS
         options._devices = [device]
         options._timeout = _CONNECT_TIMEOUT
         try:

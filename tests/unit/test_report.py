@@ -155,7 +155,8 @@ def test_the_report_of_a_directory(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="could not be written"):
         write_report("digits", tmp_path, out=tmp_path / "file" / "y.html")
-    assert {p.name for p in path.parent.iterdir()} == {"journal.jsonl", "report.html"}
+    names = {p.name for p in path.parent.iterdir()}
+    assert names == {"journal.jsonl", "journal.lock", "report.html"}
 
 
 # ------------------------------------------------------------------ a campaign
