@@ -102,7 +102,20 @@ class Door:
                     hang_up(self._strangers.pop(0), keep=True)
                 self._strangers.append(connection)
             name = f"{self._purpose}-greeting"
-            threading.Thread(target=self._greet, args=(connection,), name=name, daemon=True).start()
+            thread = threading.Thread(
+                target=self._greet, args=(connection,), name=name, daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread to give: this caller may try again
+                self._turn_away(connection)
+                self._closed.wait(_PAUSE_S)
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        with self._lock:
+            if connection in self._strangers:
+                self._strangers.remove(connection)
+        hang_up(connection)
 
     def _greet(self, connection: socket.socket) -> None:
         try:

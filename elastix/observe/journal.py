@@ -35,6 +35,7 @@ class Journal:
         is_new = not path.exists()
         self._torn: StoreError | None = None
         self._file = path.open("ab", buffering=0)
+        self._inode = os.fstat(self._file.fileno()).st_ino
         whole = _whole_bytes(path)
         if whole < self._file.seek(0, os.SEEK_END):
             self._file.truncate(whole)
@@ -46,9 +47,11 @@ class Journal:
 
         Raises:
             StoreError: the disk refuses, or refused an earlier one: there are no events after that.
+                Or the file was removed or moved away.
         """
         if self._torn is not None:
             raise self._torn
+        self._check_in_place()
         record = to_record(event) if serial is None else {**to_record(event), "serial": serial}
         line = json.dumps(record, separators=(",", ":")) + "\n"
         rest = memoryview(line.encode())
@@ -61,6 +64,20 @@ class Journal:
                 "room, then call fit() again: it goes on from the last stored State."
             )
             raise self._torn from error
+
+    def _check_in_place(self) -> None:
+        """What is written to a removed file is lost, and its lock keeps nobody out any more."""
+        try:
+            in_place = self.path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            in_place = False
+        if not in_place:
+            self._torn = StoreError(
+                f"{self.path} was removed or replaced while it was being written. Events since then "
+                "are lost, and nothing is added any more. Call fit() again to begin anew; leave the "
+                "folder of a run alone while it trains."
+            )
+            raise self._torn
 
     def sync(self) -> None:
         """Make durable what was appended, against the death of the host too.

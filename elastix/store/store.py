@@ -114,8 +114,13 @@ class Store:
         return self._ledger
 
     def close(self) -> None:
-        """Seal what was written. The store cannot be used afterwards."""
-        if self._writer is not None and self._pid == os.getpid():
+        """Seal what was written. The store cannot be used afterwards.
+
+        In a forked child nothing happens: what is open is the parent's.
+        """
+        if self._pid != os.getpid():
+            return
+        if self._writer is not None:
             with self._writer.lock:
                 self._writer.close()
         if self._own:

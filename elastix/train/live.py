@@ -6,10 +6,13 @@ of it is kept until then. Not here: where a State comes from, or goes to (member
 Invariant: what a State holds for objects that do not exist yet is passed on as it came.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elastix import state as states
 from elastix.data.loader import Loader
@@ -69,6 +72,24 @@ class Live:
             if isinstance(other, torch.optim.Optimizer):
                 states.check_optimizer(other, names)
             self._add(replica.kind_of(other), other)
+        _watch_optimizers(self)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """That an optimizer that is about to take a step is part of the State.
+
+        Raises:
+            ConfigError: it changes prepared parameters and is not.
+        """
+        if any(optimizer is held for other in self.others.values() for held in _held(other)):
+            return
+        prepared = {id(p) for module in self.modules.values() for p in module.parameters()}
+        if any(id(p) in prepared for group in optimizer.param_groups for p in group["params"]):
+            raise ConfigError(
+                f"a {type(optimizer).__name__} that was not prepared is about to change prepared "
+                "parameters. A joiner, and a run that is continued, would not have its moments. No "
+                "step was taken. Give it to ctx.prepare with its model; one that is made later, to "
+                "ctx.track(optimizer2=optimizer)."
+            )
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Take in further objects by name, and give them their part of the State.
@@ -136,3 +157,32 @@ class Live:
         }
         prefixes = tuple(f"@{name}/" for name in optimizers)
         return late | {entry for entry in state.tensors if entry.startswith(prefixes)}
+
+
+def _held(other: Stateful) -> list[Any]:
+    """What is part of the State with `other`: itself, and what an object of the user's keeps."""
+    if isinstance(other, torch.optim.Optimizer | LRScheduler):
+        return [other]  # a scheduler knows its optimizer, and does not keep it
+    kept: list[Any] = [other]
+    for value in vars(other).values() if hasattr(other, "__dict__") else ():
+        if isinstance(value, Mapping):
+            kept += value.values()
+        else:
+            kept += value if isinstance(value, list | tuple | set) else [value]
+    return [one for one in kept if isinstance(one, torch.optim.Optimizer)]
+
+
+def _watch_optimizers(live: Live) -> None:
+    """Have each optimizer of this process looked at before its first step, as long as `live` is."""
+    reference = weakref.ref(live)
+    seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
+        alive = reference()
+        if alive is None:
+            handle.remove()
+        elif optimizer not in seen:
+            alive.check_optimizer(optimizer)
+            seen.add(optimizer)
+
+    handle = register_optimizer_step_pre_hook(before_step)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from ConfigSpace import Categorical, ConfigurationSpace, Float, Integer
+from ConfigSpace import Beta, Categorical, ConfigurationSpace, Float, Integer, Normal
 
 import elastix
 from elastix.errors import ConfigError
@@ -206,6 +206,14 @@ class TestDeepHyper(SearcherContract):
             plain._tell([(dict(trial.config), -trial.losses[0])])
         ours, theirs = (search._opt.acq_func_kwargs["kappa"] for search in (made[-1], plain))
         assert ours == pytest.approx(theirs)
+
+    @pytest.mark.parametrize("kind", [Float, Integer])
+    @pytest.mark.parametrize("distribution", [Normal(4, 1), Beta(2, 3)])
+    def test_what_it_cannot_model_is_refused_before_anything_starts(self, kind, distribution):
+        space = ConfigurationSpace()
+        space.add(kind("size", (1, 9), distribution=distribution))
+        with pytest.raises(ConfigError, match="^size is a .*which DeepHyper cannot model"):
+            elastix.DeepHyper().start(space)
 
     def test_trials_that_take_long_are_worth_a_longer_thought(self):
         assert elastix.DeepHyper().acq_optimizer == "sampling"

@@ -53,3 +53,44 @@ def frozen(ctx):
 def test_bad_calls_on_the_context(tmp_path, train, fact):
     with pytest.raises(ConfigError, match=fact):
         run_local(train, 2, directory=tmp_path)
+
+
+def late_optimizer(ctx):
+    model = torch.nn.Linear(4, 3)
+    ctx.prepare(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+class Keeper:
+    """Has an optimizer of its own, and its state."""
+
+    def __init__(self, model):
+        self.optimizers = [torch.optim.Adam(model.parameters())]
+
+    def state_dict(self):
+        return self.optimizers[0].state_dict()
+
+    def load_state_dict(self, values):
+        self.optimizers[0].load_state_dict(values)
+
+
+def kept_optimizers(ctx):
+    model = torch.nn.Linear(4, 3)
+    ctx.prepare(model)
+    ctx.track(second=torch.optim.SGD(model.parameters(), lr=0.1), keeper=(keeper := Keeper(model)))
+    latent = torch.nn.Parameter(torch.ones(2, 4))
+    of_its_own = torch.optim.SGD([latent], lr=0.1)
+    for optimizer in (*keeper.optimizers, of_its_own):
+        model(latent).sum().backward()
+        optimizer.step()
+
+
+def test_an_optimizer_that_no_joiner_would_have_takes_no_step(tmp_path):
+    with pytest.raises(ConfigError, match=r"Adam that was not prepared .* ctx.track\(optimizer2="):
+        run_local(late_optimizer, 2, directory=tmp_path)
+
+
+def test_an_optimizer_may_be_tracked_by_itself_or_with_its_keeper_or_train_something_else(tmp_path):
+    assert len(run_local(kept_optimizers, 2, directory=tmp_path).outcomes) == 2

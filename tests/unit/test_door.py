@@ -216,6 +216,24 @@ def test_bytes_that_trickle_in_do_not_put_the_deadline_off(quick):
         assert time.monotonic() < began + 30
 
 
+def test_a_door_stays_open_when_the_system_has_no_thread_to_give(monkeypatch):
+    let_in = threading.Event()
+    with closing(Door(HOST, FEED, SECRET, lambda *_: let_in.set())) as there:
+        started, refused = threading.Thread.start, threading.Event()
+
+        def start(thread):
+            if thread.name == "feed-greeting" and not refused.is_set():
+                refused.set()
+                raise RuntimeError("can't start new thread")
+            started(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert not answers(there.address, FEED, SECRET)
+        assert refused.is_set()
+        enter(there.address, FEED, SECRET, 1).close()
+        assert let_in.wait(30)
+
+
 def test_more_strangers_than_there_are_places_keep_nobody_out():
     guests = Guests()
     with (

@@ -1,6 +1,7 @@
 """The journal: append-only lines that survive a killed writer."""
 
 import resource
+import shutil
 
 import pytest
 
@@ -128,3 +129,22 @@ def test_a_full_disk_is_told_of_and_nothing_follows_what_was_not_written(tmp_pat
             journal.append(event(3))
     write(path, 4)
     assert list(read(path)) == [event(1), event(4)]
+
+
+@pytest.mark.parametrize("how", ["folder removed", "file replaced", "folder moved"])
+def test_a_journal_that_was_taken_away_is_written_no_more(tmp_path, how):
+    path = tmp_path / "run" / "journal.jsonl"
+    journal = Journal(path)
+    journal.append(event(1))
+    if how == "folder removed":
+        shutil.rmtree(path.parent)
+    elif how == "folder moved":
+        path.parent.rename(tmp_path / "elsewhere")
+    else:
+        path.unlink()
+        path.write_text("")
+    for step in (2, 3):
+        with pytest.raises(StoreError, match="removed or replaced"):
+            journal.append(event(step))
+    journal.close()
+    assert not path.exists() or not path.read_text()

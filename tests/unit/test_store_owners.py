@@ -40,6 +40,25 @@ def test_no_index_is_made_anew_beside_an_open_store(tmp_path: Path) -> None:
         assert same(store.get("best"), small(1))
 
 
+def test_a_forked_child_that_closes_a_store_leaves_its_parent_the_owner(tmp_path: Path) -> None:
+    with Store(tmp_path) as trainer:
+        trainer.put(small(0))
+        log = tmp_path / "index.sqlite-wal"
+        before = log.stat().st_size
+        assert before  # SQLite: no connection may be carried over a fork and used
+        if not (pid := os.fork()):
+            with suppress(BaseException), trainer:
+                pass
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert log.stat().st_size == before
+        with Store(tmp_path) as other, pytest.raises(Conflict, match="has this store open"):
+            other.rebuild()
+        ref = trainer.put(small(1))
+    with Store(tmp_path) as store:
+        assert same(store.get(ref), small(1))
+
+
 @pytest.mark.parametrize("how", ["removed", "damaged"])
 def test_an_index_lost_under_a_writer_costs_nothing(tmp_path: Path, how: str) -> None:
     with Store(tmp_path) as trainer:

@@ -16,7 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from ConfigSpace import ConfigurationSpace
+from ConfigSpace import (
+    BetaFloatHyperparameter,
+    BetaIntegerHyperparameter,
+    ConfigurationSpace,
+    NormalFloatHyperparameter,
+    NormalIntegerHyperparameter,
+)
 from deephyper.hpo import CBO, HpProblem
 from deephyper.hpo.utils import get_inactive_value_of_hyperparameter
 
@@ -28,6 +34,12 @@ from elastix.search.values import generator, plain
 
 AcqOptimizer = Literal["auto", "sampling", "mixedga"]
 
+_UNKNOWN = (
+    BetaFloatHyperparameter,
+    BetaIntegerHyperparameter,
+    NormalFloatHyperparameter,
+    NormalIntegerHyperparameter,
+)
 _LONG_S = 60.0
 _POINTS = 3_000
 _POINTS_WITH_CONDITIONS = 250  # these are drawn and checked one by one
@@ -73,8 +85,20 @@ class DeepHyper:
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
     ) -> None:
-        """See Searcher."""
+        """See Searcher.
+
+        Raises:
+            ConfigError: a hyperparameter with a normal or beta distribution, which DeepHyper
+                cannot convert for its surrogate; names it.
+        """
         self.known = Known.begin(space, objectives, seed)
+        for name, hyperparameter in self.known.space.flat.items():
+            if isinstance(hyperparameter, _UNKNOWN):
+                raise ConfigError(
+                    f"{name} is a {type(hyperparameter).__name__}, which DeepHyper cannot model. "
+                    "Nothing was started. Make it uniform, on a logarithmic scale perhaps, or use "
+                    "another searcher."
+                )
         self._problem = problem(self.known.space)
         self._inactive = {
             name: plain(get_inactive_value_of_hyperparameter(hyperparameter))
