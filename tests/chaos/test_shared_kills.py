@@ -98,9 +98,9 @@ def killed_at(act: Callable[[], object], place: tuple[str, int], with_signal: in
 )
 @pytest.mark.parametrize("room_for", ["all", "a few"])
 def test_killed_at_any_line_nobody_else_notices(memory, tmp_path, room_for, every):
-    length = 400 if room_for == "all" else 60
+    length = 1200 if room_for == "all" else 60  # each death finds samples that nobody has read
     data = Pictures(length, vary=1500, notes=str(tmp_path / "notes"))
-    shared = elastix.Shared(data, "4MB" if room_for == "all" else 17_500 + 6 * 3000)
+    shared = elastix.Shared(data, "16MB" if room_for == "all" else 17_500 + 6 * 3000)
     (tmp_path / "notes").unlink()
     shared.announce(Reader(0, 0, 0, 9), 0)
     for index in range(10):
