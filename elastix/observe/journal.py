@@ -73,9 +73,9 @@ class Journal:
             in_place = False
         if not in_place:
             self._torn = StoreError(
-                f"{self.path} was removed or replaced while it was being written. Events since then "
-                "are lost, and nothing is added any more. Call fit() again to begin anew; leave the "
-                "folder of a run alone while it trains."
+                f"{self.path} was removed or replaced while it was being written. Events since "
+                "then are lost, and nothing is added any more. Call fit() again to begin anew, "
+                "and leave the folder of a run alone while it trains."
             )
             raise self._torn
 

@@ -212,7 +212,7 @@ class TestDeepHyper(SearcherContract):
     def test_what_it_cannot_model_is_refused_before_anything_starts(self, kind, distribution):
         space = ConfigurationSpace()
         space.add(kind("size", (1, 9), distribution=distribution))
-        with pytest.raises(ConfigError, match="^size is a .*which DeepHyper cannot model"):
+        with pytest.raises(ConfigError, match=r"^size is a .*which DeepHyper cannot model"):
             elastix.DeepHyper().start(space)
 
     def test_trials_that_take_long_are_worth_a_longer_thought(self):
