@@ -37,13 +37,25 @@ from elastix.observe.journal import Journal
 from elastix.store import Store
 from elastix.testing.local_worker import HOST, work
 from elastix.train.beginning import begin
-from elastix.train.checkpoint.assembly import Message
+from elastix.train.checkpoint.assembly import Delivered, Offer, Withdrawn
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.context import Context
+from elastix.train.control.messages import (
+    CatchUp,
+    CaughtUp,
+    Entered,
+    FromWorker,
+    Heartbeat,
+    Leave,
+    Outcome,
+    OutcomeKind,
+    Ready,
+    Record,
+    Suspect,
+)
 from elastix.train.link import Settings
-from elastix.train.outcome import Outcome
 from elastix.train.trainer import keep_code
-from elastix.train.vigil import Sign, Vigil
+from elastix.train.vigil import Vigil
 
 _NAME = "local"
 _WARM = ["elastix.testing.local", "torch._dynamo"]  # the second is what making an optimizer imports
@@ -279,41 +291,48 @@ class _Supervisor:
 
     def _serve(self, worker: int, line: Connection) -> None:
         try:
-            kind, value = line.recv()
+            message = line.recv()
         except (EOFError, ConnectionError):
             self._lose(worker, "died")
             return
-        getattr(self, f"_hear_{kind}")(worker, value)
+        if isinstance(message, Outcome):
+            self._end(worker, message)
+        else:
+            self._hear(worker, message)
 
-    def _hear_alive(self, worker: int, sign: Sign) -> None:
-        self._vigil.hear(worker, sign, time.monotonic())
+    def _hear(self, worker: int, message: FromWorker) -> None:
+        match message:
+            case Heartbeat():
+                self._vigil.hear(worker, message, time.monotonic())
+            case Ready():
+                if message.address is not None:
+                    self._feeds[worker] = message.address
+                self._push(self._roster.ready(worker))
+                if worker in self._roster.watching:
+                    donors = tuple(self._feeds[donor] for donor in self._roster.donors())
+                    self._send(worker, CatchUp(donors))
+            case CaughtUp():
+                self._push(self._roster.level(worker))
+            case Entered():
+                self._push(self._roster.entered(worker, message.generation))
+                if self._roster.settled:
+                    self._vigil.settled(self._roster.newest.members)
+            case Leave():
+                self._ask_to_leave(worker)
+            case Suspect():
+                self._suspect(worker, message)
+            case Record():
+                self._record(message)
+            case Offer() | Withdrawn() | Delivered():
+                self._checkpoints.told(worker, message)
 
-    def _hear_ready(self, worker: int, feed: Address) -> None:
-        self._feeds[worker] = feed
-        self._push(self._roster.ready(worker))
-        if worker in self._roster.watching:
-            donors = tuple(self._feeds[donor] for donor in self._roster.donors())
-            self._send(worker, donors)
-
-    def _hear_level(self, worker: int, _nothing: None) -> None:
-        self._push(self._roster.level(worker))
-
-    def _hear_entered(self, worker: int, generation: int) -> None:
-        self._push(self._roster.entered(worker, generation))
-        if self._roster.settled:
-            self._vigil.settled(self._roster.newest.members)
-
-    def _hear_leave(self, worker: int, _nothing: None) -> None:
-        self._ask_to_leave(worker)
-
-    def _hear_doubt(self, worker: int, doubt: tuple[int, str, frozenset[int]]) -> None:
-        generation, error, unreachable = doubt
-        now = time.monotonic()
-        if self._vigil.doubt(worker, generation, error, unreachable, now):
+    def _suspect(self, worker: int, message: Suspect) -> None:
+        generation, now = message.generation, time.monotonic()
+        if self._vigil.doubt(worker, generation, message.error, message.unreachable, now):
             self._doubts.append((now + 1.0, generation))
 
-    def _hear_record(self, _worker: int, entries: list[tuple[int | None, Event]]) -> None:
-        for serial, event in entries:
+    def _record(self, message: Record) -> None:
+        for serial, event in message.entries:
             if serial is None or serial > self._serial:
                 self._emit(event)
                 if isinstance(event, StepCommitted):
@@ -321,17 +340,11 @@ class _Supervisor:
                     self._checkpoints.poke()
             self._serial = max(self._serial, -1 if serial is None else serial)
 
-    def _hear_save(self, worker: int, message: Message) -> None:
-        self._checkpoints.told(worker, message)
-
-    def _hear_outcome(self, worker: int, outcome: Outcome) -> None:
-        self._end(worker, outcome)
-
     def _end(self, worker: int, outcome: Outcome) -> None:
         self.run.outcomes[worker] = outcome
         self._vigil.forget(worker)
         self._checkpoints.lost(worker)
-        if outcome.kind == "left":
+        if outcome.kind is OutcomeKind.LEFT:
             self._released[worker] = self._lines.pop(worker)
             self._push(self._roster.left(worker, outcome.generation))
             self._emit(
@@ -341,10 +354,10 @@ class _Supervisor:
             )
             if self._crew.replace:
                 self._start()
-        elif outcome.kind == "finished":
+        elif outcome.kind is OutcomeKind.FINISHED:
             self._lines.pop(worker).close()
             self._push(self._roster.finished(worker, outcome.generation))
-        elif outcome.kind == "fenced":
+        elif outcome.kind is OutcomeKind.FENCED:
             self._lose(worker, "fenced")
         else:
             raise outcome.error or TrainError(outcome.traceback)

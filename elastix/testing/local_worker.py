@@ -16,19 +16,27 @@ from typing import Any
 
 import torch
 
-from elastix.comm.door import Address
 from elastix.comm.group import Wiring
 from elastix.comm.membership import Membership
 from elastix.comm.news import News
+from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store
-from elastix.train.checkpoint.assembly import Message
 from elastix.train.checkpoint.saver import Saver
 from elastix.train.context import Context
+from elastix.train.control.messages import (
+    CatchUp,
+    Dismiss,
+    FromWorker,
+    Heartbeat,
+    Leave,
+    Outcome,
+    OutcomeKind,
+    Record,
+)
 from elastix.train.link import Settings
 from elastix.train.member import Member
 from elastix.train.outcome import run_train
-from elastix.train.vigil import Sign
 
 HOST = "127.0.0.1"
 
@@ -44,28 +52,19 @@ class _PipeLink:
         self._where = ("start", 0)
         self._passed = 0
 
-    def tell(self, kind: str, value: Any = None) -> None:  # noqa: ANN401
+    def send(self, message: FromWorker) -> None:
+        self.tell(message)
+
+    def tell(self, message: FromWorker | Outcome) -> None:
         with self._lock:
-            self._line.send((kind, value))
-
-    def ready(self, feed: Address | None) -> None:
-        self.tell("ready", feed)
-
-    def level(self) -> None:
-        self.tell("level")
-
-    def entered(self, generation: int) -> None:
-        self.tell("entered", generation)
-
-    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
-        self.tell("doubt", (generation, repr(error), unreachable))
+            self._line.send(message)
 
     def leave(self) -> None:
         # Not from the handler's own thread: a signal may come while it holds the lock.
-        threading.Thread(target=self.tell, args=("leave",), daemon=True).start()
+        threading.Thread(target=self.send, args=(Leave("notice"),), daemon=True).start()
 
     def emit(self, event: Event, serial: int | None = None) -> None:
-        self.tell("record", [(serial, event)])
+        self.send(Record(((serial, event),)))
         self._serial = max(self._serial, -1 if serial is None else serial)
 
     def journaled(self) -> int:
@@ -75,8 +74,8 @@ class _PipeLink:
         self._where = (name, detail)
         self._passed += 1
 
-    def sign(self, member: Member) -> Sign:
-        return Sign(
+    def heartbeat(self, member: Member) -> Heartbeat:
+        return Heartbeat(
             generation=member.generation,
             step=member.step,
             call=member.call,
@@ -89,9 +88,6 @@ class _PipeLink:
 
     def await_controller(self) -> None:
         pass  # workers end with their supervisor
-
-    def save(self, message: Message) -> None:
-        self.tell("save", message)
 
     def open_store(self) -> Store:
         return Store(self._store)
@@ -137,8 +133,8 @@ def work(
     signal.signal(signal.SIGTERM, lambda *_: link.leave())
     outcome = run_train(train, member, config)
     member.saver.close()
-    link.tell("outcome", outcome)
-    if outcome.kind == "left":
+    link.tell(outcome)
+    if outcome.kind is OutcomeKind.LEFT:
         listener.join()  # others may still wait for what was sent to them
     line.close()
     os._exit(0)  # abandoned groups may have threads that wait for the dead
@@ -150,8 +146,10 @@ def _listen(line: Connection, news: News, saver: Saver) -> None:
             heard = line.recv()
             if isinstance(heard, Membership):
                 news.publish(heard)
-            elif isinstance(heard, tuple):
-                news.invite(heard)
+            elif isinstance(heard, CatchUp):
+                news.invite(heard.donors)
+            elif isinstance(heard, Dismiss):
+                news.dismiss(QuorumLost(heard.reason))
             else:
                 saver.tell(heard)
     except (EOFError, OSError):
@@ -162,6 +160,6 @@ def _pulse(link: _PipeLink, member: Member) -> None:
     while True:
         time.sleep(0.1)
         try:
-            link.tell("alive", link.sign(member))
+            link.send(link.heartbeat(member))
         except OSError:
             return

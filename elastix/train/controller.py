@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from elastix.comm.door import Address, draw_secret
+from elastix.comm.door import draw_secret
 from elastix.comm.meeting import Rendezvous
 from elastix.comm.membership import Membership, Roster
 from elastix.config import (
@@ -57,17 +57,31 @@ from elastix.store import Store
 from elastix.train import lifeline, succession, verdicts
 from elastix.train.beginning import begin
 from elastix.train.checkpoint import restore
-from elastix.train.checkpoint.assembly import Message, Order, Release
+from elastix.train.checkpoint.assembly import Order, Release
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
+from elastix.train.control.messages import (
+    CatchUp,
+    CaughtUp,
+    Dismiss,
+    Entered,
+    FromWorker,
+    Heartbeat,
+    Leave,
+    Outcome,
+    OutcomeKind,
+    Ready,
+    Record,
+    Started,
+    Suspect,
+)
 from elastix.train.hands import Hand
 from elastix.train.heritage import Heritage
 from elastix.train.link import Settings
 from elastix.train.logbook import Logbook
-from elastix.train.outcome import Outcome
 from elastix.train.quorum import Quorum
 from elastix.train.slots import Slot, Slots
 from elastix.train.succession import Presence
-from elastix.train.vigil import Sign, Vigil
+from elastix.train.vigil import Vigil
 from elastix.train.worker import Job, Worker
 
 logger = logging.getLogger(__name__)
@@ -260,7 +274,7 @@ class Controller:
             hand.pid, hand.node, hand.device, hand.feed = one.pid, one.node, one.device, one.feed
             hand.actor.run.remote()  # the first call may have died with who made it
             self._hands[one.worker] = hand
-            self._vigil.hear(one.worker, Sign(), now)
+            self._vigil.hear(one.worker, Heartbeat(), now)
             self._listen(hand, one.lifeline)
         # Of those that were ended above too, whose names Ray may not have given back yet.
         self._next_worker = max([-1, *self._log.started, *actors]) + 1
@@ -344,82 +358,72 @@ class Controller:
     # ------------------------------------------------------------------ from workers
 
     @ray.method(concurrency_group="workers")
-    def started(self, worker: int, pid: int, node: str, device: str, line: str) -> bool:
-        """A worker's process is up, and its signs of life begin.
+    def hear(self, worker: int, message: FromWorker) -> bool:
+        """What a worker has to say; never blocks for long.
 
-        False if it is not (yet) this controller's, as for all that return a bool here.
+        Returns:
+            Whether it is heeded. False if the worker is not (yet) this controller's, or if the
+            journal cannot be written.
         """
         with self._lock:
             hand = self._hands.get(worker)
             if hand is None:
                 return False
-            hand.pid, hand.node, hand.device = pid, node, device
-            self._vigil.hear(worker, Sign(), time.monotonic())
-            self._listen(hand, line)
+            match message:
+                case Heartbeat():
+                    self._vigil.hear(worker, message, time.monotonic())
+                case Started():
+                    hand.pid, hand.node, hand.device = message.pid, message.node, message.device
+                    self._vigil.hear(worker, Heartbeat(), time.monotonic())
+                    self._listen(hand, message.lifeline)
+                case Ready():
+                    self._ready(hand, message)
+                case CaughtUp():
+                    self._push(self._roster.level(worker))
+                case Leave():
+                    if not hand.leaves:
+                        self._ask_to_leave(hand, message.cause)
+                case Entered():
+                    self._push(self._roster.entered(worker, message.generation))
+                    if self._roster.settled:
+                        self._vigil.settled(self._roster.newest.members)
+                case Suspect():
+                    self._suspect(worker, message)
+                case Record():
+                    return self._record(message)
+                case _:
+                    self._checkpoints.told(worker, message)
             return True
 
-    @ray.method(concurrency_group="workers")
-    def ready(self, worker: int, feed: Address) -> bool:
-        """A worker is up to `prepare`, or has lost the peers that it caught up from."""
-        with self._lock:
-            hand = self._hands.get(worker)
-            if hand is None:
-                return False
-            if hand.leaves:
-                return True
-            if worker not in self._log.started:
-                self._emit(
-                    WorkerStarted(worker=worker, pid=hand.pid, node=hand.node, device=hand.device)
-                )
-            hand.feed = feed
-            self._push(self._roster.ready(worker))
-            if worker in self._roster.watching:
-                donors = [self._hands[donor].feed for donor in self._roster.donors()]
-                hand.actor.invite.remote(tuple(donors))
-            return True
+    def _ready(self, hand: Hand, message: Ready) -> None:
+        worker = hand.worker
+        if hand.leaves:
+            return
+        if worker not in self._log.started:
+            self._emit(
+                WorkerStarted(worker=worker, pid=hand.pid, node=hand.node, device=hand.device)
+            )
+        hand.feed = message.address
+        self._push(self._roster.ready(worker))
+        if worker in self._roster.watching:
+            donors = [self._hands[donor].feed for donor in self._roster.donors()]
+            there = tuple(feed for feed in donors if feed is not None)
+            hand.actor.hear.remote(CatchUp(there))
 
-    @ray.method(concurrency_group="workers")
-    def level(self, worker: int) -> None:
-        """A joiner has caught up."""
-        with self._lock:
-            if worker in self._hands:
-                self._push(self._roster.level(worker))
-
-    @ray.method(concurrency_group="workers")
-    def leave(self, worker: int, cause: str) -> bool:
-        """A worker is to go at the next boundary."""
-        with self._lock:
-            hand = self._hands.get(worker)
-            if hand is not None and not hand.leaves:
-                self._ask_to_leave(hand, cause)
-            return hand is not None
-
-    @ray.method(concurrency_group="workers")
-    def entered(self, worker: int, generation: int) -> None:
-        """A worker has the State and is in the group."""
-        with self._lock:
-            if worker in self._hands:
-                self._push(self._roster.entered(worker, generation))
-                if self._roster.settled:
-                    self._vigil.settled(self._roster.newest.members)
-
-    @ray.method(concurrency_group="workers")
-    def doubt(self, worker: int, generation: int, error: str, unreachable: frozenset[int]) -> None:
-        """An operation failed at a worker: somebody is dead, or the network hiccuped."""
-        with self._lock:
-            if worker not in self._hands:
-                return
-            if not self._vigil.doubt(worker, generation, error, unreachable, time.monotonic()):
-                return
+    def _suspect(self, worker: int, message: Suspect) -> None:
+        if not self._vigil.doubt(
+            worker, message.generation, message.error, message.unreachable, time.monotonic()
+        ):
+            return
         logger.info(
             "doubt worker=%d generation=%d unreachable=%s error=%s",
             worker,
-            generation,
-            sorted(unreachable),
-            error,
+            message.generation,
+            sorted(message.unreachable),
+            message.error,
         )
         # A death is known within milliseconds; only if there is none is the group made anew.
-        timer = threading.Timer(1.0, self._still_in_doubt, (generation,))
+        timer = threading.Timer(1.0, self._still_in_doubt, (message.generation,))
         timer.daemon = True
         timer.start()
 
@@ -427,42 +431,18 @@ class Controller:
         with self._lock:
             self._push(self._roster.doubt(generation))
 
-    @ray.method(concurrency_group="workers")
-    def heartbeat(self, worker: int, sign: Sign) -> bool:
-        """A sign of life. Whether this controller counts the worker among its own."""
-        with self._lock:
-            if worker in self._hands:
-                self._vigil.hear(worker, sign, time.monotonic())
-            return worker in self._hands
-
-    @ray.method(concurrency_group="workers")
-    def record(self, worker: int, entries: Sequence[tuple[int | None, Event]]) -> bool:
-        """Write events to the journal; one with a serial only the first time it comes.
-
-        False also if the journal cannot be written.
-        """
-        with self._lock:
-            if worker not in self._hands:
+    def _record(self, message: Record) -> bool:
+        for serial, event in message.entries:
+            if serial is not None and serial <= self._log.serial:
+                continue
+            if not self._emit(event, serial):
                 return False
-            for serial, event in entries:
-                if serial is not None and serial <= self._log.serial:
-                    continue
-                if not self._emit(event, serial):
-                    return False
-                if isinstance(event, StepCommitted):
-                    if event.generation == self._roster.newest.generation:
-                        self._vacant_since = 0.0
-                        self._fill()
-                    self._checkpoints.poke()
-            return True
-
-    @ray.method(concurrency_group="workers")
-    def save(self, worker: int, message: Message) -> bool:
-        """What a worker has to say on a checkpoint."""
-        known = worker in self._hands
-        if known:
-            self._checkpoints.told(worker, message)
-        return known
+            if isinstance(event, StepCommitted):
+                if event.generation == self._roster.newest.generation:
+                    self._vacant_since = 0.0
+                    self._fill()
+                self._checkpoints.poke()
+        return True
 
     @ray.method(concurrency_group="store")
     def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
@@ -475,7 +455,7 @@ class Controller:
         with self._lock:
             for hand in self._hands.values():
                 if worker in (None, hand.worker):
-                    hand.actor.save.remote(order)
+                    hand.actor.hear.remote(order)
 
     def _fail(self, error: ElastixError) -> None:
         """The run cannot go on. Any thread; what came first counts."""
@@ -514,24 +494,26 @@ class Controller:
             self._lose(hand, "died")
             return
         except ray.exceptions.RayTaskError as error:
-            outcome = Outcome(kind="raised", summary=str(error.cause), traceback=str(error))
+            outcome = Outcome(
+                kind=OutcomeKind.RAISED, summary=str(error.cause), traceback=str(error)
+            )
         with self._lock:
-            if outcome.kind == "finished":
+            if outcome.kind is OutcomeKind.FINISHED:
                 self._finished += 1
                 self._hands.pop(hand.worker, None)
                 self._released.append(hand)
                 hand.gone = time.monotonic()
                 self._forget(hand)
                 self._push(self._roster.finished(hand.worker, outcome.generation))
-            elif outcome.kind == "left":
+            elif outcome.kind is OutcomeKind.LEFT:
                 self._hands.pop(hand.worker, None)
                 self._released.append(hand)
                 hand.gone = time.monotonic()
                 self._say_farewell(hand, outcome)
                 self._push(self._roster.left(hand.worker, outcome.generation))
-            elif outcome.kind == "raised":
+            elif outcome.kind is OutcomeKind.RAISED:
                 self._raised(hand, outcome)
-            elif outcome.kind == "dismissed":
+            elif outcome.kind is OutcomeKind.DISMISSED:
                 self._hands.pop(hand.worker, None)
                 self._released.append(hand)
                 if not self._roster.holders & set(self._hands):  # rank 0 may still be storing
@@ -582,7 +564,7 @@ class Controller:
         else:  # nobody would notice
             self._roster.leave(hand.worker)
             self._hands.pop(hand.worker)
-            self._say_farewell(hand, Outcome(kind="left", step=self._log.step))
+            self._say_farewell(hand, Outcome(kind=OutcomeKind.LEFT, step=self._log.step))
             hand.end()
 
     def _say_farewell(self, hand: Hand, outcome: Outcome) -> None:
@@ -692,7 +674,7 @@ class Controller:
             self._error = verdict
         elif verdict is not None:
             for hand in self._hands.values():
-                hand.actor.dismiss.remote(verdict)
+                hand.actor.hear.remote(Dismiss(verdict))
 
     # ------------------------------------------------------------------ acting
 
@@ -738,7 +720,7 @@ class Controller:
         if membership is None:
             return
         for hand in self._hands.values():
-            hand.actor.tell.remote(membership)
+            hand.actor.hear.remote(membership)
         self._emit(
             GenerationFormed(
                 generation=membership.generation,

@@ -5,34 +5,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from elastix.comm.door import Address
 from elastix.config import CheckpointConfig
 from elastix.events import Event, Span
 from elastix.store import Store
-from elastix.train.checkpoint.assembly import Message
+from elastix.train.control.messages import FromWorker
 from elastix.train.heritage import Heritage
 
 
 class Link(Protocol):
     """What the process around a member does for it. No call blocks for long, unless it says so."""
 
-    def ready(self, feed: Address | None) -> None:
-        """Tell the controller that this worker waits to be let in, and where it can be watched.
+    def send(self, message: FromWorker) -> None:
+        """Tell the controller. Not in the training thread if it is of a checkpoint.
 
-        Blocks while nobody leads the run: who is not heard of is waited for.
+        Blocks for what must arrive while nobody leads the run: see messages.
         """
-        ...
-
-    def level(self) -> None:
-        """Tell the controller that this joiner can come in at any boundary."""
-        ...
-
-    def entered(self, generation: int) -> None:
-        """Tell the controller that this worker has the State."""
-        ...
-
-    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
-        """Tell the controller that an operation failed, or that these could not be reached."""
         ...
 
     def emit(self, event: Event, serial: int | None = None) -> None:
@@ -49,10 +36,6 @@ class Link(Protocol):
 
     def await_controller(self) -> None:
         """Block while nobody leads the run; returns at once otherwise."""
-        ...
-
-    def save(self, message: Message) -> None:
-        """To whoever puts checkpoints together. May block; not called in the training thread."""
         ...
 
     def open_store(self) -> Store:

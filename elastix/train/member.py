@@ -46,6 +46,7 @@ from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.checkpoint.snapshot import Snapshot, Stager
 from elastix.train.comparison import parted
+from elastix.train.control.messages import CaughtUp, Entered, Ready, Suspect
 from elastix.train.draws import RollCall, called, drawn
 from elastix.train.ending import Finish
 from elastix.train.evaluation import Evaluation, Metric
@@ -90,7 +91,7 @@ class Member:
         self._given: Snapshot | None = None
         self._overlaps = True  # copies are made while the train function goes on
         self._schedule = Schedule(settings.checkpoint)
-        self.saver = Saver(link.save, link.open_store)
+        self.saver = Saver(link.send, link.open_store)
         self._saved = Mark(0)
         self._peers: set[int] | None = None  # the group as it was at the last boundary
         self._compare = False  # somebody has joined since replicas were compared
@@ -195,7 +196,7 @@ class Member:
         if not self.settings.alone:
             self._feed = Feed(self._interface, layout, self._secret)
             self._rounds.feed_joiners(self._feed)
-        self._link.ready(self._feed.address if self._feed is not None else None)
+        self._link.send(Ready(self._feed.address if self._feed is not None else None))
         self._rounds.first_entry(layout)
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
@@ -341,16 +342,16 @@ class Member:
 
     def level(self) -> None:
         """This joiner can come in."""
-        self._link.level()
+        self._link.send(CaughtUp())
 
     def lonely(self) -> None:
         """Nobody is left whom this joiner could watch."""
         if self._feed is not None:
-            self._link.ready(self._feed.address)
+            self._link.send(Ready(self._feed.address))
 
     def entered(self, generation: int, joined: Joined | None) -> None:
         """In the group of `generation`, with the State."""
-        self._link.entered(generation)
+        self._link.send(Entered(generation))
         if joined is not None and self.step > 0:
             self._link.emit(
                 WorkerJoined(
@@ -379,7 +380,7 @@ class Member:
 
     def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
         """An operation failed, or these could not be reached."""
-        self._link.doubt(generation, error, unreachable)
+        self._link.send(Suspect(generation, repr(error), unreachable))
 
     def phase(self, name: str, detail: int) -> None:
         """Where the training thread is."""

@@ -10,18 +10,17 @@ from typing import Any
 
 import torch
 
-from elastix.comm.door import Address
 from elastix.comm.group import Wiring
 from elastix.comm.membership import Membership
 from elastix.comm.news import News
 from elastix.errors import StoreError
 from elastix.events import Event
 from elastix.store import Store
-from elastix.train.checkpoint.assembly import Message
 from elastix.train.context import Context
+from elastix.train.control.messages import FromWorker, Outcome
 from elastix.train.link import Settings
 from elastix.train.member import Member
-from elastix.train.outcome import Halted, Outcome, run_train
+from elastix.train.outcome import Halted, run_train
 
 _MAY_END = ("boundary", "evaluate", "report")
 _WIRING = Wiring(address=("", 0), interface="", backend="gloo", me=0)
@@ -34,17 +33,8 @@ class _Ear:
         self._listen = listen
         self._serial = -1
 
-    def level(self) -> None:
-        """There is nobody to catch up with."""
-
-    def ready(self, feed: Address | None) -> None:
-        """See Link."""
-
-    def entered(self, generation: int) -> None:
-        """See Link."""
-
-    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
-        """See Link."""
+    def send(self, message: FromWorker) -> None:
+        """Nobody leads this run, and nobody puts checkpoints together."""
 
     def emit(self, event: Event, serial: int | None = None) -> None:
         """See Link."""
@@ -62,11 +52,8 @@ class _Ear:
     def await_controller(self) -> None:
         """There is none."""
 
-    def save(self, message: Message) -> None:
-        """Nobody puts checkpoints together here: what is worth keeping goes to the heritage."""
-
     def open_store(self) -> Store:
-        """Refused, for the same reason."""
+        """Refused: what is worth keeping goes to the heritage."""
         raise StoreError("a run that is alone in its process keeps no checkpoints.")
 
 

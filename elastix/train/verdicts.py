@@ -5,7 +5,7 @@ Not here: a group that waits for workers in vain (quorum.py).
 
 from elastix.config import FailureConfig
 from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
-from elastix.train.outcome import Outcome
+from elastix.train.control.messages import Outcome
 
 _IN_A_ROW = 8
 _TIMES_THE_GROUP = 3

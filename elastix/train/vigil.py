@@ -1,6 +1,6 @@
 """Who is silent, who holds up all others, and who is slow: from workers' signs of life. Pure.
 
-Workers send a Sign a few times within the timeout. Four things are told apart:
+Workers send a Heartbeat a few times within the timeout. Four things are told apart:
 
 - *silent*: no sign at all. The process is stopped, its host is dead, or one of its threads keeps
   the interpreter to itself.
@@ -22,41 +22,21 @@ from dataclasses import dataclass
 
 from elastix.comm.calls import apart
 from elastix.errors import TrainError
+from elastix.train.control.messages import Heartbeat
 from elastix.train.doubts import Doubts
 
 _SLOW_STEPS = 20
 """Steps over which a worker's pace is taken."""
 
 
-@dataclass(frozen=True)
-class Sign:
-    """A sign of life: where a worker was when it was sent.
-
-    Attributes:
-        call: number of the operation that it is in, or comes to next, and its kind; 0 for none.
-        passed: places that its training thread has passed, of those that have a name.
-        waiting: the training thread is blocked until others move.
-        waited_s: how long it has been so, since the worker began.
-    """
-
-    generation: int = 0
-    step: int = 0
-    call: tuple[int, int] = (-1, 0)
-    phase: str = "start"
-    detail: int = 0
-    passed: int = 0
-    waiting: bool = False
-    waited_s: float = 0.0
-
-
 @dataclass
 class _Watched:
-    sign: Sign
+    sign: Heartbeat
     heard: float  # the last sign of all
     moved: float  # the last that differed
     waits: float | None  # since when it has waited, without a break
     entered_step: int | None = None  # committed steps when it came into the group
-    since: tuple[float, Sign] | None = None  # where its pace is taken from
+    since: tuple[float, Heartbeat] | None = None  # where its pace is taken from
     busy_s: float | None = None  # own work for a step
 
 
@@ -75,7 +55,7 @@ class Vigil:
         self._watched: dict[int, _Watched] = {}
         self._doubts = Doubts(timeout_s)
 
-    def hear(self, worker: int, sign: Sign, now: float) -> None:
+    def hear(self, worker: int, sign: Heartbeat, now: float) -> None:
         """A sign of life has come."""
         known = self._watched.get(worker)
         if known is None:
@@ -179,7 +159,7 @@ class Vigil:
         settled = known.entered_step is not None and known.sign.step > known.entered_step
         return self.timeout_s if settled else self._first_step_s
 
-    def _take_pace(self, known: _Watched, sign: Sign, now: float) -> None:
+    def _take_pace(self, known: _Watched, sign: Heartbeat, now: float) -> None:
         """Own work for a step, over stretches in one group."""
         if known.since is None or sign.generation != known.since[1].generation:
             known.since = (now, sign)

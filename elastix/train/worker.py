@@ -28,14 +28,26 @@ from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store, StoreServer
 from elastix.train import affinity, lifeline
-from elastix.train.checkpoint.assembly import Message, Order, Release
+from elastix.train.control.messages import (
+    MUST_ARRIVE,
+    CatchUp,
+    Dismiss,
+    FromWorker,
+    Heartbeat,
+    Leave,
+    Outcome,
+    OutcomeKind,
+    Ready,
+    Record,
+    Started,
+    ToWorker,
+)
 from elastix.train.link import Settings
 from elastix.train.member import Member
-from elastix.train.outcome import Outcome, run_train
+from elastix.train.outcome import run_train
 from elastix.train.profile import Profiler
 from elastix.train.slots import SLOT, Slot
 from elastix.train.succession import Presence, remove_groups, run_id
-from elastix.train.vigil import Sign
 
 _PATIENCE_S = 5.0  # for an answer of the controller, before nobody is taken to lead the run
 _AGAIN_S = 0.1
@@ -50,7 +62,7 @@ class Job:
         train: the train function as ray.cloudpickle wrote it.
         store: where States are kept.
         address: of the Rendezvous.
-        heartbeat_s: seconds between signs of life.
+        heartbeat_s: seconds between heartbeats.
         affinity: bind the worker to the cores of one NUMA node.
     """
 
@@ -89,12 +101,12 @@ class ControllerLink:
     def started(self) -> None:
         """Tell the controller where this worker is."""
         node = ray.get_runtime_context().get_node_id()
-        self._insist(self._controller.started, os.getpid(), node, self._device, self.lifeline)
+        self.send(Started(pid=os.getpid(), node=node, device=self._device, lifeline=self.lifeline))
 
-    def sign(self, member: Member) -> Sign:
-        """A sign of life."""
+    def heartbeat(self, member: Member) -> Heartbeat:
+        """Where the member is."""
         name, detail = self._where
-        return Sign(
+        return Heartbeat(
             generation=member.generation,
             step=member.step,
             call=member.call,
@@ -105,26 +117,14 @@ class ControllerLink:
             waited_s=member.waited_s,
         )
 
-    def ready(self, feed: Address | None) -> None:
+    def send(self, message: FromWorker) -> None:
         """See Link."""
-        self.feed = feed
-        self._insist(self._controller.ready, feed)
-
-    def leave(self, cause: str) -> None:
-        """Tell the controller that this worker is to go. Blocks while nobody leads the run."""
-        self._insist(self._controller.leave, cause)
-
-    def level(self) -> None:
-        """See Link."""
-        self._controller.level.remote(self._worker)
-
-    def entered(self, generation: int) -> None:
-        """See Link."""
-        self._controller.entered.remote(self._worker, generation)
-
-    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
-        """See Link."""
-        self._controller.doubt.remote(self._worker, generation, repr(error), unreachable)
+        if isinstance(message, Ready):
+            self.feed = message.address
+        if isinstance(message, MUST_ARRIVE):
+            self._insist(message)
+        else:
+            self._controller.hear.remote(self._worker, message)
 
     def emit(self, event: Event, serial: int | None = None) -> None:
         """See Link."""
@@ -145,10 +145,6 @@ class ControllerLink:
             self.phase("leaderless", 0)
             self.led.wait()
 
-    def save(self, message: Message) -> None:
-        """See Link."""
-        self._insist(self._controller.save, message)
-
     def open_store(self) -> Store:
         """See Link: packs are this worker's own, questions to the index go to the controller."""
         return StoreServer(self._controller, self._store).open()
@@ -158,11 +154,11 @@ class ControllerLink:
         self._events.put(None)
         self._sender.join()
 
-    def pulse(self, sign: Sign, patience_s: float) -> None:
-        """A sign of life; notices when nobody leads the run, and ends this process if for good."""
+    def beat(self, heartbeat: Heartbeat, patience_s: float) -> None:
+        """A heartbeat; notices when nobody leads the run, and ends this process if for good."""
         try:
             known = ray.get(
-                self._controller.heartbeat.remote(self._worker, sign), timeout=patience_s
+                self._controller.hear.remote(self._worker, heartbeat), timeout=patience_s
             )
         except ray.exceptions.ActorDiedError:
             self._orphaned()
@@ -173,11 +169,11 @@ class ControllerLink:
         else:
             self.led.clear()
 
-    def _insist(self, method: Any, *args: Any) -> None:  # noqa: ANN401 - of the controller
-        """Call until a controller has heeded it; one that was killed may have or not."""
+    def _insist(self, message: FromWorker) -> None:
+        """Say it until a controller has heeded it; one that was killed may have or not."""
         while True:
             try:
-                if ray.get(method.remote(self._worker, *args)):
+                if ray.get(self._controller.hear.remote(self._worker, message)):
                     return
             except ray.exceptions.ActorDiedError:
                 self._orphaned()
@@ -201,7 +197,7 @@ class ControllerLink:
                 batch.append(self._events.get())
             entries = [entry for entry in batch if entry is not None]
             if entries:
-                self._insist(self._controller.record, entries)
+                self._insist(Record(tuple(entries)))
                 serials = [serial for serial, _ in entries if serial is not None]
                 self._journaled = max([self._journaled, *serials])
             if len(entries) < len(batch):
@@ -227,9 +223,9 @@ class Worker:
 
     def _leave(self) -> None:
         if self._link is not None:
-            self._link.leave("notice")
+            self._link.send(Leave("notice"))
         else:  # nobody needs it yet
-            self._controller.leave.remote(self._worker, "notice")
+            self._controller.hear.remote(self._worker, Leave("notice"))
 
     def __repr__(self) -> str:
         member = self._member
@@ -238,20 +234,17 @@ class Worker:
         return f"worker {self._worker} {where}"
 
     @ray.method(concurrency_group="control")
-    def tell(self, membership: Membership) -> None:
-        """A new membership. Runs beside `run`, and never blocks."""
-        self._news.publish(membership)
-
-    @ray.method(concurrency_group="control")
-    def save(self, order: Order | Release) -> None:
-        """What the coordinator of checkpoints wants of this worker. Never blocks."""
-        if self._member is not None:
-            self._member.saver.tell(order)
-
-    @ray.method(concurrency_group="control")
-    def invite(self, donors: tuple[Address, ...]) -> None:
-        """Catch up from one of these peers."""
-        self._news.invite(donors)
+    def hear(self, message: ToWorker) -> None:
+        """What the controller has to say. Runs beside `run`, and never blocks."""
+        match message:
+            case Membership():
+                self._news.publish(message)
+            case CatchUp():
+                self._news.invite(message.donors)
+            case Dismiss():
+                self._news.dismiss(QuorumLost(message.reason))
+            case _ if self._member is not None:
+                self._member.saver.tell(message)
 
     @ray.method(concurrency_group="control")
     def adopt(self, address: tuple[str, int]) -> Presence:
@@ -274,12 +267,7 @@ class Worker:
     def outcome(self) -> Outcome:
         """How `run` ended; waits until it has. May be asked by one controller after the other."""
         self._over.wait()
-        return self._outcome or Outcome(kind="raised", summary="no outcome")
-
-    @ray.method(concurrency_group="control")
-    def dismiss(self, reason: str) -> None:
-        """Nobody will come any more: give up waiting for others."""
-        self._news.dismiss(QuorumLost(reason))
+        return self._outcome or Outcome(kind=OutcomeKind.RAISED, summary="no outcome")
 
     def run(self) -> None:
         """Run the train function to its end, once, however many controllers ask. Never raises.
@@ -292,7 +280,7 @@ class Worker:
             self._outcome = self._train()
         except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
             text = traceback.format_exc()
-            self._outcome = Outcome(kind="raised", summary=repr(error), traceback=text)
+            self._outcome = Outcome(kind=OutcomeKind.RAISED, summary=repr(error), traceback=text)
         self._over.set()
 
     def _train(self) -> Outcome:
@@ -341,7 +329,7 @@ class Worker:
 
     def _pulse(self, member: Member, link: ControllerLink, stop: threading.Event) -> None:
         while not stop.wait(self._job.heartbeat_s):
-            link.pulse(link.sign(member), _PATIENCE_S)
+            link.beat(link.heartbeat(member), _PATIENCE_S)
 
 
 def _on_notice(leave: Callable[[], None]) -> None:

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from elastix.train.vigil import Sign, Vigil
+from elastix.train.control.messages import Heartbeat
+from elastix.train.vigil import Vigil
 
 TIMEOUT = 10.0
 FIRST = 60.0
 
 
-def watched(signs: dict[int, Sign], until: int, changing: set[int] = frozenset()) -> Vigil:
+def watched(signs: dict[int, Heartbeat], until: int, changing: set[int] = frozenset()) -> Vigil:
     """Everybody takes a step, then sends the same sign once a second; `changing` ones move."""
     vigil = Vigil(TIMEOUT, FIRST)
     for worker, sign in signs.items():
@@ -20,7 +21,7 @@ def watched(signs: dict[int, Sign], until: int, changing: set[int] = frozenset()
     return vigil
 
 
-BUSY = Sign(generation=1, step=5)
+BUSY = Heartbeat(generation=1, step=5)
 WAITS = replace(BUSY, waiting=True)
 
 
@@ -79,7 +80,7 @@ def test_own_work_is_compared_and_not_time_spent_waiting():
     vigil = Vigil(TIMEOUT, FIRST)
     for step in range(60):  # a step takes a second; worker 2 is busy for all of it
         for worker, waits in ((0, 0.7), (1, 0.6), (2, 0.0)):
-            sign = Sign(generation=1, step=step, passed=step, waited_s=step * waits)
+            sign = Heartbeat(generation=1, step=step, passed=step, waited_s=step * waits)
             vigil.hear(worker, sign, float(step))
     slow = vigil.slow((0, 1, 2), 1.5)
     assert list(slow) == [2]
@@ -92,7 +93,7 @@ def test_pace_is_not_taken_across_a_change_of_the_group():
     for step in range(30):
         for worker in (0, 1):
             late = 100.0 if worker and step > 15 else 0.0
-            sign = Sign(generation=1 + (step > 15), step=step, passed=step)
+            sign = Heartbeat(generation=1 + (step > 15), step=step, passed=step)
             vigil.hear(worker, sign, step + late)
     assert vigil.slow((0, 1), 1.5) == {}
 

@@ -12,8 +12,8 @@ from elastix.config import CheckpointConfig
 from elastix.events import AncestorIgnored, Event, Reported, StateStored, TensorsInherited
 from elastix.search.executors.work import Ended, Progress, TrainFunction, Work
 from elastix.state import Ref
+from elastix.train.control.messages import Outcome
 from elastix.train.link import Settings
-from elastix.train.outcome import Outcome
 from elastix.train.solo import run_alone
 
 _NOWHERE = Path("/nonexistent")  # States go to the heritage; nothing is written to a directory

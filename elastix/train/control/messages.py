@@ -1,0 +1,202 @@
+"""What a worker and the controller of its run say to each other. Data, and nothing else.
+
+A worker has one `send` for all of `FromWorker`, the controller one `hear`; the other way round it
+is the same with `ToWorker`. How a message travels is the business of the shell: in a call of a
+Ray actor, or down a pipe.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elastix.comm.door import Address
+from elastix.comm.membership import Membership
+from elastix.errors import ElastixError
+from elastix.events import Event
+from elastix.train.checkpoint.assembly import Delivered, Offer, Order, Release, Withdrawn
+
+# ---------------------------------------------------------------------------- from a worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """The worker's process is up, and its heartbeats begin.
+
+    Attributes:
+        pid: of its process.
+        node: where it runs, as Ray names the node; empty in a local run.
+        device: where its model goes.
+        lifeline: see the module of that name; empty for none.
+    """
+
+    pid: int
+    node: str = ""
+    device: str = ""
+    lifeline: str = ""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker waits to be let in; or it has lost the peers that it caught up from.
+
+    Attributes:
+        address: where joiners can follow this worker; None where nobody ever joins.
+    """
+
+    address: Address | None
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """A joiner can come in at any boundary."""
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The worker has the State and is in the group of that generation."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An operation failed: somebody is dead, or the network hiccuped.
+
+    Attributes:
+        generation: the group in which it failed.
+        error: as text.
+        unreachable: workers to whom no connection came about; itself if it reached no meeting.
+    """
+
+    generation: int
+    error: str
+    unreachable: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The worker is to go at the next boundary.
+
+    Attributes:
+        cause: as the journal has it.
+    """
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A sign of life: where the worker was when it was sent.
+
+    Attributes:
+        call: number of the operation that it is in, or comes to next, and its kind; 0 for none.
+        passed: places that its training thread has passed, of those that have a name.
+        waiting: the training thread is blocked until others move.
+        waited_s: how long it has been so, since the worker began.
+    """
+
+    generation: int = 0
+    step: int = 0
+    call: tuple[int, int] = (-1, 0)
+    phase: str = "start"
+    detail: int = 0
+    passed: int = 0
+    waiting: bool = False
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """Events for the journal.
+
+    Attributes:
+        entries: each with its sequence number if several workers may send it, None otherwise. One
+            with a number is written the first time that it comes.
+    """
+
+    entries: tuple[tuple[int | None, Event], ...]
+
+
+FromWorker = (
+    Started
+    | Ready
+    | CaughtUp
+    | Entered
+    | Suspect
+    | Leave
+    | Heartbeat
+    | Record
+    | Offer
+    | Withdrawn
+    | Delivered
+)
+
+MUST_ARRIVE = (Started, Ready, Leave, Record, Offer, Withdrawn, Delivered)
+"""These are said until a controller has heeded them. Without the others nothing is lost: a new
+controller asks every worker what it holds, and heartbeats come again."""
+
+# ------------------------------------------------------------------------------ to a worker
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """A joiner is to follow one of these peers, the first of them that is there."""
+
+    donors: tuple[Address, ...]
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """Nobody will come any more: store the State, and end.
+
+    Attributes:
+        reason: for the error that the worker raises.
+    """
+
+    reason: str
+
+
+ToWorker = Membership | CatchUp | Dismiss | Order | Release
+
+# --------------------------------------------------------------------------- a worker's end
+
+
+class OutcomeKind(StrEnum):
+    """In which way a worker's run ended.
+
+    FINISHED: the train function returned.
+    RAISED: it raised.
+    LEFT: the worker was let go at a boundary, or was never let in.
+    HALTED: whoever runs the function wanted it to end.
+    FENCED: the others went on without the worker, and it cannot catch up from where it is.
+    DISMISSED: it waited in vain for others.
+    """
+
+    FINISHED = "finished"
+    RAISED = "raised"
+    LEFT = "left"
+    HALTED = "halted"
+    FENCED = "fenced"
+    DISMISSED = "dismissed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a worker's run ended.
+
+    Attributes:
+        epochs: passes over the data that this worker saw committed.
+        paused: it finished before its end, with its State stored, as its settings ask for.
+        generation: of the group that a finished worker left; the first without one that was let go.
+        error: what was raised, if it is elastix's own.
+        traceback: of what was raised, as text.
+    """
+
+    kind: OutcomeKind
+    paused: bool = False
+    epochs: float = 0.0
+    generation: int = 0
+    rank: int = -1
+    step: int = 0
+    error: ElastixError | None = None
+    summary: str = ""
+    traceback: str = ""
