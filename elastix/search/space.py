@@ -10,6 +10,7 @@ Invariant: `sample`, `mutate` and `from_flat` give configurations that `check` a
 are equal to themselves after a trip through JSON. Randomness comes from the generator given.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -317,11 +318,14 @@ class Space:
 
     @property
     def size(self) -> float:
-        """How many configurations there are at most; infinite with a Float."""
+        """How many configurations there are at most; infinite with a Float, or beyond a float."""
         total = float(self.plain.estimate_size()) if len(self.plain) else 1.0
         for part in self.blocks.values():
             each = float(part.block.estimate_size())
-            total *= sum(each**length for length in range(part.min, part.max + 1))
+            try:
+                total *= sum(each**length for length in range(part.min, part.max + 1))
+            except OverflowError:
+                return math.inf
         return total
 
     def unseen(self, seen: set[str], limit: int = 20_000) -> Iterator[Config]:

@@ -277,8 +277,8 @@ class Index:
 
     def is_gone(self, pack: str) -> bool:
         """Whether gc has given this pack up: nothing may be entered as standing there."""
-        sql = "SELECT gone FROM packs WHERE id = ?"
-        return bool(self.sql.execute(sql, (self.pack_id(pack),)).fetchone()[0])
+        row = self.sql.execute("SELECT gone FROM packs WHERE name = ?", (pack,)).fetchone()
+        return row is not None and bool(row[0])
 
     def give_up(self, pack: str) -> bool:
         """Bar a pack that nothing refers to; False if something does."""

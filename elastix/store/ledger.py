@@ -19,7 +19,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError
+from elastix.errors import ConfigError, Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError
 from elastix.state import Ref
 from elastix.store import gc, lineage, replay, verify
 from elastix.store.gc import Collected
@@ -459,8 +459,13 @@ class Ledger:
         """The model that a tag, a ref or the beginning of one means.
 
         Raises:
-            NotFound: none, or it was retired. Conflict: several.
+            NotFound: none, or it was retired. Conflict: several. ConfigError: no text.
         """
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"a model is named by a tag, a ref or the beginning of one, not by {name!r}. "
+                "Nothing was done."
+            )
         try:
             return self._find(name)
         except NotFound:

@@ -55,12 +55,13 @@ class LocalPacks:
         with storage_errors(f"listing {self._folder}"):
             if not self._folder.is_dir():
                 return {}
+            found = {}
             with os.scandir(self._folder) as entries:
-                return {
-                    entry.name: entry.stat(follow_symlinks=False).st_size
-                    for entry in entries
-                    if NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-                }
+                for entry in entries:
+                    if NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        with suppress(FileNotFoundError):  # collected since it was listed
+                            found[entry.name] = entry.stat(follow_symlinks=False).st_size
+            return found
 
     def _open(self, pack: str) -> int:
         path = self._path + check_name(pack)

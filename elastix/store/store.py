@@ -618,7 +618,7 @@ def _check_folder(root: Path, index: Path, begin: bool) -> None:
 
 
 def _is_ref(name: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]{64}", name) is not None
+    return isinstance(name, str) and re.fullmatch(r"[0-9a-f]{64}", name) is not None
 
 
 def _looks_like_ref(name: str) -> bool:

@@ -76,8 +76,8 @@ def verify(asking: Asking, packs: Packs) -> tuple[list[Damage], set[bytes]]:
                 elif torn is None or place.offset < torn:
                     bad.append((place, what))
         with asking() as index:
-            if lost and index.is_gone(pack):
-                continue
+            if lost and (index.is_gone(pack) or pack not in index.ends()):
+                continue  # collected meanwhile
             for place, what in bad:
                 damage += _blame(index, packs, number, place, what, doubted)
             damage += _unread(index, packs, number, pack, end, good, doubted)

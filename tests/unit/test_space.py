@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 from ConfigSpace import (
@@ -196,6 +197,7 @@ def test_all_configurations_of_a_small_space_are_listed_once():
     assert len(every) == len(set(every)) == space.size == 2 * (1 + 4 + 16)
     assert list(space.unseen(set(every[1:]))) == [json.loads(every[0])]
     assert list(Space([Float("x", (0, 1))]).unseen(set())) == []
+    assert Space([], Blocks("body", block, min=0, max=2000)).size == math.inf
     ruled = [config["x"] - config["y"] for config in SPACES["ruled"].unseen(set())]
     assert len(ruled) == 45
     assert min(ruled) > 0

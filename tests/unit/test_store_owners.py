@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastix.errors import Conflict, Corrupt, NotFound, StoreError
+from elastix.errors import ConfigError, Conflict, Corrupt, NotFound, StoreError
 from elastix.state import State
 from elastix.store import Store, owner
 from elastix.store.local import LocalPacks
@@ -308,6 +308,70 @@ def test_verify_beside_gc_finds_nothing_and_holds_nobody_up(
         assert done
         assert store.verify() == []
     other.close()
+
+
+def test_verify_of_a_reader_beside_gc_writes_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path) as other:
+        ref = other.put(small(1))
+        other.gc()  # ends its pack
+        other.put(small(2))
+        with Store(tmp_path, read_only=True) as store, pytest.MonkeyPatch.context() as patch:
+            view = LocalPacks.view
+
+            def collected(packs: LocalPacks, pack: str) -> Any:
+                patch.undo()
+                other.retire(ref)
+                assert other.gc().removed
+                return view(packs, pack)
+
+            patch.setattr(LocalPacks, "view", collected)
+            assert store.verify() == []
+
+
+def test_a_pack_that_is_collected_while_packs_are_listed_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(tmp_path) as store:
+        store.put(small(1))
+        store.gc()  # ends its pack
+        store.put(small(2))
+    packs = LocalPacks(tmp_path)
+    before = packs.sizes()
+    listed = os.scandir
+
+    class Entry:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name = entry.name
+            self._entry = entry
+
+        def is_file(self, *, follow_symlinks: bool) -> bool:
+            return self._entry.is_file(follow_symlinks=follow_symlinks)
+
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+            Path(self._entry).unlink()
+            return self._entry.stat(follow_symlinks=follow_symlinks)
+
+    class Entries:
+        def __enter__(self) -> list[Any]:
+            first, *rest = listed(tmp_path / "packs")
+            return [Entry(first), *rest]
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", lambda _: Entries())
+    assert len(packs.sizes()) == len(before) - 1 == 1
+
+
+@pytest.mark.parametrize("name", [None, 7, b"best", Path("best")])
+def test_what_cannot_name_a_model_is_said_to_be_so(tmp_path: Path, name: Any) -> None:
+    with Store(tmp_path) as store:
+        ref = store.put(small(1))
+        calls = (store.get, store.retire, store.signature, store.score, store.manifest)
+        for call in calls:
+            with pytest.raises(ConfigError, match="a model is named by"):
+                call(name)
+        assert same(store.get(ref), small(1))
 
 
 def link_cases() -> dict[str, str]:
