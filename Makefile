@@ -8,11 +8,12 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test check bench bench-short chaos examples screenshots pins clean
+.PHONY: help demo test coverage check bench bench-short chaos examples screenshots pins clean
 
 help:
 	@echo "make demo      search a convnet, then train the winner while workers are killed and stopped"
-	@echo "make test      the tests, with coverage (some minutes)"
+	@echo "make test      the tests (some minutes)"
+	@echo "make coverage  the same, and which lines they ran"
 	@echo "make check     format, lint, types, import contracts"
 	@echo "make chaos     the long failure tests"
 	@echo "make bench     the benchmarks, beside torch DDP, torchft and Ray Train"
@@ -31,6 +32,9 @@ demo: $(READY)
 	$(BIN)/python examples/search_then_train.py
 
 test: $(READY)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+
+coverage: $(READY)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --cov --cov-report=term
 
 check: $(READY)
