@@ -29,17 +29,20 @@ class Deaths:
     _lock: ClassVar = threading.Lock()
     _opened: ClassVar[list["Deaths"]] = []
     _print: ClassVar[Any] = None
+    _late: ClassVar[set[Process]] = set()  # told of; the paragraph comes when all are closed
 
     def __init__(self) -> None:
         self._ours: set[Process] = set()
         self._told: set[Process] = set()
+        self._said: set[Process] = set()
         self._held: dict[Process, tuple[Any, ...]] = {}
 
     def expect(self, node: str, pid: int) -> None:
         """If this process dies, elastix says so: `node` is its node's id."""
         with self._lock:
             self._ours.add((node, pid))
-            self._told.discard((node, pid))
+            for seen in (self._told, self._said, self._late):
+                seen.discard((node, pid))
 
     def told(self, node: str, pid: int) -> None:
         """Elastix has said so."""
@@ -50,22 +53,24 @@ class Deaths:
     def open(self) -> Self:
         """Begin."""
         with self._lock:
-            if not self._opened and hasattr(ray_worker, _PRINTER):
+            if Deaths._print is None and hasattr(ray_worker, _PRINTER):
                 Deaths._print = staticmethod(getattr(ray_worker, _PRINTER))
                 setattr(ray_worker, _PRINTER, _print_unless_told)
             self._opened.append(self)
         return self
 
     def close(self) -> None:
-        """Ray prints as before, and what elastix has not told of. Again does nothing."""
+        """Ray prints as before, and what elastix has not told of. Again does nothing.
+
+        Ray's paragraph on a death may come later than this; it is dropped all the same.
+        """
         with self._lock:
             if self not in self._opened:
                 return
             self._opened.remove(self)
-            printer = Deaths._print
-            if not self._opened and printer is not None:
-                setattr(ray_worker, _PRINTER, printer)
-                Deaths._print = None
+            self._late.update(self._told - self._said)
+            printer = Deaths._print or getattr(ray_worker, _PRINTER)
+            _restore()
         for said in self._held.values():
             printer(*said)
         self._held.clear()
@@ -84,19 +89,31 @@ class Deaths:
     def _takes(self, process: Process, said: tuple[Any, ...]) -> bool:
         if process not in self._ours:
             return False
+        self._said.add(process)
         if process not in self._told:
             self._held[process] = said
         return True
 
 
+def _restore() -> None:
+    """Ray's own printer again, if nothing is held back any more. Under the lock."""
+    if not Deaths._opened and not Deaths._late and Deaths._print is not None:
+        setattr(ray_worker, _PRINTER, Deaths._print)
+        Deaths._print = None
+
+
 def _print_unless_told(data: Mapping[str, Any], ignore_prefix: bool) -> None:
     """In place of Ray's own; called by its listening thread."""
     found = _DEATH.match("\n".join(data["lines"])) if data.get("pid") == "raylet" else None
+    process = (found[1], int(found[2])) if found else None
     with Deaths._lock:
         printer = Deaths._print or getattr(ray_worker, _PRINTER)
-        if found and any(
-            deaths._takes((found[1], int(found[2])), (data, ignore_prefix))
-            for deaths in Deaths._opened
-        ):
-            return
+        if process is not None:
+            said = (data, ignore_prefix)
+            if any(deaths._takes(process, said) for deaths in Deaths._opened):
+                return
+            if process in Deaths._late:
+                Deaths._late.remove(process)
+                _restore()
+                return
     printer(data, ignore_prefix)

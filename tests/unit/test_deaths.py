@@ -15,6 +15,11 @@ def paragraph(node, pid):
     return {"lines": [text], "pid": "raylet", "is_err": False}
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_late(monkeypatch):
+    monkeypatch.setattr(Deaths, "_late", set())
+
+
 @pytest.fixture
 def printed(monkeypatch):
     found = []
@@ -52,3 +57,17 @@ def test_a_death_is_told_by_ray_unless_it_was_told_already(printed):
     assert ray_worker.print_to_stdstream is before
     says(paragraph("a0", 1))
     assert printed[-1] == paragraph("a0", 1)
+
+
+def test_what_ray_says_of_a_death_after_the_end_is_dropped_too_if_it_was_told(printed):
+    before = ray_worker.print_to_stdstream
+    with Deaths() as deaths:
+        for pid in (1, 2):
+            deaths.expect("a0", pid)
+        deaths.told("a0", 1)
+    says(paragraph("a0", 2))
+    says(paragraph("a0", 1))
+    assert printed == [paragraph("a0", 2)]
+    assert ray_worker.print_to_stdstream is before
+    says(paragraph("a0", 1))  # another process of the same number
+    assert len(printed) == 2
