@@ -1,4 +1,4 @@
-"""Counts of the code's structure, of this tree or of another: `python -m benchmarks.structure [ROOT]`.
+"""Counts of a tree's structure, of this one or of another: `python -m benchmarks.structure [ROOT]`.
 
 For comparing the tree before a change with the tree after it. Prints one JSON object; --out FILE
 writes it too.
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     text = json.dumps(counts(options.root), indent=1)
-    print(text)  # noqa: T201
+    print(text)
     if options.out is not None:
         options.out.write_text(text + "\n")
 
