@@ -28,23 +28,73 @@ print(mark(cloudpickle.dumps(train)), mark(cloudpickle.dumps(helper.build)))
 """
 
 
-def marks(folder, rate=0.1, helper="def build(x):\n    return x\n"):
+FORKS = """
+import os, runpy, sys
+from ray import cloudpickle
+from elastix.train.finished import mark
+
+for line in sys.stdin:
+    if not (child := os.fork()):
+        sys.path.insert(0, line.strip())
+        runpy.run_path(os.path.join(line.strip(), "script.py"), run_name="__main__")
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+class Fresh:
+    """Runs `script.py` of a folder as a process of its own: a fork of one that has imported Ray."""
+
+    def __init__(self):
+        self.process = self._start()
+
+    def _start(self):
+        return subprocess.Popen(
+            [sys.executable, "-c", FORKS],
+            env={**os.environ, "PYTHONHASHSEED": "random"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, folder):
+        print(folder, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline().split()
+
+    def start_again(self):
+        """With another seed of its hashes."""
+        self.close()
+        self.process = self._start()
+
+    def close(self):
+        self.process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    processes = Fresh()
+    yield processes
+    processes.close()
+
+
+def marks(fresh, folder, rate=0.1, helper="def build(x):\n    return x\n"):
     """As a process of its own has them."""
     (folder / "helper.py").write_text(helper)
     (folder / "script.py").write_text(SCRIPT.format(rate=rate))
-    environment = {**os.environ, "PYTHONHASHSEED": "random"}
-    return subprocess.check_output(
-        [sys.executable, str(folder / "script.py")], env=environment, text=True, timeout=60
-    ).split()
+    return fresh.run(folder)
 
 
-def test_a_train_function_is_known_again_and_a_changed_one_is_not(tmp_path):
-    first = marks(tmp_path)
-    assert marks(tmp_path) == first
-    other = marks(tmp_path, rate=0.2)
+def test_a_train_function_is_known_again_and_a_changed_one_is_not(fresh, tmp_path):
+    first = marks(fresh, tmp_path)
+    assert len(first) == 2
+    assert marks(fresh, tmp_path) == first
+    fresh.start_again()
+    assert marks(fresh, tmp_path) == first
+    other = marks(fresh, tmp_path, rate=0.2)
     assert other[0] != first[0]
     assert other[1] == first[1]
-    changed = marks(tmp_path, helper="def build(x):\n    return x + 1\n")
+    changed = marks(fresh, tmp_path, helper="def build(x):\n    return x + 1\n")
     assert changed[0] != first[0], "what it imports is part of it"
     assert changed[1] != first[1], "a function that is pickled by its name is more than its name"
 
@@ -67,7 +117,7 @@ print(mark(cloudpickle.dumps(train)), mark(cloudpickle.dumps(late)))
 """
 
 
-def far_marks(folder, depth="SIZE = 1\n", inner="from . import depth\n", data="d4" * 16):
+def far_marks(fresh, folder, depth="SIZE = 1\n", inner="from . import depth\n", data="d4" * 16):
     """As `marks`, of functions whose code lies further away."""
     package = folder / "package"
     package.mkdir(exist_ok=True)
@@ -76,19 +126,17 @@ def far_marks(folder, depth="SIZE = 1\n", inner="from . import depth\n", data="d
     (package / "depth.py").write_text(depth)
     (folder / "helper.py").write_text("import package.inner\n\n\ndef build(x): return x\n")
     (folder / "script.py").write_text(FAR.format(data=data))
-    return subprocess.check_output(
-        [sys.executable, str(folder / "script.py")], text=True, timeout=60
-    ).split()
+    return fresh.run(folder)
 
 
-def test_imports_of_imports_and_digests_belong_to_the_train_function(tmp_path):
-    first = far_marks(tmp_path)
-    assert far_marks(tmp_path) == first
+def test_imports_of_imports_and_digests_belong_to_the_train_function(fresh, tmp_path):
+    first = far_marks(fresh, tmp_path)
+    assert far_marks(fresh, tmp_path) == first
     for changed in ({"depth": "SIZE = 22\n"}, {"inner": "from package import depth as d\n"}):
-        other = far_marks(tmp_path, **changed)
+        other = far_marks(fresh, tmp_path, **changed)
         assert other[0] != first[0], "an import of an import"
         assert other[1] != first[1], "an import within the function"
-    other = far_marks(tmp_path, data="e5" * 16)  # long as what cloudpickle draws for classes
+    other = far_marks(fresh, tmp_path, data="e5" * 16)  # long as what cloudpickle draws for classes
     assert other[0] != first[0]
     assert other[1] != first[1]
 
