@@ -1,5 +1,5 @@
 """Who is in the group and how gradients add up. torch.distributed lives only here. No Ray.
 
-Read in this order: membership (who), recovery (what survivors decide), rounds (how a worker goes
-through it), reducer (the training step), group and transfer (the wires).
+Read in this order: membership (who), recovery (what survivors decide), protocol (how a member goes
+through it), rounds (the same in a thread), reducer (the training step), group and transfer (the wires).
 """

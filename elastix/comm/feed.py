@@ -6,8 +6,8 @@ buffers included. A joiner runs a Watch, which takes all that in behind its trai
 The group need not know: a joiner that dies or is slow costs its donor a connection.
 
 Both sides bound what they hold: a joiner that falls too far behind is dropped, and starts over.
-Not here: who is let in and how (door), what the joiner does with it (rounds), and when it comes in
-(membership).
+Not here: what is told (stream), who is let in and how (door), what the joiner does with it
+(joiner), and when it comes in (membership).
 
 Wire: a message is a line of JSON and, if it says so, bytes of tensors after it.
 """
@@ -18,13 +18,14 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import torch
 
 from elastix.comm import transfer
 from elastix.comm.door import FEED, Address, Door, enter, hang_up
+from elastix.comm.stream import Digest, Entering, Given, Mark, Told, Watched
 from elastix.errors import StateError
 from elastix.state import State, dtype_name, raw_bytes
 
@@ -33,51 +34,6 @@ QUEUE_BYTES = 1 << 30
 
 QUEUE_STEPS = 2
 """A donor keeps as many messages in any case: a step's gradients alone may be larger."""
-
-
-@dataclass(frozen=True)
-class Watched:
-    """How one operation ended, for somebody who did not take part.
-
-    Attributes:
-        plan: the workers over which its batch was split.
-        contributors: the workers whose share counts.
-        complete: the generation that they are the members of.
-        generation: in which it was left.
-        result: of its round.
-        parts: what else the operation hands over, flat.
-    """
-
-    operation: int
-    kind: int
-    plan: tuple[int, ...]
-    contributors: tuple[int, ...]
-    complete: int
-    generation: int
-    result: torch.Tensor
-    parts: tuple[torch.Tensor, ...] = ()
-
-
-@dataclass(frozen=True)
-class Entering:
-    """The donor enters `generation`, of which the joiner is a member, at this very boundary."""
-
-    generation: int
-
-
-@dataclass(frozen=True)
-class Mark:
-    """The donor takes a digest of its State as it is at this very boundary."""
-
-
-@dataclass(frozen=True)
-class Digest:
-    """The digest of the State at the mark before it."""
-
-    digest: str
-
-
-Told = Watched | Entering | Mark | Digest
 
 
 @dataclass
@@ -253,20 +209,6 @@ class Feed:
 def _state_message(head: dict[str, Any], state: State) -> _Message:
     body, parts = transfer.describe(state)
     return _Message({**head, "body": body}, parts)
-
-
-@dataclass
-class Given:
-    """The State that a joiner begins with.
-
-    Attributes:
-        operation: the next one after the State's boundary.
-        layout: the donor's.
-    """
-
-    operation: int
-    layout: list[str]
-    state: State = field(repr=False)
 
 
 class Watch:

@@ -2,7 +2,7 @@
 
 torch.distributed's process groups are used directly, without its global default group, so that a
 new one can be built while operations of an old one are still stuck. Nothing here retries; what to
-do after a failure is decided in rounds.
+do after a failure is decided in protocol.
 
 Invariant: no call blocks on a peer, except inside the builder's own thread.
 """

@@ -2,21 +2,39 @@
 
 It takes no part in the group and nobody waits for it. It runs the same train function as all do,
 but its operations end as its donor says, until that enters a generation with this worker in it.
+Pure, as protocol is, which it is a part of.
 
-Not here: what a donor tells, and how (feed); the group that is entered in the end (rounds).
+Not here: what a donor tells (stream), and how (feed); the group that is entered in the end
+(protocol).
 """
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from __future__ import annotations
 
-from elastix.comm import layout as layouts
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
 from elastix.comm.calls import call
-from elastix.comm.feed import Digest, Entering, Given, Mark, Watch, Watched
-from elastix.comm.news import News
-from elastix.comm.operation import Left, Operation
-from elastix.comm.participant import Fenced, Joined, Participant
+from elastix.comm.operation import Left
+from elastix.comm.participant import Fenced, Joined
+from elastix.comm.stream import Digest, Entering, Mark, Watched
+from elastix.comm.wants import (
+    Adopt,
+    Await,
+    Course,
+    Imitate,
+    Level,
+    Lonely,
+    Subscribe,
+    TakeDigest,
+    Unequal,
+)
 from elastix.errors import TrainError
+
+if TYPE_CHECKING:
+    from elastix.comm.door import Address
+    from elastix.comm.operation import Operation
+    from elastix.comm.stream import Stream
 
 _NEAR = 2
 """A joiner with so few operations left to do asks to be let in."""
@@ -28,20 +46,34 @@ _FAILURES = 3
 """A joiner that was dropped so often is given the State in the group, which has to wait for it."""
 
 
+class Invitations(Protocol):
+    """Where the controller's choice of donors arrives."""
+
+    @property
+    def invitation(self) -> tuple[Address, ...]:
+        """Peers that a joiner may catch up from, in order; empty if it was not invited."""
+        ...
+
+    def invite(self, donors: tuple[Address, ...]) -> None:
+        """Catch up from one of these peers."""
+        ...
+
+
 @dataclass
 class _Catchup:
     """How far it is with one donor.
 
     Attributes:
+        joined: what the copy of the State has cost.
         plan: the workers over which the operation in hand was split.
         mine: digest of the State here at the donor's mark.
         equal: the donor's is the same.
         told: the controller knows that this joiner is level.
+        followed: operations that it did as its donor said.
     """
 
-    watch: Watch
-    nbytes: int
-    copy_s: float
+    stream: Stream
+    joined: Joined
     plan: tuple[int, ...] = ()
     mine: str = ""
     equal: bool = False
@@ -50,30 +82,18 @@ class _Catchup:
 
 
 class Joiner:
-    """One worker's way in. Used in the training thread; of no use once it is in.
+    """One worker's way in; of no use once it is in.
 
     Args:
         me: this worker's id.
-        secret: of the run.
+        inbox: see Invitations.
         called: whether a proposal that still stands has this worker in it.
-        pass_time: blocks until what it is given holds.
     """
 
-    def __init__(
-        self,
-        me: int,
-        secret: bytes,
-        participant: Participant,
-        news: News,
-        called: Callable[[], bool],
-        pass_time: Callable[[Callable[[], bool]], None],
-    ) -> None:
+    def __init__(self, me: int, inbox: Invitations, called: Callable[[], bool]) -> None:
         self._me = me
-        self._secret = secret
-        self._participant = participant
-        self._news = news
+        self._inbox = inbox
         self._called = called
-        self._pass_time = pass_time
         self._catchup: _Catchup | None = None
         self._failures = 0
 
@@ -87,11 +107,8 @@ class Joiner:
         """The workers over which the operation in hand was split; empty before the first."""
         return self._catchup.plan if self._catchup is not None else ()
 
-    def begin(self, layout: list[str]) -> int | None:
+    def begin(self) -> Course[int | None]:
         """Be given the State by one of the peers that the controller has named, and follow it.
-
-        Args:
-            layout: of the model here; see layout.
 
         Returns:
             Number of the next operation. None without a State: the group calls, or all donors are
@@ -100,32 +117,24 @@ class Joiner:
         Raises:
             ConfigError: the donor's model is another one.
         """
-        donors = self._news.invitation
-        self._news.invite(())
+        donors = self._inbox.invitation
+        self._inbox.invite(())
         for donor in donors:
-            started = time.monotonic()
-            watch = Watch(donor, self._secret, self._me, self._news.notify)
-            self._participant.phase("take", 0)
-            given = self._await_state(watch)
+            stream: Stream = yield Subscribe(donor)
+            yield Await(lambda s=stream: s.given is not None or s.failed or self._called())  # type: ignore[misc]
+            given, stream.given = stream.given, None
             if given is not None:
-                layouts.compare([given.layout, layout])
-                watch.ask_digest()
-                self._participant.adopt_state(given.state)
-                copy_s = time.monotonic() - started
-                self._catchup = _Catchup(watch, given.state.nbytes, copy_s)
+                stream.ask_digest()
+                joined: Joined = yield Adopt(given)
+                self._catchup = _Catchup(stream, joined)
                 return given.operation
-            watch.close()
+            stream.close()
             if self._called():
                 return None  # the group stands still until it has more members
-        self._ask_again()
+        yield from self._ask_again()
         return None
 
-    def _await_state(self, watch: Watch) -> Given | None:
-        self._pass_time(lambda: watch.given is not None or watch.failed or self._called())
-        given, watch.given = watch.given, None
-        return given
-
-    def follow(self, operation: int) -> Watched | Entering | None:
+    def follow(self, operation: int) -> Course[Watched | Entering | None]:
         """At a boundary: what comes next, as soon as the donor says so.
 
         Args:
@@ -136,60 +145,57 @@ class Joiner:
             nobody any longer: it must be given the State again.
         """
         while self._catchup is not None:
-            catchup, head = self._catchup, self._catchup.watch.head
+            catchup, head = self._catchup, self._catchup.stream.head
             match head:
                 case Watched():
                     catchup.plan = head.plan or catchup.plan
-                    self._tell_level(catchup)
+                    yield from self._tell_level(catchup)
                     return head
                 case Entering():
                     return head
                 case Mark():
-                    catchup.mine = self._participant.digest()
+                    catchup.mine = yield TakeDigest()
                 case Digest() if head.digest == catchup.mine:
                     catchup.equal = True
                 case Digest():
-                    self._participant.phase("unequal", operation)
+                    yield Unequal(operation)
                     self._stop(catchup)
-                    self._participant.level()  # in the group it is given the State as all are
+                    yield Level()  # in the group it is given the State as all are
                     continue
                 case None:
-                    self._await_more(catchup)
+                    yield from self._await_more(catchup)
                     continue
-            catchup.watch.pop()
+            catchup.stream.pop()
         return None
 
-    def _await_more(self, catchup: _Catchup) -> None:
+    def _await_more(self, catchup: _Catchup) -> Course[None]:
         """All that was told is done."""
-        watch = catchup.watch
-        self._tell_level(catchup)
+        stream = catchup.stream
+        yield from self._tell_level(catchup)
 
         def cold() -> bool:  # the group wants this joiner as it is, and waits
             return self._called() and not catchup.told
 
-        self._pass_time(lambda: watch.head is not None or watch.failed or cold())
-        if watch.head is None:
+        yield Await(lambda: stream.head is not None or stream.failed or cold())
+        if stream.head is None:
             lost = not cold()
             self._stop(catchup)
             if lost:
-                self._ask_again()
+                yield from self._ask_again()
 
-    def _tell_level(self, catchup: _Catchup) -> None:
+    def _tell_level(self, catchup: _Catchup) -> Course[None]:
         """Ask to be let in, if the State is as it should be and there is little left to do."""
-        near = catchup.watch.backlog <= _NEAR or catchup.followed >= _PATIENCE
+        near = catchup.stream.backlog <= _NEAR or catchup.followed >= _PATIENCE
         if catchup.equal and near and not catchup.told:
             catchup.told = True
-            self._participant.level()
+            yield Level()
 
-    def _ask_again(self) -> None:
+    def _ask_again(self) -> Course[None]:
         """All donors are lost, or have dropped this joiner: others, or the State in the group."""
         self._failures += 1
-        if self._failures < _FAILURES:
-            self._participant.lonely()
-        else:
-            self._participant.level()
+        yield Lonely() if self._failures < _FAILURES else Level()
 
-    def imitate(self, operation: Operation, number: int) -> Left:
+    def imitate(self, operation: Operation, number: int) -> Course[Left]:
         """Instead of carrying an operation through: take over what the group agreed on.
 
         Raises:
@@ -199,9 +205,9 @@ class Joiner:
         catchup = self._catchup
         if catchup is None:
             raise TrainError("this worker follows nobody; this is a bug in elastix.")
-        watch = catchup.watch
-        self._pass_time(lambda: watch.head is not None or watch.failed)
-        head = watch.head
+        stream = catchup.stream
+        yield Await(lambda: stream.head is not None or stream.failed)
+        head = stream.head
         if not isinstance(head, Watched):
             raise Fenced(
                 f"worker {self._me} lost its donor in the middle of operation {number} and cannot "
@@ -213,8 +219,8 @@ class Joiner:
                 f"was {call(head.kind)} (operation {head.operation}). All "
                 "workers must make the same calls on ctx in the same order."
             )
-        watch.pop()
-        operation.imitate(head)
+        stream.pop()
+        yield Imitate(operation, head)
         catchup.followed += 1
         return Left(head.result, head.complete, head.generation, head.contributors)
 
@@ -224,10 +230,8 @@ class Joiner:
         if catchup is None:
             return None
         self._stop(catchup)
-        if not catchup.equal:
-            return None
-        return Joined(catchup.copy_s, catchup.nbytes, catchup.followed)
+        return replace(catchup.joined, watched_steps=catchup.followed) if catchup.equal else None
 
     def _stop(self, catchup: _Catchup) -> None:
-        catchup.watch.close()
+        catchup.stream.close()
         self._catchup = None

@@ -1,16 +1,21 @@
 """What a group does together: numbered operations, equal on all workers.
 
-Rounds carries them through; the reducer's step, an evaluation and the end of the run are such.
+The protocol carries them through; the reducer's step, an evaluation and the end of the run are
+such. Pure: results are passed on, and never looked at.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-from elastix.comm.feed import Watched
-from elastix.comm.group import Group, Pending, Reduce
+    import torch
+
+    from elastix.comm.group import Group, Pending, Reduce
+    from elastix.comm.stream import Watched
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
-"""The worker around Rounds: what it provides, what it is told, and how its part may end."""
+"""The worker around the protocol: what it provides, what it is told, and how its part may end."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from elastix.state import State
+if TYPE_CHECKING:
+    from elastix.state import State
 
 
 class Fenced(BaseException):
@@ -52,7 +55,7 @@ class Joined:
 
 
 class Participant(Protocol):
-    """What the worker around Rounds provides. Called in the training thread."""
+    """What the worker around the protocol provides. Called in the training thread."""
 
     def give_state(self, founding: bool) -> State:
         """The State as it is, for newcomers. `founding`: the run begins here."""

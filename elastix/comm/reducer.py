@@ -2,7 +2,7 @@
 
 Hooks on the parameters copy each gradient, scaled by this worker's share of the batch, into flat
 buckets, which are reduced while the rest of backward runs. At the end of backward the group
-agrees in a round (rounds.Rounds) that everybody holds every bucket; only then `param.grad` becomes
+agrees in a round (protocol) that everybody holds every bucket; only then `param.grad` becomes
 the average. Until the next backward the local gradients stay as autograd left them, so after a
 failure all buckets can be filled and reduced again by whoever is left.
 
@@ -26,10 +26,10 @@ from typing import Any, Protocol
 import torch
 
 from elastix.comm.buckets import BufferBucket, GradientBucket, build_buckets
-from elastix.comm.feed import Watched
 from elastix.comm.group import Group, Pending, Reduce
 from elastix.comm.operation import Left
 from elastix.comm.rounds import Rounds
+from elastix.comm.stream import Watched
 from elastix.errors import ConfigError
 
 

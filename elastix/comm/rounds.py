@@ -1,47 +1,41 @@
-"""Operations that a group does together, and that survive a change of the group.
+"""The group protocol in a worker's training thread, over torch.distributed.
 
-A worker runs numbered operations (see recovery). While it waits for peers it also listens to the
-news; when a new generation is announced it drops the operation, meets the others there, learns
-where everybody is, and goes on with the same operation in the new group. Nothing that is shared
-changes before an operation is left, so this may happen any number of times.
+The shell around protocol.GroupProtocol: it carries out what that wants, and blocks where that waits
+for peers or news. The hooks of a backward pass launch their buckets beside it, since between two
+operations only this thread is at work.
 
-Not here: what an operation computes (reducer, train.context), and who decides on generations.
+Not here: a decision on what to do next (protocol), what an operation computes (reducer,
+train.evaluation), and who decides on generations (membership).
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
+from typing import Any, TypeVar
 
 import torch
 
-from elastix.comm import calls, transfer
 from elastix.comm import layout as layouts
+from elastix.comm import transfer
+from elastix.comm import wants as want
 from elastix.comm.ahead import Ahead
-from elastix.comm.feed import Entering, Feed, Watched
+from elastix.comm.feed import Feed, Watch
 from elastix.comm.group import Alone, Builder, Group, Pending, Wiring
-from elastix.comm.joiner import Joiner
 from elastix.comm.membership import Membership
 from elastix.comm.news import News
 from elastix.comm.operation import Left, Operation
-from elastix.comm.participant import Fenced, Joined, Participant, Recovery, Released
-from elastix.comm.recovery import Decision, Position, decide
-from elastix.errors import TrainError
+from elastix.comm.participant import Joined, Participant, Recovery, Released
+from elastix.comm.protocol import GroupProtocol
+from elastix.comm.recovery import Position
+from elastix.comm.stream import Stream, Watched
 
-
-class _Superseded(Exception):
-    """Internal: a newer generation was announced while waiting."""
+_T = TypeVar("_T")
 
 
 class Rounds:
     """One worker's side of all operations. Used by one thread at a time.
 
     Attributes:
-        group: the process group in use; None before the first.
-        generation: the newest generation that this worker entered or tries to enter.
-        operation: number of the operation in hand, or the next; -1 without the State.
-        plan: the generation over whose members the next batch is split.
-        call: number and kind of the operation in hand; of kind 0 between operations.
-        void: the operation in hand is done for nothing, since its step will be done again.
         waiting: this worker is blocked, and others have to move first.
         waited_s: how long it has been so, altogether.
         on_reduced: called from any thread with the number of a bucket whose reduction has ended.
@@ -56,53 +50,75 @@ class Rounds:
         min_workers: int = 1,
         redo: int = 0,
     ) -> None:
-        self.group: Group | None = None
-        self.generation = 0
-        self.operation = -1
-        self.plan = 0
-        self.layout: list[str] = []
         self.on_reduced: Callable[[int], None] | None = None
+        self.waiting = False
+        self.waited_s = 0.0
+        self._protocol = GroupProtocol(wiring.me, news, min_members=min_workers, redo=redo)
+        self._joiner = self._protocol.joiner
         self._participant = participant
         self._news = news
         self._wiring = wiring
         self._device = device if wiring.backend == "nccl" else torch.device("cpu")
-        self._min_workers = min_workers
-        self._complete = 0
-        self._kind = 0
-        self.call = (-1, 0)
-        self._in_hand: Operation | None = None
-        self._agreed = 0
-        self._begun = False
-        self._given = 0
-        self._result: torch.Tensor | None = None
-        self._sent: torch.Tensor | None = None
-        self._passed: Left | None = None
-        self._recovering_since = 0.0
-        self._rebuild_s = 0.0
-        self._doubted = 0
-        self._outcome = ""
-        self.void = False
-        self._next_void = False  # those ahead have found the operation after this one void
-        self._redo = redo  # kind of operation that is not finished by survivors but done again
-        self.waiting = False
-        self.waited_s = 0.0
-        self._joiner = Joiner(
-            wiring.me, wiring.secret, participant, news, self._called, self._pass_time
-        )
-        self._joined: Joined | None = None
+        self._layout: list[str] = []
         self._feed: Feed | None = None
+        self._rebuilding_since = self._rebuild_s = 0.0
+        self._subscribed = 0.0
         self._ahead = Ahead(lambda: self._wiring, news.notify)
         news.on_proposal(self._ahead.begin)
+        self._answers: dict[type, Callable[[Any], Any]] = {
+            want.Await: self._await,
+            want.Build: self._build,
+            want.Abandon: self._abandon,
+            want.Meet: self._meet,
+            want.CompareLayouts: self._compare_layouts,
+            want.GiveState: self._give_state,
+            want.TakeState: self._take_state,
+            want.AllHaveState: self._all_have_state,
+            want.PassOn: self._pass_on,
+            want.ReduceBuckets: self._reduce_buckets,
+            want.Payload: self._payload,
+            want.CompareCalls: self._compare_calls,
+            want.ReducePayload: self._reduce_payload,
+            want.Conclude: self._conclude,
+            want.Entered: self._entered,
+            want.Recovered: self._recovered,
+            want.Doubt: self._doubt,
+            want.AnnounceEntry: self._announce_entry,
+            want.Subscribe: self._subscribe,
+            want.Adopt: self._adopt,
+            want.TakeDigest: self._take_digest,
+            want.Unequal: self._unequal,
+            want.Level: self._level,
+            want.Lonely: self._lonely,
+            want.Imitate: self._imitate,
+        }
 
     # ------------------------------------------------------------------ what the worker calls
 
-    def members(self, generation: int) -> tuple[int, ...]:
-        """Members of a generation that was announced to this worker."""
-        return self._news.members[generation]
+    @property
+    def group(self) -> Group | None:
+        """The process group in use; None before the first."""
+        return self._protocol.group  # type: ignore[return-value]  # what _build has answered with
 
-    def meet_at(self, address: tuple[str, int]) -> None:
-        """From now on groups meet at another Rendezvous. Any thread may say so."""
-        self._wiring = replace(self._wiring, address=address)
+    @property
+    def generation(self) -> int:
+        """The newest generation that this worker entered or tries to enter."""
+        return self._protocol.generation
+
+    @property
+    def operation(self) -> int:
+        """Number of the operation in hand, or the next; -1 without the State."""
+        return self._protocol.hand.number
+
+    @property
+    def call(self) -> tuple[int, int]:
+        """Number and kind of the operation in hand; of kind 0 between operations."""
+        return self._protocol.call
+
+    @property
+    def void(self) -> bool:
+        """The operation in hand is done for nothing, since its step will be done again."""
+        return self._protocol.hand.void
 
     @property
     def watching(self) -> bool:
@@ -112,18 +128,25 @@ class Rounds:
     @property
     def planned(self) -> tuple[int, ...]:
         """The workers over which the next batch is split."""
-        return self._joiner.plan if self.watching else self.members(self.plan)
+        return self._protocol.planned
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is worth launching something in the present group."""
+        return self._protocol.usable
+
+    def members(self, generation: int) -> tuple[int, ...]:
+        """Members of a generation that was announced to this worker."""
+        return self._news.members[generation]
+
+    def meet_at(self, address: tuple[str, int]) -> None:
+        """From now on groups meet at another Rendezvous. Any thread may say so."""
+        self._wiring = replace(self._wiring, address=address)
 
     def feed_joiners(self, feed: Feed) -> None:
         """Tell joiners how operations end, from now on."""
         self._feed = feed
         self._wiring = replace(self._wiring, feed=feed.address)
-
-    @property
-    def usable(self) -> bool:
-        """Whether it is worth launching something in the present group."""
-        newest = self._news.urgent.generation <= self.generation
-        return self.group is not None and newest and not self.void
 
     def first_entry(self, layout: list[str]) -> None:
         """Enter the group as a founder or a joiner; blocks until let in and given the State.
@@ -134,27 +157,9 @@ class Rounds:
         Raises:
             ConfigError: the layouts differ; names the first line that does.
         """
-        self.layout = layout
+        self._layout = layout
         self._participant.phase("wait", 0)
-        self._come_in()
-
-    def _come_in(self) -> None:
-        """Until this worker has the State: in a group, or from a peer that it goes on to watch."""
-        me = self._wiring.me
-        while self.operation < 0:
-            self._pass_time(self._addressed)
-            newest = max(self._heard(), key=lambda m: m.generation)
-            if self._news.invitation and not self._called():
-                given = self._joiner.begin(self.layout)
-                self.operation = self.operation if given is None else given
-            elif me in newest.members:
-                try:
-                    self._enter(newest)
-                except _Superseded:
-                    continue
-            else:
-                self._leave_group()
-                self.generation = newest.generation
+        self._drive(self._protocol.come_in())
 
     def run(self, operation: Operation) -> Left:
         """Carry one operation through, whatever happens to the group. Collective.
@@ -165,63 +170,11 @@ class Rounds:
             Fenced: this worker was taken out.
             TrainError: the others run something else.
         """
-        if self.watching:
-            imitated = self._joiner.imitate(operation, self.operation)
-            self.operation += 1
-            return imitated
-        self._kind = operation.kind
-        self.call = (self.operation, operation.kind)
-        self._in_hand = operation
-        plan = self._news.members.get(self.plan, ())
-        left: Left | None = None
-        while left is None:
-            try:
-                self._catch_up()
-                left = self._attempt(operation)
-            except _Superseded:
-                continue
-        if self._passed is not None:  # the peer who passed it on may know of a newer plan
-            self.plan = max(self.plan, left.generation)
-        else:
-            self._begun = False
-        self._kind = 0
-        self.call = (self.operation + 1, 0)
-        self._in_hand = None
-        self._complete = 0
-        self._passed = None
-        self._result = left.result
-        operation.accept(left)
-        self.void, self._next_void = self._next_void, False
-        if self._feed is not None and self._feed.watched:
-            self._feed.tell(
-                Watched(
-                    operation=self.operation,
-                    kind=operation.kind,
-                    plan=plan,
-                    contributors=left.contributors,
-                    complete=left.complete,
-                    generation=left.generation,
-                    result=left.result,
-                    parts=tuple(operation.parts()),
-                )
-            )
-        self.operation += 1
-        if self._recovering_since:
-            self._tell_recovered(operation.kind)
-        return left
+        return self._drive(self._protocol.run(operation))
 
     def step_left(self, left: Left, proposal: int) -> None:
-        """A step was left: its successor is split over the members of the newest generation.
-
-        Args:
-            left: how it was left.
-            proposal: generation of the proposal that all members know; 0 for none. It is entered
-                at the next boundary.
-        """
-        if self.watching:
-            return  # its donor says where the group enters
-        self._agreed = max(self._agreed, proposal)
-        self.plan = max(self.plan, left.generation, proposal)
+        """A step was left; see GroupProtocol.step_left."""
+        self._protocol.step_left(left, proposal)
 
     def boundary(self) -> None:
         """Between two steps: let agreed joiners in; wait while fewer than the minimum are left.
@@ -229,165 +182,49 @@ class Rounds:
         Raises:
             Released: this worker was to leave, and the others know that it does so here.
         """
-        while True:
-            try:
-                if self.watching:
-                    if self._follow():
-                        return
-                elif self._news.urgent.generation > self.generation:
-                    self._catch_up()
-                    self._outcome = "between steps"
-                    self._tell_recovered(0)
-                elif self._agreed > self.generation:
-                    self._enter_agreed()
-                elif self._too_few():
-                    self._pause()
-                else:
-                    return
-            except _Superseded:
-                continue
-
-    def _enter_agreed(self) -> None:
-        members = self._news.members[self._agreed]
-        if self._wiring.me not in members:
-            # The group stays up: others may still wait for what this worker has sent there.
-            self._participant.phase("released", self._agreed)
-            raise Released(self._agreed)
-        if self._feed is not None:
-            self._feed.entering(self._agreed, members)
-        self._enter(Membership(self._agreed, members, urgent=False))
-
-    def _too_few(self) -> bool:
-        """Whether to wait here; not if others are in the next operation and wait for us."""
-        return self.group is not None and self.group.size < self._min_workers and not self._begun
-
-    def _pause(self) -> None:
-        """Too few to go on: all come to this boundary, so a proposal needs no agreement."""
-        now = self.generation
-        news = self._news
-        self._participant.phase("pause", now)
-        self._pass_time(
-            lambda: news.dismissed is not None or any(m.generation > now for m in self._heard())
-        )
-        if news.dismissed is not None:
-            raise news.dismissed
-        if news.urgent.generation <= now:
-            self._agreed = news.proposed.generation
+        try:
+            self._drive(self._protocol.boundary())
+        except Released as released:
+            self._participant.phase("released", released.generation)
+            raise
 
     def phase(self, name: str, detail: int) -> None:
         """Pass on where this worker is."""
         self._participant.phase(name, detail)
 
     def proposal(self) -> int:
-        """Generation of the proposal that this worker could enter, 0 for none.
+        """Generation of the proposal that this worker could enter, 0 for none."""
+        return self._protocol.vote(self._connected)
 
-        Goes into the round: only what all could enter is agreed on, so that nobody waits for
-        connections at the boundary.
-        """
-        proposed = self._news.proposed
-        if proposed.generation <= max(self.generation, self._news.urgent.generation):
-            return 0
-        if self._wiring.me not in proposed.members or proposed.size == 1:
-            return proposed.generation
+    def _connected(self, proposed: Membership) -> bool:
         builder = self._ahead.look(proposed.generation)
         if builder is None:
-            return 0
-        if builder.failed is not None:
-            self._doubt(proposed.generation, builder.failed, builder.unreachable)
-        return proposed.generation if builder.ready else 0
+            return False
+        if builder.failed is not None and self._protocol.doubts(proposed.generation):
+            self._participant.doubt(proposed.generation, builder.failed, builder.unreachable)
+        return builder.ready
 
-    # ------------------------------------------------------------------ a joiner outside the group
+    # ------------------------------------------------------------------ driving
 
-    def _called(self) -> bool:
-        """Whether a proposal that still stands has this worker in it."""
-        newest = max(self.generation, self._news.urgent.generation)
-        proposed = self._news.proposed
-        return proposed.generation > newest and self._wiring.me in proposed.members
-
-    def _addressed(self) -> bool:
-        """Whether there is news for a worker without the State."""
-        if self._news.invitation:
-            return True
-        return any(m.generation > self.generation for m in self._heard())
-
-    def _follow(self) -> bool:
-        """At a boundary: whether there is an operation to imitate. If not, this joiner is in."""
-        turn = self._joiner.follow(self.operation)
-        if isinstance(turn, Entering):
-            self._enter_from_outside(turn.generation)
-        elif turn is None:
-            self.operation = -1
-            self._come_in()
-        return isinstance(turn, Watched)
-
-    def _enter_from_outside(self, generation: int) -> None:
-        self._joined = self._joiner.come_in()
-        self._pass_time(lambda: generation in self._news.members)
-        if self._joined is None:
-            self.operation = -1  # it goes without saying only if it was compared
+    def _drive(self, course: want.Course[_T]) -> _T:
+        """Carry out what a course wants until it is over; whatever is raised is thrown into it."""
         try:
-            self._enter(Membership(generation, self.members(generation), urgent=False))
-        except _Superseded:
-            self.operation = -1  # whoever has not confirmed is not in what came after
-            self._come_in()
+            wanted = next(course)
+            while True:
+                try:
+                    answer = self._answers[type(wanted)](wanted)
+                except BaseException as error:  # noqa: BLE001 - the course lets through what it does not know
+                    wanted = course.throw(error)
+                else:
+                    wanted = course.send(answer)
+        except StopIteration as over:
+            result: _T = over.value
+            return result
 
-    # ------------------------------------------------------------------ one operation
-
-    def _attempt(self, operation: Operation) -> Left:
-        if self._passed is not None:
-            return self._passed
-        group = self._present_group()
-        if not self._complete:
-            for pending in () if self.void else operation.launch(group):
-                self._finish(pending)
-            self._complete = self.generation
-        self._sent = operation.payload(group)
-        result = self._sent.to(self._device, copy=True)
-        self._participant.phase("round", operation.kind)
-        self._compare_calls(group, operation)
-        self._finish(group.all_reduce(result, operation.reduce))
-        self._participant.phase("left", operation.kind)
-        return Left(
-            result.to(self._sent.device),
-            self._complete,
-            self.generation,
-            self.members(self._complete),
-        )
-
-    def _compare_calls(self, group: Group, operation: Operation) -> None:
-        """Before a round alone: that all are in the same call, since payloads have other sizes.
-
-        A gather, where steps begin with a reduction: of two that do not belong together neither
-        takes the bytes of the other (gloo ends the process if there are too many), and both wait
-        until the controller sees from their signs of life what they are in.
-        """
-        detail = operation.detail()
-        if detail is None:
-            return
-        mine = torch.tensor([operation.kind, detail], dtype=torch.int64, device=self._device)
-        everybody = [torch.empty_like(mine) for _ in range(group.size)]
-        self._finish(group.all_gather(mine, everybody))
-        said = dict(zip(group.members, (row.tolist() for row in everybody), strict=True))
-        fault = calls.apart(self.operation, {worker: kind for worker, (kind, _) in said.items()})
-        fault = fault or calls.unlike({w: about for w, (_, about) in said.items()})
-        if fault is not None:
-            raise fault
-
-    def _finish(self, pending: Pending) -> None:
-        if not pending.finished():
-            pending.on_finish(self._news.notify)
-            self._wait(pending.finished)
-        error = pending.settle()
-        if error is not None:
-            # Only a hint: the controller knows who is dead, or starts a new generation.
-            self._doubt(self.generation, error)
-            self._wait(lambda: False)
-
-    def _wait(self, over: Callable[[], bool]) -> None:
-        """Until `over()`; what is over counts, even if there is news as well."""
-        self._pass_time(lambda: over() or self._news.urgent.generation > self.generation)
-        if not over():
-            raise _Superseded
+    def _await(self, wanted: want.Await) -> None:
+        if wanted.phase:
+            self._participant.phase(wanted.phase, wanted.detail)
+        self._pass_time(wanted.until)
 
     def _pass_time(self, until: Callable[[], bool]) -> None:
         started = time.monotonic()
@@ -398,175 +235,173 @@ class Rounds:
             self.waiting = False
             self.waited_s += time.monotonic() - started
 
-    def _doubt(
-        self, generation: int, error: BaseException, unreachable: frozenset[int] = frozenset()
-    ) -> None:
-        """Once for each generation, however often a proposal is looked at that cannot be had."""
-        if generation > self._doubted:
-            self._doubted = generation
-            self._participant.doubt(generation, error, unreachable)
+    def _wait(self, over: Callable[[], bool]) -> None:
+        """Until `over()`; what is over counts, even if there is news as well."""
+        self._pass_time(lambda: over() or self._protocol.superseded)
+        if not over():
+            raise want.Superseded
+
+    def _finish(self, pending: Pending) -> None:
+        if not pending.finished():
+            pending.on_finish(self._news.notify)
+            self._wait(pending.finished)
+        error = pending.settle()
+        if error is not None:
+            raise want.Failed(error)
+
+    def _gather(self, group: Group, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Everybody's numbers by rank; as many from each."""
+        mine = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        everybody = [torch.empty_like(mine) for _ in range(group.size)]
+        self._finish(group.all_gather(mine, everybody))
+        return [tuple(row.tolist()) for row in everybody]
 
     # ------------------------------------------------------------------ a change of the group
 
-    def _heard(self) -> tuple[Membership, Membership]:
-        return self._news.urgent, self._news.proposed
+    def _abandon(self, wanted: want.Abandon) -> None:
+        wanted.group.abandon()  # type: ignore[attr-defined]  # what _build has answered with
 
-    def _catch_up(self) -> None:
-        while self._news.urgent.generation > self.generation:
-            urgent = self._news.urgent
-            if not self._recovering_since:
-                self._recovering_since = self._news.heard_at[urgent.generation]
-            self._enter(urgent)
-
-    def _present_group(self) -> Group:
-        if self.group is None:
-            raise _Superseded
-        return self.group
-
-    def _leave_group(self) -> None:
-        if self.group is not None:
-            self.group.abandon()
-            self.group = None
-
-    def _enter(self, membership: Membership) -> None:
-        """Meet the members of a generation and agree on how to go on. May raise _Superseded."""
-        me = self._wiring.me
-        if me not in membership.members:
-            raise Fenced(f"worker {me} is not in generation {membership.generation}")
-        self._leave_group()
-        self._passed = None
-        self.generation = membership.generation
-        if not membership.urgent:
-            self.plan = membership.generation
-            self._given = 0  # others have gone on since; the State of the founding is stale
-        started = time.monotonic()
-        self._participant.phase("enter", membership.generation)
-        self.group = group = self._build(
-            membership.generation, membership.members, meanwhile=self._prepare
-        )
-        self._rebuild_s = time.monotonic() - started
-        self._participant.phase("meet", membership.generation)
-        decision = decide(self._gather_positions(group), membership.members)
-        joined, self._joined = self._joined, None
-        if decision.donor is not None:
-            layouts.check(group, self.layout, self._device, self._finish)
-            joined = self._transfer(group, decision.donor, decision.newcomers)
-        if self.operation < 0 and decision.founding:
-            # Like a commit round: whoever leaves it knows that all founders have the State.
-            self._given = membership.generation
-            self._finish(group.all_reduce(torch.zeros(1, device=self._device)))
-        self._go_on(group, decision)
-        self._participant.entered(membership.generation, joined)
-
-    def _prepare(self) -> None:
-        """Others may be busy for as long as this takes; if the step stands, it was for nothing."""
-        if self._in_hand is not None and not self._complete and self._kind != self._redo:
-            self._in_hand.prepare(self.generation)
-
-    def _build(
-        self,
-        generation: int,
-        members: tuple[int, ...],
-        scope: str = "all",
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> Group:
+    def _build(self, wanted: want.Build) -> Group:
+        """Connected already if it was a proposal."""
+        generation, members, scope, prepare = wanted
         wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
-        builder = self._ahead.take(generation) if scope == "all" else None
+        builder = None
+        if scope == "all":
+            self._rebuilding_since = time.monotonic()
+            self._participant.phase("enter", generation)
+            builder = self._ahead.take(generation)
         if len(members) == 1:
             return Alone(wiring)
-        if builder is None:
-            builder = Builder(wiring, self._news.notify)
+        builder = builder or Builder(wiring, self._news.notify)
         try:
-            meanwhile()
+            if prepare is not None:
+                prepare.prepare(generation)
             self._wait(lambda: builder.result is not None)
         except BaseException:
             builder.abandon()
             raise
-        if isinstance(builder.result, Group):
-            return builder.result
-        error = builder.failed or RuntimeError("no group")
-        self._doubt(generation, error, builder.unreachable)
-        self._wait(lambda: False)
-        raise _Superseded
+        if not isinstance(builder.result, Group):
+            raise want.Failed(builder.failed or RuntimeError("no group"), builder.unreachable)
+        return builder.result
 
-    def _gather_positions(self, group: Group) -> list[Position]:
-        mine = torch.tensor(
-            [
-                self.operation,
-                self._complete if self.operation >= 0 else self._given,
-                self.plan,
-                self._kind,
-            ],
-            dtype=torch.int64,
-            device=self._device,
-        )
-        everybody = [torch.empty_like(mine) for _ in range(group.size)]
-        self._finish(group.all_gather(mine, everybody))
-        return [Position(*map(int, values.tolist())) for values in everybody]
+    def _meet(self, wanted: want.Meet) -> list[Position]:
+        group: Any = wanted.group
+        self._rebuild_s = time.monotonic() - self._rebuilding_since
+        self._participant.phase("meet", group.generation)
+        return [Position(*row) for row in self._gather(group, astuple(wanted.position))]
 
-    def _go_on(self, group: Group, decision: Decision) -> None:
-        if self.operation < 0:
-            self.operation = decision.operation
-        behind = self.operation < decision.operation
-        if decision.source is not None:
-            # Whoever is ahead has the result of the operation before; the others need it.
-            held = self._sent if behind else self._result
-            if held is None:
-                raise TrainError(
-                    f"worker {self._wiring.me} has no result of operation {decision.operation - 1} "
-                    "to pass on or to receive. Nothing can be recovered; this is a bug in elastix."
-                )
-            buffer = held.to(self._device, copy=True)
-            self._finish(group.broadcast(buffer, decision.source))
-            if behind:
-                self._passed = Left(
-                    buffer.to(held.device),
-                    self._complete,
-                    decision.plan,
-                    self.members(self._complete) if self._complete else (),
-                )
-        self._begun = decision.begun
-        void = decision.begun and decision.kind == self._redo and not decision.complete
-        self._next_void = behind and void
-        if behind:
-            self._outcome = "passed on"
-        else:
-            if not decision.complete:  # else it is as void as it was, on all of them
-                self.void = void
-            kept = "accepted" if decision.complete else "reduced again"
-            self._outcome = "done again" if self.void else kept
-            self._complete = decision.complete
-            self.plan = max(self.plan, decision.plan) or self.generation
+    def _compare_layouts(self, wanted: want.CompareLayouts) -> None:
+        group: Any = wanted.group
+        layouts.check(group, self._layout, self._device, self._finish)
 
-    def _transfer(self, group: Group, donor: int, newcomers: tuple[int, ...]) -> Joined | None:
-        """Give or take the State if that is on this rank; what it cost if it was taken."""
-        ranks = (donor, *newcomers)
-        if group.rank not in ranks:
-            return None
+    def _give_state(self, wanted: want.GiveState) -> None:
+        group: Any = wanted.group
+        self._participant.phase("give", group.generation)
+        state = self._participant.give_state(founding=wanted.founding)
+        transfer.give(group, state, self._device, self._finish)
+
+    def _take_state(self, wanted: want.TakeState) -> Joined:
+        group: Any = wanted.group
         started = time.monotonic()
-        circle = group
-        if len(ranks) < group.size:  # nobody else need take part
-            members = tuple(group.members[rank] for rank in ranks)
-            circle = self._build(group.generation, members, scope="transfer")
-        try:
-            if group.rank == donor:
-                self._participant.phase("give", group.generation)
-                state = self._participant.give_state(founding=self.operation < 0)
-                transfer.give(circle, state, self._device, self._finish)
-                return None
-            self._participant.phase("take", group.generation)
-            state = transfer.take(
-                circle, 0 if circle is not group else donor, self._device, self._finish
-            )
-            self._participant.adopt_state(state)
-            return Joined(time.monotonic() - started, state.nbytes)
-        finally:
-            if circle is not group:
-                circle.abandon()
+        self._participant.phase("take", group.generation)
+        state = transfer.take(group, wanted.root, self._device, self._finish)
+        self._participant.adopt_state(state)
+        return Joined(time.monotonic() - started, state.nbytes)
 
-    def _tell_recovered(self, kind: int) -> None:
-        stall_s = time.monotonic() - self._recovering_since
-        self._recovering_since = 0.0
-        self._participant.recovered(
-            Recovery(self.generation, kind, self._outcome, self._rebuild_s, stall_s)
-        )
+    def _all_have_state(self, wanted: want.AllHaveState) -> None:
+        group: Any = wanted.group
+        self._finish(group.all_reduce(torch.zeros(1, device=self._device)))
+
+    def _pass_on(self, wanted: want.PassOn) -> torch.Tensor:
+        group: Any = wanted.group
+        buffer = wanted.held.to(self._device, copy=True)
+        self._finish(group.broadcast(buffer, wanted.source))
+        return buffer.to(wanted.held.device)
+
+    # ------------------------------------------------------------------ one operation
+
+    def _reduce_buckets(self, wanted: want.ReduceBuckets) -> None:
+        group: Any = wanted.group
+        for pending in wanted.operation.launch(group):
+            self._finish(pending)
+
+    def _payload(self, wanted: want.Payload) -> tuple[torch.Tensor, int | None]:
+        group: Any = wanted.group
+        payload = wanted.operation.payload(group)
+        self._participant.phase("round", wanted.operation.kind)
+        return payload, wanted.operation.detail()
+
+    def _compare_calls(self, wanted: want.CompareCalls) -> list[tuple[int, ...]]:
+        group: Any = wanted.group
+        return self._gather(group, (wanted.kind, wanted.detail))
+
+    def _reduce_payload(self, wanted: want.ReducePayload) -> torch.Tensor:
+        group: Any = wanted.group
+        result = wanted.payload.to(self._device, copy=True)
+        self._finish(group.all_reduce(result, wanted.operation.reduce))
+        self._participant.phase("left", wanted.operation.kind)
+        return result.to(wanted.payload.device)
+
+    def _conclude(self, wanted: want.Conclude) -> None:
+        operation, left, number, plan = wanted
+        operation.accept(left)
+        if self._feed is not None and self._feed.watched:
+            self._feed.tell(
+                Watched(
+                    operation=number,
+                    kind=operation.kind,
+                    plan=plan,
+                    contributors=left.contributors,
+                    complete=left.complete,
+                    generation=left.generation,
+                    result=left.result,
+                    parts=tuple(operation.parts()),
+                )
+            )
+
+    # ------------------------------------------------------------------ reports
+
+    def _entered(self, wanted: want.Entered) -> None:
+        self._participant.entered(wanted.generation, wanted.joined)
+
+    def _recovered(self, wanted: want.Recovered) -> None:
+        generation, kind, outcome, since = wanted
+        stall_s = time.monotonic() - self._news.heard_at[since]
+        self._participant.recovered(Recovery(generation, kind, outcome, self._rebuild_s, stall_s))
+
+    def _doubt(self, wanted: want.Doubt) -> None:
+        self._participant.doubt(wanted.generation, wanted.error, wanted.unreachable)
+
+    def _announce_entry(self, wanted: want.AnnounceEntry) -> None:
+        if self._feed is not None:
+            self._feed.entering(wanted.generation, wanted.members)
+
+    # ------------------------------------------------------------------ a joiner outside the group
+
+    def _subscribe(self, wanted: want.Subscribe) -> Stream:
+        self._subscribed = time.monotonic()
+        wiring = self._wiring
+        stream = Watch(wanted.donor, wiring.secret, wiring.me, self._news.notify)
+        self._participant.phase("take", 0)
+        return stream
+
+    def _adopt(self, wanted: want.Adopt) -> Joined:
+        given = wanted.given
+        layouts.compare([given.layout, self._layout])
+        self._participant.adopt_state(given.state)
+        return Joined(time.monotonic() - self._subscribed, given.state.nbytes)
+
+    def _take_digest(self, _wanted: want.TakeDigest) -> str:
+        return self._participant.digest()
+
+    def _unequal(self, wanted: want.Unequal) -> None:
+        self._participant.phase("unequal", wanted.operation)
+
+    def _level(self, _wanted: want.Level) -> None:
+        self._participant.level()
+
+    def _lonely(self, _wanted: want.Lonely) -> None:
+        self._participant.lonely()
+
+    def _imitate(self, wanted: want.Imitate) -> None:
+        wanted.operation.imitate(wanted.watched)

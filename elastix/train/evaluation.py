@@ -8,9 +8,9 @@ import torch
 from blake3 import blake3
 from torch.utils.data import Dataset
 
-from elastix.comm.feed import Watched
 from elastix.comm.group import Group, Reduce
 from elastix.comm.operation import RoundAlone
+from elastix.comm.stream import Watched
 from elastix.data.source import Collate, to_device
 from elastix.errors import ConfigError
 

@@ -415,7 +415,7 @@ class Member:
     def ballot(self) -> torch.Tensor:
         """What goes into the commit round."""
         first = self.rank == 0
-        return Ballot(
+        ballot = Ballot(
             proposal=self._rounds.proposal(),
             journaled=self._link.journaled() if first else -1,
             store=first and self._schedule.time_is_up(),
@@ -423,12 +423,13 @@ class Member:
             compare=first and self._compare and not self.saver.busy,
             drawn=drawn(self._live.loaders).mark,
             void=self._rounds.void,
-        ).encode()
+        )
+        return torch.tensor(ballot.encode(), dtype=torch.int64)
 
     def committed(self, left: Left) -> None:
         """A step counts; or it is void, and its samples are drawn again."""
         self._finish_copies()
-        verdict = decode(left.result)
+        verdict = decode(left.result.tolist())
         if not verdict.alike:
             roll = self._rounds.run(RollCall(self.me, drawn(self._live.loaders)))
             self._parted = parted(self.step + 1, called(roll.result))
@@ -459,7 +460,7 @@ class Member:
 
     def voided(self, result: torch.Tensor) -> bool:
         """Whether a step that was left with this result is to be done again."""
-        return decode(result).void
+        return decode(result.tolist()).void
 
     def _first(self) -> bool:
         """Whether this worker tells what all know: in its group, or in one that is to be entered.

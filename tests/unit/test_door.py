@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from elastix.comm import door
 from elastix.comm.door import FEED, MEETING, Door, Refused, answers, draw_secret, enter, unreachable
-from elastix.comm.feed import Feed, Watch, Watched
+from elastix.comm.feed import Feed, Watch
 from elastix.comm.meeting import Meeting, Rendezvous
+from elastix.comm.stream import Watched
 from elastix.state import State
 
 HOST = "127.0.0.1"

@@ -48,14 +48,18 @@ def take(number: int, *loaders: Loader) -> Drawn:
     return drawn(loaders)
 
 
-def ballot(mark: int, proposal: int = 0) -> torch.Tensor:
+def ballot(mark: int, proposal: int = 0) -> tuple[int, ...]:
     return Ballot(
         proposal=proposal, journaled=-1, store=False, compare=False, drawn=mark, void=False
     ).encode()
 
 
-def reduced(*ballots: torch.Tensor) -> torch.Tensor:
-    return torch.stack(ballots).max(0).values
+def reduced(*ballots: tuple[int, ...]) -> list[int]:
+    return highest(*map(torch.tensor, ballots)).tolist()
+
+
+def highest(*payloads: torch.Tensor) -> torch.Tensor:
+    return torch.stack(payloads).max(0).values
 
 
 def test_all_shares_of_a_batch_count_alike_an_empty_one_too():
@@ -135,7 +139,7 @@ def test_a_roll_call_tells_all_who_drew_what():
     usual, odd = take(1, loader()), take(2, loader())
     workers = {4: usual, 5: odd, 8: usual}
     calls = [RollCall(w, what).payload(Group(i)) for i, (w, what) in enumerate(workers.items())]
-    assert called(reduced(*calls)) == workers
+    assert called(highest(*calls)) == workers
     error = parted(3, workers)
     assert "same batches for step 3: worker 5 drew 2 batches (16 samples, positions 0 to 15)" in (
         str(error)
