@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from elastix.comm.calls import call
+from elastix.comm.inbox import Inbox
 from elastix.comm.operation import Left
 from elastix.comm.participant import Fenced, Joined
 from elastix.comm.stream import Digest, Entering, Mark, Watched
@@ -32,7 +33,6 @@ from elastix.comm.wants import (
 from elastix.errors import TrainError
 
 if TYPE_CHECKING:
-    from elastix.comm.door import Address
     from elastix.comm.operation import Operation
     from elastix.comm.stream import Stream
 
@@ -44,19 +44,6 @@ _PATIENCE = 200
 
 _FAILURES = 3
 """A joiner that was dropped so often is given the State in the group, which has to wait for it."""
-
-
-class Invitations(Protocol):
-    """Where the controller's choice of donors arrives."""
-
-    @property
-    def invitation(self) -> tuple[Address, ...]:
-        """Peers that a joiner may catch up from, in order; empty if it was not invited."""
-        ...
-
-    def invite(self, donors: tuple[Address, ...]) -> None:
-        """Catch up from one of these peers."""
-        ...
 
 
 @dataclass
@@ -86,11 +73,11 @@ class Joiner:
 
     Args:
         me: this worker's id.
-        inbox: see Invitations.
+        inbox: what the controller tells this worker.
         called: whether a proposal that still stands has this worker in it.
     """
 
-    def __init__(self, me: int, inbox: Invitations, called: Callable[[], bool]) -> None:
+    def __init__(self, me: int, inbox: Inbox, called: Callable[[], bool]) -> None:
         self._me = me
         self._inbox = inbox
         self._called = called

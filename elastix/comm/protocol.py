@@ -19,12 +19,13 @@ Not here: what an operation computes (reducer, train.evaluation), who decides on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elastix.comm import calls
-from elastix.comm.joiner import Invitations, Joiner
+from elastix.comm.inbox import Inbox
+from elastix.comm.joiner import Joiner
 from elastix.comm.membership import Membership
 from elastix.comm.operation import Left
 from elastix.comm.participant import Fenced, Joined, Released
@@ -61,30 +62,6 @@ if TYPE_CHECKING:
     import torch
 
     from elastix.comm.operation import Operation
-
-
-class Inbox(Invitations, Protocol):
-    """What the controller has told this member. It may change while a course waits."""
-
-    @property
-    def urgent(self) -> Membership:
-        """The newest membership that must be entered at once."""
-        ...
-
-    @property
-    def proposed(self) -> Membership:
-        """The newest proposal; to be entered at an agreed boundary if nothing urgent came after."""
-        ...
-
-    @property
-    def members(self) -> Mapping[int, tuple[int, ...]]:
-        """Members of every generation heard of, by generation."""
-        ...
-
-    @property
-    def dismissed(self) -> Exception | None:
-        """Why a member that waits for others need wait no longer; None while it should."""
-        ...
 
 
 @dataclass
@@ -141,7 +118,7 @@ class GroupProtocol:
 
     Args:
         me: this member's id.
-        inbox: see Inbox.
+        inbox: what the controller tells this member.
         min_members: a smaller group waits at its next boundary until it has grown.
         redo: kind of operation that is not finished by survivors but done again; 0 for none.
         rule: what members do who have met; see recovery.decide.

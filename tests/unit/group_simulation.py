@@ -1,26 +1,38 @@
-"""A whole group in one thread: the real Roster, `decide` and cursor under a hostile scheduler.
+"""A whole group in one thread: the protocol that ships, under a hostile scheduler.
 
-`Worker` mirrors comm.rounds.Rounds and the parts of Reducer, Loader and Member around it, method by
-method, as coroutines. Collectives are counted, not computed: one is over when whoever it waits
-for has contributed, and each contributor learns so at any later moment, or hears of a newer urgent
-generation first. Messages are delayed at will and stay in order; workers die at any moment.
+Every member runs comm.protocol.GroupProtocol itself, with the Inbox, Roster, `decide`, Ballot and
+cursor that ship. What is made up here is the world that it asks for: a network, in which a
+collective is over when whoever it waits for has contributed, and each contributor learns so at any
+later moment, or hears of a newer urgent generation first; catch-up streams; a controller whose
+messages are delayed at will and stay in order; and of the training step, the few lines of Reducer
+and Loader that say which gradients stand in which bucket. Workers die at any moment.
 
 A run is a function of `choose(n)`, which picks one of n; see `simulate`.
 """
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from random import Random
+from types import SimpleNamespace
 
+from elastix.comm import wants
+from elastix.comm.inbox import Inbox
 from elastix.comm.membership import Membership, Roster
-from elastix.comm.recovery import Position, decide
+from elastix.comm.participant import Fenced, Joined, Released
+from elastix.comm.protocol import GroupProtocol
+from elastix.comm.recovery import decide
+from elastix.comm.stream import Digest, Entering, Given, Mark, Watched
+from elastix.comm.wants import Await, Failed, Superseded
 from elastix.data.cursor import Cursor, merge, split
+from elastix.train.ballot import Ballot, decode
 
 STEP, EVALUATE, FINISH = 1, 2, 3
-_BUCKETS = 2
+_BUCKETS = ("bucket 0", "bucket 1")
+_ROUNDS = {STEP: "round of a step", EVALUATE: "evaluation", FINISH: "end"}
+_EVALUATION = SimpleNamespace(kind=EVALUATE)
+_END = SimpleNamespace(kind=FINISH)
 
 Choose = Callable[[int], int]
 
@@ -29,25 +41,16 @@ class Violation(Exception):
     """A law is broken."""
 
 
-class Superseded(Exception):
-    pass
+class Computing:
+    """A worker is busy for a while, and cannot be interrupted; then it goes on with `answer`."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, answer=None) -> None:
+        self.answer = answer
 
 
-class Fenced(Exception):
-    pass
-
-
-class Released(Exception):
-    pass
-
-
-class _Pause:
-    """What a worker waits for besides collectives."""
-
-
-COMPUTING = _Pause()
-NEWS = _Pause()
-NEVER = _Pause()
+COMPUTING = Computing()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +115,15 @@ class Bag:
 
 
 class Collective:
-    """One operation of a group; `root` is None unless it is a broadcast."""
+    """Something that members of a group do together; `root` is None unless it is a broadcast."""
 
-    __slots__ = ("missing", "result", "root", "tag", "values", "waiting")
+    __slots__ = ("members", "missing", "result", "root", "tag", "values", "waiting")
 
-    def __init__(self, tag, size: int, root: int | None) -> None:
+    def __init__(self, tag, members: tuple[int, ...], root: int | None) -> None:
         self.tag = tag
         self.root = root
-        self.missing = size
+        self.members = members
+        self.missing = len(members)
         self.values: dict = {}
         self.waiting: list[Worker] = []
         self.result = None
@@ -128,335 +132,223 @@ class Collective:
     def over(self) -> bool:
         return self.root in self.values if self.root is not None else not self.missing
 
+    def __str__(self) -> str:
+        return f"{self.tag}, {self.missing} missing"
+
 
 class Group:
     def __init__(self, generation: int, members: tuple[int, ...]) -> None:
         self.generation = generation
         self.members = members
-        self.rank = {worker: rank for rank, worker in enumerate(members)}
         self.collectives: list[Collective] = []
 
+
+class Stream:
+    """Both ends of a joiner's connection to its donor. What is told arrives at once, in order."""
+
+    def __init__(self, joiner: "Worker") -> None:
+        self.joiner = joiner
+        self.given: Given | None = None
+        self.failed = False
+        self.told: deque = deque()
+        self.fed = self.asked = False
+        self.steps = 0
+
     @property
-    def size(self) -> int:
-        return len(self.members)
+    def head(self):
+        return self.told[0] if self.told else None
+
+    @property
+    def backlog(self) -> int:
+        return len(self.told)
+
+    def pop(self):
+        return self.told.popleft()
+
+    def ask_digest(self) -> None:
+        self.asked = True
+
+    def close(self) -> None:
+        self.failed = True
+
+    def tell(self, *told) -> None:
+        self.told += told
+        self.joiner.sim.wake(self.joiner)
 
 
-@dataclass(frozen=True)
-class Left:
-    result: object
-    complete: int
-    generation: int
+class Step:
+    """A training step as an operation: what Reducer does to its buckets, without gradients."""
+
+    kind = STEP
+
+    def __init__(self, worker: "Worker") -> None:
+        self.worker = worker
+        self.plan = 0  # the generation whose members share the batch
+        self.members: tuple[int, ...] = ()
+        self.generation = 0  # of the group in which buckets are being launched
+        self.weighed = 0  # the generation by whose members' samples gradients are divided
+        self.launched: list[Collective] = []
+
+    def begin(self, members: tuple[int, ...]) -> None:
+        protocol = self.worker.protocol
+        self.members, self.plan = members, protocol.plan
+        self.generation = self.weighed = protocol.generation
+        self.launched = []
+
+    def backward(self) -> None:
+        if self.worker.protocol.usable:
+            self.launch_next()
+
+    def prepare(self, generation: int) -> None:
+        if generation != self.generation:
+            self.generation = generation
+            self.weighed = self.worker.sim.weighed(self, generation)
+            self.launched = []
+
+    def launch(self) -> Collective:
+        self.prepare(self.worker.protocol.generation)
+        while len(self.launched) < len(_BUCKETS):
+            self.launch_next()
+        return self.launched[-1]  # none of those before it can be over later
+
+    def launch_next(self) -> None:
+        worker = self.worker
+        tag = _BUCKETS[len(self.launched)]
+        contribution = (worker.protocol.hand.number, self.plan, self.weighed)
+        self.launched.append(worker.post(worker.protocol.group, tag, contribution))
 
 
 class Worker:
-    """One worker's training thread, with the mailbox that its control thread fills."""
+    """A train function, with what it shares with a controller and with peers."""
 
     def __init__(self, simulation: "Simulation", me: int) -> None:
         self.sim = simulation
         self.me = me
         self.alive = True
         self.done = False
-        self.released = 0
-        self.thread = self.life()
-        self.wants = COMPUTING
+        self.released: int | None = None
+        self.waits = COMPUTING
+        self.mail: deque = deque()  # from the controller, not delivered yet
         self.outbox: deque = deque()
-        # news
-        self.first_heard = self.heard = len(simulation.log)
-        self.urgent = self.proposed = Membership(0, ())
-        # rounds
-        self.group: Group | None = None
-        self.circle: Group | None = None
-        self.sent = {}
-        self.generation = 0
-        self.operation = -1
-        self.plan = 0
-        self.complete = 0
-        self.kind = 0
-        self.agreed = 0
-        self.begun = False
-        self.given = 0
-        self.result = None
-        self.passed: Left | None = None
-        self.outcome = ""
-        self.void = self.next_void = False
-        # reducer
-        self.launched: list[Collective] = []
-        self.launch_generation = 0
-        self.weighed = 0  # the generation whose members' samples gradients are divided by
-        self.buckets: tuple = ()
-        self.drawn_plan = 0
-        # loader and model
+        self.inbox = Inbox()
+        self.protocol = simulation.protocol(
+            me,
+            self.inbox,
+            min_members=simulation.scenario.min_workers,
+            redo=STEP if simulation.scenario.rollback else 0,
+            rule=simulation.rule,
+        )
+        self.posted: dict[Group, int] = {}
+        self.following: Stream | None = None
+        self.streams: list[Stream] = []  # to joiners
+        self.train_step = Step(self)
         self.epoch = 0
         self.cursor = Cursor(simulation.scenario.length)
         self.weights = 0
+        self.thread = self.life()
 
-    def members(self, generation: int) -> tuple[int, ...]:
-        if not self.first_heard < generation <= self.heard:
-            raise Violation(f"worker {self.me} was never told of generation {generation}")
-        return self.sim.log[generation - 1].members
-
-    # ------------------------------------------------------------------ the train function
+    @property
+    def state(self):
+        return self.epoch, self.cursor, self.weights
 
     def life(self):
-        scenario = self.sim.scenario
+        scenario, protocol = self.sim.scenario, self.protocol
         yield COMPUTING
         self.outbox.append(("ready", 0))
-        yield from self.first_entry()
+        yield from protocol.come_in()
         while self.epoch < scenario.epochs:
             while True:
-                yield from self.boundary()
-                members = self.members(self.plan)
-                draw = self.sim.draw(self.cursor, self.epoch, members)
-                if draw is None:
+                yield from protocol.boundary()
+                if self.streams:
+                    self.feed_joiners()
+                drawn = draw(self.cursor, self.epoch, protocol.planned, scenario.batch_size)
+                if drawn is None:
                     break
-                yield from self.step(draw)
+                yield from self.step(drawn)
             if scenario.evaluate:
-                yield from self.run(EVALUATE)
+                yield from protocol.run(_EVALUATION)
             self.epoch += 1
-        yield from self.run(FINISH)
+        if not protocol.joiner.following:
+            yield from protocol.run(_END)
 
-    def step(self, draw):
-        self.drawn_plan = self.plan
+    def step(self, drawn):
+        protocol, step = self.protocol, self.train_step
         yield COMPUTING  # forward
-        self.launch_generation = self.weighed = self.generation
-        self.launched = []
-        self.buckets = ()
-        for _ in range(_BUCKETS):
-            newest = self.urgent.generation <= self.generation
-            if self.group is not None and newest and not self.void:
-                self.launch_bucket()
-            yield COMPUTING  # backward
-        left = yield from self.run(STEP)
-        highest, lowest, void = left.result
-        proposal = highest if highest == lowest else 0
-        self.agreed = max(self.agreed, proposal)
-        self.plan = max(self.plan, left.generation, proposal)
-        if void:
-            self.sim.seen["done again"] += 1
-            self.cursor = self.sim.give_back(draw)
-            return
-        contributors = self.members(left.complete)
-        self.cursor = self.sim.commit(self, draw, contributors)
-
-    def launch_bucket(self) -> None:
-        number = len(self.launched)
-        contribution = (self.operation, self.drawn_plan, self.weighed)
-        self.launched.append(self.post(("bucket", number), contribution))
-
-    def prepare(self, generation: int) -> None:
-        if generation != self.launch_generation:
-            self.launch_generation = generation
-            self.weighed = self.sim.weighed(self, generation)
-            self.launched = []
-            self.buckets = ()
-
-    def launch(self) -> list[Collective]:
-        if self.kind != STEP:
-            return []
-        self.prepare(self.group.generation)
-        while len(self.launched) < _BUCKETS:
-            self.launch_bucket()
-        return self.launched
-
-    def ballot(self):
-        if self.kind != STEP:
-            return self.operation
-        proposed = self.proposed
-        known = proposed.generation > max(self.generation, self.urgent.generation)
-        if not known or (self.me in proposed.members and not self.sim.connected(proposed)):
-            return 0, self.void
-        return proposed.generation, self.void
-
-    # ------------------------------------------------------------------ Rounds, as it stands
-
-    def first_entry(self):
-        while self.operation < 0:
-            yield NEWS
-            newest = max(self.urgent, self.proposed, key=lambda m: m.generation)
-            if self.me in newest.members:
-                try:
-                    if not newest.urgent and self.sim.donors.get(self.me) in newest.members:
-                        yield from self.follow(newest)
-                    yield from self.enter(newest)
-                except Superseded:
-                    continue
-            else:
-                self.group = None
-                self.generation = newest.generation
-
-    def follow(self, proposed: Membership):
-        """A joiner outside: its donor says where it enters, and it is where its donor is."""
-        donor = self.sim.donors[self.me]
-        self.generation = proposed.generation
-        circle = self.feed(proposed.generation, donor, self.me)
-        told = self.post(("feed",), None, circle, donor)
-        yield from self.finish(told)
-        self.operation, self.epoch, self.cursor, self.weights = told.values[donor]
-        self.sim.seen["followed"] += 1
-
-    def feed(self, generation: int, donor: int, joiner: int) -> Group:
-        circle = self.sim.group(generation, (donor, joiner), scope=f"feed {joiner}")
-        self.sent.setdefault(circle, 0)
-        return circle
-
-    def tell_joiners(self, members: tuple[int, ...]) -> None:
-        """Whoever follows this worker and is in the generation enters it here as well."""
-        for joiner, donor in self.sim.donors.items():
-            if donor == self.me and joiner in members and joiner not in self.group.members:
-                state = (self.operation, self.epoch, self.cursor, self.weights)
-                circle = self.feed(self.agreed, self.me, joiner)
-                self.post(("feed",), state, circle, self.me)
-
-    def run(self, kind: int):
-        self.kind = kind
-        left = None
-        while left is None:
-            try:
-                yield from self.catch_up()
-                left = yield from self.attempt()
-            except Superseded:
-                continue
-        if self.passed is not None:
-            self.plan = max(self.plan, left.generation)
-        else:
-            self.begun = False
-        self.kind = 0
-        self.sim.left(self, kind, left)
-        self.void, self.next_void = self.next_void, False
-        self.complete = 0
-        self.passed = None
-        self.result = left.result
-        self.operation += 1
-        return left
-
-    def boundary(self):
-        while True:
-            try:
-                if self.urgent.generation > self.generation:
-                    yield from self.catch_up()
-                    self.sim.seen["between steps"] += 1
-                elif self.agreed > self.generation:
-                    members = self.members(self.agreed)
-                    if self.me not in members:
-                        self.released = self.agreed
-                        raise Released
-                    self.tell_joiners(members)
-                    yield from self.enter(Membership(self.agreed, members, urgent=False))
-                elif self.too_few():
-                    yield from self.pause()
-                else:
-                    return
-            except Superseded:
-                continue
-
-    def too_few(self) -> bool:
-        few = self.group is not None and self.group.size < self.sim.scenario.min_workers
-        return few and not self.begun
-
-    def pause(self):
-        self.sim.seen["paused"] += 1
-        now = self.generation
-        yield NEWS
-        if self.urgent.generation <= now:
-            self.agreed = self.proposed.generation
-
-    def attempt(self):
-        if self.passed is not None:
-            return self.passed
-        if self.group is None:
-            raise Superseded
-        if not self.complete:
-            for collective in [] if self.void else self.launch():
-                yield from self.finish(collective)
-            self.complete = self.generation
-            self.buckets = tuple(bucket.result for bucket in self.launched)
-        collective = self.post(("round", self.kind), self.ballot())
-        yield from self.finish(collective)
-        return Left(collective.result, self.complete, self.generation)
-
-    def finish(self, collective: Collective):
-        if not (yield collective):
-            raise Superseded
-
-    def catch_up(self):
-        while self.urgent.generation > self.generation:
-            yield from self.enter(self.urgent)
-
-    def enter(self, membership: Membership):
-        if self.me not in membership.members:
-            raise Fenced
-        self.passed = None
-        self.generation = membership.generation
-        if not membership.urgent:
-            self.plan = membership.generation
-            self.given = 0
-        self.group = self.sim.group(membership.generation, membership.members)
-        self.sent[self.group] = 0
-        complete = self.complete if self.operation >= 0 else self.given
-        mine = Position(self.operation, complete, self.plan, self.kind)
-        if self.kind == STEP and not self.complete:
-            self.prepare(membership.generation)
+        follows = protocol.joiner.following
+        step.begin(drawn[0])
+        for _ in _BUCKETS:
+            if not follows:
+                step.backward()
             yield COMPUTING
-        meeting = self.post(("meet",), mine)
-        yield from self.finish(meeting)
-        decision = meeting.result
-        if decision.donor is not None:
-            yield from self.finish(self.post(("layout",), None))
-            yield from self.transfer(decision.donor, decision.newcomers)
-        if self.operation < 0 and decision.founding:
-            self.given = membership.generation
-            yield from self.finish(self.post(("founded",), None))
-        yield from self.go_on(decision)
-        self.outbox.append(("entered", membership.generation))
-
-    def transfer(self, donor: int, newcomers: tuple[int, ...]):
-        ranks = (donor, *newcomers)
-        mine = self.group.rank[self.me]
-        if mine not in ranks:
-            return
-        circle, root = self.group, self.group.members[donor]
-        if len(ranks) < self.group.size:
-            members = tuple(self.group.members[rank] for rank in ranks)
-            circle = self.sim.group(self.generation, members, scope="transfer")
-            self.sent[circle] = 0
-            yield from self.finish(self.post(("meet transfer",), None, circle))
-        state = (self.epoch, self.cursor, self.weights) if mine == donor else None
-        copy = self.post(("State",), state, circle, root)
-        yield from self.finish(copy)
-        if mine != donor:
-            self.epoch, self.cursor, self.weights = copy.values[root]
-
-    def go_on(self, decision):
-        if self.operation < 0:
-            self.operation = decision.operation
-            self.sim.seen["joined"] += 1
-        behind = self.operation < decision.operation
-        if behind and self.kind == STEP and not self.complete:
-            raise Violation(f"worker {self.me} is told a result without holding the buckets")
-        if decision.source is not None:
-            root = self.group.members[decision.source]
-            told = self.post(("pass on",), self.result, self.group, root)
-            yield from self.finish(told)
-            if behind:
-                self.passed = Left(told.values[root], self.complete, decision.plan)
-        self.begun = decision.begun
-        void = self.sim.scenario.rollback and decision.kind == STEP and not decision.complete
-        self.next_void = behind and void
-        if behind:
-            self.sim.seen["passed on"] += 1
+        left = yield from protocol.run(step)
+        verdict = verdict_of(left.result)
+        protocol.step_left(left, verdict.proposal)
+        if verdict.void:
+            self.sim.seen["done again"] += 1
+            self.cursor = self.sim.give_back(drawn)
         else:
-            if not decision.complete:
-                self.void = void
-            if self.kind:
-                self.sim.seen["accepted" if decision.complete else "reduced again"] += 1
-            self.complete = self.sim.kept(self, decision.complete)
-            self.plan = max(self.plan, decision.plan) or self.generation
+            self.cursor = self.sim.commit(self, drawn, left.contributors)
 
-    def post(self, tag, value, group: Group | None = None, root: int | None = None) -> Collective:
-        group = group or self.group
-        number = self.sent[group]
-        self.sent[group] = number + 1
-        return self.sim.post(self, group, number, tag, value, root)
+    def feed_joiners(self) -> None:
+        """At a boundary, as Feed does: a State for whoever is new, a digest for whoever asked."""
+        if self.protocol.joiner.following:
+            return
+        for stream in self.streams:
+            if not stream.fed:
+                stream.fed = True
+                stream.given = Given(self.protocol.hand.number, [], self.state)
+                self.sim.wake(stream.joiner)
+            elif stream.steps and stream.asked:
+                stream.asked = False
+                stream.tell(Mark(), Digest(self.state))
+
+    def post(self, group: Group, tag: str, value, root: int | None = None) -> Collective:
+        """Contribute to the group's next collective."""
+        number = self.posted[group]
+        self.posted[group] = number + 1
+        if number == len(group.collectives):
+            group.collectives.append(Collective(tag, group.members, root))
+        collective = group.collectives[number]
+        if collective.tag != tag or collective.root != root:
+            raise Violation(f"{tag} of worker {self.me} meets {collective.tag} of others")
+        collective.values[self.me] = value
+        collective.missing -= 1
+        if not collective.missing:
+            self.sim.reduce(collective)
+        if collective.waiting and collective.over:
+            for other in collective.waiting:
+                if other.alive and other.waits is collective:
+                    self.sim.runnable.add(other)
+            collective.waiting.clear()
+        return collective
+
+
+@lru_cache(maxsize=1 << 14)
+def draw(cursor: Cursor, epoch: int, members: tuple[int, ...], batch_size: int):
+    """A global batch, as Loader draws it: whose samples are which, and the cursor after it."""
+    batch, after = cursor.draw(batch_size, epoch)
+    return (members, split(batch, len(members), batch_size), after) if batch else None
+
+
+@lru_cache(maxsize=1 << 14)
+def committed(drawn, contributors: tuple[int, ...]):
+    """What counts of a batch, and the cursor that owes the rest."""
+    members, shares, after = drawn
+    there = set(contributors)
+    used: list = []
+    lost: list = []
+    for member, share in zip(members, shares, strict=True):
+        (used if member in there else lost).extend(share)
+    return merge(used), after.give_back(lost) if lost else after
+
+
+@lru_cache(maxsize=1 << 14)
+def ballot(proposal: int, void: bool) -> tuple[int, ...]:
+    told = {"drawn": 0, "journaled": -1, "store": False, "compare": False}
+    return Ballot(proposal=proposal, void=void, **told).encode()
+
+
+verdict_of = lru_cache(maxsize=1 << 14)(decode)
 
 
 class Simulation:
@@ -473,21 +365,22 @@ class Simulation:
         choose: Choose,
         decide: Callable = decide,
         roster: type[Roster] = Roster,
-        keep_complete: bool = False,
+        protocol: type[GroupProtocol] = GroupProtocol,
         keep_weight: bool = False,
         tracing: bool = False,
     ) -> None:
         self.scenario = scenario
         self.choose = choose
         self.decide = decide
-        self.keep_complete = keep_complete
+        self.protocol = protocol
         self.keep_weight = keep_weight
         self.trace: list[str] | None = [] if tracing else None
         self.seen: Counter[str] = Counter()
         size = scenario.workers if scenario.spares else None
         self.roster = roster(scenario.workers, size, scenario.min_workers)
-        self.log: list[Membership] = []
+        self.generations = 0
         self.groups: dict = {}
+        self.decisions: dict = {}
         self.workers: list[Worker] = []
         self.hands: set[int] = set()
         self.runnable = Bag()
@@ -497,77 +390,187 @@ class Simulation:
         self.records: dict = {}
         self.evaluated: dict = {}
         self.committed: dict = {}
-        self.kills = scenario.kills
-        self.hiccups = scenario.hiccups
-        self.leaves = scenario.leaves
+        self.mishaps_left = scenario.leaves + scenario.kills + scenario.hiccups  # in that order
         self.arrived: dict[int, set[int]] = {}
-        self.donors: dict[int, int] = {}  # joiner to the peer that it follows
-        self.draw = cache(self._draw)
-        self._after = cache(self._after_commit)
         for _ in range(scenario.workers + scenario.joiners):
             self.spawn()
 
+    def rule(self, positions, members):
+        """Decide once for all who meet: they see the same positions."""
+        known = self.decisions.get(id(positions))
+        if known is None:
+            known = self.decisions[id(positions)] = self.decide(positions, members)
+        return known
+
     # ------------------------------------------------------------------ data
 
-    def _draw(self, cursor: Cursor, epoch: int, members: tuple[int, ...]):
-        batch, after = cursor.draw(self.scenario.batch_size, epoch)
-        if not batch:
-            return None
-        shares = split(batch, len(members), self.scenario.batch_size)
-        return members, shares, after
-
-    def _after_commit(self, draw, contributors: tuple[int, ...]):
-        members, shares, after = draw
-        there = set(contributors)
-        used = [s for m, share in zip(members, shares, strict=True) if m in there for s in share]
-        lost = [
-            s for m, share in zip(members, shares, strict=True) if m not in there for s in share
-        ]
-        return merge(used), after.give_back(lost) if lost else after
-
-    def commit(self, worker: Worker, draw, contributors: tuple[int, ...]) -> Cursor:
-        used, after = self._after(draw, contributors)
-        operation = worker.operation - 1
+    def commit(self, worker: Worker, drawn, contributors: tuple[int, ...]) -> Cursor:
+        used, after = committed(drawn, contributors)
+        operation = worker.protocol.hand.number - 1
         if self.committed.setdefault(operation, used) != used:
             raise Violation(f"worker {worker.me} commits other samples in {operation}")
         return after
 
-    def give_back(self, draw) -> Cursor:
+    def give_back(self, drawn) -> Cursor:
         """Nothing of a void step counts."""
-        _, shares, after = draw
+        _, shares, after = drawn
         return after.give_back([span for share in shares for span in share])
 
-    def left(self, worker: Worker, kind: int, left: Left) -> None:
+    def weighed(self, step: Step, generation: int) -> int:
+        return step.weighed if self.keep_weight else generation
+
+    # ------------------------------------------------------------------ what a worker wants
+
+    def build(self, worker: Worker, want: wants.Build):
+        group = self.group(want.generation, want.members, want.scope)
+        if len(worker.posted) != (want.scope != "all"):
+            raise Violation(f"worker {worker.me} has not left {worker.posted}")
+        worker.posted[group] = 0
+        if want.scope != "all":
+            connected = worker.post(group, "connect", None)
+            connected.result = group
+            return connected
+        if want.prepare is None or want.prepare.kind != STEP:
+            return group
+        want.prepare.prepare(want.generation)
+        return Computing(group)
+
+    def abandon(self, worker: Worker, want: wants.Abandon) -> None:
+        del worker.posted[want.group]
+
+    def meet(self, worker: Worker, want: wants.Meet) -> Collective:
+        return worker.post(want.group, "meet", want.position)
+
+    def compare_layouts(self, worker: Worker, want: wants.CompareLayouts) -> Collective:
+        return worker.post(want.group, "layout", None)
+
+    def give_state(self, worker: Worker, want: wants.GiveState) -> Collective:
+        if want.founding != (worker.protocol.hand.number < 0 and worker.weights == 0):
+            raise Violation(f"worker {worker.me} founds a run that goes on, or the reverse")
+        return worker.post(want.group, "State", worker.state, worker.me)
+
+    def take_state(self, worker: Worker, want: wants.TakeState) -> Collective:
+        return worker.post(want.group, "State", None, want.group.members[want.root])
+
+    def all_have_state(self, worker: Worker, want: wants.AllHaveState) -> Collective:
+        return worker.post(want.group, "founded", None)
+
+    def pass_on(self, worker: Worker, want: wants.PassOn) -> Collective:
+        return worker.post(want.group, "pass on", want.held, want.group.members[want.source])
+
+    def reduce_buckets(self, worker: Worker, want: wants.ReduceBuckets):
+        return want.operation.launch() if want.operation.kind == STEP else None
+
+    def payload(self, worker: Worker, want: wants.Payload):
+        if want.operation.kind == STEP:
+            return ballot(worker.protocol.vote(self.connected), worker.protocol.hand.void), None
+        return worker.protocol.hand.number, worker.protocol.hand.number
+
+    def compare_calls(self, worker: Worker, want: wants.CompareCalls) -> Collective:
+        return worker.post(want.group, "calls", (want.kind, want.detail))
+
+    def reduce_payload(self, worker: Worker, want: wants.ReducePayload) -> Collective:
+        return worker.post(want.group, _ROUNDS[want.operation.kind], want.payload)
+
+    def conclude(self, worker: Worker, want: wants.Conclude) -> None:
         """A worker says how an operation ended; whoever said so before must have said the same."""
+        kind, left, number = want.operation.kind, want.left, want.number
         if self.trace is not None:
-            self.note(f"worker {worker.me} left {worker.operation} {left} {worker.buckets}")
+            self.note(f"worker {worker.me} left {number} {left}")
         record: tuple = (kind, worker.weights)
-        if kind == STEP and left.result[2]:
+        if kind == STEP and verdict_of(left.result).void:
             record += ("void",)
         elif kind == STEP:
-            if not worker.buckets:
-                raise Violation(f"worker {worker.me} left {worker.operation} without its buckets")
-            first = worker.buckets[0]
-            if any(bucket is not first and bucket != first for bucket in worker.buckets):
-                raise Violation(f"buckets of {worker.operation} from different sets of workers")
-            contributors, contribution = first
-            if contributors != frozenset(self.log[left.complete - 1].members):
-                raise Violation(f"operation {worker.operation} is not what `complete` says it is")
-            if contribution != (worker.operation, worker.drawn_plan, left.complete):
-                raise Violation(f"operation {worker.operation} got gradients of {contribution}")
-            record += (contributors, worker.drawn_plan)
+            record += self.accepted(worker.train_step, want)
         elif kind == EVALUATE:
-            self.evaluated.setdefault(worker.operation, {})[worker.me] = left.result
-        before = self.records.setdefault(worker.operation, record)
+            self.evaluated.setdefault(number, {})[worker.me] = left.result
+        before = self.records.setdefault(number, record)
         if before is not record and before != record:
-            raise Violation(f"operation {worker.operation}: {before} or {record}")
-        worker.weights = hash((worker.weights, worker.operation, record))
+            raise Violation(f"operation {number}: {before} or {record}")
+        worker.weights = hash((worker.weights, number, record))
+        for stream in worker.streams:
+            if stream.fed:
+                stream.steps += kind == STEP
+                stream.tell(
+                    Watched(
+                        number,
+                        kind,
+                        want.plan,
+                        left.contributors,
+                        left.complete,
+                        left.generation,
+                        left.result,
+                        (record,),
+                    )
+                )
 
-    def kept(self, worker: Worker, complete: int) -> int:
-        return worker.complete or complete if self.keep_complete else complete
+    def accepted(self, step: Step, want: wants.Conclude) -> tuple:
+        """What the buckets of a step hold, if it counts."""
+        number, left = want.number, want.left
+        if len(step.launched) < len(_BUCKETS) or not all(bucket.over for bucket in step.launched):
+            raise Violation(f"worker {step.worker.me} left {number} without its buckets")
+        first = step.launched[0].result
+        if any(bucket.result is not first and bucket.result != first for bucket in step.launched):
+            raise Violation(f"buckets of {number} from different sets of workers")
+        contributors, contribution = first
+        if contributors != frozenset(left.contributors):
+            raise Violation(f"operation {number} is not what `complete` says it is")
+        if contribution != (number, step.plan, left.complete):
+            raise Violation(f"operation {number} got gradients of {contribution}")
+        if want.plan is not step.members and want.plan != step.members:
+            raise Violation(f"joiners are told another plan of {number} than was used")
+        return contributors, step.plan
 
-    def weighed(self, worker: Worker, generation: int) -> int:
-        return worker.weighed if self.keep_weight else generation
+    def entered(self, worker: Worker, want: wants.Entered) -> None:
+        self.seen["followed"] += want.joined is not None and want.joined.watched_steps > 0
+        worker.following = None
+        worker.outbox.append(("entered", want.generation))
+
+    def recovered(self, worker: Worker, want: wants.Recovered) -> None:
+        self.seen[want.outcome] += 1
+
+    def doubt(self, worker: Worker, want: wants.Doubt) -> None:
+        worker.outbox.append(("doubt", want.generation))
+
+    def announce_entry(self, worker: Worker, want: wants.AnnounceEntry) -> None:
+        for stream in worker.streams:
+            if stream.joiner.me in want.members:
+                stream.tell(Entering(want.generation))
+
+    def subscribe(self, worker: Worker, want: wants.Subscribe) -> Stream:
+        donor = self.workers[want.donor]
+        stream = worker.following = Stream(worker)
+        if donor.alive:
+            donor.streams = [s for s in donor.streams if not s.failed] + [stream]
+        else:
+            stream.failed = True
+        return stream
+
+    def adopt(self, worker: Worker, want: wants.Adopt) -> Joined:
+        worker.epoch, worker.cursor, worker.weights = want.given.state
+        return Joined(0.0, 0)
+
+    def take_digest(self, worker: Worker, want: wants.TakeDigest):
+        return worker.state
+
+    def unequal(self, worker: Worker, want: wants.Unequal) -> None:
+        raise Violation(f"joiner {worker.me} has another State than its donor")
+
+    def level(self, worker: Worker, want: wants.Level) -> None:
+        worker.outbox.append(("level", 0))
+
+    def lonely(self, worker: Worker, want: wants.Lonely) -> None:
+        self.seen["lonely"] += 1
+        worker.outbox.append(("ready", 0))
+
+    def imitate(self, worker: Worker, want: wants.Imitate) -> None:
+        watched = want.watched
+        (record,) = watched.parts
+        if record[1] != worker.weights:
+            raise Violation(f"joiner {worker.me} is not where the group was")
+        if watched.kind == STEP and watched.plan != worker.train_step.members:
+            raise Violation(f"joiner {worker.me} has drawn another batch than the group")
+        worker.weights = hash((worker.weights, watched.operation, record))
 
     # ------------------------------------------------------------------ network
 
@@ -579,39 +582,21 @@ class Simulation:
             raise Violation(f"two groups with different members in generation {generation}")
         return self.groups[key]
 
-    def post(self, worker: Worker, group: Group, number: int, tag, value, root) -> Collective:
-        if number == len(group.collectives):
-            group.collectives.append(Collective(tag, group.size, root))
-        collective = group.collectives[number]
-        if (collective.tag, collective.root) != (tag, root):
-            raise Violation(f"{tag} of worker {worker.me} meets {collective.tag} of others")
-        collective.values[worker.me] = value
-        collective.missing -= 1
-        if not collective.missing:
-            self._reduce(collective, group)
-        if collective.over:
-            for other in collective.waiting:
-                if other.alive and other.wants is collective:
-                    self.runnable.add(other)
-            collective.waiting.clear()
-        return collective
-
-    def _reduce(self, collective: Collective, group: Group) -> None:
-        name, *rest = collective.tag
-        values = collective.values
-        if name == "meet":
-            collective.result = self.decide([values[member] for member in group.members])
-        elif name == "bucket":
+    def reduce(self, collective: Collective) -> None:
+        tag, values = collective.tag, collective.values
+        if tag in ("meet", "calls"):
+            collective.result = [values[member] for member in collective.members]
+        elif tag in _BUCKETS:
             different = set(values.values())
             if len(different) > 1:
                 raise Violation(f"a bucket adds up gradients of {different}")
             collective.result = (frozenset(values), different.pop())
-        elif name == "round" and rest[0] == STEP:
-            known, voids = zip(*values.values(), strict=True)
-            if len(set(voids)) > 1:
-                raise Violation(f"a step is void on some alone: {values}")
-            collective.result = (max(known), min(known), any(voids))
-        elif name == "round":
+        elif tag == _ROUNDS[STEP]:
+            ballots = set(values.values())
+            if len({ballot[-1] for ballot in ballots}) > 1:
+                raise Violation(f"a step is void on some alone: {ballots}")
+            collective.result = tuple(map(max, *ballots)) if len(ballots) > 1 else ballots.pop()
+        elif tag in _ROUNDS.values():
             if len(set(values.values())) > 1:
                 raise Violation(f"a round adds up operations {set(values.values())}")
             collective.result = frozenset(values)
@@ -635,18 +620,22 @@ class Simulation:
             return
         if self.trace is not None:
             self.note(f"controller: {membership}")
-        self.log.append(membership)
+        self.generations += 1
         if membership.cause == "start":
             self.start_afresh()
-        if membership.generation != len(self.log):
-            raise Violation(f"generation {membership.generation} after {len(self.log) - 1}")
+        if membership.generation != self.generations:
+            raise Violation(f"generation {membership.generation} after {self.generations - 1}")
         for me in self.hands:
-            if self.workers[me].alive:
-                self.uninformed.add(self.workers[me])
+            self.send(self.workers[me], membership)
+
+    def send(self, worker: Worker, message) -> None:
+        if worker.alive:
+            worker.mail.append(message)
+            self.uninformed.add(worker)
 
     def start_afresh(self) -> None:
         """Whoever had the State died before the controller heard of it: a run begins anew."""
-        if any(worker.alive and worker.operation >= 0 for worker in self.workers):
+        if any(worker.alive and worker.protocol.hand.number >= 0 for worker in self.workers):
             raise Violation("a run begins anew although somebody has the State")
         for kept in (self.records, self.evaluated, self.committed):
             kept.clear()
@@ -663,8 +652,9 @@ class Simulation:
         if what == "ready":
             self.push(roster.ready(worker.me))
             if worker.me in roster.watching:
-                self.donors[worker.me] = roster.donors()[0]
-                self.push(roster.level(worker.me))
+                self.send(worker, roster.donors())
+        elif what == "level":
+            self.push(roster.level(worker.me))
         elif what == "entered":
             self.push(roster.entered(worker.me, generation))
         else:
@@ -677,14 +667,12 @@ class Simulation:
         if self.trace is not None:
             self.note(f"controller notices the end of worker {worker.me}")
         if worker.done:
-            self.push(self.roster.finished(worker.me, worker.generation))
+            self.push(self.roster.finished(worker.me, worker.protocol.generation))
             return
-        if worker.released:
+        if worker.released is not None:
             self.push(self.roster.left(worker.me, worker.released))
-            if self.scenario.replace and not self.roster.over:
-                self.spawn()
-            return
-        self.push(self.roster.lost(worker.me))
+        else:
+            self.push(self.roster.lost(worker.me))
         if self.scenario.replace and not self.roster.over:
             self.spawn()
 
@@ -694,64 +682,97 @@ class Simulation:
         self.trace.append(line)
 
     def deliver(self, worker: Worker) -> None:
-        membership = self.log[worker.heard]
-        worker.heard += 1
-        if worker.heard == len(self.log):
+        message = worker.mail.popleft()
+        if not worker.mail:
             self.uninformed.discard(worker)
-        if membership.urgent:
-            worker.urgent = membership
+        if not isinstance(message, Membership):
+            worker.inbox.invite(message)
         else:
-            worker.proposed = membership
-            self.arrived.setdefault(membership.generation, set()).add(worker.me)
-        if worker.wants is not COMPUTING and self._may_run(worker):
+            worker.inbox.publish(message)
+            if not message.urgent:
+                self.arrived.setdefault(message.generation, set()).add(worker.me)
+        self.wake(worker)
+
+    def wake(self, worker: Worker) -> None:
+        """Something has changed that it may wait for."""
+        if worker.alive and worker not in self.runnable and self._may_run(worker):
             self.runnable.add(worker)
 
     def _may_run(self, worker: Worker) -> bool:
-        wants = worker.wants
-        if wants is COMPUTING:
-            return True
-        news = worker.urgent.generation > worker.generation
-        if wants is NEWS:
-            return news or worker.proposed.generation > worker.generation
-        return news or (wants is not NEVER and wants.over)
+        waits = worker.waits
+        if waits.__class__ is Collective:
+            return waits.over or worker.protocol.superseded
+        return waits.__class__ is Computing or waits.until()
 
-    def resume(self, worker: Worker) -> None:
-        wants = worker.wants
-        answer = None
-        if isinstance(wants, Collective):
-            answer = wants.over
-            if answer and worker.urgent.generation > worker.generation:
-                answer = bool(self.choose(2))
-        elif wants is NEVER:
-            answer = False
+    def resume(self, worker: Worker, failure: Failed | None = None) -> None:
+        """Until it has to wait for something."""
+        waits = worker.waits
         if self.trace is not None:
-            what = wants.tag if isinstance(wants, Collective) else "goes on"
-            state = (worker.generation, worker.operation, worker.kind, worker.complete)
-            self.note(f"worker {worker.me} {state}: {what} {answer}")
+            self.note(f"worker {worker.me} {worker.protocol.generation} {waits} {failure or ''}")
+        error: Exception | None = failure
+        answer = None
+        if waits.__class__ is Computing:
+            answer = waits.answer
+        elif waits.__class__ is Collective and error is None:
+            if not waits.over or (worker.protocol.superseded and self.choose(2)):
+                error = Superseded()
+            else:
+                answer = waits.result if waits.root is None else self.take(worker, waits)
+        if error is not None and waits.tag == "connect":
+            del worker.posted[waits.result]
+        thread = worker.thread
         try:
-            wants = worker.wants = worker.thread.send(answer)
-        except StopIteration:
-            worker.done = True
-            self.end(worker)
-        except Fenced:
-            self.seen["fenced"] += 1
-            self.end(worker)
-        except Released:
-            self.seen["released"] += 1
-            self.end(worker)
+            wanted = thread.send(answer) if error is None else thread.throw(error)
+            while wanted.__class__ not in _WAITING:
+                wanted = _ANSWERS[wanted.__class__](self, worker, wanted)
+                if wanted.__class__ not in _WAITING:
+                    wanted = thread.send(wanted)
+        except (StopIteration, Fenced, Released) as over:
+            self.through(worker, over)
         else:
-            if not self._may_run(worker):
-                self.runnable.discard(worker)
-                if wants.__class__ is Collective:
-                    wants.waiting.append(worker)
-        if worker.outbox and worker not in self.senders:
+            worker.waits = wanted
+            if wanted is not COMPUTING and not self._may_run(worker):
+                self.pause(worker, wanted)
+        if worker.outbox:
             self.senders.add(worker)
+
+    def take(self, worker: Worker, told: Collective):
+        """What a broadcast has brought."""
+        value = told.values[told.root]
+        if told.tag != "State":
+            return value
+        if worker.me == told.root:
+            return None
+        self.seen["joined"] += 1
+        worker.epoch, worker.cursor, worker.weights = value
+        return Joined(0.0, 0)
+
+    def pause(self, worker: Worker, waits) -> None:
+        """It goes on when somebody else has done something."""
+        self.runnable.discard(worker)
+        if waits.__class__ is Collective:
+            waits.waiting.append(worker)
+        elif waits.phase:
+            self.seen["paused"] += 1
+
+    def through(self, worker: Worker, over: BaseException) -> None:
+        """Its thread has come to an end."""
+        if isinstance(over, Released):
+            worker.released = over.generation
+        elif isinstance(over, StopIteration):
+            worker.done = not worker.protocol.joiner.following
+            worker.released = None if worker.done else 0  # nobody has to know that it is through
+        self.seen[type(over).__name__.lower()] += 1
+        self.end(worker)
 
     def end(self, worker: Worker) -> None:
         worker.alive = False
         self.runnable.discard(worker)
         self.uninformed.discard(worker)
         self.gone.add(worker)
+        for stream in worker.streams:
+            stream.failed = True
+            self.wake(stream.joiner)
 
     def kill(self, worker: Worker) -> None:
         if self.trace is not None:
@@ -763,34 +784,29 @@ class Simulation:
     def hiccup(self, worker: Worker) -> None:
         """The network fails one worker, nobody is dead."""
         if self.trace is not None:
-            self.note(f"HICCUP at worker {worker.me} in {worker.wants.tag}")
-        self.seen["hiccup"] += 1
-        worker.wants = NEVER
-        worker.outbox.append(("doubt", worker.generation))
-        self.senders.add(worker)
-        if not self._may_run(worker):
-            self.runnable.discard(worker)
+            self.note(f"HICCUP at worker {worker.me}")
+        if isinstance(worker.waits, Collective):
+            self.seen["hiccup"] += 1
+            self.resume(worker, Failed(OSError("hiccup")))
+        elif worker.following is not None:
+            self.seen["stream lost"] += 1
+            worker.following.failed = True
+            self.wake(worker)
 
-    def mishaps(self) -> None:
+    def mishap(self) -> None:
         alive = [worker for worker in self.workers if worker.alive]
         worker = alive[self.choose(len(alive))] if alive else None
-        if self.leaves:
-            self.leaves -= 1
-            if worker is not None and worker.me in self.roster.newest.members:
+        number, self.mishaps_left = self.mishaps_left, self.mishaps_left - 1
+        if worker is None:
+            return
+        if number > self.scenario.kills + self.scenario.hiccups:
+            if worker.me in self.roster.newest.members:
                 self.seen["asked to leave"] += 1
                 self.push(self.roster.leave(worker.me))
-        elif self.kills:
-            self.kills -= 1
-            if worker is not None:
-                self.kill(worker)
+        elif number > self.scenario.hiccups:
+            self.kill(worker)
         else:
-            self.hiccups -= 1
-            if worker is not None and isinstance(worker.wants, Collective):
-                self.hiccup(worker)
-
-    @property
-    def ended(self) -> bool:
-        return self.roster.over or self.roster.extinct
+            self.hiccup(worker)
 
     def run(self) -> "Simulation":
         runnable, uninformed = self.runnable.items, self.uninformed.items
@@ -798,25 +814,29 @@ class Simulation:
         running, informing, hearing, noticing = self.scenario.weights
         choose = self.choose
         every, risky = self.scenario.kill_every, self.scenario.founding_kills
-        while not self.ended:
+        resume, roster = self.resume, self.roster
+        while True:
             first = len(runnable) * running
             second = first + len(uninformed) * informing
             third = second + len(senders) * hearing
             total = third + len(gone) * noticing
-            risky = risky or len(self.roster.holders) >= self.scenario.workers
             if not total:
                 if not self.ask_after_failed_collectives():
                     break
-            elif (self.kills or self.hiccups or self.leaves) and risky and not choose(every):
-                self.mishaps()
+            elif risky and self.mishaps_left and not choose(every):
+                self.mishap()
             elif (pick := choose(total)) < first:
-                self.resume(runnable[pick // running])
+                resume(runnable[pick // running])
             elif pick < second:
                 self.deliver(uninformed[(pick - first) // informing])
-            elif pick < third:
-                self.hear(senders[(pick - second) // hearing])
-            else:
-                self.notice(gone[(pick - third) // noticing])
+            else:  # the controller does something
+                if pick < third:
+                    self.hear(senders[(pick - second) // hearing])
+                else:
+                    self.notice(gone[(pick - third) // noticing])
+                if roster.over or roster.extinct:
+                    break
+                risky = risky or len(roster.holders) >= self.scenario.workers
         self.check()
         return self
 
@@ -824,13 +844,11 @@ class Simulation:
         """A connection to a process that ended breaks, in time; a meeting waits without one."""
         asked = False
         for worker in self.workers:
-            wants = worker.wants
-            if worker.alive and isinstance(wants, Collective) and wants.tag[0] != "meet":
-                if all(self.workers[member].alive for member in worker.group.members):
+            waits = worker.waits
+            if worker.alive and isinstance(waits, Collective) and waits.tag != "meet":
+                if all(self.workers[member].alive for member in waits.members):
                     continue
-                worker.wants = NEVER
-                worker.outbox.append(("doubt", worker.generation))
-                self.senders.add(worker)
+                self.resume(worker, Failed(OSError("connection reset")))
                 asked = True
         return asked
 
@@ -848,7 +866,7 @@ class Simulation:
             self.scenario.all_end or not any(worker.done for worker in self.workers)
         ):
             stuck = [
-                (w.me, w.generation, w.operation, w.kind, getattr(w.wants, "tag", w.wants))
+                (w.me, w.protocol.generation, w.protocol.call, getattr(w.waits, "tag", w.waits))
                 for w in self.workers
                 if w.alive
             ]
@@ -864,6 +882,35 @@ class Simulation:
             reached != scenario.epochs * scenario.length
         ):
             raise Violation(f"samples used up to {reached} alone")
+
+
+_WAITING = {Collective, Computing, Await}
+_ANSWERS = {
+    wants.Build: Simulation.build,
+    wants.Abandon: Simulation.abandon,
+    wants.Meet: Simulation.meet,
+    wants.CompareLayouts: Simulation.compare_layouts,
+    wants.GiveState: Simulation.give_state,
+    wants.TakeState: Simulation.take_state,
+    wants.AllHaveState: Simulation.all_have_state,
+    wants.PassOn: Simulation.pass_on,
+    wants.ReduceBuckets: Simulation.reduce_buckets,
+    wants.Payload: Simulation.payload,
+    wants.CompareCalls: Simulation.compare_calls,
+    wants.ReducePayload: Simulation.reduce_payload,
+    wants.Conclude: Simulation.conclude,
+    wants.Entered: Simulation.entered,
+    wants.Recovered: Simulation.recovered,
+    wants.Doubt: Simulation.doubt,
+    wants.AnnounceEntry: Simulation.announce_entry,
+    wants.Subscribe: Simulation.subscribe,
+    wants.Adopt: Simulation.adopt,
+    wants.TakeDigest: Simulation.take_digest,
+    wants.Unequal: Simulation.unequal,
+    wants.Level: Simulation.level,
+    wants.Lonely: Simulation.lonely,
+    wants.Imitate: Simulation.imitate,
+}
 
 
 def simulate(scenario: Scenario, choose: Choose, **broken) -> Simulation:
@@ -897,7 +944,7 @@ def scenario_of(choose: Choose, **fixed) -> Scenario:
 def chooser(seed: int) -> Choose:
     """Choices from a generator."""
     draw = Random(seed).random
-    return lambda n: math.floor(draw() * n)
+    return lambda n: int(draw() * n)
 
 
 def from_bytes(entropy: bytes) -> Choose:

@@ -2,7 +2,8 @@
 
 Each schedule also shows that collectives of different kinds never meet, that a step never adds up
 gradients of different plans, that every sample is committed exactly once, and that nobody waits
-for ever. See group_simulation for what is real and what is modelled.
+for ever. The protocol that runs is the one that ships; for the world around it see
+group_simulation.
 """
 
 from collections import Counter
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastix.comm.membership import Membership, Roster
+from elastix.comm.protocol import GroupProtocol
 from elastix.comm.recovery import Decision, decide
 from elastix.errors import TrainError
 from tests.unit.group_simulation import (
@@ -45,7 +47,7 @@ def run_schedules(seeds: range, fixed: dict, **broken) -> Counter[str]:
         scenario = scenario_of(choose, **fixed)
         try:
             seen += simulate(scenario, choose, **broken).seen
-        except (Violation, TrainError) as error:
+        except (Violation, TrainError, KeyError) as error:
             raise Violation(f"schedule {seed}, {scenario}: {error}") from error
     return seen
 
@@ -136,25 +138,32 @@ def test_no_two_survivors_disagree_among_thousands_of_workers(workers, kills, st
 # ------------------------------------------------------------- the simulation sees what is broken
 
 
-def accepts_what_some_hold(positions) -> Decision:
-    decision = decide(positions)
+def accepts_what_some_hold(positions, members) -> Decision:
+    decision = decide(positions, members)
     front = [p for p in positions if p.operation == decision.operation]
     return replace(decision, complete=max((p.complete for p in front), default=0))
 
 
-def goes_back_to_the_last(positions) -> Decision:
-    decision = decide(positions)
+def goes_back_to_the_last(positions, members) -> Decision:
+    decision = decide(positions, members)
     holders = [p.operation for p in positions if p.operation >= 0]
     return replace(decision, operation=min(holders, default=0), source=None)
 
 
-def passes_nothing_on(positions) -> Decision:
-    return replace(decide(positions), source=None)
+def passes_nothing_on(positions, members) -> Decision:
+    return replace(decide(positions, members), source=None)
 
 
-def plans_for_the_own_generation(positions) -> Decision:
-    decision = decide(positions)
+def plans_for_the_own_generation(positions, members) -> Decision:
+    decision = decide(positions, members)
     return replace(decision, plan=decision.plan + bool(decision.plan))
+
+
+class KeepsItsBuckets(GroupProtocol):
+    def _go_on(self, group, decision):
+        before = self.hand.complete
+        yield from super()._go_on(group, decision)
+        self.hand.complete = before or self.hand.complete
 
 
 class KeepsTheDead(Roster):
@@ -168,7 +177,7 @@ BROKEN = {
     "goes back to the last operation": {"decide": goes_back_to_the_last},
     "passes no result on": {"decide": passes_nothing_on},
     "splits a batch in hand anew": {"decide": plans_for_the_own_generation},
-    "keeps old buckets when all reduce again": {"keep_complete": True},
+    "keeps old buckets when all reduce again": {"protocol": KeepsItsBuckets},
     "keeps the weight when all reduce again": {"keep_weight": True},
     "never takes the dead out": {"roster": KeepsTheDead},
 }
