@@ -103,12 +103,15 @@ class BatchShares:
         epoch: in which it was drawn.
         shares: which positions each contributor had, in rank order; empty shares are left out.
         owed: positions that were planned for this batch and lost with their worker.
+        whole: contributors that each had all of the batch, since it could not be split in the ratio
+            of the one that was drawn with it; `shares` has it once, under the first of them.
     """
 
     loader: int
     epoch: int
     shares: Mapping[int, tuple[Span, ...]]
     owed: tuple[Span, ...] = ()
+    whole: tuple[int, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -488,6 +491,7 @@ def _batch(values: Mapping[str, Any]) -> BatchShares:
         epoch=values["epoch"],
         shares={int(worker): _spans(spans) for worker, spans in values["shares"].items()},
         owed=_spans(values["owed"]),
+        whole=tuple(map(int, values.get("whole", ()))),
     )
 
 

@@ -2,17 +2,25 @@
 
     python -m elastix.testing.replay runs/store/runs/NAME
 
-The run's own train function is run again, once per share of a batch, in threads that move in step:
-thread t is given the t-th share of each committed batch, and gradients and buffers are averaged
-by sample count with plain arithmetic. A step that drew nothing is about the batch before it, as far
-as those who had its shares were still there. Nothing of elastix.comm takes part, and no loader: who
-was in the group, what failed, and what was owed shows only in the journal. So this checks reducer,
-recovery and cursor at once, on any job.
+The run's own train function is run again in threads that move in step, one for each share of a
+batch. Nothing of elastix.comm takes part, and no loader: who was in the group, what failed, and
+what was owed shows only in the journal. So this checks reducer, recovery and cursor at once, on
+any job.
+
+Gradients are summed up with plain arithmetic, each backward pass on its own: it is about the
+batches drawn since the pass before it (or, if there are none, about the same as that one), and a
+thread's gradient counts by its part of their committed samples, as far as those who had them are
+still there. Buffers follow their gradients.
+
+With `whole`, one thread reads every committed batch whole, and nothing is weighed: what plain torch
+gives. It needs a model without batch norm, whose statistics are those of a share, and a train
+function that does not go on with a batch after a worker's share of it was lost.
 
 A train function with dropout or other random numbers gives other weights; that is its nature.
 """
 
 import argparse
+import dataclasses
 import pickle
 import sys
 import threading
@@ -35,6 +43,7 @@ from elastix.events import (
     GenerationFormed,
     Resumed,
     RunStarted,
+    Span,
     StateStored,
     StepCommitted,
     TensorsInherited,
@@ -70,13 +79,16 @@ class Difference:
     relative: float
 
 
-def replay(directory: Path, store: Path | None = None, device: str = "cpu") -> State:
+def replay(
+    directory: Path, store: Path | None = None, device: str = "cpu", *, whole: bool = False
+) -> State:
     """Train on the committed batches of the run in `directory`; its State at the end.
 
     Args:
         directory: of the run.
         store: that holds the model that the run inherited from, if it did.
         device: to replay on.
+        whole: each committed batch is read whole, by one thread; see the module.
 
     Raises:
         NotFound: there is no journal.
@@ -87,25 +99,31 @@ def replay(directory: Path, store: Path | None = None, device: str = "cpu") -> S
     opening = next(event for event in reversed(events) if isinstance(event, RunStarted))
     steps = _standing(events)
     train = pickle.loads((directory / "train.pkl").read_bytes())
-    choir = _Choir(_turns(steps, events), opening.seed, torch.device(device))
+    turns = _turns(steps, events)
+    choir = _Choir(
+        [_whole(turn) for turn in turns] if whole else turns, opening.seed, torch.device(device)
+    )
     inherited = next((e for e in events if isinstance(e, TensorsInherited)), None)
     if inherited is not None:
         choir.inherits(inherited.found, store or store_of(directory))
     return choir.sing(train, opening.config)
 
 
-def compare(directory: Path, store: Path | None = None, device: str = "cpu") -> Difference:
+def compare(
+    directory: Path, store: Path | None = None, device: str = "cpu", *, whole: bool = False
+) -> Difference:
     """Replay a run and compare its modules' tensors with the State that it stored last.
 
     Args:
         directory: of the run.
         store: that holds its States; by default the one of which `directory` is a run.
         device: to replay on.
+        whole: see `replay`.
     """
     stored = [e for e in journal.read(directory / "journal.jsonl") if isinstance(e, StateStored)]
     if not stored:
         raise TrainError(f"the run in {directory} stored no State to compare with.")
-    ours = replay(directory, store, device).tensors
+    ours = replay(directory, store, device, whole=whole).tensors
     with Store(store or store_of(directory), read_only=True) as opened:
         state = opened.get(stored[-1].ref)
     theirs = {name: state.tensors[name] for name in ours}
@@ -141,37 +159,45 @@ def _standing(events: Sequence[Event]) -> list[StepCommitted]:
 
 @dataclass(frozen=True)
 class _Turn:
-    """One step: whose shares the voices sing, and how many samples of each count.
+    """One step.
 
     Attributes:
-        workers: by voice; of the last step that drew, if this one did not.
-        samples: by voice.
+        workers: by thread, whose shares of its batches that thread has.
+        present: the members of the group that agreed on it; None for those who had samples.
     """
 
     committed: StepCommitted
     workers: tuple[int, ...]
-    samples: tuple[int, ...]
+    present: frozenset[int] | None
 
 
 def _turns(steps: Sequence[StepCommitted], events: Sequence[Event]) -> list[_Turn]:
-    members: dict[int, tuple[int, ...]] = {}
+    members: dict[int, frozenset[int]] = {}
     standing = {id(step) for step in steps}
-    window: dict[int, int] = {}
     turns = []
     for event in events:
         if isinstance(event, GenerationFormed):
-            members[event.generation] = event.members
-        if not isinstance(event, StepCommitted) or id(event) not in standing:
-            continue
-        if event.batches:
-            window = {}
-            for batch in event.batches:
-                for worker, spans in batch.shares.items():
-                    window[int(worker)] = window.get(int(worker), 0) + count(spans)
-        present = members.get(event.generation, tuple(window))
-        samples = tuple(n if worker in present else 0 for worker, n in window.items())
-        turns.append(_Turn(event, tuple(window), samples if window else (1,)))
+            members[event.generation] = frozenset(event.members)
+        if isinstance(event, StepCommitted) and id(event) in standing:
+            had = (worker for batch in event.batches for worker in _weights(batch))
+            turns.append(_Turn(event, tuple(dict.fromkeys(had)), members.get(event.generation)))
     return turns
+
+
+def _weights(batch: BatchShares) -> dict[int, int]:
+    """How the batch was shared out, by worker."""
+    if batch.whole:
+        return dict.fromkeys(batch.whole, 1)
+    return {int(worker): count(spans) for worker, spans in batch.shares.items()}
+
+
+def _whole(turn: _Turn) -> _Turn:
+    """The same step, as one worker would have taken it."""
+    batches = []
+    for batch in turn.committed.batches:
+        spans = tuple(span for share in batch.shares.values() for span in share)
+        batches.append(dataclasses.replace(batch, shares={0: spans} if spans else {}, whole=()))
+    return _Turn(dataclasses.replace(turn.committed, batches=tuple(batches)), (0,), None)
 
 
 _singing = threading.local()
@@ -183,14 +209,17 @@ def _outermost_backward_ends_the_step() -> Iterator[None]:
     plain = torch.autograd.backward
 
     def backward(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        _singing.depth = getattr(_singing, "depth", 0) + 1
-        try:
-            plain(*args, **kwargs)
-        finally:
-            _singing.depth -= 1
         voice: _Voice | None = getattr(_singing, "voice", None)
-        if voice is not None and not _singing.depth:
-            voice.backward_over()
+        if voice is None or getattr(_singing, "within", False):
+            plain(*args, **kwargs)
+            return
+        _singing.within = True
+        try:
+            with voice.one_pass():
+                plain(*args, **kwargs)
+        finally:
+            _singing.within = False
+        voice.backward_over()
 
     vars(torch.autograd)["backward"] = backward
     try:
@@ -204,7 +233,7 @@ class _Choir:
 
     def __init__(self, turns: Sequence[_Turn], seed: int, device: torch.device) -> None:
         self.turns = turns
-        width = max((len(turn.samples) for turn in turns), default=1)
+        width = max([1, *(len(turn.workers) for turn in turns)])
         self.seed = seed
         self.device = device
         self.barrier = threading.Barrier(width, timeout=_TIMEOUT_S)
@@ -264,8 +293,8 @@ class _Voice:
         self.settings = self
         self.alone = False
         self.seed = choir.seed
-        self.samples = 0
-        self.drawn = 0
+        self.scale = 0.0  # of the last backward pass
+        self.counted = False  # anybody's samples in this step
         self.loss = 0.0
         self._rate: RateScaling | None = None
         self.modules: dict[str, torch.nn.Module] = {}
@@ -274,6 +303,14 @@ class _Voice:
         self._inherits: torch.nn.Module | None = None
         self._deferred = False
         self._active = False
+        self._begun = False  # this step has had a backward pass
+        self._passed = True  # there was one since the last batch was drawn
+        self._shares: dict[int, int] | None = None  # of what a pass is about, by worker
+        self._worker: int | None = None  # whose share of them this thread has
+        self.drawn: list[BatchShares] = []
+        self._buffers_then: list[torch.Tensor] = []
+        self.buffers_before: list[torch.Tensor] = []
+        self.buffers_moved: list[torch.Tensor] = []
 
     @property
     def prepared(self) -> bool:
@@ -316,6 +353,7 @@ class _Voice:
             for mine, first in zip(modules, self._choir.voices[0].modules.values(), strict=True):
                 mine.load_state_dict(first.state_dict())
         self._together()
+        self._begin()
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """They are built afresh here, as on every founder."""
@@ -324,7 +362,8 @@ class _Voice:
         self._rate = scaling
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        return [p for module in self.modules.values() for p in module.parameters()]
+        every = (p for module in self.modules.values() for p in module.parameters())
+        return list({id(p): p for p in every}.values())
 
     def buffers(self) -> list[torch.Tensor]:
         return [b for module in self.modules.values() for b in module.buffers()]
@@ -332,14 +371,19 @@ class _Voice:
     def open_loader(self, source: Source) -> "_ReplayLoader":
         number = len(self._loaders)
         batches = [
-            (batch, turn.workers)
+            (batch, turn)
             for turn in self._choir.turns
             for batch in turn.committed.batches
             if batch.loader == number
         ]
-        loader = _ReplayLoader(self, source, batches)
+        loader = _ReplayLoader(self, number, source, batches)
         self._loaders.append(loader)
         return loader
+
+    @property
+    def members(self) -> int:
+        turn = self._choir.turns[min(self.step, len(self._choir.turns) - 1)]
+        return turn.committed.world_size
 
     def boundary(self) -> None:
         if self.step >= len(self._choir.turns):
@@ -352,6 +396,7 @@ class _Voice:
             yield
         finally:
             self._deferred = False
+            self._passed = True  # whether or not this worker had anything to learn from
 
     def evaluate(
         self,
@@ -375,24 +420,89 @@ class _Voice:
     def capture(self) -> State:
         return capture(self.modules, {}).clone()
 
+    def draw(self, batch: BatchShares, turn: _Turn) -> tuple[Span, ...]:
+        """A batch is drawn; this thread's share of it."""
+        self.drawn.append(batch)
+        mine = turn.workers[self.me] if self.me < len(turn.workers) else None
+        if self._passed:
+            if self._begun:
+                self._move_buffers()
+            self._passed, self._shares, self._worker = False, _weights(batch), mine
+        elif not batch.whole:  # then it has the ratio of the others, too
+            self._shares = _weights(batch)
+        if mine in batch.whole:
+            return next(iter(batch.shares.values()))
+        return batch.shares.get(mine, ()) if mine is not None else ()
+
     def _ready(self, _parameter: torch.Tensor) -> None:
         self._active = self._active or not self._deferred
+
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """A backward pass, after which its gradients are added as they count."""
+        self.boundary()
+        self._weigh()
+        before = [parameter.grad for parameter in self.parameters()]
+        for parameter in self.parameters():
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, earlier in zip(self.parameters(), before, strict=True):
+                part, parameter.grad = parameter.grad, earlier
+                self._add(parameter, part)
+            self._begun = self._passed = True
+
+    def _add(self, parameter: torch.nn.Parameter, part: torch.Tensor | None) -> None:
+        if parameter.grad is not None and not self._begun:  # all have what the last step left
+            parameter.grad = parameter.grad / len(self._choir.voices)
+        if part is not None and self.scale:
+            scaled = part * self.scale
+            parameter.grad = scaled if parameter.grad is None else parameter.grad + scaled
+
+    def _weigh(self) -> None:
+        """A pass is about the batches drawn last."""
+        if self._shares is None:  # nothing was ever drawn
+            self.scale, self.counted = float(self.me == 0), True
+            return
+        present = self._choir.turns[self.step].present
+        left = {w: n for w, n in self._shares.items() if present is None or w in present}
+        total = sum(left.values())
+        mine = left.get(self._worker, 0) if self._worker is not None else 0
+        self.scale = mine / total if total else 0.0
+        self.counted = self.counted or total > 0
+
+    def _begin(self) -> None:
+        """The next step."""
+        self._begun = self._active = self.counted = False
+        self._passed = True
+        self.drawn = []
+        self.buffers_before = self._buffers_then = [buffer.clone() for buffer in self.buffers()]
+        self.buffers_moved = [torch.zeros_like(buffer) for buffer in self.buffers()]
+
+    def _move_buffers(self) -> None:
+        """They change as far as the passes count."""
+        for buffer, then, moved in zip(
+            self.buffers(), self._buffers_then, self.buffers_moved, strict=True
+        ):
+            if not self.scale:
+                buffer.data.copy_(then)
+            elif buffer.is_floating_point() or buffer.is_complex():
+                moved += torch.where(buffer == then, 0, (buffer - then) * self.scale)
+        self._buffers_then = [buffer.clone() for buffer in self.buffers()]
 
     def backward_over(self) -> None:
         """The outermost backward pass has ended; if it brought gradients, this is the step."""
         if not self._active:
             return
-        self._active = False
-        self.boundary()
         turn = self._choir.turns[self.step]
-        self.samples = turn.samples[self.me] if self.me < len(turn.samples) else 0
-        if turn.committed.batches and self.drawn != self.samples:
+        if len(self.drawn) != len(turn.committed.batches):
             raise TrainError(
-                f"step {self.step + 1} of the journal has {self.samples} samples for one of its "
-                f"workers; the train function drew {self.drawn}. Nothing can be compared. Was the "
+                f"step {self.step + 1} of the journal has {len(turn.committed.batches)} batches; "
+                f"the train function drew {len(self.drawn)}. Nothing can be compared. Was the "
                 "train function changed since?"
             )
-        self.drawn = 0
+        self._move_buffers()
         self._together()
         if self.me == 0:
             _average(self._choir.voices)
@@ -400,46 +510,35 @@ class _Voice:
         if self._rate is not None:
             self._rate.observe(turn.committed.world_size)
         self.step += 1
+        self._begin()
 
     def _mean_loss(self, loss: float) -> float:
         self.loss = loss
         self._together()
-        counted = [(voice.samples, voice.loss) for voice in self._choir.voices if voice.samples]
+        total = sum(voice.scale * voice.loss for voice in self._choir.voices if voice.scale)
         self._together()
-        total = sum(samples for samples, _ in counted)
-        return sum(samples * loss for samples, loss in counted) / total
+        return total
 
     def _together(self) -> None:
         self._choir.barrier.wait()
 
 
 def _average(voices: Sequence[_Voice]) -> None:
-    """Gradients and floating buffers become their mean by samples, other buffers the maximum."""
-    total = sum(voice.samples for voice in voices)
+    """Gradients become the sum of what the threads have; buffers change by the sum, or maximum."""
+    counted = any(voice.counted for voice in voices)
     for replicas in zip(*(voice.parameters() for voice in voices), strict=True):
-        mean = None
-        for voice, parameter in zip(voices, replicas, strict=True):
-            if parameter.grad is not None and voice.samples:
-                part = parameter.grad * (voice.samples / total)
-                mean = part if mean is None else mean + part
+        parts = [parameter.grad for parameter in replicas if parameter.grad is not None]
         for parameter in replicas:
-            parameter.grad = None if mean is None else mean.clone()
+            parameter.grad = torch.stack(parts).sum(0) if parts and counted else None
     with torch.no_grad():
-        for replicas in zip(*(voice.buffers() for voice in voices), strict=True):
-            counted = [
-                (voice.samples / total, buffer)
-                for voice, buffer in zip(voices, replicas, strict=True)
-                if voice.samples
-            ]
-            if not counted:
-                continue
-            if all(torch.equal(buffer, counted[0][1]) for _, buffer in counted):
-                value = counted[0][1].clone()
-            elif counted[0][1].is_floating_point():
-                value = torch.stack([weight * buffer for weight, buffer in counted]).sum(0)
+        for place, base in enumerate(voices[0].buffers_before):
+            buffers = [voice.buffers()[place] for voice in voices]
+            if base.is_floating_point() or base.is_complex():
+                change = torch.stack([voice.buffers_moved[place] for voice in voices]).sum(0)
+                value = torch.where(change == 0, base, base + change)
             else:
-                value = torch.stack([buffer for _, buffer in counted]).amax(0)
-            for buffer in replicas:
+                value = torch.stack(buffers).amax(0)
+            for buffer in buffers:
                 buffer.data.copy_(value)  # as batch norm does it, unseen by graphs of before
 
 
@@ -449,11 +548,13 @@ class _ReplayLoader:
     def __init__(
         self,
         voice: _Voice,
+        number: int,
         source: Source,
-        batches: Sequence[tuple[BatchShares, tuple[int, ...]]],
+        batches: Sequence[tuple[BatchShares, _Turn]],
     ) -> None:
         self.epoch = 0
         self._voice = voice
+        self._number = number
         self._source = source
         self._batches = deque(batches)
 
@@ -467,15 +568,20 @@ class _ReplayLoader:
         return self.epoch
 
     def __len__(self) -> int:
-        return sum(batch.epoch == self.epoch for batch, _ in self._batches)
+        """As the run's loader had it: what comes back of the step in hand is not known yet."""
+        coming = sum(batch.samples for batch, _ in self._batches if batch.epoch == self.epoch)
+        owed = sum(count(b.owed) for b in self._voice.drawn if self._is_mine(b))
+        size = self._source.batch_size
+        if self._source.per_worker:
+            size *= self._voice.members
+        return -(-(coming - owed) // size)
+
+    def _is_mine(self, batch: BatchShares) -> bool:
+        return (batch.loader, batch.epoch) == (self._number, self.epoch)
 
     def __iter__(self) -> Iterator[Any]:
         while self._batches and self._batches[0][0].epoch == self.epoch:
-            batch, workers = self._batches.popleft()
-            voice = self._voice
-            mine = batch.shares.get(workers[voice.me], ()) if voice.me < len(workers) else ()
-            voice.drawn += count(mine)
-            yield self._source.read(mine)
+            yield self._source.read(self._voice.draw(*self._batches.popleft()))
         if not self._batches:
             self._voice.boundary()
 
