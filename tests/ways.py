@@ -226,6 +226,171 @@ def loader_processes(ctx):
     return plain(ctx, mlp(norm=True), num_workers=1)
 
 
+# ------------------------------------------------------------ several batches to a step
+
+
+def two_sizes_in_one_loss(ctx):
+    """15 and 4 samples cannot be split over two or three workers in one ratio."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    many, few = ctx.loader(data(52), batch_size=15), ctx.loader(data(17, seed=8), batch_size=4)
+    for one, other in zip(many.epochs(2), few.epochs(2), strict=False):
+        for (x, y), (u, v) in zip(one, other, strict=False):
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) + F.cross_entropy(model(u), v)).backward()
+            optimizer.step()
+    return model, optimizer
+
+
+def two_sizes_in_turn(ctx):
+    """A pass for each, as accumulation; the second of some has no sample for the last worker."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    many, few = ctx.loader(data(52), batch_size=15), ctx.loader(data(17, seed=8), batch_size=4)
+    for one, other in zip(many.epochs(2), few.epochs(2), strict=False):
+        others = iter(other)
+        for x, y in one:
+            optimizer.zero_grad()
+            with ctx.accumulate():
+                F.cross_entropy(model(x), y).backward()
+            u, v = next(others, (None, None))
+            if u is None:
+                u, v = x, y
+            F.cross_entropy(model(u), v).backward()
+            optimizer.step()
+    return model, optimizer
+
+
+def alternating_accumulation(ctx, *, norm=False):
+    """Up to five passes for a step, of batches of 15, 6, 15 and 4; then one about none of them."""
+    model = mlp(norm=norm)
+    model, optimizer = ctx.prepare(model, sgd(model, rate=0.03))
+    many, few = ctx.loader(data(60), batch_size=15), ctx.loader(data(16, seed=8), batch_size=6)
+    single = ctx.loader(data(4, seed=9), batch_size=8)
+    for epochs in zip(*(loader.epochs(2) for loader in (many, few, single)), strict=False):
+        parts = [iter(epoch) for epoch in epochs]
+        while len(epochs[0]):
+            optimizer.zero_grad()
+            for part in (parts[0], parts[1], parts[0]):
+                for x, y in itertools.islice(part, 1):
+                    with ctx.accumulate():
+                        F.cross_entropy(model(x), y).backward()
+            for x, y in itertools.islice(parts[2], 1):
+                with ctx.accumulate():
+                    F.cross_entropy(model(x), y).backward()
+            (0.01 * sum(p.pow(2).sum() for p in model.parameters())).backward()
+            optimizer.step()
+    return model, optimizer
+
+
+def alternating_accumulation_with_norm(ctx):
+    return alternating_accumulation(ctx, norm=True)
+
+
+def accumulation_over_a_short_batch(ctx):
+    """An epoch's last step is of two batches, the last of 3 samples; some have none of it."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for epoch in ctx.loader(data(43), batch_size=BATCH).epochs(2):
+        optimizer.zero_grad()
+        for number, (x, y) in enumerate(epoch):
+            last = (number % 2 == 1 and len(epoch) != 1) or len(epoch) == 0
+            with contextlib.nullcontext() if last else ctx.accumulate():
+                F.cross_entropy(model(x), y).backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model, optimizer
+
+
+def accumulation_with_grad_scaler(ctx):
+    """Three batches to a step, the last short; one step overflows, in its first batch."""
+    model = mlp()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    model, optimizer, scaler = ctx.prepare(model, sgd(model), scaler)
+    for epoch in ctx.loader(data(43), batch_size=BATCH).epochs(3):
+        for number, (x, y) in enumerate(epoch):
+            last = (number % 3 == 2 and len(epoch) > 1) or len(epoch) == 0
+            loss = F.cross_entropy(model(x), y) / 3
+            if ctx.step == 2 and number % 3 == 0:
+                loss = loss * float("inf")
+            with contextlib.nullcontext() if last else ctx.accumulate():
+                scaler.scale(loss).backward()
+            if last:
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    return model, optimizer, scaler
+
+
+def single_samples(ctx):
+    """Batches of 4 and then of 1 sample, in one step: no way to share out the second."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    some, one = ctx.loader(data(24), batch_size=4), ctx.loader(data(9, seed=8), batch_size=8)
+    for epoch, other in zip(some.epochs(2), one.epochs(2), strict=False):
+        others = iter(other)
+        for x, y in epoch:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            for u, v in itertools.islice(others, 1):
+                loss = loss + F.cross_entropy(model(u), v)
+            loss.backward()
+            optimizer.step()
+    return model, optimizer
+
+
+def batches_in_advance(ctx):
+    """Three batches are drawn before the first pass, and each has its own; the last is short."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for epoch in ctx.loader(data(), batch_size=BATCH).epochs(3):
+        rest = iter(epoch)
+        while ahead := list(itertools.islice(rest, 3)):
+            optimizer.zero_grad()
+            for x, y in ahead[:-1]:
+                with ctx.accumulate():
+                    F.cross_entropy(model(x), y).backward()
+            x, y = ahead[-1]
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return model, optimizer
+
+
+def ppo_over_several_batches(ctx):
+    """Three epochs, with a step for each batch, over what was drawn in advance."""
+    policy = mlp()
+    policy, optimizer = ctx.prepare(policy, torch.optim.Adam(policy.parameters(), lr=1e-2))
+    for epoch in ctx.loader(data(43), batch_size=BATCH).epochs(2):
+        rest = iter(epoch)
+        while ahead := list(itertools.islice(rest, 2)):
+            for x, y in ahead * 3:
+                step(policy, optimizer, x, y)
+    return policy, optimizer
+
+
+def zeroed_in_between(ctx):
+    """What was accumulated is dropped again, in either way, after batches of other sizes."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    many, few = ctx.loader(data(60), batch_size=15), ctx.loader(data(26, seed=8), batch_size=4)
+    for one, other in zip(many.epochs(2), few.epochs(2), strict=False):
+        others = iter(other)
+        for number, (x, y) in enumerate(one):
+            for a, b in ((x, y), *itertools.islice(others, 1)):
+                with ctx.accumulate():
+                    F.cross_entropy(model(a), b).backward()
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+            for u, v in itertools.islice(others, 1):
+                with ctx.accumulate():
+                    F.cross_entropy(model(u), v).backward()
+            F.cross_entropy(model(x[:1]), y[:1]).mul(0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizer
+
+
 # ------------------------------------------------------------ what happens around autograd
 
 
@@ -595,6 +760,9 @@ class Way:
         tolerance: relative, of the largest difference to plain torch on the same batches.
         seldom: too slow for the fast suite.
         places: where kills may be placed.
+        most: workers with which it can be tried.
+        whole: when plain torch on whole batches ends with the same weights: "always"; "undisturbed"
+            if it goes on with a batch after a share of it was lost; "never" with batch norm.
     """
 
     train: Callable[[elastix.Context], Any]
@@ -602,6 +770,8 @@ class Way:
     tolerance: float = 1e-9
     seldom: bool = False
     places: tuple[str, ...] = ("batch", "bucket", "filled", "round", "left", "boundary")
+    most: int = 4
+    whole: str = "always"
 
     @property
     def name(self) -> str:
@@ -614,41 +784,65 @@ _UNFREEZE = "freeze after ctx.prepare"
 WAYS = {
     way.name: way
     for way in itertools.chain(
-        map(
-            Way,
-            (
+        (
+            Way(way, whole="never")
+            for way in (
                 gan,
                 gan_in_three_steps,
-                wgan_gp,
-                ppo,
-                lbfgs,
-                accumulation,
-                two_loaders_in_turn,
-                two_loaders_with_norm,
-                two_loaders_in_sequence,
+                alternating_accumulation_with_norm,
                 loader_processes,
                 checkpointing,
                 checkpointing_reentrant,
                 checkpointing_whole_reentrant,
+            )
+        ),
+        (
+            Way(way, whole="undisturbed")
+            for way in (
+                wgan_gp,
+                ppo,
+                ppo_over_several_batches,
+                lbfgs,
+                two_loaders_in_sequence,
+                gradient_surgery,
+                spectral_norm,
+                odd_buffers,
+            )
+        ),
+        map(
+            Way,
+            (
+                accumulation,
+                two_loaders_in_turn,
+                two_sizes_in_one_loss,
+                two_sizes_in_turn,
+                alternating_accumulation,
+                accumulation_over_a_short_batch,
+                accumulation_with_grad_scaler,
+                single_samples,
+                batches_in_advance,
+                zeroed_in_between,
                 grad_scaler,
                 exception_in_forward,
                 freezing_after_prepare,
-                gradient_surgery,
                 moving_average,
                 weight_norm,
-                spectral_norm,
                 packed_lstm,
                 mixture,
                 tied_embeddings,
                 sparse_embeddings,
-                odd_buffers,
             ),
         ),
         (
-            Way(compiled, seldom=True),  # importing and tracing takes seconds
+            Way(two_loaders_with_norm, most=3, whole="never"),  # four would have one sample each
+            Way(compiled, seldom=True, whole="never"),  # importing and tracing takes seconds
             # The line search goes by the loss of those who are left: a worker that dies between
             # the round of a step and that of its loss is in the one and not in the other.
-            Way(lbfgs_with_line_search, places=("batch", "bucket", "boundary")),
+            Way(
+                lbfgs_with_line_search,
+                places=("batch", "bucket", "boundary"),
+                whole="undisturbed",
+            ),
             # Rounding to bfloat16 is not continuous: a difference in the last bit of a float32
             # sum may become one of 2^-8 in an activation.
             Way(autocast, tolerance=2e-2),

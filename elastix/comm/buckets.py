@@ -49,8 +49,8 @@ _WIDER = {
 class Bucket:
     """Room for some tensors, a flag for each, and a count of samples.
 
-    Flags are for gradients: set by whoever used the parameter, so that their sum tells whether
-    anybody did. The count adds up the samples of all who took part.
+    Flags are for gradients: set by whoever has one that counts, so that their sum tells whether
+    anybody has. The count adds up the samples of all who took part.
 
     Attributes:
         missing: how many places are not filled yet.
@@ -111,8 +111,8 @@ class Bucket:
             self.renew()
         self.pending = None
 
-    def fill_missing(self, scale: float) -> None:
-        """Copy in whatever is not copied yet, times `scale`."""
+    def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
+        """Copy in whatever is not copied yet, times its ratio's scale; that of now is `ratio`."""
 
     def launch(self, group: Group, share: int) -> None:
         """Start the reduction; `share` is this worker's number of samples."""
@@ -144,12 +144,18 @@ class Bucket:
 
 
 class GradientBucket(Bucket):
-    """Gradients of some parameters. They come back as views of the bucket, not as copies."""
+    """Gradients of some parameters. They come back as views of the bucket, not as copies.
+
+    Those of passes with different ratios are kept apart: `param.grad` is of the ratio of the last
+    pass that used the parameter, and earlier ones are moved aside. A gradient that was dropped or
+    zeroed by the user takes with it what was moved aside before.
+    """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         super().__init__(parameters, "sum", parameters[0].dtype)
         self.parameters = list(parameters)
-        self.touched = [False] * len(parameters)
+        self._parts: list[_Parts] = []  # only in a step of several ratios
+        self._used = [False] * len(parameters)
         self._filled = [False] * len(parameters)
         self._spent: list[torch.Tensor | None] = []
         self._idle = 0
@@ -174,41 +180,73 @@ class GradientBucket(Bucket):
         # much memory again; freed at its end, the memory goes back to the system and costs faults.
         self._spent = []
 
-    def fill(self, place: int, scale: float) -> None:
-        """Copy one gradient in, times `scale`; zeros if there is none or it counts for nothing."""
+    def keep_apart(self, ratio: int) -> None:
+        """Gradients of this step so far are of `ratio`, and there will be some of others."""
+        if not self._parts:
+            self._parts = [_Parts(ratio) for _ in self.parameters]
+
+    def turn_to(self, place: int, ratio: int) -> None:
+        """A gradient of `ratio` is about to be added to `param.grad`: move aside what is not."""
+        self._parts[place].turn_to(ratio, self.parameters[place])
+
+    def added(self, place: int) -> None:
+        """A gradient was added to `param.grad`."""
         gradient = self.parameters[place].grad
-        if gradient is None or scale == 0:
-            self.views[place].zero_()  # not 0 * gradient: NaN for one that overflowed
-        else:
-            if gradient.is_sparse:
-                gradient = gradient.to_dense()
-            torch.mul(gradient, scale, out=self.views[place])
+        self._parts[place].version = None if gradient is None else gradient._version
+
+    def forget_parts(self) -> None:
+        """What was moved aside counts no more."""
+        self._parts = []
+
+    def fill(self, place: int, scales: Sequence[float], ratio: int) -> None:
+        """Copy one gradient in, times its scale; zeros if there is none or it counts for nothing.
+
+        Args:
+            place: which.
+            scales: by ratio of the step.
+            ratio: what `param.grad` is of, in a step with one.
+        """
+        parameter = self.parameters[place]
+        found = self._parts[place].all(parameter) if self._parts else {ratio: parameter.grad}
+        view, used = self.views[place], False
+        for of, gradient in found.items():
+            scale = scales[of]
+            if gradient is None or scale == 0:  # not 0 * gradient: NaN for one that overflowed
+                continue
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            if used:
+                view.add_(dense, alpha=scale)
+            else:
+                torch.mul(dense, scale, out=view)
+            used = True
+        if not used:
+            view.zero_()
+        self._used[place] = used
         self.missing -= not self._filled[place]
         self._filled[place] = True
 
-    def fill_missing(self, scale: float) -> None:
-        """Copy in whatever is not copied yet, times `scale`."""
+    def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
+        """Copy in whatever is not copied yet, times its scale."""
         for place, filled in enumerate(self._filled):
             if not filled:
-                self.fill(place, scale)
+                self.fill(place, scales, ratio)
 
     def accept(self, factor: float) -> None:
-        """`param.grad` becomes the average, or stays None where nobody used the parameter."""
+        """`param.grad` becomes the average, or None where nobody has one that counts."""
         self._spent = [p.grad for p in self.parameters]
+        self.forget_parts()
         if factor != 1:
             self._values.mul_(factor)
-        everywhere = all(self.touched)
-        used = self.touched if everywhere else [flag > 0 for flag in self._flags.tolist()]
+        everywhere = all(self._used)
+        used = self._used if everywhere else [flag > 0 for flag in self._flags.tolist()]
         for parameter, view, anybody in zip(self.parameters, self.views, used, strict=True):
-            if anybody:
-                parameter.grad = view
-        self.touched = [False] * len(self.parameters)
+            parameter.grad = view if anybody else None
 
     def drop(self) -> None:
         """Nobody with samples is left in this step: no gradients, so that nothing is updated."""
+        self.forget_parts()
         for parameter in self.parameters:
             parameter.grad = None
-        self.touched = [False] * len(self.parameters)
 
     def imitate(self, flat: torch.Tensor) -> None:
         """`param.grad` becomes that of the other replica, whatever was computed here."""
@@ -217,21 +255,52 @@ class GradientBucket(Bucket):
         self.accept(1.0)
 
     def _flag(self) -> None:
-        if all(self.touched):
+        if all(self._used):
             self._flags.fill_(1)
         else:
-            self._flags.copy_(torch.tensor(self.touched, dtype=self.dtype))
+            self._flags.copy_(torch.tensor(self._used, dtype=self.dtype))
 
     def _forget(self) -> None:
         super()._forget()
         self._filled = [False] * len(self.parameters)
+        self._used = [False] * len(self.parameters)
+
+
+class _Parts:
+    """The local gradients of one parameter, by ratio.
+
+    Attributes:
+        ratio: of what `param.grad` holds.
+        version: of that tensor, when autograd had last added to it.
+    """
+
+    def __init__(self, ratio: int) -> None:
+        self.ratio = ratio
+        self.version: int | None = None
+        self._aside: dict[int, torch.Tensor] = {}
+
+    def turn_to(self, ratio: int, parameter: torch.nn.Parameter) -> None:
+        """Have `param.grad` be what there is of `ratio`."""
+        self._aside = self.all(parameter)
+        parameter.grad = self._aside.pop(ratio, None)
+        self.ratio = ratio
+
+    def all(self, parameter: torch.nn.Parameter) -> dict[int, torch.Tensor]:
+        """Whatever counts."""
+        gradient = parameter.grad
+        if gradient is None:
+            return {}
+        changed = self.version is not None and gradient._version != self.version
+        if changed and not gradient.is_sparse and not bool(gradient.any()):
+            return {self.ratio: gradient}  # zeroed in place
+        return {**self._aside, self.ratio: gradient}
 
 
 class BufferBucket(Bucket):
     """Buffers of modules: floating ones take the weighted mean, others the maximum.
 
     What is averaged is the change since the last step, so that constants stay what they are to
-    the last bit.
+    the last bit. In a step of several ratios it is the sum of the changes under each.
 
     A buffer is written only if it has another value than it should, and in the way in which it was
     changed. Batch norm updates its statistics past their version counters, for a graph that was
@@ -246,6 +315,8 @@ class BufferBucket(Bucket):
         tensors = self._tensors()
         super().__init__(tensors, reduce, _WIDER.get(tensors[0].dtype, tensors[0].dtype))
         self._base = torch.empty(0)
+        self._since = self._base  # the values when the ratio of now began
+        self._moved: dict[int, torch.Tensor] = {}  # changes under earlier ones
         self._versions: list[int] = []
 
     def rebase(self) -> None:
@@ -253,7 +324,22 @@ class BufferBucket(Bucket):
         tensors = self._tensors()
         self._copy_in(tensors)
         self._base = self._values.clone()
+        self._from_base()
         self._versions = [tensor._version for tensor in tensors]
+
+    def _from_base(self) -> None:
+        self._since, self._moved = self._base, {}
+
+    def turn_from(self, ratio: int) -> None:
+        """The passes of `ratio` are over for now."""
+        if self.reduce != "sum":
+            return
+        tensors = self._tensors()
+        self._copy_in(tensors)
+        now = self._values.clone()
+        change = (now - self._since).masked_fill_(now == self._since, 0)
+        self._moved[ratio] = self._moved[ratio] + change if ratio in self._moved else change
+        self._since = now
 
     def hold(self) -> None:
         """Remember the values before a forward pass that does not count."""
@@ -277,15 +363,18 @@ class BufferBucket(Bucket):
         """Put back what was remembered."""
         if self._remembered:
             self._write(self._remembered)
+        self._from_base()
 
-    def fill_missing(self, scale: float) -> None:
-        """Copy all buffers in; those of floating point as their change times `scale`."""
+    def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
+        """Copy all buffers in; those of floating point as their change, times its scale."""
         if not self.missing:
             return
         self._copy_in(self._tensors())
         if self.reduce == "sum":
-            same = self._values == self._base  # also where both are infinite, as in a mask
-            self._values.sub_(self._base).mul_(scale).masked_fill_(same, 0)
+            same = self._values == self._since  # also where both are infinite, as in a mask
+            self._values.sub_(self._since).mul_(scales[ratio]).masked_fill_(same, 0)
+            for of, change in self._moved.items():
+                self._values.add_(change, alpha=scales[of])
         self.missing = 0
 
     def accept(self, factor: float) -> None:
@@ -293,6 +382,7 @@ class BufferBucket(Bucket):
         if self.reduce == "sum":
             self._values.mul_(factor).add_(self._base)
             self._base.copy_(self._values)
+        self._from_base()
         self._write(self.views)
 
     def imitate(self, flat: torch.Tensor) -> None:
@@ -300,6 +390,7 @@ class BufferBucket(Bucket):
         super().imitate(flat)
         if self.reduce == "sum":
             self._base.copy_(self._values)
+        self._from_base()
         self._write(self.views)
 
     def _tensors(self) -> list[torch.Tensor]:

@@ -9,6 +9,10 @@ failure all buckets can be filled and reduced again by whoever is left.
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 VLDB 2020, algorithm 1 (buckets in reverse order of parameters, overlapped with backward).
 
+A step may be about batches that are split over the workers in different ratios, each with passes of
+its own. Their local gradients are then kept apart until buckets are filled, each with the scale of
+its ratio (GradientBucket.turn_to); which ratio a pass has is said when a batch is drawn (`turn`).
+
 A backward pass may run further ones inside it: checkpoints that re-enter autograd do. The step
 ends with the outermost. Where that happens a parameter may get its gradient in several pieces, so
 buckets are launched at the end.
@@ -24,6 +28,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from elastix.comm.buckets import BufferBucket, GradientBucket, build_buckets
 from elastix.comm.group import Group, Pending, Reduce
@@ -35,7 +40,7 @@ from elastix.errors import ConfigError
 
 @dataclass(frozen=True)
 class Weight:
-    """How much this worker's gradient counts: `share` of the `total` samples of the step."""
+    """How much this worker's gradient of a pass counts: `share` of `total`."""
 
     share: int
     total: int
@@ -44,8 +49,12 @@ class Weight:
 class Steps(Protocol):
     """Whoever keeps count of steps and samples."""
 
-    def weight(self, members: Sequence[int]) -> Weight:
-        """Of the step in hand, if these take part."""
+    def weights(self, members: Sequence[int]) -> Sequence[Weight]:
+        """One for each ratio of the step in hand, if these take part."""
+        ...
+
+    def passed(self) -> None:
+        """There was, or might have been, a backward pass that is no step."""
         ...
 
     def ballot(self) -> torch.Tensor:
@@ -89,8 +98,12 @@ class Reducer:
                 "Unfreeze some, or leave out ctx.prepare."
             )
         self._counter = next(bucket for bucket in self._buckets if bucket.counts)
-        self._weight = Weight(1, 1)
-        self._scale = 1.0
+        self._weights: Sequence[Weight] = [Weight(1, 1)]
+        self._scales = [1.0]
+        self._ratio = 0  # by which passes are weighed now: a place in these
+        self._counts = True  # this worker has a share in it
+        self._told = False  # that there was a pass since the last batch
+        self._apart: list[RemovableHandle] = []
         self._generation = 0  # of the group in which buckets are being launched
         self._launched = 0
         self._deferred = False
@@ -120,14 +133,52 @@ class Reducer:
             yield
         finally:
             self._deferred = before
+            # Whether or not this worker had anything to learn from, so that all say it alike.
+            self._steps.passed()
 
-    def hold_buffers(self) -> None:
-        """This worker's share is empty: what its forward pass does to buffers will be undone."""
+    def turn(self, ratio: int, counts: bool) -> None:
+        """A batch was drawn that further passes are about; they have this ratio of the step.
+
+        Args:
+            ratio: its place among the weights of the step.
+            counts: whether this worker has a share. If not, what its forward passes do to buffers
+                will be undone.
+        """
+        if ratio != self._ratio:
+            for buffers in self._buffers:
+                buffers.turn_from(self._ratio) if self._counts else buffers.undo()
+            for gradients in self._gradients:
+                gradients.keep_apart(self._ratio)
+            self._tell_apart()
+            self._ratio = ratio
+        self._counts, self._told = counts, False
         for buffers in self._buffers:
-            buffers.hold()
+            buffers.let_go() if counts else buffers.hold()
+
+    def _tell_apart(self) -> None:
+        """From now on be called before a gradient is added to one that may have another ratio."""
+        if self._apart:
+            return
+        for bucket in self._gradients:
+            for place, parameter in enumerate(bucket.parameters):
+                if parameter.requires_grad:
+                    hook = self._turning_hook(bucket, place)
+                    self._apart.append(parameter.register_hook(hook))
+
+    def _turning_hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
+        return lambda _gradient: bucket.turn_to(place, self._ratio)
+
+    def _step_over(self) -> None:
+        for handle in self._apart:
+            handle.remove()
+        self._apart = []
+        self._ratio, self._told = 0, False
 
     def rebase(self) -> None:
         """All workers hold the same buffers now. Call it whenever a State was loaded."""
+        self._step_over()
+        for gradients in self._gradients:
+            gradients.forget_parts()
         for buffers in self._buffers:
             buffers.rebase()
 
@@ -168,8 +219,12 @@ class Reducer:
 
     def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
         def gradient_ready(_parameter: torch.Tensor) -> None:
-            bucket.touched[place] = True
+            if self._apart:
+                bucket.added(place)
             if self._deferred:
+                if not self._told:
+                    self._told = True
+                    self._steps.passed()
                 return
             self._within_pass()
             if self._rounds.watching or not self._rounds.usable or self._nests is not False:
@@ -180,7 +235,7 @@ class Reducer:
                     "had gone to the other workers. The step was not taken; the run ends. Use "
                     "checkpoint(..., use_reentrant=False), or checkpoint from the first step on."
                 )
-            bucket.fill(place, self._scale)
+            bucket.fill(place, self._scales, self._ratio)
             if not bucket.missing:
                 self._launch_filled()
 
@@ -224,9 +279,9 @@ class Reducer:
 
     def _weigh(self, generation: int) -> None:
         """The buckets are to be reduced by the members of that generation, from the first on."""
-        self._weight = self._steps.weight(self._rounds.members(generation))
+        self._weights = self._steps.weights(self._rounds.members(generation))
         # Without samples, all of them are lost; see `accept`.
-        self._scale = self._weight.share / self._weight.total if self._weight.total else 0.0
+        self._scales = [w.share / w.total if w.total else 0.0 for w in self._weights]
         self._generation = generation
         self._launched = 0
 
@@ -241,7 +296,7 @@ class Reducer:
     def _launch_next(self, group: Group) -> None:
         self._rounds.phase("bucket", self._launched)
         bucket = self._buckets[self._launched]
-        bucket.launch(group, self._weight.share)
+        bucket.launch(group, sum(weight.share for weight in self._weights))
         if self._rounds.on_reduced is not None and bucket.pending is not None:
             bucket.pending.on_finish(partial(self._rounds.on_reduced, self._launched))
         self._launched += 1
@@ -251,13 +306,15 @@ class Reducer:
     def _end(self) -> None:
         self._active = False
         self._nests = bool(self._nests)
-        placeholder = self._rounds.watching or not self._weight.share
+        self._counts = self._counts and not self._rounds.watching
         for buffers in self._buffers:
-            buffers.undo() if placeholder else buffers.let_go()
+            buffers.let_go() if self._counts else buffers.undo()
         self._rounds.phase("filled", len(self._buckets))
         left = self._rounds.run(self)
-        if placeholder:  # the next step may be about the same batch
-            self.hold_buffers()
+        self._step_over()
+        if not self._counts:  # the next step may be about the same batch
+            for buffers in self._buffers:
+                buffers.hold()
         self._steps.committed(left)
 
     def accept(self, left: Left) -> None:
@@ -269,7 +326,7 @@ class Reducer:
         samples = self._counter.samples()
         if samples:
             for bucket in self._buckets:
-                bucket.accept(self._weight.total / samples)
+                bucket.accept(sum(weight.total for weight in self._weights) / samples)
         else:  # all of a tiny batch was lost with its workers
             for gradients in self._gradients:
                 gradients.drop()
@@ -306,7 +363,7 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.restart()
         for bucket in self._buckets[self._launched :]:
-            bucket.fill_missing(self._scale)
+            bucket.fill_missing(self._scales, self._ratio)
 
     def launch(self, group: Group) -> Sequence[Pending]:
         """Launch what is not yet launched in `group`."""

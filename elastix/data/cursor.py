@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +115,49 @@ def split(spans: Sequence[Span], workers: int, batch_size: int) -> tuple[tuple[S
     usual = -(-batch_size // workers)
     used = min(workers, max(total // 2, -(-total // usual), 1))
     sizes = [total // used + (i < total % used) for i in range(used)] + [0] * (workers - used)
+    return _cut(spans, sizes)
+
+
+def split_like(
+    spans: Sequence[Span], ratio: Sequence[int], batch_size: int
+) -> tuple[tuple[Span, ...], ...] | None:
+    """Divide a batch into consecutive shares that are to each other as `ratio`.
+
+    Returns:
+        None if they would not be whole numbers, or one of them a single sample, which batch
+        normalisation refuses, where `split` has none.
+    """
+    total, whole = count(spans), sum(ratio)
+    if not whole or any(total * part % whole for part in ratio):
+        return None
+    sizes = [total * part // whole for part in ratio]
+    if 1 in sizes and all(count(share) != 1 for share in split(spans, len(ratio), batch_size)):
+        return None
+    return _cut(spans, sizes)
+
+
+def ratio_for(sizes: Sequence[int], workers: int) -> tuple[int, ...]:
+    """The ratio over the workers in which batches of these sizes cost the least together.
+
+    What `split_like` cannot divide is done whole by every worker. Tried are the ratios that `split`
+    has for each of the sizes, and an even one of their greatest common divisor: it fits them all.
+    """
+    whole = [((0, size),) for size in sizes]
+    ratios = [tuple(map(count, split(spans, workers, count(spans)))) for spans in whole]
+    each, more = divmod(gcd(*sizes), workers)
+    ratios.append(tuple(each + (worker < more) for worker in range(workers)))
+
+    def cost(ratio: tuple[int, ...]) -> int:
+        shares = (split_like(spans, ratio, count(spans)) for spans in whole)
+        return sum(
+            size if parts is None else max(map(count, parts))
+            for size, parts in zip(sizes, shares, strict=True)
+        )
+
+    return min(ratios, key=cost)
+
+
+def _cut(spans: Sequence[Span], sizes: Iterable[int]) -> tuple[tuple[Span, ...], ...]:
     shares = []
     rest: tuple[Span, ...] = tuple(spans)
     for size in sizes:

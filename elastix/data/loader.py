@@ -6,21 +6,23 @@ owner calls `commit` with who contributed.
 """
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from elastix.data.cursor import Cursor, count, split
+from elastix.data.cursor import Cursor, count, split, split_like
 from elastix.data.processes import ProcessDied, Reader, die_with_parent
 from elastix.data.source import Source, to_device
+from elastix.data.window import Ratio, lowest
 from elastix.errors import ConfigError, TrainError
 from elastix.events import BatchShares, LoaderOpened, Span
 
 logger = logging.getLogger(__name__)
 _ATTEMPTS = 3
+_OFTEN = 3
 
 
 class Pace(Protocol):
@@ -39,8 +41,12 @@ class Pace(Protocol):
         """The workers over which the next batch is split, in rank order."""
         ...
 
-    def drawn(self, share: int) -> None:
-        """A batch begins; this worker has `share` samples of it."""
+    def binding(self, loader: int) -> Ratio | None:
+        """The ratio that this loader's next batch must be split in; None for evenly."""
+        ...
+
+    def drawn(self, loader: int, size: int, ratio: Ratio) -> None:
+        """A batch begins; it is split in this ratio, and usually has this size."""
         ...
 
     def exhausted(self) -> None:
@@ -54,15 +60,42 @@ class Pace(Protocol):
 
 @dataclass(frozen=True)
 class Draw:
-    """A global batch that is not committed yet: whose samples are which."""
+    """A global batch that is not committed yet: whose samples are which.
+
+    Attributes:
+        spans: all of it.
+        shares: by place in `members`.
+        whole: it could not be split in the ratio that binds it, so who counts for anything has all.
+            Their weights add up to 1, and so the mean over them is that over the batch.
+    """
 
     epoch: int
     members: tuple[int, ...]
+    spans: tuple[Span, ...]
     shares: tuple[tuple[Span, ...], ...]
+    whole: bool = False
 
     def share_of(self, worker: int) -> tuple[Span, ...]:
         """The spans of one worker; empty if the batch was planned without it."""
         return self.shares[self.members.index(worker)] if worker in self.members else ()
+
+    @property
+    def ratio(self) -> Ratio:
+        """In which it is split, if it is."""
+        return lowest({m: count(s) for m, s in zip(self.members, self.shares, strict=True)})
+
+    def commit(self, loader: int, contributors: Sequence[int]) -> BatchShares:
+        """What counts of it, and what is owed."""
+        kept = {m: s for m, s in zip(self.members, self.shares, strict=True) if m in contributors}
+        kept = {member: spans for member, spans in kept.items() if spans}
+        if self.whole:
+            shares, whole = dict.fromkeys(list(kept)[:1], self.spans), tuple(kept)
+            owed = () if kept else self.spans
+        else:
+            shares, whole = kept, ()
+            lost = (self.share_of(m) for m in self.members if m not in contributors)
+            owed = tuple(span for share in lost for span in share)
+        return BatchShares(loader=loader, epoch=self.epoch, shares=shares, owed=owed, whole=whole)
 
 
 class Loader:
@@ -83,6 +116,9 @@ class Loader:
         self._planned = 1  # epochs of it
         self._ahead = self.cursor
         self._drawn: list[Draw] = []
+        self._binding: Ratio | None = None  # of the last batch drawn
+        self._wholes = 0  # batches in a row that could not be split
+        self._told = False  # of that
         self._fetcher = _Prefetcher(self) if source.num_workers else _Fetcher(source)
 
     def epochs(self, total: int) -> Iterator["Epoch"]:
@@ -135,33 +171,13 @@ class Loader:
         """The batches of the step in hand, as the whole group has them."""
         return tuple(self._drawn)
 
-    def shares(self) -> Counter[int]:
-        """Samples of each worker since the last commit."""
-        shares: Counter[int] = Counter()
-        for draw in self._drawn:
-            for member, spans in zip(draw.members, draw.shares, strict=True):
-                shares[member] += count(spans)
-        return shares
-
     def commit(self, contributors: Sequence[int]) -> list[BatchShares]:
         """The batches drawn since the last commit count, as far as `contributors` had them.
 
         Shares of others are owed: they stand first in the next batch.
         """
-        committed = []
-        lost: list[Span] = []
-        for draw in self._drawn:
-            owed = [s for m in draw.members if m not in contributors for s in draw.share_of(m)]
-            shares = {m: draw.share_of(m) for m in draw.members if m in contributors}
-            lost += owed
-            committed.append(
-                BatchShares(
-                    loader=self.number,
-                    epoch=draw.epoch,
-                    shares={member: spans for member, spans in shares.items() if spans},
-                    owed=tuple(owed),
-                )
-            )
+        committed = [draw.commit(self.number, contributors) for draw in self._drawn]
+        lost = [span for batch in committed for span in batch.owed]
         self._ahead = self.cursor = self._ahead.give_back(lost) if lost else self._ahead
         self._drawn = []
         return committed
@@ -212,27 +228,61 @@ class Loader:
     def next_batch(self) -> Any | None:  # noqa: ANN401 - whatever collate makes
         """This worker's share of the next global batch; None at the end of the epoch."""
         self._pace.boundary()
-        drawn = self.draw(self._ahead)
+        binding = self._pace.binding(self.number)
+        drawn = self.draw(self._ahead, binding)
         if drawn is None:
             self._pace.exhausted()
             return None
         draw, after = drawn
+        self._binding = binding
+        self._look_at_cost(draw)
         share = draw.share_of(self._pace.me)
         self._source.announce(self.epoch, self._planned, self._ahead.position, after.position)
         batch = self._fetcher.fetch(share, self._ahead)
         self._ahead = after
         self._drawn.append(draw)
-        self._pace.drawn(count(share))
+        self._pace.drawn(self.number, self._batch_size, draw.ratio if binding is None else binding)
         return batch
 
-    def draw(self, cursor: Cursor) -> tuple[Draw, Cursor] | None:
-        """What the group as it is would draw at `cursor`: also used to look ahead."""
+    def guess(self, cursor: Cursor) -> tuple[Draw, Cursor] | None:
+        """What will be drawn at `cursor`, if it goes on as with the last batch."""
+        return self.draw(cursor, self._binding)
+
+    def draw(self, cursor: Cursor, binding: Ratio | None = None) -> tuple[Draw, Cursor] | None:
+        """What the group as it is would draw at `cursor`, in the ratio that binds it if any."""
         batch_size = self._batch_size
         batch, after = cursor.draw(batch_size, self.epoch)
         if not batch:
             return None
         members = self._pace.members()
-        return Draw(self.epoch, members, split(batch, len(members), batch_size)), after
+        if binding is None:
+            return Draw(self.epoch, members, batch, split(batch, len(members), batch_size)), after
+        ratio = [binding.get(member, 0) for member in members]
+        shares = split_like(batch, ratio, batch_size)
+        if shares is not None:
+            return Draw(self.epoch, members, batch, shares), after
+        everything = tuple(batch if part else () for part in ratio)
+        return Draw(self.epoch, members, batch, everything, whole=True), after
+
+    def _look_at_cost(self, draw: Draw) -> None:
+        """Say so once if work is repeated all the time, not only at the end of an epoch."""
+        full = count(draw.spans) == self._batch_size
+        self._wholes = self._wholes + 1 if draw.whole and full else 0
+        if self._told or self._wholes < _OFTEN:
+            return
+        self._told = True
+        if self._pace.me == draw.members[0]:
+            logger.warning(
+                "batches of %d samples of loader %d are drawn for the same backward pass as others "
+                "that are split %s over the workers, and cannot be split like those: every worker "
+                "is given all %d. Gradients are right, work is repeated. Use a batch size that "
+                "divides the other or that it divides, or have a backward pass of its own for "
+                "each, the first within ctx.accumulate(), before the next batch is drawn.",
+                count(draw.spans),
+                self.number,
+                ":".join(map(str, (self._binding or {}).values())),
+                count(draw.spans),
+            )
 
     @property
     def steps_left(self) -> int:
@@ -346,7 +396,7 @@ class _Prefetcher(_Fetcher):
     def guesses(self) -> Iterator[list[Any]]:
         """What the processes are to read, batch by batch from `_start` on."""
         cursor = self._start
-        while (drawn := self._loader.draw(cursor)) is not None:
+        while (drawn := self._loader.guess(cursor)) is not None:
             draw, cursor = drawn
             share = draw.share_of(self._loader.me)
             self._guesses.append(share)

@@ -1,49 +1,119 @@
-"""The samples that a step is about: what all loaders drew for it, or for the last step that drew.
+"""Which samples a backward pass is about, and so how much a worker's gradient of it counts. Pure.
 
-A batch may be good for several steps: a critic's and a generator's, the epochs of PPO, the closures
-of LBFGS. All of them are weighed by the shares of that batch. Pure; the loaders draw, and the owner
-says when a step counts.
+A pass is about the batches that were drawn since the pass before it, or, if there are none, about
+the same as that one: a critic's pass and a generator's, the epochs of PPO, the closures of LBFGS.
+It may be about any of these batches, so they are all split in one ratio over the workers. Batches
+with a pass between them may have different ratios: of 15 and of 4 samples, in `ctx.accumulate`.
+
+The ratio is chosen when the first batch is drawn, so it is guessed which others will be: those that
+were, when a batch of this loader was the first the last time. A wrong guess costs repeated work.
+
+One window for all loaders; it is part of the State, since a worker may join between two steps on
+one batch. It holds ratios, not samples, which are the loaders' affair.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import gcd
 from typing import Any
 
-from elastix.data.loader import Loader
+from elastix.data.cursor import ratio_for
+
+Ratio = Mapping[int, int]
+"""By worker, in lowest terms, without zeros. Empty if nothing was drawn: all count alike."""
+
+
+def lowest(shares: Mapping[int, int]) -> Ratio:
+    """The ratio of these numbers of samples."""
+    common = gcd(*shares.values())
+    return {worker: share // common for worker, share in shares.items() if share}
 
 
 class Window:
-    """One for all loaders: batches of several loaders that were drawn for one step count together.
+    """See the module.
 
-    It is part of the State, since a worker may join between two steps on one batch.
+    Attributes:
+        ratios: those of the step in hand, each once, in the order in which they came up.
+        now: the one by which the next pass is weighed: its place among them.
+        several: the last step had more than one.
     """
 
     def __init__(self) -> None:
-        self._last: Counter[int] = Counter()
+        self.ratios: list[Ratio] = []
+        self.now = 0
+        self.several = False
+        self._last: Ratio = {}  # of the last step's last pass
+        self._passed = True
+        self._first = 0  # the loader of the first batch since then
+        self._together: dict[int, tuple[int, ...]] = {}  # sizes drawn with its batch, by loader
 
-    def shares(self, loaders: Sequence[Loader]) -> Counter[int]:
-        """Samples of each worker in the step in hand; none if no loader ever drew."""
-        return _drawn(loaders) or self._last
+    @property
+    def ratio(self) -> Ratio:
+        """Of the batches that the next pass is about."""
+        return self.ratios[self.now] if self.ratios else self._last
 
-    def close(self, loaders: Sequence[Loader]) -> None:
-        """The step counts. Call it before the loaders commit."""
-        self._last = self.shares(loaders)
+    @property
+    def fresh(self) -> bool:
+        """Whether the next batch drawn is the first that the next pass is about."""
+        return self._passed
+
+    def binding(self, loader: int, members: Sequence[int]) -> Ratio | None:
+        """The ratio in which the next batch must be split; None for as evenly as can be."""
+        if not self._passed:
+            return self.ratio
+        sizes = self._together.get(loader, ())
+        if len(set(sizes)) < 2:
+            return None
+        return lowest(dict(zip(members, ratio_for(sizes, len(members)), strict=True)))
+
+    def drawn(self, loader: int, size: int, ratio: Ratio) -> None:
+        """A batch was drawn.
+
+        Args:
+            loader: whose.
+            size: as this loader's batches usually have it.
+            ratio: in which it was split, or would have been.
+        """
+        if self._passed:
+            self._turn(ratio)
+            self._passed, self._first, self._together[loader] = False, loader, ()
+        self._together[self._first] += (size,)
+
+    def passed(self) -> None:
+        """There was a backward pass, or there might have been one: all workers say so alike."""
+        if not self.ratios:
+            self._turn(self._last)
+        self._passed = True
+
+    def close(self) -> None:
+        """The step counts: passes of the next one that draws nothing are weighed like its last."""
+        self._last, self.several = self.ratio, len(self.ratios) > 1
+        self.void()
+
+    def void(self) -> None:
+        """The step does not count."""
+        self.ratios, self.now, self._passed = [], 0, True
 
     def forget(self) -> None:
         """The workers that drew are not those of now."""
-        self._last = Counter()
+        self._last, self.several, self._together = {}, False, {}
+        self.void()
 
     def state_dict(self) -> dict[str, Any]:
-        """The shares by worker."""
-        return {str(worker): samples for worker, samples in self._last.items()}
+        """As it is between two steps."""
+        return {
+            "ratio": {str(worker): share for worker, share in self._last.items()},
+            "together": {str(loader): list(sizes) for loader, sizes in self._together.items()},
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As it was."""
-        self._last = Counter({int(worker): samples for worker, samples in state_dict.items()})
+        """As it was; older States have only samples by worker."""
+        self.forget()
+        last = state_dict.get("ratio", state_dict)
+        self._last = lowest({int(worker): share for worker, share in last.items()})
+        together = state_dict.get("together", {})
+        self._together = {int(loader): tuple(sizes) for loader, sizes in together.items()}
 
-
-def _drawn(loaders: Sequence[Loader]) -> Counter[int]:
-    drawn: Counter[int] = Counter()
-    for loader in loaders:
-        drawn.update(loader.shares())
-    return drawn
+    def _turn(self, ratio: Ratio) -> None:
+        if ratio not in self.ratios:
+            self.ratios.append(ratio)
+        self.now = self.ratios.index(ratio)

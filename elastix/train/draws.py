@@ -1,10 +1,12 @@
 """What a worker has drawn for the step in hand, so that all can be seen to draw alike. Pure.
 
-Counted are global batches, not a worker's share of them: shares differ, and may be empty. A hash of
-them goes into the commit round of the step (ballot). Only if it differs is the rest told.
+Counted are global batches and how they are split, not a worker's own share of them, which may be
+empty. A hash goes into the commit round of the step (ballot). Only if it differs is the rest told.
 
-Left out is how often backward ran: within `ctx.accumulate` a worker may leave out the backward pass
-of a micro-batch that has nothing to learn from, which adds as little as a loss of zero.
+Left out is how often backward ran: within `ctx.accumulate` a worker may leave out the pass of a
+micro-batch that has nothing to learn from, which adds as little as a loss of zero. It must enter
+`ctx.accumulate` all the same, which tells all alike that there may have been a pass between two
+batches; how the second is split depends on that.
 """
 
 from collections.abc import Sequence
@@ -47,12 +49,11 @@ class Drawn:
 def drawn(loaders: Sequence[Loader]) -> Drawn:
     """The account of these loaders."""
     batches = [
-        # Merged, since the same batch may be cut into other shares.
-        (loader.number, draw.epoch, merge(span for share in draw.shares for span in share))
+        (loader.number, draw.epoch, merge(draw.spans), draw.members, [*map(count, draw.shares)])
         for loader in loaders
         for draw in loader.drawn
     ]
-    spans = [span for _, _, batch in batches for span in batch]
+    spans = [span for _, _, batch, _, _ in batches for span in batch]
     return Drawn(
         batches=len(batches),
         samples=count(spans),

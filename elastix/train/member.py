@@ -24,7 +24,7 @@ from elastix.comm.rounds import Rounds
 from elastix.data.cursor import count
 from elastix.data.loader import Loader
 from elastix.data.source import Collate, Source
-from elastix.data.window import Window
+from elastix.data.window import Ratio, Window
 from elastix.errors import ConfigError, ReplicasDiffer, StateError, StoreError
 from elastix.events import (
     AncestorIgnored,
@@ -97,6 +97,7 @@ class Member:
         self._compare = False  # somebody has joined since replicas were compared
         self._compare_now = False  # and so the group has agreed
         self._parted: ReplicasDiffer | None = None
+        self._doubted = False  # what a step was about, and it was said
         self._alike = AlikeEvents(link.emit, self._first)
         news.on_urgent(self._alike.send_again)
         self._reports = 0
@@ -398,19 +399,42 @@ class Member:
 
     # ------------------------------------------------------------------ Steps of the Reducer
 
-    def weight(self, members: Sequence[int]) -> Weight:
-        """Samples of this worker and of `members` in the step in hand; one each without loaders."""
-        loaders = self._live.loaders
-        shares = self._window.shares(loaders)
-        if not shares:
-            return Weight(1, len(members))
-        if self.settings.rollback and not any(loader.pending for loader in loaders):
+    def weights(self, members: Sequence[int]) -> Sequence[Weight]:
+        """For each ratio of the step in hand, the parts of this worker and of `members` in it.
+
+        One each if nothing was ever drawn.
+        """
+        window = self._window
+        ratios = window.ratios or [window.ratio]
+        draws = any(loader.pending for loader in self._live.loaders)
+        if not draws and window.several:
+            self._warn_of_doubt()
+        if self.settings.rollback and window.ratio and not draws:
             raise ConfigError(
                 'FailureConfig(recovery="rollback") does a step again from its batch, and this is '
                 "a second backward pass on one batch. The step was not taken; the run ends. Use "
                 'recovery="forward" for loops of this kind, or draw a batch for each step.'
             )
-        return Weight(shares[self.me], sum(shares[member] for member in members))
+        return [
+            Weight(ratio.get(self.me, 0), sum(ratio.get(member, 0) for member in members))
+            if ratio
+            else Weight(1, len(members))
+            for ratio in ratios
+        ]
+
+    def passed(self) -> None:
+        """There was, or might have been, a backward pass since the last batch was drawn."""
+        self._window.passed()
+
+    def _warn_of_doubt(self) -> None:
+        if not self._doubted and self.rank == 0:
+            logger.warning(
+                "a step drew no batch, and the batches of the step before it were split over the "
+                "workers in different ratios: its gradients are weighed like those of the last of "
+                "them. If it is about another one, draw them all before the first backward pass: "
+                "then they are all split alike."
+            )
+        self._doubted = True
 
     def ballot(self) -> torch.Tensor:
         """What goes into the commit round."""
@@ -440,13 +464,14 @@ class Member:
         if verdict.void:
             for loader in self._live.loaders:
                 loader.commit(())
+            self._window.void()
             self._rewind.due = True
             return
         self.step += 1
         contributors = left.contributors
         if self._rate is not None:
             self._rate.observe(len(contributors))
-        self._window.close(self._live.loaders)
+        self._window.close()
         batches = [batch for loader in self._live.loaders for batch in loader.commit(contributors)]
         self._alike.emit(
             StepCommitted(
@@ -538,10 +563,16 @@ class Member:
         """The workers over which the next batch is split."""
         return self._rounds.planned
 
-    def drawn(self, share: int) -> None:
+    def binding(self, loader: int) -> Ratio | None:
+        """The ratio that the next batch must be split in."""
+        return self._window.binding(loader, self.members())
+
+    def drawn(self, loader: int, size: int, ratio: Ratio) -> None:
         """A batch begins."""
-        if not share and self._reducer is not None:
-            self._reducer.hold_buffers()
+        first = self._window.fresh
+        self._window.drawn(loader, size, ratio)
+        if first and self._reducer is not None:
+            self._reducer.turn(self._window.now, self.me in ratio)
         self.phase("batch", self.step)
 
     def exhausted(self) -> None:
@@ -605,9 +636,9 @@ class Member:
         }
 
     def _mean_loss(self, loss: float) -> float:
-        """Over the group, by the shares of the last step. Collective."""
-        shares = self._window.shares(self._live.loaders)
-        work = MeanLoss(loss, shares[self.me] if shares else 1)
+        """Over the group, by the shares of the last pass. Collective."""
+        ratio = self._window.ratio
+        work = MeanLoss(loss, ratio.get(self.me, 0) if ratio else 1)
         total, samples = self._rounds.run(work).result.tolist()
         return total / samples if samples else loss
 

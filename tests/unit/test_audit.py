@@ -1,5 +1,7 @@
 """audit(): finds what was repeated, missing or lost, and only that."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,14 @@ from hypothesis import strategies as st
 from elastix.data.audit import audit
 from elastix.data.cursor import Cursor, split
 from elastix.errors import Corrupt
-from elastix.events import BatchShares, LoaderOpened, Resumed, StepCommitted
+from elastix.events import (
+    BatchShares,
+    LoaderOpened,
+    Resumed,
+    StepCommitted,
+    from_record,
+    to_record,
+)
 
 
 def opened(loader: int = 0, length: int = 20, seed: int = 0) -> LoaderOpened:
@@ -170,3 +179,11 @@ def test_the_digest_depends_on_the_samples_and_not_on_what_happened(length, epoc
 def test_the_digest_differs_by_seed():
     events = [commit(1, (0, 20))]
     assert audit([opened(seed=1), *events]).digest != audit([opened(seed=2), *events]).digest
+
+
+def test_a_batch_that_several_had_whole_counts_once():
+    batch = BatchShares(loader=0, epoch=0, shares={0: ((0, 20),)}, whole=(0, 1, 2))
+    step = StepCommitted(step=1, generation=1, world_size=3, batches=(batch,))
+    account = audit([opened(), from_record(json.loads(json.dumps(to_record(step))))])
+    assert account.exact
+    assert account.loaders[0].samples == 20

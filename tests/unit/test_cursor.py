@@ -14,8 +14,10 @@ from elastix.data.cursor import (
     merge,
     order,
     order_in_blocks,
+    ratio_for,
     runs,
     split,
+    split_like,
     take,
 )
 
@@ -260,3 +262,48 @@ def test_indices_follow_the_order_in_blocks_across_epochs(seed, sizes, mixed, st
 @given(sizes)
 def test_runs_are_the_sizes_in_short(sizes):
     assert [size for many, size in runs(sizes) for _ in range(many)] == sizes
+
+
+ratios = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any)
+
+
+@given(total=st.integers(1, 60), ratio=ratios, batch_size=st.integers(1, 60))
+def test_a_split_in_a_ratio_is_in_that_ratio_or_none(total, ratio, batch_size):
+    spans = ((5, 5 + total),)
+    shares = split_like(spans, ratio, batch_size)
+    sizes = [total * part / sum(ratio) for part in ratio]
+    if shares is not None:
+        assert list(map(count, shares)) == sizes
+        assert merge(span for share in shares for span in share) == spans
+    else:
+        single = 1 in sizes and 1 not in map(count, split(spans, len(ratio), batch_size))
+        assert single or not all(size.is_integer() for size in sizes)
+
+
+@given(batch=st.integers(1, 40), times=st.integers(1, 6), workers=st.integers(1, 6))
+def test_batches_of_equal_size_or_a_multiple_have_one_ratio(batch, times, workers):
+    ratio = list(map(count, split(((0, batch),), workers, batch)))
+    assert split_like(((0, batch),), ratio, batch) is not None
+    assert split_like(((0, batch * times),), ratio, batch * times) is not None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "ratio"),
+    [
+        ((10, 10), 3, (4, 3, 3)),
+        ((4, 15), 2, (8, 7)),  # 4 whole and 8 of 15, not all of 15 and 2 of 4
+        ((15, 4), 3, (5, 5, 5)),
+        ((64, 448), 3, (22, 21, 21)),  # seven times as much
+        ((1024, 1000), 7, (2, 1, 1, 1, 1, 1, 1)),  # 250 of 1000, not all of it
+        ((7, 7, 3), 1, (7,)),
+    ],
+)
+def test_the_ratio_for_several_sizes_costs_the_least(sizes, workers, ratio):
+    assert ratio_for(sizes, workers) == ratio
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=4), workers=st.integers(1, 6))
+def test_the_ratio_for_several_sizes_divides_one_of_them(sizes, workers):
+    ratio = ratio_for(sizes, workers)
+    assert len(ratio) == workers
+    assert any(split_like(((0, size),), ratio, size) is not None for size in sizes)

@@ -31,6 +31,7 @@ batches = st.builds(
     epoch=st.integers(0, 9),
     shares=st.dictionaries(st.integers(0, 99), spans, max_size=3),
     owed=spans,
+    whole=st.lists(st.integers(0, 99), max_size=3).map(tuple),
 )
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
-from elastix.data.cursor import order
+from elastix.data.cursor import count, order
 from elastix.data.loader import Loader
 from elastix.data.source import Source
 from elastix.errors import ConfigError
@@ -36,7 +36,8 @@ class Pace:
         self.me = me
         self.group = members
         self.boundaries = 0
-        self.shares: list[int] = []
+        self.ratios: list[dict[int, int]] = []
+        self.bound: dict[int, int] | None = None
         self.plans: list[tuple[int, int]] = []
 
     def boundary(self) -> None:
@@ -45,8 +46,11 @@ class Pace:
     def members(self) -> tuple[int, ...]:
         return self.group
 
-    def drawn(self, share: int) -> None:
-        self.shares.append(share)
+    def binding(self, loader: int) -> dict[int, int] | None:
+        return self.bound
+
+    def drawn(self, loader: int, size: int, ratio: dict[int, int]) -> None:
+        self.ratios.append(ratio)
 
     def exhausted(self) -> None:
         pass
@@ -94,7 +98,9 @@ class Group:
             return False
         contributors = tuple(worker for worker in batches if worker not in lost)
         for worker in contributors:
-            if self.loaders[worker].shares()[worker]:
+            draw = self.loaders[worker].drawn[-1]
+            mine = [w for w in contributors if draw.share_of(w)]
+            if worker in (mine[:1] if draw.whole else mine):
                 self.used.update(batches[worker].tolist())
         committed = [self.loaders[worker].commit(contributors) for worker in contributors]
         assert all(entry == committed[0] for entry in committed)
@@ -149,33 +155,84 @@ def test_without_shuffling_samples_come_as_they_stand():
 def test_shares_are_samples_of_each_worker():
     loader, pace = loader_of(me=1, members=(0, 1, 2), length=20, batch_size=7)
     loader.next_batch()
-    assert loader.shares() == {0: 3, 1: 2, 2: 2}
-    assert pace.shares == [2]
+    (draw,) = loader.drawn
+    assert [count(draw.share_of(worker)) for worker in (0, 1, 2)] == [3, 2, 2]
+    assert pace.ratios == [{0: 3, 1: 2, 2: 2}]
     loader.commit((0, 1, 2))
-    assert not loader.shares()
+    assert not loader.drawn
 
 
 def test_shares_add_up_over_the_batches_of_an_accumulated_step():
     loader, pace = loader_of(me=0, members=(0, 1), length=20, batch_size=7)
     loader.next_batch()
     loader.next_batch()
-    assert loader.shares() == {0: 8, 1: 6}
-    assert pace.boundaries == 2
+    assert len(loader.drawn) == pace.boundaries == 2
     committed = loader.commit((0, 1))
     assert [sum(b - a for s in entry.shares.values() for a, b in s) for entry in committed] == [
         7,
         7,
     ]
     loader.next_batch()
-    assert loader.shares() == {0: 3, 1: 3}
+    assert pace.ratios == [{0: 4, 1: 3}, {0: 4, 1: 3}, {0: 1, 1: 1}]
+
+
+def drawn_in(ratio, *, size, batch_size=None, members=(0, 1)):
+    """A loader with one batch of `size` samples drawn, in that ratio."""
+    more = {"length": size, "batch_size": batch_size or size, "shuffle": False}
+    loader, pace = loader_of(members[0], members, **more)
+    pace.bound = ratio
+    batch = loader.next_batch()
+    return loader, batch, loader.drawn[0]
+
+
+def test_a_batch_that_is_bound_is_split_in_that_ratio():
+    loader, batch, draw = drawn_in({0: 2, 1: 1}, size=6)
+    assert batch.tolist() == [0, 1, 2, 3]
+    assert not draw.whole
+    (entry,) = loader.commit((0,))
+    assert (entry.shares, entry.owed, entry.whole) == ({0: ((0, 4),)}, ((4, 6),), ())
+
+
+def test_who_counts_for_anything_has_all_of_a_batch_that_cannot_be_split():
+    loader, batch, draw = drawn_in({0: 8, 2: 7}, size=4, members=(0, 1, 2))
+    assert batch.tolist() == [0, 1, 2, 3]
+    assert [draw.share_of(worker) for worker in (0, 1, 2)] == [((0, 4),), (), ((0, 4),)]
+    (entry,) = loader.commit((0, 1, 2))
+    assert (entry.shares, entry.owed, entry.whole) == ({0: ((0, 4),)}, (), (0, 2))
+    assert entry.samples == 4
+
+
+@pytest.mark.parametrize(("left", "whole"), [((2,), (2,)), ((1, 2), (2,)), ((1,), ())])
+def test_nothing_of_it_is_owed_while_anybody_who_counts_is_left(left, whole):
+    loader, _, _ = drawn_in({0: 8, 2: 7}, size=4, members=(0, 1, 2))
+    (entry,) = loader.commit(left)
+    assert entry.whole == whole
+    assert entry.owed == (() if whole else ((0, 4),))
+    assert loader.cursor.owed == entry.owed
+
+
+def test_no_share_is_made_a_single_sample_by_a_ratio():
+    """Batch normalisation refuses one. Evenly split, the last two of four workers have none."""
+    _, _, draw = drawn_in(dict.fromkeys(range(4), 1), size=4, batch_size=8, members=(0, 1, 2, 3))
+    assert draw.whole
+
+
+def test_work_that_is_repeated_all_the_time_is_said_once(caplog):
+    loader, pace = loader_of(0, (0, 1), length=40, batch_size=4)
+    pace.bound = {0: 8, 1: 7}
+    for _ in range(10):
+        loader.next_batch()
+        loader.commit((0, 1))
+    (told,) = caplog.messages
+    assert "split 8:7 over the workers" in told
+    assert "given all 4" in told
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_a_worker_without_a_share_gets_a_placeholder_that_weighs_nothing(length):
     loader, pace = loader_of(me=7, members=(0, 1), length=length, batch_size=6)
     assert loader.next_batch().tolist() == list(range(min(2, length)))
-    assert loader.shares()[7] == 0
-    assert pace.shares == [0]
+    assert 7 not in pace.ratios[0]
     entry = loader.commit((0, 1))[0]
     assert 7 not in entry.shares
 
