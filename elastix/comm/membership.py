@@ -10,11 +10,19 @@ A Membership is a generation and its members in rank order. The Roster issues on
 
 Invariants: generations only grow; an urgent membership holds only workers that have the State
 (unless nobody has it yet); a worker that was taken out never comes back under the same id.
+
+With thousands of members each of them confirms each generation, so what is asked then (who is
+still on the way in, have all confirmed) is counted and not looked up. Only a new generation takes a
+copy of the member list.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import filterfalse, islice
+
+_DONORS = 8
+"""A joiner is told of so many peers; when it has lost them all it asks again."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,8 @@ class Roster:
     Attributes:
         newest: the membership issued last; generation 0 without members before the first.
         holders: members known to have the State.
-        waiting: workers that are ready and in no membership, spares among them.
-        watching: joiners that are catching up outside the group.
+        waiting: workers that are ready and in no membership, spares among them, in order.
+        watching: joiners that are catching up outside the group, in order.
         leaving: members that were asked to leave and have not left.
         founded: somebody has had the State.
     """
@@ -59,17 +67,21 @@ class Roster:
     def __init__(self, founders: int, size: int | None = None, min_workers: int = 1) -> None:
         self.newest = Membership(0, ())
         self.holders: set[int] = set()
-        self.waiting: list[int] = []
-        self.watching: list[int] = []
+        self.waiting: dict[int, None] = {}
+        self.watching: dict[int, None] = {}
         self.leaving: list[int] = []
         self.founded = False
         self._founders = founders
         self._size = size
         self._min_workers = min_workers
         self._finished: set[int] = set()
+        self._members: set[int] = set()  # of the newest membership
+        self._entering: set[int] = set()  # of them, those not known to have the State
+        self._dead: set[int] = set()  # of them, known to be lost when nobody had the State any more
+        self._settled = 0  # how many of them have confirmed the newest generation
         self._admitted: dict[int, int] = {}  # worker to the generation that let it in
         self._confirmed: dict[int, int] = {}  # worker to the newest generation it was in
-        self._last_with: dict[int, int] = {}  # worker to the last generation that it is in
+        self._last_with: dict[int, int] = {}  # former member to the last generation it is in
         self._last_urgent = 0
         self._turn = 0
 
@@ -86,14 +98,17 @@ class Roster:
     @property
     def joining(self) -> tuple[int, ...]:
         """Members of the newest membership that have not confirmed to have the State."""
-        settled = self.holders | self._finished
-        return tuple(w for w in self.newest.members if w not in settled)
+        return tuple(w for w in self.newest.members if w in self._entering)
+
+    @property
+    def members(self) -> Collection[int]:
+        """Those of the newest membership, to be looked up quickly."""
+        return self._members
 
     @property
     def settled(self) -> bool:
         """Every member has confirmed to be in the newest generation, and uses no older group."""
-        newest = self.newest.generation
-        return all(self._confirmed.get(w) == newest for w in self.newest.members)
+        return self._settled == len(self._members)
 
     def take_over(
         self, generation: int, holders: Iterable[int], waiting: Iterable[int]
@@ -105,22 +120,25 @@ class Roster:
             holders: workers that have the State.
             waiting: other workers that are ready.
         """
-        self.newest = Membership(generation, ())
+        self._disband(generation)
         self.holders = set(holders)
-        self.waiting = list(waiting)
+        self.waiting = dict.fromkeys(waiting)
         self.founded = bool(self.holders)
         if not self.founded:
             return self._advance()
         self._admitted |= dict.fromkeys(self.holders, generation + 1)
-        return self._issue(tuple(sorted(self.holders)), urgent=True, cause="new controller")
+        members = tuple(sorted(self.holders))
+        return self._issue(members, come=members, urgent=True, cause="new controller")
 
     def start_over(self) -> Membership | None:
         """Nobody has the State any more: found the group anew; whoever is ready takes part."""
-        self.newest = Membership(self.newest.generation, ())
+        again = self._unequipped(self._dead)
+        self.waiting = dict.fromkeys(again) | self.waiting
+        self._disband(self.newest.generation)
         self.founded = False
         self.holders.clear()
         self.leaving.clear()
-        self.waiting, self.watching = self.waiting + self.watching, []
+        self._stop_watching()
         return self._advance()
 
     def ready(self, worker: int) -> Membership | None:
@@ -128,36 +146,34 @@ class Roster:
 
         It is in `watching` afterwards if it is to catch up first.
         """
-        if worker in self.newest.members:
+        if worker in self._members:
             return None  # its proposal stands, and it is given the State in the group
-        if worker in self.waiting:
-            self.waiting.remove(worker)
-        if worker in self.watching:
-            self.watching.remove(worker)
+        self._drop(worker)
         if self._runs and self._room > len(self.waiting) + len(self.watching):
-            self.watching.append(worker)
+            self.watching[worker] = None
             return None
-        self.waiting.append(worker)
+        self.waiting[worker] = None
         return self._advance()
 
     def level(self, worker: int) -> Membership | None:
         """A joiner has caught up."""
         if worker not in self.watching:
             return None
-        self.watching.remove(worker)
-        self.waiting.append(worker)
+        del self.watching[worker]
+        self.waiting[worker] = None
         return self._advance()
 
     def donors(self) -> tuple[int, ...]:
-        """Members that a joiner may catch up from, in the order in which it should try them.
+        """Some members that a joiner may catch up from, in the order in which it should try them.
 
         Each call begins with another one, so that several joiners burden several donors.
         """
-        able = [w for w in self.newest.members if w in self.holders and w not in self.leaving]
-        able = able or sorted(self.holders)
-        first = self._turn % len(able) if able else 0
+        members = self.newest.members
+        first = self._turn % len(members) if members else 0
         self._turn += 1
-        return tuple(able[first:] + able[:first])
+        around = (members[(first + i) % len(members)] for i in range(len(members)))
+        able = (w for w in around if w in self.holders and w not in self.leaving)
+        return tuple(islice(able, _DONORS)) or tuple(sorted(self.holders)[:_DONORS])
 
     @property
     def _runs(self) -> bool:
@@ -169,25 +185,28 @@ class Roster:
     @property
     def _room(self) -> float:
         """How many more workers the group may have."""
-        stay = [w for w in self.newest.members if w not in self.leaving]
-        return math.inf if self._size is None else self._size - len(stay)
+        go = sum(w in self._members for w in self.leaving)
+        return math.inf if self._size is None else self._size - (len(self._members) - go)
 
     def entered(self, worker: int, generation: int) -> Membership | None:
         """A member confirms that it has the State and is in the group of `generation`."""
         admitted = self._admitted.get(worker, generation + 1)
-        if worker not in self.newest.members or generation < admitted:
+        if worker not in self._members or generation < admitted:
             return None  # it was taken out in the meantime, and will learn of it
         self.holders.add(worker)
+        self._entering.discard(worker)
+        newest = self.newest.generation
+        self._settled += (generation == newest) - (self._confirmed.get(worker) == newest)
         self._confirmed[worker] = generation
         self.founded = True
         return self._advance()
 
     def leave(self, worker: int) -> Membership | None:
         """A worker is to go, at a boundary: its node is to be taken away, or it is too slow."""
-        if worker in (*self.waiting, *self.watching):  # nobody needs it; the caller ends it
+        if worker in self.waiting or worker in self.watching:  # the caller ends it
             self._drop(worker)
             return None
-        if worker not in self.newest.members or worker in {*self.leaving, *self._finished}:
+        if worker not in self._members or worker in self._finished or worker in self.leaving:
             return None
         self.leaving.append(worker)
         return self._advance()
@@ -203,19 +222,24 @@ class Roster:
         return self._advance()
 
     def _drop(self, worker: int) -> None:
-        self.waiting = [w for w in self.waiting if w != worker]
-        self.watching = [w for w in self.watching if w != worker]
+        self.waiting.pop(worker, None)
+        self.watching.pop(worker, None)
+
+    def _stop_watching(self) -> None:
+        """The group stands still: nobody need catch up with it from outside."""
+        self.waiting |= self.watching
+        self.watching = {}
 
     def lost(self, worker: int) -> Membership | None:
         """A worker is dead, or is to be treated as dead."""
-        if worker in (*self.waiting, *self.watching):
+        if worker in self.waiting or worker in self.watching:
             self._drop(worker)
             return None
         self.holders.discard(worker)
         goes_anyway = worker in self.leaving
         if goes_anyway:
             self.leaving.remove(worker)
-        if worker in self._finished or not (goes_anyway or worker in self.newest.members):
+        if worker in self._finished or not (goes_anyway or worker in self._members):
             return None
         return self._regroup(without=worker, cause="loss")
 
@@ -232,6 +256,7 @@ class Roster:
         """
         self._finished.add(worker)
         self.holders.discard(worker)
+        self._entering.discard(worker)
         if worker in self.leaving:
             self.leaving.remove(worker)
         if self._awaited(worker, generation):
@@ -240,55 +265,111 @@ class Roster:
 
     def _awaited(self, worker: int, generation: int) -> bool:
         """Whether others may wait for it in a group that came after the one it left."""
-        return self._last_with.get(worker, 0) > generation
+        last = self._last_with.get(worker, 0)
+        return (self.newest.generation if worker in self._members else last) > generation
 
     def _regroup(self, without: int | None, cause: str) -> Membership | None:
+        """An urgent membership of those who have the State; of all, before anybody has it."""
         # Whoever is to leave has its share of the step in hand until it is gone.
-        stay = [w for w in self.leaving if w not in self.newest.members and w in self.holders]
-        rest = [w for w in (*self.newest.members, *stay) if w != without]
-        rest = [w for w in rest if w not in self._finished]
+        stay = [w for w in self.leaving if w not in self._members and w in self.holders]
+        gone = self._dead | (self._finished & self._members)
+        if without is not None and without in self._members:
+            gone.add(without)
         if not self.founded:
             # None or all of them have the State, and they will find out which. Nobody else may
             # come in before that.
+            rest = self._members_but(gone)
             if rest:
-                return self._issue(tuple(rest), urgent=True, cause=cause)
-            self.newest = Membership(self.newest.generation, ())
+                return self._issue(rest, gone=gone, urgent=True, cause=cause)
+            self._disband(self.newest.generation)
             return self._advance()
-        self.waiting = [w for w in rest if w not in self.holders] + self.waiting
-        members = tuple(w for w in rest if w in self.holders)
+        again = self._unequipped(gone)
+        stay = [w for w in stay if w != without]
+        members = self._members_but(gone.union(again)) + tuple(stay)
         if not self._runs:
-            self.waiting, self.watching = self.waiting + self.watching, []
+            self._stop_watching()
         if not members:
+            self._dead = gone
             return None
-        return self._issue(members, urgent=True, cause=cause)
+        self.waiting = dict.fromkeys(again) | self.waiting
+        gone.update(again)
+        return self._issue(members, gone=gone, come=stay, urgent=True, cause=cause)
+
+    def _unequipped(self, but: Collection[int]) -> list[int]:
+        """Members that have not got the State yet, `but` these."""
+        if not self._entering:
+            return []
+        return [w for w in self.newest.members if w in self._entering and w not in but]
 
     def _advance(self) -> Membership | None:
         if self._finished:
             return None
         if not self.founded:
-            if self.newest.members or len(self.waiting) < self._founders:
+            if self._members or len(self.waiting) < self._founders:
                 return None
-            return self._admit((), self._founders, urgent=True, cause="start")
-        if self.joining or not self.holders:
+            return self._admit(set(), self._founders, urgent=True, cause="start")
+        if self._entering or not self.holders:
             return None
-        stay = tuple(w for w in self.newest.members if w not in self.leaving)
+        go = {w for w in self.leaving if w in self._members}
         room = int(min(self._room, len(self.waiting)))
         if room > 0:
             # Somebody has to give the newcomers the State, even if it is to leave.
-            return self._admit(stay or self.newest.members, room, urgent=False, cause="join")
-        if stay and stay != self.newest.members:
-            return self._issue(stay, urgent=False, cause="leave")
+            go = go if len(go) < len(self._members) else set()
+            return self._admit(go, room, urgent=False, cause="join")
+        if go and len(go) < len(self._members):
+            return self._issue(self._members_but(go), gone=go, urgent=False, cause="leave")
         return None
 
-    def _admit(self, members: tuple[int, ...], room: int, urgent: bool, cause: str) -> Membership:
+    def _admit(self, go: set[int], room: int, urgent: bool, cause: str) -> Membership:
         newcomers = tuple(sorted(self.waiting)[:room])
-        self.waiting = [w for w in self.waiting if w not in newcomers]
-        self._admitted |= dict.fromkeys(newcomers, self.newest.generation + 1)
-        return self._issue(members + newcomers, urgent=urgent, cause=cause)
+        for worker in newcomers:
+            del self.waiting[worker]
+            self._admitted[worker] = self.newest.generation + 1
+        members = self._members_but(go) + newcomers
+        return self._issue(members, gone=go, come=newcomers, urgent=urgent, cause=cause)
 
-    def _issue(self, members: tuple[int, ...], urgent: bool, cause: str) -> Membership:
+    def _members_but(self, gone: Collection[int]) -> tuple[int, ...]:
+        """The newest membership without these, in its order."""
+        members = self.newest.members
+        return tuple(filterfalse(gone.__contains__, members)) if gone else members
+
+    def _disband(self, generation: int) -> None:
+        """There is no group any more; the next one has a higher number."""
+        self._last_with |= dict.fromkeys(self._members, self.newest.generation)
+        self.newest = Membership(generation, ())
+        self._members.clear()
+        self._entering.clear()
+        self._dead = set()
+        self._settled = 0
+
+    def _issue(
+        self,
+        members: tuple[int, ...],
+        *,
+        gone: Iterable[int] = (),
+        come: Iterable[int] = (),
+        urgent: bool,
+        cause: str,
+    ) -> Membership:
+        """The next generation.
+
+        Args:
+            members: of it.
+            gone: who was in the one before and is not in this one.
+            come: who is in this one and was not in the one before.
+            urgent: see Membership.
+            cause: see Membership.
+        """
+        for worker in gone:
+            self._last_with[worker] = self.newest.generation
+            self._members.discard(worker)
+            self._entering.discard(worker)
+        for worker in come:
+            self._members.add(worker)
+            if worker not in self.holders and worker not in self._finished:
+                self._entering.add(worker)
+        self._settled, self._dead = 0, set()
         self.newest = Membership(self.newest.generation + 1, members, urgent, cause)
-        self._last_with |= dict.fromkeys(members, self.newest.generation)
         if urgent:
             self._last_urgent = self.newest.generation
         return self.newest

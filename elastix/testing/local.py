@@ -1,8 +1,8 @@
-"""A run without Ray: worker processes forked from a warm server, and a small controller here.
+"""A run without Ray: worker processes forked from a warm server, and a controller here.
 
 For tests and benchmarks that need many short runs with real processes, real gloo and real
-signals. It starts a worker in some 50 ms where Ray takes seconds; membership, recovery, reducer
-and loader are the very same code.
+signals. It starts a worker in some 50 ms where Ray takes seconds; the conductor that leads the run,
+recovery, reducer and loader are the very same code.
 """
 
 import math
@@ -11,53 +11,43 @@ import pickle
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from elastix.comm.door import Address, draw_secret
+from elastix.comm.door import draw_secret
 from elastix.comm.meeting import Rendezvous
-from elastix.comm.membership import Membership, Roster
-from elastix.config import CheckpointConfig, RestoreConfig
-from elastix.errors import ElastixError, QuorumLost, TrainError
-from elastix.events import (
-    Event,
-    GenerationFormed,
-    Resumed,
-    RunStarted,
-    StepCommitted,
-    WorkerLeft,
-    WorkerLost,
-    WorkerSlow,
-)
-from elastix.observe.journal import Journal
+from elastix.config import CheckpointConfig, FailureConfig, RestoreConfig
+from elastix.errors import ElastixError, StoreError, TrainError
+from elastix.events import Event, Events, Resumed, RunStarted, StepCommitted
 from elastix.store import Store
 from elastix.testing.local_worker import HOST, work
 from elastix.train.beginning import begin
-from elastix.train.checkpoint.assembly import Delivered, Offer, Withdrawn
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.context import Context
-from elastix.train.control.messages import (
-    CatchUp,
-    CaughtUp,
-    Entered,
-    FromWorker,
-    Heartbeat,
-    Leave,
-    Outcome,
-    OutcomeKind,
-    Ready,
-    Record,
-    Suspect,
+from elastix.train.control.actions import (
+    Action,
+    End,
+    Forget,
+    Kill,
+    Relay,
+    Start,
+    Tell,
+    Vacate,
+    Vacated,
+    Write,
 )
+from elastix.train.control.conductor import Conductor, Phase, Terms
+from elastix.train.control.messages import FromWorker, Outcome, ToWorker
 from elastix.train.link import Settings
+from elastix.train.logbook import Logbook
 from elastix.train.trainer import keep_code
-from elastix.train.vigil import Vigil
 
 _NAME = "local"
+_TICK_S = 0.05
 _WARM = ["elastix.testing.local", "torch._dynamo"]  # the second is what making an optimizer imports
 
 
@@ -123,6 +113,12 @@ def run_local(
         TrainError: any other exception in a worker, with its traceback; or the timeout.
     """
     directory = directory or Path(tempfile.mkdtemp(prefix="elastix-local-"))
+    failure = FailureConfig(
+        hang_timeout_s=math.inf if hang_timeout_s is None else hang_timeout_s,
+        evict_slower_than=evict_slower_than,
+        replace=replace,
+        recovery=recovery,  # type: ignore[arg-type]
+    )
     settings = Settings(
         directory=directory,
         run=_NAME,
@@ -133,154 +129,172 @@ def run_local(
         shared=shared,
         secret=draw_secret(),
     )
-    crew = _Crew(workers, spares, max_workers or workers, replace, evict_slower_than)
-    vigil = Vigil(hang_timeout_s or math.inf, 0.0)
-    place = _Place(store or directory / "store", restore or RestoreConfig())
-    supervisor = _Supervisor(train, dict(config or {}), settings, place, crew, vigil)
+    terms = Terms(
+        founders=workers,
+        min_workers=min_workers,
+        max_workers=max_workers or workers,
+        failure=failure,
+        first_step_s=0.0,
+    )
+    room = _Room(workers + spares, replace)
+    kept = _Kept(store or directory / "store", restore or RestoreConfig())
+    controller = _Controller(train, dict(config or {}), settings, kept, terms, room)
     try:
-        supervisor.watch(timeout_s)
+        controller.watch(timeout_s)
     finally:
-        supervisor.close()
-    return supervisor.run
+        controller.close()
+    return controller.run
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Kept:
     """Where States are kept, and which of them to begin with."""
 
     store: Path
     restore: RestoreConfig
 
 
-@dataclass(frozen=True)
-class _Crew:
-    """How many workers, and what to do about losses and slow ones."""
+@dataclass
+class _Room:
+    """For how many more processes there is room, and whether each that goes makes room again."""
 
-    founders: int
-    spares: int
-    most: int
-    replace: bool
-    evict_slower_than: float | None
+    free: int
+    again: bool
 
 
-class _Supervisor:
-    """The controller, in the calling thread."""
+class _Controller:
+    """The shell around the conductor, in the calling thread. See train.controller for Ray's."""
 
     def __init__(
         self,
         train: Callable[[Context], None],
         config: dict[str, Any],
         settings: Settings,
-        place: _Place,
-        crew: _Crew,
-        vigil: Vigil,
+        kept: _Kept,
+        terms: Terms,
+        room: _Room,
     ) -> None:
         self.run = LocalRun(settings.directory)
-        self._step = 0
-        self._sending = threading.RLock()
-        self._journal = Journal(settings.directory / "journal.jsonl")
-        self._failed: list[ElastixError] = []
+        self._lock = threading.RLock()
+        self._conductor = Conductor(terms)
+        self._room = room
+        listeners = Events()
+        listeners.subscribe(self.run.events.append)
+        self._log = Logbook(listeners)
         outlets = Outlets(
-            send=self._send,
+            send=self._tell,
             emit=self._emit,
-            journaled=lambda: self._step,
-            fail=self._failed.append,
-            sync=self._journal.sync,
+            journaled=lambda: self._log.state.step,
+            fail=self._fail,
+            sync=self._log.sync,
         )
+        opening = RunStarted(name=_NAME, seed=settings.seed, config=config, scaling={}, versions={})
+        self._log.open(settings.directory / "journal.jsonl", opening, stays=False, patience_s=0.0)
         self._checkpoints = Checkpoints(
-            Store(place.store), settings.run, settings.checkpoint, outlets
+            Store(kept.store), settings.run, settings.checkpoint, outlets
         )
         self._spawner = multiprocessing.get_context("forkserver")
         self._spawner.set_forkserver_preload(_WARM)
         self._rendezvous = Rendezvous(HOST, settings.secret)
-        self._roster = Roster(crew.founders, crew.most, settings.min_workers)
-        self._feeds: dict[int, Address] = {}
-        self._crew = crew
-        self._spares = crew.spares  # to be started when the group has formed
-        self._vigil = vigil
         try:
-            begun, settings = begin(self._checkpoints, settings, place.restore)
+            begun, settings = begin(self._checkpoints, settings, kept.restore)
         except ElastixError:
             self._checkpoints.close()
-            self._journal.close()
+            self._log.close()
             raise
-        self._args = (train, config, settings, place.store)
+        self._args = (train, config, settings, kept.store)
         self._processes: dict[int, BaseProcess] = {}
         self._lines: dict[int, Connection] = {}
-        self._doubts: list[tuple[float, int]] = []
-        self._released: dict[int, Connection] = {}
-        self._slow: set[int] = set()
-        self._next = 0
-        self._serial = -1
+        self._released: dict[int, Connection] = {}  # of those whose outcome is known
         keep_code(settings.directory / "train.pkl", pickle.dumps(train))
-        self._emit(
-            RunStarted(name=_NAME, seed=settings.seed, config=config, scaling={}, versions={})
-        )
-        for event in begun:
-            self._emit(event)
-            if isinstance(event, Resumed):
-                self._step = event.step
-        for _ in range(crew.founders):
-            self._start()
+        with self._lock:
+            self._do(self._conductor.begin([opening, *begun]))
 
     def watch(self, timeout_s: float) -> None:
         """Serve the workers until the run is over."""
         deadline = time.monotonic() + timeout_s
-        while not self._roster.over:
-            if self._failed:
-                raise self._failed[0]
+        while self._conductor.phase is not Phase.OVER:
             if time.monotonic() > deadline:
                 raise TrainError(f"the local run was not over after {timeout_s} s.")
-            if self._roster.extinct and self._crew.replace:
-                self._start_over()
-            if not self._lines:
-                raise QuorumLost("no worker is left.")
+            with self._lock:
+                self._look_for_room()
+                self._do(self._conductor.tick(time.monotonic()))
+            if self._conductor.phase is Phase.GOING_BACK:
+                self._checkpoints.give_up()
+                last = self._checkpoints.last()
+                stored = Resumed(step=last.step if last else 0, ref=last.ref if last else "")
+                with self._lock:
+                    self._do(self._conductor.went_back(stored, time.monotonic()))
             by_line = {line: worker for worker, line in self._lines.items()}
-            for line in wait(list(by_line), timeout=0.05):
+            for line in wait(list(by_line), timeout=_TICK_S):
                 self._serve(by_line[line], line)  # type: ignore[index,arg-type]
-            while self._doubts and self._doubts[0][0] < time.monotonic():
-                self._push(self._roster.doubt(self._doubts.pop(0)[1]))
-            if self._roster.founded:
-                self._start_spares()
-            self._check_hangs()
-            self._check_pace()
-            if self._roster.settled:
-                self._let_go()
-
-    def _start_over(self) -> None:
-        """Everybody who had the State is lost: from the one that was stored last."""
-        self._checkpoints.give_up()
-        for worker in [w for w in self._lines if w in self._feeds]:
-            # A joiner that has caught up halfway must not pass for one that has the State.
-            self._lines.pop(worker).close()
-            self._processes[worker].kill()
-            self._vigil.forget(worker)
-            self._roster.lost(worker)
-            self._start()
-        last = self._checkpoints.last()
-        self._step, self._serial = (last.step if last else 0), -1
-        self._emit(Resumed(step=self._step, ref=last.ref if last else ""))
-        self._push(self._roster.start_over())
+        if self._conductor.error is not None:
+            raise self._conductor.error
 
     def close(self) -> None:
         """Leave no process behind."""
+        with self._lock:
+            self._do(self._conductor.close())
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
             process.join()
-        for line in (*self._lines.values(), *self._released.values()):
-            line.close()
         self._checkpoints.close()
-        self._journal.close()
+        with self._lock:
+            self._emit(self._conductor.ending())
+            self._log.close()
 
-    def _start_spares(self) -> None:
-        while self._spares:
-            self._spares -= 1
-            self._start()
+    def _serve(self, worker: int, line: Connection) -> None:
+        """Hear what a worker has to say, unless it was ended just now."""
+        if self._lines.get(worker) is not line:
+            return
+        try:
+            message: FromWorker | Outcome | None = line.recv()
+        except (EOFError, ConnectionError):
+            message = None
+        with self._lock:
+            now = time.monotonic()
+            if message is None:
+                self._do(self._conductor.died(worker, now))
+            elif isinstance(message, Outcome):
+                self.run.outcomes[worker] = message
+                self._released[worker] = self._lines.pop(worker)
+                self._do(self._conductor.ended(worker, message, now))
+            else:
+                self._do(self._conductor.hear(worker, message, now))
 
-    def _start(self) -> None:
-        worker = self._next
-        self._next += 1
+    def _do(self, actions: Sequence[Action]) -> None:
+        """Carry out what the conductor wants done. Under the lock."""
+        for action in actions:
+            match action:
+                case Tell():
+                    self._tell(action.to, action.message)
+                case Write():
+                    self._emit(action.event, action.sequence)
+                    if isinstance(action.event, StepCommitted):
+                        self._checkpoints.poke()
+                case Start():
+                    self._start(action.worker)
+                case Kill():
+                    self.run.lost[action.worker] = time.monotonic()
+                    self._end(action.worker)
+                case End():
+                    self._end(action.worker)
+                case Vacate():
+                    self._room.free += self._room.again and action.place is Vacated.FREE
+                case Relay():
+                    self._checkpoints.told(action.worker, action.message)
+                case Forget():
+                    self._checkpoints.lost(action.worker)
+        if any(isinstance(action, Vacate) for action in actions):
+            self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        free = self._room.free
+        self._do(self._conductor.room(free, more=free > 0, now=time.monotonic()))
+
+    def _start(self, worker: int) -> None:
+        self._room.free -= 1
         here, there = self._spawner.Pipe()
         args = (worker, there, self._rendezvous.address, *self._args)
         process = self._spawner.Process(target=work, args=args)  # no daemon: it has children
@@ -289,148 +303,30 @@ class _Supervisor:
         self._processes[worker] = process
         self._lines[worker] = here
 
-    def _serve(self, worker: int, line: Connection) -> None:
-        try:
-            message = line.recv()
-        except (EOFError, ConnectionError):
-            self._lose(worker, "died")
-            return
-        if isinstance(message, Outcome):
-            self._end(worker, message)
-        else:
-            self._hear(worker, message)
+    def _end(self, worker: int) -> None:
+        """Whoever is through with its run ends when its line is closed."""
+        if worker in self._lines:
+            self._processes[worker].kill()
+        (self._lines if worker in self._lines else self._released).pop(worker).close()
 
-    def _hear(self, worker: int, message: FromWorker) -> None:
-        match message:
-            case Heartbeat():
-                self._vigil.hear(worker, message, time.monotonic())
-            case Ready():
-                if message.address is not None:
-                    self._feeds[worker] = message.address
-                self._push(self._roster.ready(worker))
-                if worker in self._roster.watching:
-                    donors = tuple(self._feeds[donor] for donor in self._roster.donors())
-                    self._send(worker, CatchUp(donors))
-            case CaughtUp():
-                self._push(self._roster.level(worker))
-            case Entered():
-                self._push(self._roster.entered(worker, message.generation))
-                if self._roster.settled:
-                    self._vigil.settled(self._roster.newest.members)
-            case Leave():
-                self._ask_to_leave(worker)
-            case Suspect():
-                self._suspect(worker, message)
-            case Record():
-                self._record(message)
-            case Offer() | Withdrawn() | Delivered():
-                self._checkpoints.told(worker, message)
-
-    def _suspect(self, worker: int, message: Suspect) -> None:
-        generation, now = message.generation, time.monotonic()
-        if self._vigil.doubt(worker, generation, message.error, message.unreachable, now):
-            self._doubts.append((now + 1.0, generation))
-
-    def _record(self, message: Record) -> None:
-        for serial, event in message.entries:
-            if serial is None or serial > self._serial:
-                self._emit(event)
-                if isinstance(event, StepCommitted):
-                    self._step = event.step
-                    self._checkpoints.poke()
-            self._serial = max(self._serial, -1 if serial is None else serial)
-
-    def _end(self, worker: int, outcome: Outcome) -> None:
-        self.run.outcomes[worker] = outcome
-        self._vigil.forget(worker)
-        self._checkpoints.lost(worker)
-        if outcome.kind is OutcomeKind.LEFT:
-            self._released[worker] = self._lines.pop(worker)
-            self._push(self._roster.left(worker, outcome.generation))
-            self._emit(
-                WorkerLeft(
-                    worker=worker, generation=outcome.generation, step=outcome.step, cause="notice"
-                )
-            )
-            if self._crew.replace:
-                self._start()
-        elif outcome.kind is OutcomeKind.FINISHED:
-            self._lines.pop(worker).close()
-            self._push(self._roster.finished(worker, outcome.generation))
-        elif outcome.kind is OutcomeKind.FENCED:
-            self._lose(worker, "fenced")
-        else:
-            raise outcome.error or TrainError(outcome.traceback)
-
-    def _lose(self, worker: int, cause: str) -> None:
-        self.run.lost[worker] = time.monotonic()
-        members = self._roster.newest.members
-        rank = members.index(worker) if worker in members else -1
-        generation = self._roster.newest.generation
-        self._lines.pop(worker).close()
-        self._vigil.forget(worker)
-        self._push(self._roster.lost(worker))
-        self._processes[worker].kill()
-        self._checkpoints.lost(worker)
-        self._emit(WorkerLost(worker=worker, rank=rank, generation=generation, cause=cause))
-        if self._crew.replace and not self._roster.over:
-            self._start()
-
-    def _check_hangs(self) -> None:
-        now = time.monotonic()
-        for worker in self._vigil.silent(now):
-            self._lose(worker, "silent")
-        for worker in self._vigil.holding_up(self._roster.newest.members, now):
-            self._lose(worker, "stuck")
-        cut_off = self._vigil.unreachable(self._roster.holders or self._roster.newest.members, now)
-        if cut_off in self._lines:
-            self._lose(cut_off, "unreachable")
-        hopeless = self._vigil.hopeless(now)
-        if hopeless is not None:
-            self._failed.append(hopeless)
-
-    def _check_pace(self) -> None:
-        limit = self._crew.evict_slower_than
-        found = self._vigil.slow(self._roster.newest.members, limit or 1.5)
-        for worker, factor in found.items():
-            if worker not in self._slow:
-                self._slow.add(worker)
-                step = self._vigil.step(worker)
-                self._emit(WorkerSlow(worker=worker, step=step, factor=factor))
-            if limit is not None:
-                self._ask_to_leave(worker)
-
-    def _ask_to_leave(self, worker: int) -> None:
-        if worker in self._roster.newest.members:
-            self._push(self._roster.leave(worker))
-
-    def _let_go(self) -> None:
-        """Workers that have left end when their lines are closed."""
-        while self._released:
-            self._released.popitem()[1].close()
-
-    def _push(self, membership: Membership | None) -> None:
-        if membership is None:
-            return
-        self._send(None, membership)
-        self._emit(
-            GenerationFormed(
-                generation=membership.generation,
-                members=membership.members,
-                cause=membership.cause,
-            )
-        )
-
-    def _send(self, worker: int | None, message: object) -> None:
-        """To one worker, or to all. Any thread."""
-        with self._sending:
-            for line in [line for w, line in dict(self._lines).items() if worker in (None, w)]:
+    def _tell(self, to: int | None, message: ToWorker) -> None:
+        """To one worker, or to all that are at work. Any thread."""
+        with self._lock:
+            for line in [line for w, line in self._lines.items() if to in (None, w)]:
                 try:
                     line.send(message)
                 except OSError:
-                    continue  # it is dead, and `wait` will say so; or its line was just closed
+                    continue  # it is dead, and `wait` will say so
 
-    def _emit(self, event: Event) -> None:
-        with self._sending:
-            self.run.events.append(event)
-            self._journal.append(event)
+    def _fail(self, error: ElastixError) -> None:
+        """Any thread."""
+        with self._lock:
+            self._conductor.fail(error)
+
+    def _emit(self, event: Event, sequence: int | None = None) -> None:
+        """Write an event; a journal that cannot be written ends the run. Any thread."""
+        with self._lock:
+            try:
+                self._log.write(event, sequence)
+            except StoreError as error:
+                self._conductor.fail(error)

@@ -33,6 +33,7 @@ from elastix.train.control.messages import (
     Outcome,
     OutcomeKind,
     Record,
+    Started,
 )
 from elastix.train.link import Settings
 from elastix.train.member import Member
@@ -129,6 +130,7 @@ def work(
     member = Member(wiring, torch.device("cpu"), settings, news, link)
     listener = threading.Thread(target=_listen, args=(line, news, member.saver), daemon=True)
     listener.start()
+    link.send(Started(pid=os.getpid(), device="cpu"))
     threading.Thread(target=_pulse, args=(link, member), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: link.leave())
     outcome = run_train(train, member, config)

@@ -7,25 +7,14 @@ Not thread-safe: the controller calls it under its lock.
 """
 
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from elastix.events import (
-    Event,
-    Events,
-    GenerationFormed,
-    Resumed,
-    RunEnded,
-    RunStarted,
-    StepCommitted,
-    WorkerLeft,
-    WorkerLost,
-    WorkerStarted,
-)
+from elastix.events import Event, Events, RunEnded, RunStarted
 from elastix.observe import journal
 from elastix.observe.journal import Journal
 from elastix.observe.progress import Progress
+from elastix.train.control.run_state import RunState
 
 
 class Logbook:
@@ -36,23 +25,12 @@ class Logbook:
 
     Attributes:
         history: events since the opening, in order.
-        step: the last committed one.
-        serial: the highest that is written; see train.alike.
-        losses: workers lost.
-        losses_in_a_row: of them, since the last committed step.
-        generation: the newest that was formed.
-        started: workers that were up to `prepare`.
+        state: what they come to for whoever leads the run.
     """
 
     def __init__(self, listeners: Events) -> None:
         self.history: list[Event] = []
-        self.step = 0
-        self.serial = -1
-        self.losses = 0
-        self.losses_in_a_row = 0
-        self.generation = 0
-        self.started: set[int] = set()
-        self._members: set[int] = set()
+        self.state = RunState()
         self._listeners = listeners
         self._progress = Progress()
 
@@ -98,28 +76,7 @@ class Logbook:
 
     def _take(self, event: Event, serial: int | None) -> None:
         self.history.append(event)
-        self.serial = self.serial if serial is None else serial
-        match event:
-            case Resumed():
-                self.step, self.serial = event.step, -1
-            case StepCommitted():
-                self.step = event.step
-                self.losses_in_a_row = 0
-            case GenerationFormed():
-                self.generation = event.generation
-                self._members = set(event.members)
-            case WorkerStarted():
-                self.started.add(event.worker)
-            case WorkerLost():
-                self.losses += 1
-                self.losses_in_a_row += 1
-                self._members.discard(event.worker)
-            case WorkerLeft():
-                self._members.discard(event.worker)
-
-    def unaccounted(self, present: Collection[int]) -> set[int]:
-        """Workers that were members last, are not present, and whose end nobody has told."""
-        return self._members - set(present)
+        self.state.take(event, serial)
 
     def summary(self) -> dict[str, Any]:
         """Where the run stands; see Progress.summary."""

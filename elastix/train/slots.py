@@ -102,6 +102,12 @@ class Slots:
         with self._lock:
             return bool(self._free or self._resting or self._requested or self._missing)
 
+    @property
+    def free(self) -> int:
+        """How many workers can be started now."""
+        with self._lock:
+            return len(self._free)
+
     def take(self) -> Slot | None:
         """A slot that a worker can be started in now; None if there is none."""
         with self._lock:

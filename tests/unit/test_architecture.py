@@ -11,7 +11,7 @@ import elastix
 import search_spaces
 
 ROOT = Path(elastix.__file__).parent
-SHELL = ("trainer", "controller", "worker", "slots", "following", "succession", "hands")
+SHELL = ("trainer", "controller", "worker", "slots", "following", "succession", "worker_handle")
 SEATS = ("search", "executors")
 SOURCES = sorted(ROOT.rglob("*.py"))
 

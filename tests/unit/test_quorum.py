@@ -4,7 +4,7 @@ import pytest
 
 from elastix.config import FailureConfig
 from elastix.errors import QuorumLost
-from elastix.train.quorum import Quorum
+from elastix.train.control.quorum import Quorum
 
 FOUNDED = {"founded": True, "coming": False, "step": 7}
 REPLACE = FailureConfig(replace=True, wait_s=10.0, start_timeout_s=60.0)

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from elastix.errors import TrainError
+from elastix.train.control.messages import Suspect
 
 _GROUPS_IN_VAIN = 5
 _TIMEOUTS_IN_VAIN = 3
@@ -57,7 +58,7 @@ class _Failing:
     last: int = 0  # the newest of them
 
 
-class Doubts:
+class Reachability:
     """Keeps what workers have said. All times are seconds of one monotonic clock.
 
     Args:
@@ -67,28 +68,27 @@ class Doubts:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._failing: dict[Pair, _Failing] = {}
-        self._heard: dict[int, int] = {}  # worker to the newest generation that it doubted
+        self._heard: dict[int, int] = {}  # worker to the newest generation that it suspected
         self._gone: set[int] = set()  # their ids are not given out again
         self._error = ""
         self._vain = _Failing(0.0, 0)  # groups since an operation has ended, or somebody went
 
-    def hear(
-        self, worker: int, generation: int, error: str, unreachable: Iterable[int], now: float
-    ) -> bool:
-        """A worker could not connect in `generation`, or an operation failed there.
+    def hear(self, worker: int, message: Suspect, now: float) -> bool:
+        """A worker could not connect in a generation, or an operation failed there.
 
         Returns:
             False if it has said so of this generation already; then nothing changes.
         """
+        generation = message.generation
         if self._heard.get(worker, -1) >= generation:
             return False
         self._heard[worker] = generation
-        self._error = f"worker {worker}: {error}"
+        self._error = f"worker {worker}: {message.error}"
         if not self._vain.generations:
             self._vain.since = now
         self._vain.generations += generation > self._vain.last
         self._vain.last = max(generation, self._vain.last)
-        for other in set(unreachable) - self._gone:  # it was said before it was known
+        for other in message.unreachable - self._gone:  # it was said before it was known
             pair = (min(worker, other), max(worker, other))
             known = self._failing.setdefault(pair, _Failing(now, 0))
             known.generations += known.last != generation  # both may say it
@@ -97,7 +97,7 @@ class Doubts:
 
     def settled(self, members: Collection[int]) -> None:
         """These are all in one group."""
-        self._drop(pair for pair in self._failing if set(pair) <= set(members))
+        self._drop(pair for pair in self._failing if pair[0] in members and pair[1] in members)
 
     def progress(self) -> None:
         """An operation has ended."""
@@ -124,6 +124,8 @@ class Doubts:
 
     def verdict(self, trusted: Collection[int], now: float) -> int | None:
         """The worker that is cut off for good; None for nobody. See `cut_off`."""
+        if not self._failing:
+            return None
         lasting = [
             pair
             for pair, known in self._failing.items()

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from elastix.train.doubts import Doubts, cut_off
+from elastix.train.control.messages import Suspect
+from elastix.train.control.reachability import Reachability, cut_off
 
 TIMEOUT = 10.0
 
@@ -21,23 +22,23 @@ def play(random, members, trusted, broken, mute=(), generations=40):
         mute: workers whose statements never arrive.
         generations: after so many it should be over.
     """
-    doubts = Doubts(TIMEOUT)
+    reachability = Reachability(TIMEOUT)
     members, now, out = set(members), 0.0, []
     for generation in range(1, generations):
         failing = [pair for pair in broken if set(pair) <= members]
         if not failing:
-            doubts.settled(members)
-            assert doubts.verdict(members & set(trusted), now + 1000) is None
+            reachability.settled(members)
+            assert reachability.verdict(members & set(trusted), now + 1000) is None
             return out
         said = {worker: {b for a, b in edges(failing, worker)} for worker in members}
         for worker in random.sample(sorted(said), len(said)):
             if said[worker] and worker not in mute and (random.random() < 0.9):
                 for _ in range(random.randint(1, 3)):  # looked at more than once
-                    doubts.hear(worker, generation, "", said[worker], now)
+                    reachability.hear(worker, Suspect(generation, "", frozenset(said[worker])), now)
         now += random.uniform(1.0, 4.0)
-        found = doubts.verdict(members & set(trusted), now)
+        found = reachability.verdict(members & set(trusted), now)
         if found is not None:
-            doubts.forget(found)
+            reachability.forget(found)
             members.discard(found)
             out.append(found)
     pytest.fail(f"no end: members {members}, broken {broken}")
@@ -95,94 +96,100 @@ def test_whoever_reaches_no_meeting_goes_unless_nobody_who_trains_does():
 
 def test_a_pair_that_failed_once_waits_for_others_and_is_not_cut_off():
     """The next meeting is late because a third is in a long step."""
-    doubts = Doubts(TIMEOUT)
-    doubts.hear(0, 1, "", {2}, 0.0)
-    doubts.hear(2, 1, "", {0}, 0.0)
-    assert doubts.verdict((0, 1, 2), 1000.0) is None
-    doubts.hear(0, 2, "", {2}, 1001.0)
-    assert doubts.verdict((0, 1, 2), 1001.0) == 2
+    reachability = Reachability(TIMEOUT)
+    reachability.hear(0, Suspect(1, "", frozenset({2})), 0.0)
+    reachability.hear(2, Suspect(1, "", frozenset({0})), 0.0)
+    assert reachability.verdict((0, 1, 2), 1000.0) is None
+    reachability.hear(0, Suspect(2, "", frozenset({2})), 1001.0)
+    assert reachability.verdict((0, 1, 2), 1001.0) == 2
 
 
 def test_after_one_is_taken_out_the_others_have_as_long_again():
-    doubts = Doubts(TIMEOUT)
+    reachability = Reachability(TIMEOUT)
     for generation in (1, 2):
-        doubts.hear(0, generation, "", {1, 2, 3}, float(generation))
-        doubts.hear(2, generation, "", {3}, float(generation))
-    assert doubts.verdict(range(4), 20.0) == 0
-    assert doubts.verdict(range(4), 25.0) is None
-    doubts.hear(2, 3, "", {3}, 26.0)
-    doubts.hear(2, 4, "", {3}, 28.0)
-    assert doubts.verdict(range(4), 29.0) is None
-    assert doubts.verdict(range(4), 31.0) == 3
+        reachability.hear(0, Suspect(generation, "", frozenset({1, 2, 3})), float(generation))
+        reachability.hear(2, Suspect(generation, "", frozenset({3})), float(generation))
+    assert reachability.verdict(range(4), 20.0) == 0
+    assert reachability.verdict(range(4), 25.0) is None
+    reachability.hear(2, Suspect(3, "", frozenset({3})), 26.0)
+    reachability.hear(2, Suspect(4, "", frozenset({3})), 28.0)
+    assert reachability.verdict(range(4), 29.0) is None
+    assert reachability.verdict(range(4), 31.0) == 3
 
 
 def test_a_verdict_in_the_middle_of_the_news_counts_what_was_said_before():
-    doubts = Doubts(TIMEOUT)
+    reachability = Reachability(TIMEOUT)
     for worker in (0, 1, 2, 3):
-        doubts.hear(worker, 1, "", {1, 2, 3} if worker == 0 else {0}, 0.0)
-    doubts.hear(3, 2, "", {0}, 20.0)  # the others are about to say so again
-    assert doubts.verdict(range(4), 20.0) == 0
+        reachability.hear(worker, Suspect(1, "", frozenset({1, 2, 3} if worker == 0 else {0})), 0.0)
+    reachability.hear(
+        3, Suspect(2, "", frozenset({0})), 20.0
+    )  # the others are about to say so again
+    assert reachability.verdict(range(4), 20.0) == 0
 
 
 def test_what_names_nobody_takes_nobody_out():
-    doubts = Doubts(TIMEOUT)
+    reachability = Reachability(TIMEOUT)
     for generation in range(1, 50):
-        assert doubts.hear(0, generation, "", (), float(generation))
-        assert not doubts.hear(0, generation, "", (), float(generation))
-    assert doubts.verdict((0, 1), 100.0) is None
+        assert reachability.hear(0, Suspect(generation, ""), float(generation))
+        assert not reachability.hear(0, Suspect(generation, ""), float(generation))
+    assert reachability.verdict((0, 1), 100.0) is None
 
 
 def test_what_is_said_of_the_dead_after_their_death_counts_against_nobody():
     """As when a connection to them had failed, and their death was known before that was told."""
-    doubts = Doubts(TIMEOUT)
+    reachability = Reachability(TIMEOUT)
     for dead in range(10, 15):
-        doubts.forget(dead)
-        doubts.hear(0, dead, "", {dead}, float(dead))
+        reachability.forget(dead)
+        reachability.hear(0, Suspect(dead, "", frozenset({dead})), float(dead))
     for generation in (20, 21):
         for worker in (0, 1, 2):
-            doubts.hear(worker, generation, "", {3}, 20.0)
-    assert doubts.verdict(range(4), 100.0) == 3
+            reachability.hear(worker, Suspect(generation, "", frozenset({3})), 20.0)
+    assert reachability.verdict(range(4), 100.0) == 3
 
 
-def fail(doubts, generations, seconds=TIMEOUT, unreachable=()):
+def fail(reachability, generations, seconds=TIMEOUT, unreachable=()):
     """Both of two members fail in each of these generations; when the last one has failed."""
     for generation in generations:
         for worker in (0, 1):
             said = f"error {generation}"
-            doubts.hear(worker, generation, said, unreachable, generation * seconds)
+            reachability.hear(
+                worker, Suspect(generation, said, frozenset(unreachable)), generation * seconds
+            )
     return generation * seconds
 
 
 def test_what_fails_in_group_after_group_ends_the_run_with_its_last_error():
-    doubts = Doubts(TIMEOUT)
-    assert doubts.in_vain(1000.0) is None
-    assert doubts.in_vain(fail(doubts, range(1, 5))) is None
-    now = fail(doubts, [5])
-    text = str(doubts.in_vain(now))
+    reachability = Reachability(TIMEOUT)
+    assert reachability.in_vain(1000.0) is None
+    assert reachability.in_vain(fail(reachability, range(1, 5))) is None
+    now = fail(reachability, [5])
+    text = str(reachability.in_vain(now))
     assert "failed in 5 groups one after the other, for 40 s" in text
     assert text.endswith("on worker 1: error 5")
 
 
 def test_groups_that_fail_in_quick_succession_have_time_to_recover():
-    doubts = Doubts(TIMEOUT)
-    assert doubts.in_vain(fail(doubts, range(1, 25), seconds=1.0)) is None
-    assert doubts.in_vain(fail(doubts, range(25, 32), seconds=1.0)) is not None
+    reachability = Reachability(TIMEOUT)
+    assert reachability.in_vain(fail(reachability, range(1, 25), seconds=1.0)) is None
+    assert reachability.in_vain(fail(reachability, range(25, 32), seconds=1.0)) is not None
 
 
-@pytest.mark.parametrize("rescue", [Doubts.progress, lambda doubts: doubts.forget(7)])
+@pytest.mark.parametrize(
+    "rescue", [Reachability.progress, lambda reachability: reachability.forget(7)]
+)
 def test_an_operation_that_ends_or_a_worker_that_goes_begins_it_anew(rescue):
-    doubts = Doubts(TIMEOUT)
-    fail(doubts, range(1, 5))
-    rescue(doubts)
-    assert doubts.in_vain(fail(doubts, range(5, 9))) is None
-    assert doubts.in_vain(fail(doubts, [9])) is not None
+    reachability = Reachability(TIMEOUT)
+    fail(reachability, range(1, 5))
+    rescue(reachability)
+    assert reachability.in_vain(fail(reachability, range(5, 9))) is None
+    assert reachability.in_vain(fail(reachability, [9])) is not None
 
 
 def test_one_that_is_cut_off_is_named_before_the_run_is_given_up():
-    doubts = Doubts(TIMEOUT)
+    reachability = Reachability(TIMEOUT)
     for generation in range(1, 30):
-        now = fail(doubts, [generation], seconds=TIMEOUT / 4, unreachable={2})
-        if doubts.verdict((0, 1, 2), now) is not None:
+        now = fail(reachability, [generation], seconds=TIMEOUT / 4, unreachable={2})
+        if reachability.verdict((0, 1, 2), now) is not None:
             break
-        assert doubts.in_vain(now) is None
-    assert doubts.in_vain(now + 1000 * TIMEOUT) is None
+        assert reachability.in_vain(now) is None
+    assert reachability.in_vain(now + 1000 * TIMEOUT) is None

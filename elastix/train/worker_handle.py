@@ -9,34 +9,23 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix.comm.door import Address
-from elastix.train.slots import Slot
-
 
 @dataclass
-class Hand:
+class WorkerHandle:
     """One worker.
 
     Attributes:
         actor: handle of its Worker.
         run: its outcome, when it comes.
-        feed: where joiners can watch it; None before it is ready.
-        leaves: why, if it was asked to.
-        slow: the factor that was told last.
-        gone: when it was let go, in seconds of time.monotonic.
+        over: that has come.
     """
 
     worker: int
     actor: Any
-    slot: Slot
     run: ray.ObjectRef[Any]
     pid: int = 0
     node: str = ""
-    device: str = ""
-    feed: Address | None = None
-    leaves: str = ""
-    slow: float = 0.0
-    gone: float = 0.0
+    over: bool = False
 
     @property
     def here(self) -> bool:

@@ -1,0 +1,606 @@
+"""The conductor: leads a run. Pure; without Ray, threads, or a clock of its own.
+
+A shell tells it what has happened, with the time, and carries out the actions that it returns. It
+decides who is in the group (by a Roster), whom it takes for lost (by a FailureDetector), whether
+enough workers are left (by a Quorum), when others are started, and how the run ends. It knows
+nothing of steps and samples but what the journal is told, and never sees a tensor.
+
+Two shells stand around it: the controller on Ray and the local run. A third one is virtual time.
+Calls must not overlap; each takes time that does not grow with the number of workers, but for
+copies of the member list when the group changes.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from elastix.comm.door import Address
+from elastix.comm.membership import Membership, Roster
+from elastix.config import FailureConfig
+from elastix.errors import ElastixError
+from elastix.events import (
+    Event,
+    GenerationFormed,
+    Resumed,
+    RunEnded,
+    StepCommitted,
+    WorkerLeft,
+    WorkerLost,
+    WorkerRaised,
+    WorkerSlow,
+    WorkerStarted,
+)
+from elastix.train.control import limits
+from elastix.train.control.actions import (
+    Action,
+    End,
+    Forget,
+    Kill,
+    Relay,
+    Start,
+    Tell,
+    Vacate,
+    Vacated,
+    Write,
+)
+from elastix.train.control.failure_detector import FailureDetector
+from elastix.train.control.messages import (
+    CatchUp,
+    CaughtUp,
+    Dismiss,
+    Entered,
+    FromWorker,
+    Heartbeat,
+    Leave,
+    Outcome,
+    OutcomeKind,
+    Ready,
+    Record,
+    Started,
+    Suspect,
+)
+from elastix.train.control.quorum import Quorum
+from elastix.train.control.run_state import RunState
+
+RECOVERY_S = 1.0
+"""Starting a worker costs seconds of a core, which the survivors of a loss need for an instant."""
+
+_SUSPICION_S = 1.0
+"""A death is known within milliseconds; only if none is for so long is the group made anew."""
+
+_SLOW = 1.5  # times the others' part of a step: worth a line
+_SLOWER = 1.25  # times what was told last: worth another one
+_LINGER_S = 5.0
+
+
+class Phase(Enum):
+    """Where a run stands.
+
+    RUNNING: workers are started, or at work.
+    GOING_BACK: nobody has the State any more; the shell gives up what is not stored yet, and
+        then says from which State to go on.
+    OVER: there is nothing more to do but to end the workers that are left.
+    """
+
+    RUNNING = auto()
+    GOING_BACK = auto()
+    OVER = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a run was asked to be.
+
+    Attributes:
+        founders: workers that it begins with.
+        min_workers: below it the survivors pause at the end of a step.
+        max_workers: the largest group; who is ready beyond it is a spare.
+        failure: the limits.
+        first_step_s: see FailureDetector.
+    """
+
+    founders: int
+    min_workers: int
+    max_workers: int
+    failure: FailureConfig
+    first_step_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A worker that is at work when another conductor takes the run over.
+
+    Attributes:
+        generation: the newest it has heard of.
+        address: where joiners can follow it; None before it is up to `prepare`.
+        holder: it has the State.
+    """
+
+    worker: int
+    pid: int
+    node: str
+    device: str
+    generation: int
+    address: Address | None
+    holder: bool
+
+
+@dataclass
+class _Member:
+    """A worker at work.
+
+    Attributes:
+        address: where joiners can follow it; None before it is ready.
+        ready: it is up to `prepare`, or was.
+        leaves: why, if it was asked to.
+        slow: the factor that was told last.
+    """
+
+    pid: int = 0
+    node: str = ""
+    device: str = ""
+    address: Address | None = None
+    ready: bool = False
+    leaves: str = ""
+    slow: float = 0.0
+
+
+class Conductor:
+    """See the module. All times are seconds of one monotonic clock.
+
+    Attributes:
+        error: what ends the run early; what came first counts.
+        state: what the run has told so far.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self.error: ElastixError | None = None
+        self.state = RunState()
+        self._terms = terms
+        self._failure = terms.failure
+        self._roster = Roster(terms.founders, terms.max_workers, terms.min_workers)
+        self._detector = FailureDetector(terms.failure.hang_timeout_s, terms.first_step_s)
+        self._quorum = Quorum(terms.min_workers, terms.failure)
+        self._workers: dict[int, _Member] = {}
+        self._nodes: dict[str, set[int]] = {}
+        self._released: dict[int, float] = {}  # through with their work, and since when
+        self._suspicions: dict[int, float] = {}  # generation to when it is made anew, if it stands
+        self._next_worker = 0
+        self._room, self._more = 0, False
+        self._draining: Collection[str] = ()
+        self._vacant_since = float("-inf")  # of the last loss, until a step was committed
+        self._finished = 0
+        self._interrupted = ""
+        self._going_back = False
+        self._actions: list[Action] = []
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run stands."""
+        if self.error is not None or self._interrupted or self._roster.over:
+            return Phase.OVER
+        return Phase.GOING_BACK if self._going_back else Phase.RUNNING
+
+    @property
+    def workers(self) -> Collection[int]:
+        """Those that are at work."""
+        return self._workers.keys()
+
+    @property
+    def membership(self) -> Membership:
+        """The newest."""
+        return self._roster.newest
+
+    @property
+    def holders(self) -> Collection[int]:
+        """Members that are known to have the State."""
+        return self._roster.holders
+
+    def ending(self) -> RunEnded:
+        """How the run ended, for the journal."""
+        outcome, message = "finished", ""
+        if self.error is not None:
+            outcome, message = "failed", str(self.error)
+        elif self._interrupted:
+            outcome, message = "interrupted", self._interrupted
+        return RunEnded(outcome=outcome, step=self.state.step, message=message)
+
+    # ------------------------------------------------------------------ what the shell says
+
+    def begin(self, events: Sequence[Event]) -> list[Action]:
+        """The run begins; these come first in its journal."""
+        for event in events:
+            self._write(event)
+        return self._done()
+
+    def take_over(
+        self,
+        state: RunState,
+        found: Sequence[Found],
+        known: Collection[int],
+        stored: Resumed,
+        now: float,
+    ) -> list[Action]:
+        """Go on with the workers of a conductor that was killed.
+
+        Args:
+            state: what its journal says.
+            found: workers that are at work.
+            known: ids of all workers that may still have a name somewhere.
+            stored: where to go on from if none of them has the State.
+            now: the time.
+        """
+        self.state = state
+        holders = [one.worker for one in found if one.holder]
+        # Joiners in the making have lost whom they waited for, and spares know nothing that
+        # cannot be learnt again: where the State lives on, others are started in their place.
+        present = [one for one in found if one.holder or not holders]
+        for worker in {one.worker for one in found} - {one.worker for one in present}:
+            self._do(End(worker))
+        for one in present:
+            self._workers[one.worker] = _Member(one.pid, device=one.device, address=one.address)
+            self._workers[one.worker].ready = one.address is not None
+            self._place(one.worker, one.node)
+            self._detector.hear(one.worker, Heartbeat(), now)
+        self._next_worker = max([-1, *state.started, *known, *self._workers]) + 1
+        waiting = [w for w in self._workers if w in state.started and w not in holders]
+        newest = max([state.generation, *(one.generation for one in present)])
+        for worker in sorted(state.unaccounted(self._workers)):
+            self._write(WorkerLost(worker=worker, rank=-1, generation=newest, cause="died unseen"))
+        if not holders:
+            self._write(stored)
+        self._push(self._roster.take_over(newest, holders, waiting))
+        return self._done()
+
+    def room(
+        self, free: int, *, more: bool, now: float, draining: Collection[str] = ()
+    ) -> list[Action]:
+        """Where workers can be started.
+
+        Args:
+            free: places that are free now.
+            more: further ones may come, or are free.
+            now: the time.
+            draining: nodes that are to be taken away.
+        """
+        self._room, self._more, self._draining = free, more, draining
+        self._fill(now)
+        return self._done()
+
+    def hear(self, worker: int, message: FromWorker, now: float) -> list[Action]:  # noqa: C901 - a case per message
+        """A worker says something. Nothing comes of it if it is not at work (any more)."""
+        member = self._workers.get(worker)
+        if member is None:
+            return []
+        match message:
+            case Heartbeat():
+                self._detector.hear(worker, message, now)
+            case Record():
+                self._record(message, now)
+            case Entered():
+                self._push(self._roster.entered(worker, message.generation))
+                if self._roster.settled:
+                    self._detector.settled(self._roster.members)
+            case Started():
+                member.pid, member.device = message.pid, message.device
+                self._place(worker, message.node)
+                self._detector.hear(worker, Heartbeat(), now)
+            case Ready():
+                self._ready(worker, member, message)
+            case CaughtUp():
+                self._push(self._roster.level(worker))
+            case Suspect():
+                if self._detector.suspect(worker, message, now):
+                    self._suspicions.setdefault(message.generation, now + _SUSPICION_S)
+            case Leave():
+                if not member.leaves:
+                    self._ask_to_leave(worker, member, message.cause)
+            case _:
+                self._do(Relay(worker, message))
+        return self._done()
+
+    def died(self, worker: int, now: float, cause: str = "died") -> list[Action]:
+        """A worker's process is gone."""
+        self._lose(worker, cause, now)
+        return self._done()
+
+    def ended(self, worker: int, outcome: Outcome, now: float) -> list[Action]:
+        """A worker's run has ended, in one way or another."""
+        member = self._workers.get(worker)
+        if member is None:
+            return []
+        match outcome.kind:
+            case OutcomeKind.FINISHED:
+                self._finished += 1
+                self._release(worker, now)
+                self._forget(worker)
+                self._push(self._roster.finished(worker, outcome.generation))
+            case OutcomeKind.LEFT:
+                self._release(worker, now)
+                self._say_farewell(worker, member, outcome)
+                self._push(self._roster.left(worker, outcome.generation))
+            case OutcomeKind.DISMISSED:
+                self._release(worker, now)
+                if self._roster.holders.isdisjoint(self._workers):  # rank 0 may still be storing
+                    self._fail(outcome.error)
+            case OutcomeKind.RAISED:
+                self._write(
+                    WorkerRaised(
+                        worker=worker,
+                        rank=outcome.rank,
+                        step=outcome.step,
+                        traceback=outcome.traceback,
+                    )
+                )
+                self._fail(limits.raised(outcome, worker))
+            case _:
+                self._lose(worker, outcome.kind, now)
+        return self._done()
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed. To be called a few times a second."""
+        if self.phase is not Phase.RUNNING:
+            return []
+        if self._roster.extinct and self._failure.replace:
+            self._going_back = True
+            return []
+        self._make_anew(now)
+        self._check_hangs(now)
+        self._check_pace(now)
+        self._check_nodes(now)
+        self._check_quorum(now)
+        self._let_go(now)
+        self._fill(now)
+        return self._done()
+
+    def went_back(self, stored: Resumed, now: float) -> list[Action]:
+        """What was not stored is given up: found the group anew, from this State."""
+        self._going_back = False
+        for worker in [w for w, member in self._workers.items() if member.ready]:
+            # A joiner that has caught up halfway must not pass for one that has the State.
+            self._roster.lost(worker)
+            self._take_out(worker)
+            self._forget(worker)
+            self._do(End(worker))
+            self._do(Vacate(worker, Vacated.FREE))
+        self._write(stored)
+        self._quorum.start_over()
+        self._push(self._roster.start_over())
+        self._fill(now)
+        return self._done()
+
+    def stop(self, reason: str) -> None:
+        """End the run as soon as can be; States and journal stay as they are."""
+        self._interrupted = self._interrupted or reason
+
+    def fail(self, error: ElastixError) -> None:
+        """The run cannot go on."""
+        self._fail(error)
+
+    def close(self) -> list[Action]:
+        """The run is over: end all workers. Their deaths are no losses."""
+        for worker in (*self._workers, *self._released):
+            self._do(End(worker))
+        self._workers.clear()
+        self._released.clear()
+        return self._done()
+
+    # ------------------------------------------------------------------ what a worker says
+
+    def _ready(self, worker: int, member: _Member, message: Ready) -> None:
+        if member.leaves:
+            return
+        if worker not in self.state.started:
+            self._write(
+                WorkerStarted(worker=worker, pid=member.pid, node=member.node, device=member.device)
+            )
+        member.address, member.ready = message.address, True
+        self._push(self._roster.ready(worker))
+        if worker in self._roster.watching:
+            donors = (self._workers[donor].address for donor in self._roster.donors())
+            self._do(Tell(worker, CatchUp(tuple(there for there in donors if there is not None))))
+
+    def _record(self, message: Record, now: float) -> None:
+        for sequence, event in message.entries:
+            if sequence is not None and sequence <= self.state.sequence:
+                continue
+            self._write(event, sequence)
+            if (
+                isinstance(event, StepCommitted)
+                and event.generation == self._roster.newest.generation
+            ):
+                self._vacant_since = float("-inf")
+                self._fill(now)
+
+    def _ask_to_leave(self, worker: int, member: _Member, cause: str) -> None:
+        member.leaves = cause
+        if worker in self._roster.members:
+            self._push(self._roster.leave(worker))
+        else:  # nobody would notice
+            self._roster.leave(worker)
+            self._take_out(worker)
+            self._say_farewell(worker, member, Outcome(kind=OutcomeKind.LEFT, step=self.state.step))
+            self._do(End(worker))
+
+    # ------------------------------------------------------------------ those who go
+
+    def _say_farewell(self, worker: int, member: _Member, outcome: Outcome) -> None:
+        """A worker has gone as it should."""
+        self._write(
+            WorkerLeft(
+                worker=worker,
+                generation=outcome.generation,
+                step=outcome.step,
+                cause=member.leaves,
+            )
+        )
+        self._forget(worker)
+        draining = member.leaves == "draining"
+        self._do(Vacate(worker, Vacated.DRAINING if draining else Vacated.FREE))
+
+    def _lose(self, worker: int, cause: str, now: float) -> None:
+        """A worker is dead or taken for dead: tell the survivors first, then mop up."""
+        if worker not in self._workers:
+            self._detector.forget(worker)
+            return
+        self._take_out(worker)
+        newest = self._roster.newest
+        rank = newest.rank(worker) if worker in self._roster.members else -1
+        self._push(self._roster.lost(worker))
+        self._write(WorkerLost(worker=worker, rank=rank, generation=newest.generation, cause=cause))
+        self._do(Kill(worker))
+        self._forget(worker)
+        state, replace = self.state, self._failure.replace
+        self._fail(
+            limits.too_many_losses(
+                self._failure,
+                state.losses,
+                state.losses_in_a_row,
+                self._terms.founders,
+                state.step,
+            )
+        )
+        if replace:
+            self._vacant_since = now
+        elif self._roster.extinct:
+            self._fail(limits.none_left(state.step))
+        elif not self._workers and not self._roster.founded:
+            self._fail(limits.none_came_about())
+        self._do(Vacate(worker, Vacated.FREE if replace else Vacated.UNUSED))
+
+    def _take_out(self, worker: int) -> None:
+        member = self._workers.pop(worker)
+        if member.node:
+            self._nodes[member.node].discard(worker)
+
+    def _release(self, worker: int, now: float) -> None:
+        self._take_out(worker)
+        self._released[worker] = now
+
+    def _forget(self, worker: int) -> None:
+        self._do(Forget(worker))
+        self._detector.forget(worker)
+
+    def _let_go(self, now: float) -> None:
+        """End processes that were let go, once nobody waits for what they have sent."""
+        while self._released:
+            worker, since = next(iter(self._released.items()))
+            if not self._roster.settled and now - since <= _LINGER_S:
+                return
+            del self._released[worker]
+            self._do(End(worker))
+
+    # ------------------------------------------------------------------ as time passes
+
+    def _make_anew(self, now: float) -> None:
+        while self._suspicions:
+            generation, due = next(iter(self._suspicions.items()))
+            if due > now:
+                return
+            del self._suspicions[generation]
+            self._push(self._roster.doubt(generation))
+
+    def _check_hangs(self, now: float) -> None:
+        """Take out who is silent, who holds up all others, and who cannot be reached by them.
+
+        A run that cannot get on whoever goes is ended.
+        """
+        for worker in self._detector.silent(now):
+            self._lose(worker, "silent", now)
+        for worker in self._detector.holding_up(self._roster.members, now):
+            self._lose(worker, "stuck", now)
+        trusted = self._roster.holders or self._roster.members
+        cut_off = self._detector.unreachable(trusted, now)
+        if cut_off is not None:
+            self._lose(cut_off, "unreachable", now)
+        self._fail(self._detector.hopeless(now))
+
+    def _check_pace(self, now: float) -> None:
+        """Tell who is slow; let it go if that is asked for."""
+        limit = self._failure.evict_slower_than
+        found = self._detector.slow(self._roster.members, min(_SLOW, limit or _SLOW))
+        for worker, factor in found.items():
+            member = self._workers.get(worker)
+            if member is None:
+                continue
+            if factor >= _SLOWER * member.slow:
+                member.slow = factor
+                step = self.state.step
+                self._write(WorkerSlow(worker=worker, step=step, factor=round(factor, 2)))
+            if limit is not None and factor >= limit and not member.leaves:
+                self._ask_to_leave(worker, member, "slow")
+
+    def _check_nodes(self, now: float) -> None:
+        """Whoever is on a node that is to be taken away leaves before that."""
+        for node in self._draining:
+            for worker in sorted(self._nodes.get(node, ())):
+                member = self._workers[worker]
+                if not member.leaves:
+                    self._ask_to_leave(worker, member, "draining")
+
+    def _check_quorum(self, now: float) -> None:
+        """End a run whose group was too small for too long, or to which nobody can come."""
+        if self._finished:
+            return
+        verdict = self._quorum.judge(
+            len(self._roster.holders),
+            founded=self._roster.founded,
+            coming=self._more or len(self._workers) >= self._terms.min_workers,
+            step=self.state.step,
+            now=now,
+        )
+        if isinstance(verdict, ElastixError):
+            self._fail(verdict)
+        elif verdict is not None:
+            self._do(Tell(None, Dismiss(verdict)))
+
+    def _fill(self, now: float) -> None:
+        """Start a worker in every place that is free; spares when the group has come about.
+
+        Starting one costs seconds of a core, and those who are to found the group come first, as
+        do survivors of a loss until they have agreed on a step.
+        """
+        roster = self._roster
+        if roster.founded and roster.holders and now - self._vacant_since <= RECOVERY_S:
+            return
+        while self._room > 0 and self.phase is Phase.RUNNING and not self._finished:
+            if not roster.founded and len(self._workers) >= self._terms.founders:
+                return
+            self._room -= 1
+            self._workers[self._next_worker] = _Member()
+            self._do(Start(self._next_worker))
+            self._next_worker += 1
+
+    # ------------------------------------------------------------------ acting
+
+    def _place(self, worker: int, node: str) -> None:
+        self._workers[worker].node = node
+        if node:
+            self._nodes.setdefault(node, set()).add(worker)
+
+    def _push(self, membership: Membership | None) -> None:
+        if membership is None:
+            return
+        self._do(Tell(None, membership))
+        self._write(
+            GenerationFormed(
+                generation=membership.generation,
+                members=membership.members,
+                cause=membership.cause,
+            )
+        )
+
+    def _fail(self, error: ElastixError | None) -> None:
+        """What came first counts."""
+        self.error = self.error or error
+
+    def _write(self, event: Event, sequence: int | None = None) -> None:
+        self.state.take(event, sequence)
+        self._do(Write(event, sequence))
+
+    def _do(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def _done(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions

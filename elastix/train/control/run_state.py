@@ -1,0 +1,67 @@
+"""What a run has told so far, as far as whoever leads it must know. Pure: a fold over events."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from elastix.events import (
+    Event,
+    GenerationFormed,
+    Resumed,
+    StepCommitted,
+    WorkerLeft,
+    WorkerLost,
+    WorkerStarted,
+)
+
+
+@dataclass
+class RunState:
+    """One run's, since its opening.
+
+    Attributes:
+        step: the last committed one.
+        sequence: the highest sequence number of an event that several workers may send.
+        losses: workers lost.
+        losses_in_a_row: of them, since the last committed step.
+        generation: the newest that was formed.
+        started: workers that were up to `prepare`.
+        members: of the newest generation, but for those that were lost or left since.
+    """
+
+    step: int = 0
+    sequence: int = -1
+    losses: int = 0
+    losses_in_a_row: int = 0
+    generation: int = 0
+    started: set[int] = field(default_factory=set)
+    members: set[int] = field(default_factory=set)
+
+    def take(self, event: Event, sequence: int | None = None) -> None:
+        """Count one more event."""
+        if sequence is not None:
+            self.sequence = sequence
+        match event:
+            case StepCommitted():
+                self.step = event.step
+                self.losses_in_a_row = 0
+            case Resumed():
+                self.step, self.sequence = event.step, -1
+            case GenerationFormed():
+                self.generation = event.generation
+                self.members = set(event.members)
+            case WorkerStarted():
+                self.started.add(event.worker)
+            case WorkerLost():
+                self.losses += 1
+                self.losses_in_a_row += 1
+                self.members.discard(event.worker)
+            case WorkerLeft():
+                self.members.discard(event.worker)
+
+    def copy(self) -> "RunState":
+        """One that goes its own way."""
+        return replace(self, started=set(self.started), members=set(self.members))
+
+    def unaccounted(self, present: Collection[int]) -> set[int]:
+        """Workers that were members last, are not present, and whose end nobody has told."""
+        return self.members - set(present)

@@ -1,0 +1,144 @@
+"""The failure detector: who is silent, who holds up the others, who is slow; in virtual time."""
+
+from dataclasses import replace
+
+from elastix.train.control.failure_detector import FailureDetector
+from elastix.train.control.messages import Heartbeat, Suspect
+
+TIMEOUT = 10.0
+FIRST = 60.0
+
+
+def watched(
+    beats: dict[int, Heartbeat], until: int, changing: set[int] = frozenset()
+) -> FailureDetector:
+    """Everybody takes a step, then sends the same heartbeat once a second; `changing` ones move."""
+    detector = FailureDetector(TIMEOUT, FIRST)
+    for worker, beat in beats.items():
+        detector.hear(worker, replace(beat, step=beat.step - 1), -1.0)
+    for second in range(until + 1):
+        for worker, beat in beats.items():
+            passed = second if worker in changing else 0
+            detector.hear(worker, replace(beat, passed=passed), float(second))
+    return detector
+
+
+BUSY = Heartbeat(generation=1, step=5)
+WAITS = replace(BUSY, waiting=True)
+
+
+def test_a_worker_without_signs_is_silent():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    detector.hear(0, BUSY, 0.0)
+    detector.hear(1, BUSY, 5.0)
+    assert detector.silent(10.0) == []
+    assert detector.silent(10.5) == [0]
+    detector.forget(0)
+    assert detector.silent(10.5) == []
+
+
+def test_whoever_all_others_wait_for_holds_them_up():
+    beats = {0: WAITS, 1: BUSY, 2: WAITS}
+    assert watched(beats, 9).holding_up((0, 1, 2), 9.0) == []
+    assert watched(beats, 12).holding_up((0, 1, 2), 12.0) == [1]
+
+
+def test_two_may_hang_at_once():
+    assert watched({0: WAITS, 1: BUSY, 2: BUSY}, 12).holding_up((0, 1, 2), 12.0) == [1, 2]
+
+
+def test_nobody_holds_up_the_others_while_all_compute_or_all_wait():
+    for beat in (BUSY, WAITS):
+        assert watched({0: beat, 1: beat}, 100).holding_up((0, 1), 100.0) == []
+
+
+def test_a_worker_that_gets_on_is_slow_at_worst():
+    detector = watched({0: WAITS, 1: BUSY}, 100, changing={1})
+    assert detector.holding_up((0, 1), 100.0) == []
+
+
+def test_a_worker_has_longer_for_its_first_step():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    for second in range(70):
+        detector.hear(0, WAITS, float(second))
+        detector.hear(1, BUSY, float(second))
+        expected = [1] if second > FIRST else []
+        assert detector.holding_up((0, 1), float(second)) == expected
+
+
+def test_waiting_is_counted_without_a_break():
+    detector = watched({0: WAITS, 1: BUSY}, 8)
+    detector.hear(0, BUSY, 9.0)
+    detector.hear(0, WAITS, 10.0)
+    assert detector.holding_up((0, 1), 15.0) == []
+    assert detector.holding_up((0, 1), 21.0) == [1]
+
+
+def test_a_joiner_that_is_no_member_holds_up_nobody():
+    assert watched({0: WAITS, 1: WAITS, 7: BUSY}, 30).holding_up((0, 1), 30.0) == []
+
+
+def test_own_work_is_compared_and_not_time_spent_waiting():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    for step in range(60):  # a step takes a second; worker 2 is busy for all of it
+        for worker, waits in ((0, 0.7), (1, 0.6), (2, 0.0)):
+            beat = Heartbeat(generation=1, step=step, passed=step, waited_s=step * waits)
+            detector.hear(worker, beat, float(step))
+    slow = detector.slow((0, 1, 2), 1.5)
+    assert list(slow) == [2]
+    assert abs(slow[2] - 1 / 0.35) < 0.01
+    assert detector.slow((0, 1, 2), 3.0) == {}
+
+
+def test_pace_is_not_taken_across_a_change_of_the_group():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    for step in range(30):
+        for worker in (0, 1):
+            late = 100.0 if worker and step > 15 else 0.0
+            beat = Heartbeat(generation=1 + (step > 15), step=step, passed=step)
+            detector.hear(worker, beat, step + late)
+    assert detector.slow((0, 1), 1.5) == {}
+
+
+def test_whoever_others_cannot_reach_is_cut_off_once_that_lasts():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    for generation in range(1, 6):
+        for worker in (0, 1):
+            assert detector.suspect(
+                worker, Suspect(generation, "", frozenset({2})), float(generation)
+            )
+            assert not detector.suspect(
+                worker, Suspect(generation, "", frozenset({2})), float(generation)
+            )
+    members = (0, 1, 2)
+    assert detector.unreachable(members, TIMEOUT + 1.0) is None
+    assert detector.unreachable(members, TIMEOUT + 1.5) == 2
+    assert detector.unreachable(members, TIMEOUT + 100.0) is None
+
+
+def test_failures_count_no_more_once_all_are_in_a_group_or_the_worker_is_gone():
+    members = (0, 1, 2)
+    for ends in (lambda detector: detector.settled(members), lambda detector: detector.forget(2)):
+        detector = FailureDetector(TIMEOUT, FIRST)
+        for generation in (1, 2, 3):
+            detector.suspect(0, Suspect(generation, "", frozenset({2})), float(generation))
+        ends(detector)
+        detector.suspect(0, Suspect(4, "", frozenset({2})), 4.0)
+        assert detector.unreachable(members, 100.0) is None  # once is not for longer
+
+
+def test_workers_in_one_operation_and_different_calls_end_the_run():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    for worker, kind in enumerate((1, 3, 1)):
+        detector.hear(worker, replace(WAITS, call=(6, 1)), 0.0)
+        detector.hear(worker, replace(WAITS, call=(7, kind)), 1.0)
+    text = str(detector.hopeless(1.0))
+    assert "worker 1 at the end of the train function; workers 0 and 2 in a backward pass" in text
+
+
+def test_a_worker_that_is_an_operation_ahead_may_be_in_another_call():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    detector.hear(0, replace(WAITS, call=(7, 2)), 0.0)
+    detector.hear(1, replace(WAITS, call=(6, 1)), 0.0)
+    detector.hear(2, replace(BUSY, call=(7, 0)), 0.0)
+    assert detector.hopeless(1.0) is None
