@@ -104,7 +104,7 @@ class World:
         self.stored_step = 0
         self.begun_s = 0.0
         self.stalled = True
-        self.dismissed = False
+        self.dismissed = self.paused = False
         self._nodes, self._start_s = nodes, start_s
         self._heartbeat_s, self._tick_s = heartbeat_s, tick_s
         self._queue, self._count = [], 0
@@ -273,9 +273,9 @@ class World:
             newest = self.conductor.membership
             if newest.urgent:
                 return
-        members = [self.alive.get(worker) for worker in membership.members]
-        if any(member is None or member.hung or member.silent for member in members):
+        if not all(map(self._answers, membership.members)):
             return  # they wait for each other; the conductor finds out
+        members = [self.alive[worker] for worker in membership.members]
         before = self.group
         self.group, self.stalled = membership, False
         self.begun_s = self.now
@@ -296,10 +296,10 @@ class World:
         """A step is over, unless somebody did not get to its end."""
         if self.group is not group or self.stalled:
             return
-        members = [self.alive.get(worker) for worker in group.members]
-        if any(member is None or member.hung or member.silent for member in members):
+        if not all(map(self._answers, group.members)):
             self.stalled = True
             return
+        members = [self.alive[worker] for worker in group.members]
         length = max(member.busy for member in members)
         if self.now < self.begun_s + length * self.step_s - 1e-9:
             self._later(self.begun_s + length * self.step_s - self.now, lambda: self._commit(group))
@@ -311,10 +311,9 @@ class World:
                 error = QuorumLost("in vain")
                 self._all_end(members, Outcome(kind=OutcomeKind.DISMISSED, error=error))
                 return
-            if self.proposal is None:
-                self._later(self.step_s, lambda: self._commit(group))
-                return
+            self.paused = True
         else:
+            self.paused = False
             self.step += 1
             event = StepCommitted(
                 step=self.step, generation=group.generation, world_size=len(members), batches=()
@@ -332,13 +331,17 @@ class World:
         """The boundary between two steps."""
         self.begun_s = self.now
         proposal = self.proposal
-        if proposal is not None and all(w in self.alive for w in proposal.members):
-            self.proposal = None
+        if proposal is not None and all(map(self._answers, proposal.members)):
+            self.proposal, self.paused = None, False
             for worker in set(group.members) - set(proposal.members):
                 self.alive[worker].leaves = True
             self._meet(proposal)
         if self.group is group:
             self._later(self.step_s, lambda: self._commit(group))
+
+    def _answers(self, worker):
+        there = self.alive.get(worker)
+        return there is not None and not there.hung and not there.silent
 
     def _all_end(self, members, outcome):
         for member in members:
@@ -352,7 +355,7 @@ class World:
         for worker in list(self.alive.values()):
             if not worker.ready or worker.silent:
                 continue
-            waiting = self.stalled and not worker.hung
+            waiting = (self.stalled or self.paused) and not worker.hung
             passed = -1 if worker.hung or self.stalled else self.step
             key = (worker.generation, waiting, passed, worker.waited_s)
             beat = same.get(key)

@@ -355,8 +355,9 @@ def befalls(world, chance):
                     w.kill(worker)
                 case "notice":
                     w.notice(worker)
-                case "hang":
-                    w.alive[worker].hung = True
+                case "hang" if any(w.alive[m].ready for m in members if m != worker):
+                    # Of all that hang nobody would say that they wait for others.
+                    w.alive[worker].hung = not any(w.alive[m].hung for m in members)
                 case "silence":
                     w.alive[worker].silent = True
                 case "take over":

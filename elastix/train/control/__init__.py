@@ -1,4 +1,4 @@
 """What decides about a run: pure, without Ray, torch, threads or a clock of its own.
 
-messages is what workers and their controller say to each other.
+conductor leads; actions are what it wants done, messages what workers and it say to each other.
 """
