@@ -116,6 +116,20 @@ def test_a_hung_worker_is_taken_out_and_a_silent_one_too():
         assert committed_once(world)
 
 
+def test_a_worker_that_hangs_after_its_notice_is_taken_out():
+    """It is in no membership any more, and all others wait for it at the boundary."""
+    world = World(3, hang_timeout_s=5.0)
+
+    def both(w):
+        w.alive[1].hung = True
+        w.notice(1)
+
+    world.at(20.5, both)
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(1, "stuck")]
+    assert committed_once(world)
+
+
 def test_a_joiner_that_dies_on_its_way_is_noticed_by_nobody():
     world = World(3)
     world.at(20, lambda w: w.kill(1))

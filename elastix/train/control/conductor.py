@@ -507,7 +507,10 @@ class Conductor:
         """
         for worker in self._detector.silent(now):
             self._lose(worker, "silent", now)
-        for worker in self._detector.holding_up(self._roster.members, now):
+        members = self._roster.members
+        if self._roster.leaving:  # the others wait for them too, until they are gone
+            members = {*members, *self._roster.leaving}
+        for worker in self._detector.holding_up(members, now):
             self._lose(worker, "stuck", now)
         trusted = self._roster.holders or self._roster.members
         cut_off = self._detector.unreachable(trusted, now)
