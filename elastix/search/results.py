@@ -5,6 +5,7 @@ Works while the campaign is running, and without Ray. Not here: changing anythin
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -328,8 +329,12 @@ def _row(trial: Trial, role: str) -> dict[str, Any]:
     }
 
 
-def _column(values: list[Any]) -> list[Any]:
+def _column(values: list[Any]) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """A column of one type, or of JSON text where there is none that holds all values."""
+    import pyarrow as pa
+
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int, float} or (len(kinds) <= 1 and not kinds & {list, dict, tuple}):
-        return values
+        with suppress(pa.ArrowException, OverflowError, UnicodeError):
+            return pa.array(values)
     return [None if value is None else json.dumps(value) for value in values]

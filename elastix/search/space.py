@@ -141,6 +141,13 @@ class Space:
                 f"the names {names} must differ, and those of block sequences have no dot. "
                 "Nothing was made."
             )
+        beneath = tuple(f"{name}." for name in self.blocks)
+        if taken := [name for name in plain if name.startswith(beneath)]:
+            raise ConfigError(
+                f"the names {taken} may be those of a block's hyperparameters, which are "
+                f"{beneath[0]}0.NAME and so on where sequences are spread out. Nothing was made. "
+                "Choose others."
+            )
         if not names:
             raise EmptySpace(
                 "the space has no hyperparameter and no block sequence, so there is nothing to "

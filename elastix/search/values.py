@@ -6,8 +6,8 @@ Invariant: a value that leaves here is JSON, and a configuration that is drawn o
 satisfies the conditions and the forbidden clauses.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from ConfigSpace import Configuration, ConfigurationSpace, Constant, ForbiddenValueError
@@ -61,7 +61,7 @@ def draw(space: ConfigurationSpace, rng: RandomState, *, evenly: bool = False) -
     Raises:
         EmptySpace: none of very many was.
     """
-    how = _evenly if evenly else _by_distribution
+    how = _evenly if evenly else _drawn
     for _ in range(TRIES):
         values = active(space, lambda name: how(space[name], rng))
         if not forbidden(space, values):
@@ -78,15 +78,29 @@ def draw_many(space: ConfigurationSpace, count: int, rng: RandomState) -> list[V
     Each hyperparameter is drawn for all of them at once: ConfigSpace takes 30 us a call.
     """
     columns = {
-        name: hyperparameter.sample_value(size=count, seed=rng)
+        name: _values(hyperparameter, hyperparameter.sample_vector(size=count, seed=rng))
         for name, hyperparameter in space.items()
     }
     drawn = (active(space, lambda n, i=i: columns[n][i]) for i in range(count))  # type: ignore[misc]
     return [values for values in drawn if not forbidden(space, values)]
 
 
-def _by_distribution(hyperparameter: Parameter, rng: RandomState) -> Any:  # noqa: ANN401
-    return hyperparameter.sample_value(seed=rng)
+def _drawn(hyperparameter: Parameter, rng: RandomState) -> Any:  # noqa: ANN401 - of any kind
+    """By its own distribution."""
+    return _values(hyperparameter, hyperparameter.sample_vector(size=1, seed=rng))[0]
+
+
+def _values(hyperparameter: Parameter, vector: Any) -> Sequence[Any]:  # noqa: ANN401
+    """What ConfigSpace's numbers mean. Choices are the very ones of the space.
+
+    ConfigSpace puts them into an array of NumPy, where 1 beside 2.5 becomes 1.0, and True 1.
+    """
+    listed = choices(hyperparameter)
+    if listed is None:
+        return cast("Sequence[Any]", hyperparameter.to_value(vector))
+    if isinstance(hyperparameter, Constant):
+        return listed * len(vector)
+    return [listed[int(place)] for place in vector]
 
 
 def _evenly(hyperparameter: Parameter, rng: RandomState) -> Any:  # noqa: ANN401 - of any kind
@@ -114,7 +128,7 @@ def change(
         known = {**values, chosen: other}
         changed = active(
             space,
-            lambda n, known=known: known[n] if n in known else space[n].sample_value(seed=rng),  # type: ignore[misc]
+            lambda n, known=known: known[n] if n in known else _drawn(space[n], rng),  # type: ignore[misc]
         )
         if not forbidden(space, changed):
             return changed
@@ -128,15 +142,25 @@ def _another(hyperparameter: Parameter, value: Any, rng: RandomState) -> Any:  #
     ordered = not isinstance(hyperparameter, CategoricalHyperparameter)
     for _ in range(20):
         if ordered and rng.random_sample() < 0.5:
-            near = hyperparameter.neighbors_values(value, 1, seed=rng, std=_NEAR)
+            near = _near(hyperparameter, value, rng)
             if len(near) == 0:
-                return None
+                continue
             other = plain(near[int(rng.randint(0, len(near)))])
         else:
-            other = plain(hyperparameter.sample_value(seed=rng))
+            other = plain(_drawn(hyperparameter, rng))
         if other != value:
             return other
     return None
+
+
+def _near(hyperparameter: Parameter, value: Any, rng: RandomState) -> Sequence[Any]:  # noqa: ANN401
+    """One near value, or none."""
+    vector = hyperparameter.to_vector(value)
+    try:
+        found = hyperparameter.neighbors_vectorized(vector, 1, seed=rng, std=_NEAR)
+    except ValueError:  # at an end of a short range all that it tried may lie outside
+        return ()
+    return _values(hyperparameter, found)
 
 
 def forbidden(space: ConfigurationSpace, values: Values) -> bool:
@@ -168,13 +192,24 @@ def check_choices(space: ConfigurationSpace, what: str, may_be_empty: bool = Fal
     if len(space) == 0 and not may_be_empty:
         raise EmptySpace(f"{what} has no hyperparameter. Nothing was made. Add one.")
     for hyperparameter in space.values():
+        _check_text(hyperparameter.name, what)
         for choice in choices(hyperparameter) or ():
+            _check_text(choice, what)
             if not isinstance(plain(choice), bool | int | float | str | None):
                 raise ConfigError(
                     f"choice {choice!r} of {hyperparameter.name!r} in {what} is a "
                     f"{type(choice).__name__}; only numbers, text, booleans and None survive JSON. "
                     "Nothing was made. Name the choices and look them up in `build`."
                 )
+
+
+def _check_text(value: Any, what: str) -> None:  # noqa: ANN401
+    try:
+        str(value).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{value!r} in {what} is no text that can be written down: {error}. Nothing was made."
+        ) from error
 
 
 def choices(hyperparameter: Parameter) -> tuple[Any, ...] | None:

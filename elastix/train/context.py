@@ -1,7 +1,8 @@
 """What the train function sees. Everything behind it is in member."""
 
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar, TypeVarTuple, cast, overload
 
 import torch
@@ -246,13 +247,16 @@ class Context:
 
 
 def _plain(name: str, value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if hasattr(value, "item"):
-        return value.item()
+    plain = value
+    if hasattr(value, "item") and not isinstance(value, float | str):
+        with suppress(RuntimeError, TypeError, ValueError):  # of several elements
+            plain = value.item()
+    if plain is None or isinstance(plain, bool | float | str):
+        return plain
+    if isinstance(plain, int) and abs(plain) <= sys.float_info.max:
+        return plain
+    kind = f"{type(value).__name__}" + (" beyond all floats" if isinstance(plain, int) else "")
     raise ConfigError(
-        f"ctx.report got {name} of type {type(value).__name__}. Nothing was reported. Metrics are "
+        f"ctx.report got {name} of type {kind}. Nothing was reported. Metrics are "
         "numbers, text or tensors of one element."
     )

@@ -70,6 +70,13 @@ def run_train(
             rank=member.rank,
             step=member.step,
             error=error if isinstance(error, ElastixError) else None,
-            summary=f"{type(error).__name__}: {error}",
+            summary=_said(error),
             traceback=traceback.format_exc(),
         )
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its own __str__ may fail
+        return type(error).__name__

@@ -13,6 +13,7 @@ from ConfigSpace import (
     ForbiddenEqualsClause,
     GreaterThanCondition,
     Integer,
+    OrdinalHyperparameter,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -160,6 +161,24 @@ def test_a_mutation_is_valid_and_differs_in_one_place(name, seed):
     assert edits(config, changed, space) == 1
 
 
+def test_a_short_range_can_always_be_mutated():
+    space = Space([Integer("kernel", (1, 3))])
+    for count in range(4000):
+        assert space.mutate({"kernel": 1}, generator(0, count))["kernel"] in (2, 3)
+
+
+@pytest.mark.parametrize("make", [Categorical, OrdinalHyperparameter])
+@pytest.mark.parametrize("listed", [[1, 2.5, 3], [False, 2.5], [True, 5], ["a", "a\0"]])
+def test_choices_of_several_types_stay_what_they_are(make, listed):
+    space = Space([make("x", listed)])
+    allowed = {repr(choice) for choice in listed}
+    rng = generator(0)
+    drawn = space.samples(40, rng)
+    drawn += [space.sample(rng) for _ in range(40)]
+    drawn += [space.mutate({"x": listed[0]}, rng) for _ in range(40)]
+    assert {repr(config["x"]) for config in drawn} == allowed
+
+
 def test_mutation_reaches_all_that_it_should():
     space = SPACES["blocks"]
     config = space.sample(3)
@@ -248,7 +267,11 @@ def test_a_space_with_no_valid_configuration(wrong):
         lambda: Blocks("body", awkward(), min=-1, max=2),
         lambda: Space([Integer("body", (0, 1))], Blocks("body", awkward())),
         lambda: Space((), Blocks("a.b", awkward())),
+        lambda: Space([Integer("body.length", (0, 1))], Blocks("body", awkward())),
+        lambda: Space([Integer("body.0.depth", (0, 1))], Blocks("body", awkward())),
         lambda: Space([Categorical("x", [(1, 2), (3, 4)])]),
+        lambda: Space([Categorical("x", ["a", "\udc80"])]),
+        lambda: Space([Integer("\udc80", (0, 1))]),
         lambda: as_space({"x": [1, 2]}),
     ],
 )

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def execute(
     )
     found = Findings(work.number, tell)
     started_s = time.time()
-    outcome = run_alone(train, work.config, settings, found.hear, device=device, halt=halt)
+    config = deepcopy(work.config)  # what the train function does to it is not what was tried
+    outcome = run_alone(train, config, settings, found.hear, device=device, halt=halt)
     return Ended(
         number=work.number,
         kind="paused" if outcome.paused else outcome.kind,
