@@ -8,12 +8,13 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test coverage check bench bench-short chaos examples screenshots pins clean
+.PHONY: help demo test coverage mutants check bench bench-short chaos examples screenshots pins clean
 
 help:
 	@echo "make demo      search a convnet, then train the winner while workers are killed and stopped"
 	@echo "make test      the tests (some minutes)"
 	@echo "make coverage  the same, and which lines they ran"
+	@echo "make mutants   break the lines that decide, one at a time: do the fast tests notice? (an hour)"
 	@echo "make check     format, lint, types, import contracts"
 	@echo "make chaos     the long failure tests"
 	@echo "make bench     the benchmarks, beside torch DDP, torchft and Ray Train"
@@ -36,6 +37,9 @@ test: $(READY)
 
 coverage: $(READY)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --cov --cov-report=term
+
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants --number 300
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from elastix.comm import calls
 from elastix.comm.inbox import Inbox
@@ -360,11 +360,10 @@ class GroupProtocol:
     # ------------------------------------------------------------------ one operation
 
     def _attempt(self, operation: Operation) -> Course[Left]:
-        hand, group = self.hand, self.group
+        hand = self.hand
         if hand.passed is not None:
             return hand.passed
-        if group is None:
-            raise Superseded
+        group = cast("GroupHandle", self.group)  # whoever is not superseded is in one
         if not hand.complete:
             if not hand.void:
                 yield from self._ask(ReduceBuckets(group, operation))
@@ -448,7 +447,7 @@ class GroupProtocol:
         decision = self._rule((yield from self._ask(Meet(group, position))), membership.members)
         if decision.donor is not None:
             yield from self._ask(CompareLayouts(group))
-            joined = yield from self._hand_over(group, decision)
+            joined = yield from self._hand_over(group, decision.donor, decision.newcomers)
         if hand.number < 0 and decision.founding:
             # Like a commit round: whoever leaves it knows that all founders have the State.
             self._founded = membership.generation
@@ -461,10 +460,12 @@ class GroupProtocol:
         hand = self.hand
         return None if hand.complete or hand.kind == self._redo else hand.operation
 
-    def _hand_over(self, group: GroupHandle, decision: Decision) -> Course[Joined | None]:
+    def _hand_over(
+        self, group: GroupHandle, donor: int, newcomers: tuple[int, ...]
+    ) -> Course[Joined | None]:
         """Give or take the State, if that is on this member; what it cost if it was taken."""
-        ranks = (decision.donor or 0, *decision.newcomers)
-        donor, mine = ranks[0], group.members.index(self._me)
+        ranks = (donor, *newcomers)
+        mine = group.members.index(self._me)
         if mine not in ranks:
             return None
         circle, root = group, donor

@@ -378,6 +378,7 @@ class Simulation:
         self.seen: Counter[str] = Counter()
         size = scenario.workers if scenario.spares else None
         self.roster = roster(scenario.workers, size, scenario.min_workers)
+        self.moments = 5_000 + 300 * scenario.workers  # many times what a run takes
         self.generations = 0
         self.groups: dict = {}
         self.decisions: dict = {}
@@ -815,7 +816,7 @@ class Simulation:
         choose = self.choose
         every, risky = self.scenario.kill_every, self.scenario.founding_kills
         resume, roster = self.resume, self.roster
-        while True:
+        for _ in range(self.moments):
             first = len(runnable) * running
             second = first + len(uninformed) * informing
             third = second + len(senders) * hearing
@@ -837,6 +838,8 @@ class Simulation:
                 if roster.over or roster.extinct:
                     break
                 risky = risky or len(roster.holders) >= self.scenario.workers
+        else:
+            raise Violation("the run goes round in circles")
         self.check()
         return self
 

@@ -87,6 +87,14 @@ def test_the_schedules_reach_every_way_through_a_recovery():
         assert seen[what] >= 10, (what, seen)
 
 
+def test_joiners_follow_their_donors_into_the_group():
+    """In runs that last long enough to catch up, and with connections that fail."""
+    fixed = {"joiners": 2, "min_workers": 1, "kills": 1, "hiccups": 2, "kill_every": 80}
+    seen = run_schedules(range(400), {**fixed, "length": 90, "batch_size": 9, "epochs": 1})
+    for what in ("followed", "lonely", "fenced", "stream lost"):
+        assert seen[what] >= 20, (what, seen)
+
+
 @settings(max_examples=300)
 @given(
     workers=st.integers(2, 5),

@@ -1,0 +1,348 @@
+"""Break the lines that decide, one at a time, and see whether the fast tests notice.
+
+    python -m tests.mutants [--number 300] [--seed 0] [--jobs 2] [FILE ...]
+
+A mutant is one small change in the body of a function: a comparison turned around, a statement
+left out, branches swapped, a number one too large, `and` for `or`. Tests are imported once; then a
+process is forked for each mutant, which puts the changed code into the functions that are there
+and runs the tests of that file until one fails. So a mutant costs what its tests take, no import.
+One that needs much more CPU than the tests do is killed too: it loops.
+
+Prints the share that was killed, and every survivor. To have another file looked after, add it to
+TESTS with the tests that should.
+"""
+
+import argparse
+import ast
+import contextlib
+import importlib
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAW6 = "tests/unit/test_law6.py"
+PROTOCOL = ("tests/unit/test_protocol.py", LAW6)
+TESTS: dict[str, tuple[str, ...]] = {
+    "elastix/comm/protocol.py": PROTOCOL,
+    "elastix/comm/joiner.py": PROTOCOL,
+    "elastix/comm/inbox.py": PROTOCOL,
+    "elastix/comm/recovery.py": ("tests/unit/test_recovery.py", LAW6),
+    "elastix/comm/membership.py": ("tests/unit/test_membership.py", LAW6),
+    "elastix/data/cursor.py": ("tests/unit/test_cursor.py", LAW6),
+    "elastix/train/ballot.py": ("tests/unit/test_draws.py",),
+}
+_OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile=mutants"]
+_OPTIONS += ["-k", "not broken_rule and not thousands"]  # about the simulation, and its size
+_SLACK_S = 10.0
+_MEMORY = 4 << 30
+
+_COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+_EXTREMES = {"max": "min", "min": "max", "any": "all", "all": "any"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change.
+
+    Attributes:
+        path: of the file, from the root of the repository.
+        number: of the change among all that the file offers.
+        line: where.
+        what: the change in words.
+    """
+
+    path: str
+    number: int
+    line: int
+    what: str
+
+
+class Change:
+    """A change of a syntax tree that can be taken back: `holder.field` becomes `new`."""
+
+    def __init__(self, node: ast.AST, holder: ast.AST, field: str, new: object, what: str) -> None:
+        self.line: int = node.lineno  # type: ignore[attr-defined]
+        self.what = what
+        self._holder, self._field, self._new = holder, field, new
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        old = getattr(self._holder, self._field)
+        setattr(self._holder, self._field, self._new)
+        try:
+            yield
+        finally:
+            setattr(self._holder, self._field, old)
+
+
+def changes(tree: ast.Module) -> list[Change]:
+    """All changes that a file offers, in the order of its lines."""
+    found: list[Change] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            _in_statements(node, "body", found)
+        elif isinstance(node, ast.Module):
+            for statement in node.body:  # a number with a name
+                if isinstance(statement, ast.Assign):
+                    _in_expression(statement.value, found)
+    return sorted(found, key=lambda change: change.line)
+
+
+def _in_statements(holder: ast.AST, field: str, found: list[Change]) -> None:
+    body: list[ast.stmt] = getattr(holder, field)
+    for place, statement in enumerate(body):
+        if isinstance(statement, ast.FunctionDef) or _is_text(statement):
+            continue  # a function within is visited by itself
+        if _worth_leaving_out(statement, holder):
+            rest = [*body[:place], ast.copy_location(ast.Pass(), statement), *body[place + 1 :]]
+            what = f"left out: {ast.unparse(statement).splitlines()[0]}"
+            found.append(Change(statement, holder, field, rest, what))
+        if isinstance(statement, ast.If):
+            test = ast.copy_location(ast.UnaryOp(ast.Not(), statement.test), statement.test)
+            what = f"turned around: if {ast.unparse(statement.test)}"
+            found.append(Change(statement, statement, "test", test, what))
+        if not isinstance(statement, ast.Raise):
+            for part in _expressions(statement):
+                _in_expression(part, found)
+        for inner in ("body", "orelse", "finalbody"):
+            if getattr(statement, inner, None):
+                _in_statements(statement, inner, found)
+        for case in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
+            _in_statements(case, "body", found)
+
+
+def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
+    """What it computes itself, without the statements within."""
+    for name, value in ast.iter_fields(statement):
+        for part in value if isinstance(value, list) else [value]:
+            if name != "annotation" and isinstance(part, ast.expr | ast.withitem):
+                yield part
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _worth_leaving_out(statement: ast.stmt, holder: ast.AST) -> bool:
+    """Not an assignment to a local name: without it nearly every test ends in a NameError.
+
+    Nor what goes on with a loop after an exception: that comes to its end anyway.
+    """
+    if isinstance(statement, ast.Continue) and isinstance(holder, ast.ExceptHandler):
+        return False
+    if isinstance(statement, ast.Assign):
+        return not any(isinstance(target, ast.Name) for target in statement.targets)
+    kinds = (ast.Expr, ast.AugAssign, ast.Raise, ast.Return, ast.Continue)
+    return isinstance(statement, kinds) and not (
+        isinstance(statement, ast.Return) and statement.value is None
+    )
+
+
+def _in_expression(expression: ast.AST, found: list[Change]) -> None:
+    if isinstance(expression, ast.JoinedStr):
+        return  # what an error says
+    text = ast.unparse(expression) if isinstance(expression, ast.expr) else ""
+    if isinstance(expression, ast.Compare) and len(expression.ops) == 1:
+        for other in _COMPARED[type(expression.ops[0])]:
+            what = f"{other.__name__} in: {text}"
+            found.append(Change(expression, expression, "ops", [other()], what))
+    elif isinstance(expression, ast.BoolOp):
+        swapped = ast.Or() if isinstance(expression.op, ast.And) else ast.And()
+        what = f"{type(swapped).__name__} in: {text}"
+        found.append(Change(expression, expression, "op", swapped, what))
+    elif isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
+        twice = ast.copy_location(ast.UnaryOp(ast.Not(), expression.operand), expression.operand)
+        found.append(Change(expression, expression, "operand", twice, f"without not: {text}"))
+    elif isinstance(expression, ast.IfExp):
+        test = ast.copy_location(ast.UnaryOp(ast.Not(), expression.test), expression.test)
+        found.append(Change(expression, expression, "test", test, f"swapped: {text}"))
+    elif isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add | ast.Sub):
+        other = ast.Sub() if isinstance(expression.op, ast.Add) else ast.Add()
+        what = f"{type(other).__name__} in: {text}"
+        found.append(Change(expression, expression, "op", other, what))
+    elif isinstance(expression, ast.Constant) and type(expression.value) is int:
+        found.append(Change(expression, expression, "value", expression.value + 1, f"{text} + 1"))
+    elif isinstance(expression, ast.Call) and isinstance(expression.func, ast.Name):
+        name = expression.func
+        if name.id in _EXTREMES:
+            found.append(Change(expression, name, "id", _EXTREMES[name.id], f"not {text}"))
+    for part in ast.iter_child_nodes(expression):
+        _in_expression(part, found)
+
+
+# ---------------------------------------------------------------------------- putting it in
+
+
+def put_in(module: ModuleType, source: ast.Module) -> None:
+    """Give the functions and numbers of a module the code of `source`, wherever they are used."""
+    compiled = {code.co_qualname: code for code in _codes(_compiled(source, module))}
+    for function in _functions(module):
+        code = compiled.get(function.__code__.co_qualname)
+        if code is not None:
+            function.__code__ = code
+    for statement in source.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+            for target in statement.targets:
+                setattr(module, ast.unparse(target), statement.value.value)
+
+
+def _compiled(source: ast.Module, module: ModuleType) -> CodeType:
+    code: CodeType = compile(source, str(module.__file__), "exec")
+    return code
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Those of functions at the top and in classes; what is within a function comes with it."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            if not constant.co_flags & 0x2:  # the body of a class, which has no fast locals
+                yield from _codes(constant)
+
+
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    owners = [module, *(o for o in vars(module).values() if isinstance(o, type))]
+    for owner in owners:
+        if isinstance(owner, type) and owner.__module__ != module.__name__:
+            continue
+        for value in vars(owner).values():
+            inner = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            inner = getattr(inner, "__wrapped__", inner)
+            if isinstance(inner, FunctionType) and inner.__module__ == module.__name__:
+                yield inner
+
+
+# ---------------------------------------------------------------------------- running them
+
+
+def run_tests(tests: tuple[str, ...], limit_s: float | None, put: Callable[[], None]) -> int:
+    """In a process of its own, whose id is returned; its status is 0 if all pass."""
+    process = os.fork()
+    if process == 0:
+        status = 1
+        try:
+            if limit_s is not None:
+                resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s) + 1, int(limit_s) + 2))
+                resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(1, 2)
+            put()
+            status = int(pytest.main([*_OPTIONS, *tests]))
+        finally:
+            os._exit(status)
+    return process
+
+
+class Running:
+    """Mutants under way, so many at a time."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._started: dict[int, Mutant] = {}
+        self.survivors: list[Mutant] = []
+        self.killed = 0
+
+    def start(self, process: int, mutant: Mutant) -> None:
+        self._started[process] = mutant
+        while len(self._started) >= self._jobs:
+            self._wait()
+
+    def finish(self) -> None:
+        while self._started:
+            self._wait()
+
+    def _wait(self) -> None:
+        process, status = os.wait()
+        mutant = self._started.pop(process)
+        if status == 0:
+            self.survivors.append(mutant)
+            print(f"survived  {mutant.path}:{mutant.line}  {mutant.what}", flush=True)
+        else:
+            self.killed += 1
+
+
+def measured(tests: tuple[str, ...]) -> float:
+    """CPU seconds that the tests take when nothing is broken.
+
+    Raises:
+        SystemExit: they fail.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _, status = os.waitpid(run_tests(tests, None, lambda: None), 0)
+    if status:
+        raise SystemExit(f"{' '.join(tests)} fail, with nothing broken.")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="*", default=list(TESTS))
+    parser.add_argument("--number", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--skip", type=int, default=0, help="of the mutants that would be made")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    import hypothesis
+
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # found is enough
+    hypothesis.settings.register_profile(
+        "mutants", deadline=None, phases=phases, derandomize=True, database=None
+    )
+    used = sorted({test for path in options.files for test in TESTS[path]})
+    if pytest.main(["--collect-only", "-qq", "-W", "ignore", *_OPTIONS[1:], *used]):
+        raise SystemExit("the tests cannot be collected.")
+    limits = {tests: measured(tests) for tests in {TESTS[path] for path in options.files}}
+    trees = {path: ast.parse((ROOT / path).read_text()) for path in options.files}
+    offered = {path: changes(tree) for path, tree in trees.items()}
+    mutants = [
+        Mutant(path, number, change.line, change.what)
+        for path, found in offered.items()
+        for number, change in enumerate(found)
+    ]
+    print(f"{len(mutants)} mutants can be made; the tests take {sorted(limits.values())} s")
+    random.Random(options.seed).shuffle(mutants)
+    mutants = mutants[options.skip : options.number]
+    started = time.monotonic()
+    running = Running(options.jobs)
+    for mutant in mutants:
+        module = importlib.import_module(mutant.path.removesuffix(".py").replace("/", "."))
+        tree, tests = trees[mutant.path], TESTS[mutant.path]
+        limit_s = limits[tests] + _SLACK_S
+        with offered[mutant.path][mutant.number].made():
+            ast.fix_missing_locations(tree)
+            running.start(run_tests(tests, limit_s, lambda m=module, t=tree: put_in(m, t)), mutant)  # type: ignore[misc]
+    running.finish()
+    share = running.killed / len(mutants)
+    print(f"killed {running.killed} of {len(mutants)} ({share:.1%}), seed {options.seed}, ", end="")
+    print(f"in {time.monotonic() - started:.0f} s")
+    for mutant in sorted(running.survivors, key=lambda m: (m.path, m.line)):
+        print(f"  {mutant.path}:{mutant.line}  {mutant.what}")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    sys.exit(main())
