@@ -369,9 +369,9 @@ def befalls(world, chance):
                     w.kill(worker)
                 case "notice":
                     w.notice(worker)
-                case "hang" if any(w.alive[m].ready for m in members if m != worker):
-                    # Of all that hang nobody would say that they wait for others.
-                    w.alive[worker].hung = not any(w.alive[m].hung for m in members)
+                case "hang" if not any(w.alive[m].hung for m in members):
+                    # If all hung, nobody would say that they wait for others.
+                    w.alive[worker].hung = w.alive[worker].holder and len(members) > 1
                 case "silence":
                     w.alive[worker].silent = True
                 case "take over":
