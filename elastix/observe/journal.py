@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,9 @@ class Journal:
         stays: the writer is not bound to a driver and goes on without one.
         patience_s: how long another writer, which is about to end, is waited for.
 
+    Attributes:
+        size: bytes of whole lines in it.
+
     Raises:
         Conflict: another process writes it; names that.
         StoreError: it cannot be locked.
@@ -39,6 +43,7 @@ class Journal:
         whole = _whole_bytes(path)
         if whole < self._file.seek(0, os.SEEK_END):
             self._file.truncate(whole)
+        self.size = whole
         if is_new:
             _sync_directory(path.parent)
 
@@ -54,7 +59,8 @@ class Journal:
         self._check_in_place()
         record = to_record(event) if serial is None else {**to_record(event), "serial": serial}
         line = json.dumps(record, separators=(",", ":")) + "\n"
-        rest = memoryview(line.encode())
+        encoded = line.encode()
+        rest = memoryview(encoded)
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -64,6 +70,7 @@ class Journal:
                 "room, then call fit() again: it goes on from the last stored State."
             )
             raise self._torn from error
+        self.size += len(encoded)
 
     def _check_in_place(self) -> None:
         """What is written to a removed file is lost, and its lock keeps nobody out any more."""
@@ -128,13 +135,39 @@ def read(path: Path) -> Iterator[Event]:
 
 def read_numbered(path: Path) -> Iterator[tuple[Event, int | None]]:
     """As `read`, each event with its serial, if it has one."""
+    for event, serial, _ in read_placed(path):
+        yield event, serial
+
+
+def read_placed(path: Path) -> Iterator[tuple[Event, int | None, int]]:
+    """As `read_numbered`, each with the place in the file where its line ends."""
     if not path.is_file():
         raise NotFound(f"there is no journal at {path}.")
+    end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
-            yield _parse(line, f"line {number} of {path}")
+            end += len(line)
+            yield *_parse(line, f"line {number} of {path}"), end
+
+
+def read_part(path: Path, place: int, skip: int, most: int) -> list[Event]:
+    """Some events from the middle of a journal.
+
+    Args:
+        path: of the file.
+        place: where the line of one of them begins, in bytes.
+        skip: events from there that are not wanted.
+        most: how many are.
+
+    Raises:
+        Corrupt: a line that is no event.
+    """
+    with path.open("rb") as file:
+        file.seek(place)
+        lines = islice(file, skip, skip + most)
+        return [_parse(line, f"a line of {path}")[0] for line in lines if line.endswith(b"\n")]
 
 
 class Tail:

@@ -225,7 +225,7 @@ class Controller:
         begun: list[Event] = []
         path, stays = plan.directory / "journal.jsonl", plan.run.detached
         before = self._log.open(path, plan.opening, stays, succession.LET_GO_S)
-        again = again and bool(self._log.history)
+        again = again and bool(self._log.count)
         if again:
             settings = replace(settings, left_out=restore.left_out(before))
         else:
@@ -312,10 +312,10 @@ class Controller:
     def follow(self, start: int, wait_s: float) -> Followed:
         """Events from number `start` on; waits up to `wait_s` for one, or for the end."""
         with self._news:
-            history = self._log.history
-            self._news.wait_for(lambda: len(history) > start or self._over.is_set(), wait_s)
+            log = self._log
+            self._news.wait_for(lambda: log.count > start or self._over.is_set(), wait_s)
             self._told = time.monotonic()
-            events = history[start:]
+            events = log.events(start)
             over = self._over.is_set() and not events
             return Followed(events, over, self._conductor.error, self._log.state.losses)
 

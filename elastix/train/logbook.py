@@ -3,10 +3,14 @@
 A controller that takes the run over reads the journal; one that is there writes it. Both go
 through the same `_take`, so a successor knows what its predecessor knew.
 
+A driver may ask for any event since the opening, and asks for the newest. Those are kept; older
+ones are read from the file again, as a long run's would fill the memory.
+
 Not thread-safe: the controller calls it under its lock.
 """
 
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,9 @@ from elastix.observe.journal import Journal
 from elastix.observe.progress import Progress
 from elastix.train.control.run_state import RunState
 
+KEPT = 256
+"""So many events are kept. Of a group of a thousand each takes some hundred KiB."""
+
 
 class Logbook:
     """One run's, from its opening on.
@@ -24,13 +31,16 @@ class Logbook:
         listeners: told of every event that is written.
 
     Attributes:
-        history: events since the opening, in order.
+        count: events since the opening.
         state: what they come to for whoever leads the run.
     """
 
     def __init__(self, listeners: Events) -> None:
-        self.history: list[Event] = []
+        self.count = 0
         self.state = RunState()
+        self._newest: deque[Event] = deque(maxlen=KEPT)
+        self._end = 0  # of what is read or written, in bytes of the file
+        self._places: list[int] = []  # where every KEPT-th event begins
         self._listeners = listeners
         self._progress = Progress()
 
@@ -40,7 +50,7 @@ class Logbook:
         Args:
             path: the file; it may hold earlier runs of this name.
             opening: the first event of this run. If it is there already, this controller is not
-                the run's first, and everything since is in `history` afterwards.
+                the run's first, and what came since counts.
             stays: see Journal.
             patience_s: see Journal.
 
@@ -52,19 +62,33 @@ class Logbook:
             Corrupt: a line is no event.
         """
         self._journal = Journal(path, stays=stays, patience_s=patience_s)
-        before = list(journal.read_numbered(path)) if path.exists() else []
+        before = []
         ours = False
-        for event, serial in before:
+        for event, serial, end in journal.read_placed(path) if path.exists() else ():
+            before.append(event)
             self._progress.add(event)
             ours = ours or (isinstance(event, RunStarted) and event.t == opening.t)
             if ours:
-                self._take(event, serial)
-        return [event for event, _ in before]
+                self._take(event, serial, end)
+            self._end = end
+        return before
+
+    def events(self, start: int) -> list[Event]:
+        """Events since the opening from number `start` on: all of them, or the next few hundred.
+
+        Raises:
+            Corrupt: a line of the file is no event.
+        """
+        first = self.count - len(self._newest)
+        if start >= first:
+            return list(self._newest)[start - first :]
+        place, skip = self._places[start // KEPT], start % KEPT
+        return journal.read_part(self._journal.path, place, skip, KEPT)
 
     @property
     def ended(self) -> RunEnded | None:
         """How the run ended, if it did."""
-        last = self.history[-1] if self.history else None
+        last = self._newest[-1] if self._newest else None
         return last if isinstance(last, RunEnded) else None
 
     def write(self, event: Event, serial: int | None = None) -> None:
@@ -72,10 +96,14 @@ class Logbook:
         self._journal.append(event, serial)
         self._listeners.emit(event)
         self._progress.add(event)
-        self._take(event, serial)
+        self._take(event, serial, self._journal.size)
 
-    def _take(self, event: Event, serial: int | None) -> None:
-        self.history.append(event)
+    def _take(self, event: Event, serial: int | None, end: int) -> None:
+        if self.count % KEPT == 0:
+            self._places.append(self._end)
+        self._end = end
+        self.count += 1
+        self._newest.append(event)
         self.state.take(event, serial)
 
     def summary(self) -> dict[str, Any]:
