@@ -3,7 +3,9 @@
     python -m elastix.testing.simulate --mtbf-days 30 --step-s 1
 
 A group of up to tens of thousands of workers runs in virtual time: workers fail at random (or at
-given times), the rest recovers in one of three ways, replacements start and join.
+given times), the rest recovers in one of three ways, replacements start and join. Who is in the
+group, when another is started and when it is let in is decided by the conductor that leads real
+runs; what is made up here is how long things take.
 
 - *forward*: survivors finish the step in hand from the gradients they hold; the lost worker's
   samples come back in the next batch.
@@ -23,11 +25,13 @@ import itertools
 import math
 import random
 import statistics
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from elastix.config import FailureConfig
 from elastix.errors import ConfigError
 from elastix.events import (
     Event,
@@ -38,6 +42,9 @@ from elastix.events import (
     WorkerLost,
 )
 from elastix.observe import journal
+from elastix.train.control.actions import Action, Start, Tell, Vacate
+from elastix.train.control.conductor import Conductor, Phase, Terms
+from elastix.train.control.messages import CatchUp, CaughtUp, Entered, Ready, Record
 
 Strategy = Literal["forward", "rollback", "restart"]
 _DAY_S = 86_400.0
@@ -143,6 +150,121 @@ def simulate(
     return _Simulation(plan, costs, rng, failures).run()
 
 
+class _Cluster:
+    """A shell around the conductor: workers that start, join and die as the simulation says.
+
+    Args:
+        plan: the group.
+        start_s: from a death until its replacement is up to join.
+        now: all workers are up then.
+
+    Attributes:
+        coming: when those that are being started will be up, and who they are.
+    """
+
+    def __init__(self, plan: Plan, start_s: float, now: float) -> None:
+        never = math.inf
+        failure = FailureConfig(hang_timeout_s=never, wait_s=never, start_timeout_s=never)
+        terms = Terms(
+            founders=plan.workers,
+            min_workers=plan.min_workers,
+            max_workers=plan.workers,
+            failure=failure,
+            first_step_s=0.0,
+        )
+        self.coming: list[tuple[float, int]] = []
+        self._conductor = Conductor(terms)
+        self._start_s = start_s
+        self._size = plan.workers
+        self._room = plan.workers + plan.spares
+        self._up: deque[float] = deque([now] * self._room)  # when the next to be started are up
+        self._steps = self._entered = 0
+        self._offer(now)
+        self.arrive(now)
+        self.enter(now)
+        self._offer(now)  # for spares
+        self.arrive(now)
+
+    @property
+    def alive(self) -> int:
+        """Members that have the State."""
+        return len(self._conductor.holders)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has failed: nobody has the State, or too many were lost in a row."""
+        return not self.alive or self._conductor.phase is Phase.OVER
+
+    def lose(self, now: float) -> None:
+        """One dies, and the survivors meet."""
+        worker = next(iter(self._conductor.holders))
+        self._up.append(now + self._start_s)
+        self._do(self._conductor.died(worker, now), now)
+
+    def commit(self, now: float) -> None:
+        """The group has agreed on a step, in the newest group that was to be entered at once.
+
+        While nobody is missing that changes nothing, and the conductor need not hear of it.
+        """
+        membership = self._conductor.membership
+        if self.alive == self._size and self._entered == membership.generation:
+            return
+        if membership.urgent and membership.generation > self._entered:
+            self.enter(now)
+        self._steps += 1
+        step = StepCommitted(
+            step=self._steps,
+            generation=membership.generation,
+            world_size=self.alive,
+            batches=(),
+        )
+        worker = next(iter(self._conductor.holders))
+        self._do(self._conductor.hear(worker, Record(((self._steps, step),)), now), now)
+
+    def arrive(self, now: float) -> None:
+        """Whoever is up by now is ready to join, and catches up if it is told to."""
+        while self.coming and self.coming[0][0] <= now:
+            worker = heapq.heappop(self.coming)[1]
+            self._do(self._conductor.hear(worker, Ready(("", 0)), now), now)
+
+    def enter(self, now: float) -> int:
+        """The newest membership is entered. How many have come in by it."""
+        before, membership = self.alive, self._conductor.membership
+        self._entered = membership.generation
+        newcomers = [w for w in membership.members if w not in self._conductor.holders]
+        # That the others confirm it too changes nothing that is simulated: one speaks for all.
+        for worker in (*newcomers, *membership.members[:1]):
+            entered = Entered(membership.generation)
+            self._do(self._conductor.hear(worker, entered, now), now)
+        return self.alive - before
+
+    @property
+    def proposal(self) -> bool:
+        """Whether there are newcomers whom the group lets in at the next boundary."""
+        newest = self._conductor.membership
+        return not newest.urgent and newest.size > self.alive
+
+    def _offer(self, now: float) -> None:
+        self._do(self._conductor.room(self._room, more=self._room > 0, now=now), now)
+
+    def _do(self, actions: Iterable[Action], now: float) -> None:
+        vacated = False
+        for action in actions:
+            match action:
+                case Start(worker):
+                    self._room -= 1
+                    heapq.heappush(self.coming, (max(now, self._up.popleft()), worker))
+                case Vacate():
+                    self._room += 1
+                    vacated = True
+                case Tell(to, CatchUp()) if to is not None:
+                    self._do(self._conductor.hear(to, CaughtUp(), now), now)
+                case _:
+                    pass
+        if vacated:
+            self._offer(now)
+
+
 @dataclass
 class _Simulation:
     plan: Plan
@@ -150,9 +272,6 @@ class _Simulation:
     rng: random.Random
     failures: Iterable[float] | None
     now: float = 0.0
-    alive: int = 0
-    coming: list[float] = field(default_factory=list)  # when replacements are up
-    warm: int = 0  # workers that are up and not in the group
     samples: float = 0.0  # in global batches
     steps: int = 0
     lost: int = 0
@@ -161,7 +280,7 @@ class _Simulation:
 
     def run(self) -> Outlook:
         plan = self.plan
-        self.alive, self.warm = plan.workers, plan.spares
+        self._cluster = _Cluster(plan, self.costs.start_s, self.now)
         self._trace = iter(self.failures) if self.failures is not None else None
         self._next = self._draw()
         while self.now < plan.duration_s:
@@ -173,28 +292,23 @@ class _Simulation:
     def _draw(self) -> float:
         if self._trace is not None:
             return next(self._trace, math.inf)
-        if not self.alive:
+        if not self._cluster.alive:
             return math.inf
-        return self.now + self.rng.expovariate(self.alive / self.plan.mtbf_s)
+        return self.now + self.rng.expovariate(self._cluster.alive / self.plan.mtbf_s)
 
     def _boundary(self) -> None:
         """Whoever is up joins; too few wait; a checkpoint is taken."""
         self._join()
-        while self.alive < self.plan.min_workers and self.coming:
-            self.now = max(self.now, self.coming[0])
+        while self._cluster.alive < self.plan.min_workers and self._cluster.coming:
+            self.now = max(self.now, self._cluster.coming[0][0])
             self._join()
         if self.now - self.stored[0] >= self.plan.checkpoint_every_s:
             self.now += self.costs.checkpoint_s
             self.stored = (self.now, self.steps, self.samples)
 
     def _join(self) -> None:
-        while self.coming and self.coming[0] <= self.now:
-            heapq.heappop(self.coming)
-            self.warm += 1
-        newcomers = min(self.warm, self.plan.workers - self.alive)
-        if newcomers:
-            self.warm -= newcomers
-            self.alive += newcomers
+        self._cluster.arrive(self.now)
+        if self._cluster.proposal and self._cluster.enter(self.now):
             self.now += self.costs.join_s
             if self._trace is None:
                 self._next = self._draw()
@@ -206,29 +320,35 @@ class _Simulation:
         end = begun + self._length()
         while self._next < end:
             at = max(self._next, self.now)
-            self._lose(at)
-            if self.plan.strategy == "restart" or not self.alive:
+            if self.plan.strategy == "restart":
+                self.lost += 1
                 self._restart(at)
                 return
-            recovery_s = self.costs.recovery_s(self.alive)
+            self._lose(at)
+            if self._cluster.over:
+                self._cluster = _Cluster(self.plan, self.costs.start_s, at)
+                self._restart(at)
+                return
+            alive = self._cluster.alive
+            recovery_s = self.costs.recovery_s(alive)
             if self.plan.strategy == "forward":
                 end += recovery_s
-                share *= self.alive / (self.alive + 1)  # the rest is owed
+                share *= alive / (alive + 1)  # the rest is owed
             else:
                 self.redone += 1
                 end = at + recovery_s + self._length()
         self.now = end
         self.steps += 1
         self.samples += share
+        self._cluster.commit(self.now)
 
     def _length(self) -> float:
-        taken = min(0.9, self.costs.start_share * len(self.coming))
-        return self.costs.step_s(self.alive, self.plan.workers) / (1.0 - taken)
+        taken = min(0.9, self.costs.start_share * len(self._cluster.coming))
+        return self.costs.step_s(self._cluster.alive, self.plan.workers) / (1.0 - taken)
 
     def _lose(self, at: float) -> None:
         self.lost += 1
-        self.alive -= 1
-        heapq.heappush(self.coming, at + self.costs.start_s)
+        self._cluster.lose(at)
         self.now = at
         self._next = self._draw()
 
@@ -237,7 +357,6 @@ class _Simulation:
         _, steps, samples = self.stored
         self.redone += self.steps - steps
         self.steps, self.samples = steps, samples
-        self.alive, self.warm, self.coming = self.plan.workers, self.plan.spares, []
         self.now = at + self.costs.restart_s
         self.stored = (self.now, steps, samples)
         if self._trace is None:
