@@ -30,16 +30,22 @@ from types import CodeType, FunctionType, ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAW6 = "tests/unit/test_law6.py"
-PROTOCOL = ("tests/unit/test_protocol.py", LAW6)
+UNIT = "tests/unit"
+LAW6 = f"{UNIT}/test_law6.py"
+PROTOCOL = (f"{UNIT}/test_protocol.py", LAW6)
+CONDUCTOR = (f"{UNIT}/test_conductor.py",)
 TESTS: dict[str, tuple[str, ...]] = {
     "elastix/comm/protocol.py": PROTOCOL,
     "elastix/comm/joiner.py": PROTOCOL,
     "elastix/comm/inbox.py": PROTOCOL,
-    "elastix/comm/recovery.py": ("tests/unit/test_recovery.py", LAW6),
-    "elastix/comm/membership.py": ("tests/unit/test_membership.py", LAW6),
-    "elastix/data/cursor.py": ("tests/unit/test_cursor.py", LAW6),
-    "elastix/train/ballot.py": ("tests/unit/test_draws.py",),
+    "elastix/comm/recovery.py": (f"{UNIT}/test_recovery.py", LAW6),
+    "elastix/comm/membership.py": (f"{UNIT}/test_membership.py", LAW6, *CONDUCTOR),
+    "elastix/data/cursor.py": (f"{UNIT}/test_cursor.py", LAW6),
+    "elastix/train/ballot.py": (f"{UNIT}/test_draws.py",),
+    "elastix/train/control/conductor.py": CONDUCTOR,
+    "elastix/train/control/failure_detector.py": (f"{UNIT}/test_failure_detector.py", *CONDUCTOR),
+    "elastix/train/control/quorum.py": (f"{UNIT}/test_quorum.py", *CONDUCTOR),
+    "elastix/train/control/reachability.py": (f"{UNIT}/test_reachability.py", *CONDUCTOR),
 }
 _OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile=mutants"]
 _OPTIONS += ["-k", "not broken_rule and not thousands"]  # about the simulation, and its size

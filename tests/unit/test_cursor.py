@@ -149,6 +149,16 @@ def test_a_draw_never_crosses_the_epoch_nor_exceeds_the_batch(
     assert bool(batch) == bool(drawn or left)
 
 
+def test_a_batch_of_two_is_not_made_smaller_to_spare_a_single_sample():
+    batch, after = Cursor(3).draw(2, epoch=0)
+    assert (batch, after.draw(2, epoch=0)[0]) == (((0, 2),), ((2, 3),))
+
+
+def test_left_counts_what_is_owed_and_what_was_never_drawn_but_for_what_is_left_out():
+    cursor = Cursor(20, position=5, owed=((0, 3),), left_out=((2, 3), (6, 8)))
+    assert [cursor.left(epoch) for epoch in (0, 1)] == [2 + 13, 2 + 13 + 20]
+
+
 @given(length=st.integers(2, 120), batch_size=st.integers(3, 40))
 def test_no_last_batch_is_a_single_sample(length, batch_size):
     cursor, sizes = Cursor(length), []
