@@ -570,14 +570,12 @@ class _ReplayLoader:
     def __len__(self) -> int:
         """As the run's loader had it: what comes back of the step in hand is not known yet."""
         coming = sum(batch.samples for batch, _ in self._batches if batch.epoch == self.epoch)
-        owed = sum(count(b.owed) for b in self._voice.drawn if self._is_mine(b))
+        # What an earlier epoch's batch lost comes back in this one, if it has ended since.
+        owed = sum(count(b.owed) for b in self._voice.drawn if b.loader == self._number)
         size = self._source.batch_size
         if self._source.per_worker:
             size *= self._voice.members
         return -(-(coming - owed) // size)
-
-    def _is_mine(self, batch: BatchShares) -> bool:
-        return (batch.loader, batch.epoch) == (self._number, self.epoch)
 
     def __iter__(self) -> Iterator[Any]:
         while self._batches and self._batches[0][0].epoch == self.epoch:
