@@ -153,9 +153,13 @@ def _is_text(statement: ast.stmt) -> bool:
 def _worth_leaving_out(statement: ast.stmt, holder: ast.AST) -> bool:
     """Not an assignment to a local name: without it nearly every test ends in a NameError.
 
-    Nor what goes on with a loop after an exception: that comes to its end anyway.
+    Nor what goes on with a loop after an exception, or returns None at the end of a function: that
+    happens anyway.
     """
     if isinstance(statement, ast.Continue) and isinstance(holder, ast.ExceptHandler):
+        return False
+    last = isinstance(holder, ast.FunctionDef) and statement is holder.body[-1]
+    if last and ast.unparse(statement) == "return None":
         return False
     if isinstance(statement, ast.Assign):
         return not any(isinstance(target, ast.Name) for target in statement.targets)
@@ -283,7 +287,8 @@ class Running:
         mutant = self._started.pop(process)
         if status == 0:
             self.survivors.append(mutant)
-            print(f"survived  {mutant.path}:{mutant.line}  {mutant.what}", flush=True)
+            done = self.killed + len(self.survivors)
+            print(f"{done}: survived  {mutant.path}:{mutant.line}  {mutant.what}", flush=True)
         else:
             self.killed += 1
 

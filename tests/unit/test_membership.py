@@ -535,3 +535,18 @@ def test_a_doubt_after_the_last_holder_died_does_not_bring_back_the_dead():
     assert list(roster.waiting) == []
     roster.start_over()
     assert brief(roster.ready(1)) == (2, (1,), True, "start")
+
+
+def test_a_roster_without_a_group_is_settled():
+    roster = Roster(2)
+    assert roster.settled
+    for worker in (0, 1):
+        roster.ready(worker)
+    assert not roster.settled
+    for worker in (0, 1):
+        roster.entered(worker, 1)
+    assert roster.settled
+    for worker in (0, 1):
+        roster.lost(worker)
+    roster.start_over()
+    assert (roster.members, roster.settled) == (set(), True)

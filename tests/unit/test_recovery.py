@@ -169,6 +169,11 @@ def test_those_ahead_may_be_in_another_kind_of_call_than_those_behind():
     assert (decision.operation, decision.source) == (4, 0)
 
 
+def test_nobody_may_wait_once_somebody_is_in_the_operation():
+    assert decide([before(7), in_step(7)]).begun
+    assert not decide([before(7), before(7)]).begun
+
+
 holders = st.builds(
     Position,
     operation=st.integers(7, 8),
