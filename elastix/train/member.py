@@ -640,7 +640,8 @@ class Member:
         ratio = self._window.ratio
         work = MeanLoss(loss, ratio.get(self.me, 0) if ratio else 1)
         total, samples = self._rounds.run(work).result.tolist()
-        return total / samples if samples else loss
+        # Without samples, all of them are lost: still the same number on all workers.
+        return total / samples if samples else 0.0
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
