@@ -44,6 +44,8 @@ SAMPLES = [
     {"a": torch.tensor(3.5), "b": [torch.zeros(0), torch.ones(3, dtype=torch.bfloat16)]},
     np.arange(10, dtype=">i2")[::3],
     torch.randn(4, 5).t(),
+    torch.arange(20.0).reshape(4, 5)[1:2, 2],
+    torch.tensor([1 + 2j]).imag,
     torch.tensor([1 + 2j, 3]),
     torch.tensor([True, False]),
     torch.nn.Parameter(torch.ones(2)),
@@ -287,6 +289,28 @@ def test_threads_of_a_process_share_one(memory):
     [thread.join() for thread in threads]
     assert not wrong
     assert shared.counts.decodes == 60
+
+
+def test_who_reads_while_another_thread_closes_is_given_the_sample(memory, monkeypatch):
+    data = Pictures()
+    shared = elastix.Shared(data)
+    shared[0]
+    attached = shared._attached
+
+    def closed(index):
+        shared.close()  # as another thread may, once this one has begun
+
+    monkeypatch.setattr(attached.arena, "get", closed)
+    assert same(shared[3], 3, data)
+    monkeypatch.setattr(attached, "has", closed)
+    monkeypatch.setattr(shared, "_attached", attached)
+    monkeypatch.setattr(shared, "_process", os.getpid())
+    assert same(shared.__getitems__([5])[0], 5, data)
+
+
+def test_an_iterator_of_positions_is_gone_through_once(memory):
+    shared = elastix.Shared(Pictures())
+    assert len(shared.__getitems__(iter([1, 2, 2]))) == 3
 
 
 def test_processes_of_a_loader_share_with_their_parent(memory):

@@ -1,11 +1,16 @@
 """Parquet and Arrow files by position: the same rows in any order, and damage is told."""
 
+import os
 import pickle
+import subprocess
+import sys
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -101,6 +106,50 @@ def test_a_file_changed_since_it_was_opened_is_refused(kind, path):
     KINDS[kind](path, 100, 30)
     with pytest.raises(Conflict, match="changed while it was being read"):
         data[0]
+
+
+def rewrite(path, change):
+    """In place, so that who has it open sees it; and by the clock of the file system, later."""
+    before = path.stat().st_mtime_ns
+    with path.open("r+b") as file:
+        change(file)
+    os.utime(path, ns=(before + 1, before + 1))
+
+
+@pytest.mark.parametrize("index", [0, 20], ids=["kept", "not kept"])
+def test_a_file_changed_while_it_is_open_is_refused(kind, path, index):
+    data = getattr(elastix, kind)(path)
+    data[0]
+    raw = path.read_bytes()
+    rewrite(path, lambda file: file.write(raw.replace(b"row", b"ROW")))
+    with pytest.raises(Conflict, match="changed while it was being read"):
+        data[index]
+
+
+def test_a_file_cut_off_while_it_is_open_kills_nobody(kind, path):
+    read = f"""
+import os, elastix
+data = elastix.{kind}({str(path)!r})
+data[0]
+os.truncate({str(path)!r}, 64)
+for index in (0, 20):  # of a block that is kept, and of one that is not
+    try:
+        data[index]
+    except elastix.Conflict:
+        print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "refused\nrefused\n")
+
+
+def test_positions_are_whole_numbers_of_any_type(kind, path):
+    data = getattr(elastix, kind)(path)
+    expected = data[20]
+    for index in (np.int8(20), np.uint8(20), torch.tensor(20, dtype=torch.uint8), np.int8(-3)):
+        assert data[index] == expected
+    for index in (20.0, "20", None, slice(20, 21)):
+        with pytest.raises(TypeError):
+            data[index]
 
 
 def test_empty_and_missing_files_are_refused(tmp_path, kind):

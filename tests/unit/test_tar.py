@@ -7,7 +7,9 @@ import pickle
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -111,6 +113,29 @@ def test_an_archive_changed_while_it_is_read_is_refused(path):
     write(path, pairs(20, 9))
     with pytest.raises(Conflict, match="changed while it was being read"):
         data[0]
+
+
+def test_an_archive_changed_while_it_is_open_is_refused(path):
+    data = elastix.Tar(path)
+    data[0]
+    before = path.stat().st_mtime_ns
+    with path.open("r+b") as file:
+        file.seek(1024)
+        file.write(b"other")
+    os.utime(path, ns=(before + 1, before + 1))
+    with pytest.raises(Conflict, match="changed while it was being read"):
+        data[1]
+
+
+def test_positions_are_whole_numbers_of_any_type(tmp_path):
+    write(tmp_path / "many.tar", pairs(0, 300))
+    data = elastix.Tar(tmp_path / "many.tar")
+    for index in (np.int8(4), torch.tensor(4, dtype=torch.uint8), np.int16(-296)):
+        assert data[index]["cls"] == b"4"
+    assert data[np.int8(-1)]["cls"] == b"299"
+    for index in (4.0, 1.5, "4", None, slice(4, 5)):
+        with pytest.raises(TypeError):
+            data[index]
 
 
 def test_an_archive_of_the_same_size_and_time_is_still_not_taken_for_the_other(path):

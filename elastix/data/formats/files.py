@@ -1,5 +1,6 @@
 """Which files a dataset is in, and whether they are still those it was opened with."""
 
+import operator
 import os
 from collections.abc import Sequence
 from glob import glob
@@ -60,9 +61,16 @@ def check_same(path: Path, now: Fingerprint, then: Fingerprint) -> None:
 def check_index(index: int, length: int, what: str) -> int:
     """A position from the front.
 
+    Args:
+        index: a whole number of any type: NumPy's short ones cannot be added to a length.
+        length: of the dataset.
+        what: its name, for messages.
+
     Raises:
         IndexError: there is no such sample.
+        TypeError: it is no whole number.
     """
+    index = operator.index(index)
     if not -length <= index < length:
         raise IndexError(f"{what} has {length} samples and no sample {index}")
     return index + length if index < 0 else index

@@ -21,7 +21,14 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from elastix.data.formats.files import Paths, check_index, check_same, fingerprint, found
+from elastix.data.formats.files import (
+    Fingerprint,
+    Paths,
+    check_index,
+    check_same,
+    fingerprint,
+    found,
+)
 from elastix.data.formats.indexed import InBlocks
 from elastix.errors import ConfigError, Corrupt
 
@@ -55,12 +62,14 @@ class _Rows(InBlocks):
         self._decode = decode
         self._columns = None if columns is None else list(columns)
         self._paths = found(paths)
-        self._made_from = [fingerprint(path) for path in self._paths]
+        self._made_from: list[Fingerprint] = []
         self._places: list[tuple[int, int]] = []  # file, block of it
         blocks: list[int] = []
         for number, path in enumerate(self._paths):
             with _understood(path):
-                opened, sizes = self._opened(path)
+                source = self._source(path)
+                self._made_from.append(fingerprint(source.fileno()))
+                opened, sizes = self._opened(path, source)
                 self._check_columns(path, opened.schema)
             if any(size < 0 for size in sizes):
                 raise Corrupt(f"{path} has a block of {min(sizes)} rows. It is damaged.")
@@ -68,14 +77,18 @@ class _Rows(InBlocks):
             blocks += sizes
         self.blocks = tuple(blocks)
         self._starts = [0, *accumulate(blocks)]
-        self._files: OrderedDict[int, Any] = OrderedDict()
-        self._kept: OrderedDict[int, pa.Table] = OrderedDict()
+        self._files: OrderedDict[int, tuple[Any, Any]] = OrderedDict()  # source, reader
+        self._kept: OrderedDict[int, tuple[Any, pa.Table]] = OrderedDict()  # source, rows
         self._process = os.getpid()
         if not len(self):
             raise ConfigError(f"{self._paths[0]} has no rows. No dataset was made.")
 
     @abstractmethod
-    def _opened(self, path: Path) -> tuple[Any, list[int]]:
+    def _source(self, path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+        """The open file."""
+
+    @abstractmethod
+    def _opened(self, path: Path, source: Any) -> tuple[Any, list[int]]:  # noqa: ANN401
         """A reader with a `schema`, and the rows of each block."""
 
     @abstractmethod
@@ -103,43 +116,56 @@ class _Rows(InBlocks):
         rows: list[Any] = [None] * len(wanted)
         for number in dict.fromkeys(places):
             mine = [n for n, place in enumerate(places) if place == number]
-            table = self._table(number)
+            source, table = self._table(number)
             offsets = [wanted[n] - self._starts[number] for n in mine]
             with _understood(self._paths[self._places[number][0]]):
                 taken = [table.slice(offset, 1).to_pylist()[0] for offset in offsets]
+            self._check_unchanged(self._places[number][0], source)  # Arrow's rows lie in the file
             for n, row in zip(mine, taken, strict=True):
                 rows[n] = row
         return rows if self._decode is None else [self._decode(row) for row in rows]
 
-    def _table(self, number: int) -> pa.Table:
+    def _table(self, number: int) -> tuple[Any, pa.Table]:
+        """The rows of a block, with the file that they are from."""
         if self._process != os.getpid():  # after a fork: what the parent has open is the parent's
             self._files, self._kept, self._process = OrderedDict(), OrderedDict(), os.getpid()
+        file, block = self._places[number]
         if number not in self._kept:
-            file, block = self._places[number]
             path = self._paths[file]
+            source, opened = self._reader(file)
             with _understood(path):
-                table = self._block(self._reader(file), block)
+                table = self._block(opened, block)
                 table.validate()
             if table.num_rows != self.blocks[number]:
                 raise Corrupt(
                     f"{path} has {table.num_rows} rows in block {block}, and said that there were "
                     f"{self.blocks[number]}. Nothing of it was used. Write the file again."
                 )
-            self._kept[number] = table
+            self._kept[number] = source, table
             if len(self._kept) > self.mixed:
                 self._kept.popitem(last=False)
+        else:  # what is mapped may not be looked at if it was cut off: that kills
+            self._check_unchanged(file, self._kept[number][0])
         self._kept.move_to_end(number)
         return self._kept[number]
 
-    def _reader(self, file: int) -> Any:  # noqa: ANN401
-        path = self._paths[file]
+    def _reader(self, file: int) -> tuple[Any, Any]:
+        """The open file, and who reads blocks of it."""
         if file not in self._files:
-            check_same(path, fingerprint(path), self._made_from[file])
-            self._files[file] = self._opened(path)[0]
+            path = self._paths[file]
+            with _understood(path):
+                source = self._source(path)
+            self._check_unchanged(file, source)
+            with _understood(path):
+                self._files[file] = source, self._opened(path, source)[0]
             if len(self._files) > _MOST_OPEN:
                 self._files.popitem(last=False)
+        self._check_unchanged(file, self._files[file][0])
         self._files.move_to_end(file)
         return self._files[file]
+
+    def _check_unchanged(self, file: int, source: Any) -> None:  # noqa: ANN401
+        check_same(self._paths[file], fingerprint(source.fileno()), self._made_from[file])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": OrderedDict(), "_kept": OrderedDict(), "_process": 0}
@@ -158,8 +184,11 @@ class Parquet(_Rows):
         Conflict: when reading: a file was changed since it was opened.
     """
 
-    def _opened(self, path: Path) -> tuple[Any, list[int]]:
-        opened = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+    def _source(self, path: Path) -> Any:  # noqa: ANN401
+        return pa.OSFile(os.fspath(path))
+
+    def _opened(self, path: Path, source: Any) -> tuple[Any, list[int]]:  # noqa: ANN401
+        opened = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
         footer = opened.metadata
         rows = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
         if sum(rows) != footer.num_rows:
@@ -193,8 +222,11 @@ class Arrow(_Rows):
         Conflict: when reading: a file was changed since it was opened.
     """
 
-    def _opened(self, path: Path) -> tuple[Any, list[int]]:
-        opened = pyarrow.ipc.open_file(pa.memory_map(os.fspath(path)))
+    def _source(self, path: Path) -> Any:  # noqa: ANN401
+        return pa.memory_map(os.fspath(path))
+
+    def _opened(self, path: Path, source: Any) -> tuple[Any, list[int]]:  # noqa: ANN401
+        opened = pyarrow.ipc.open_file(source)
         batches = range(opened.num_record_batches)
         return opened, [opened.get_batch(n).num_rows for n in batches]
 

@@ -156,6 +156,7 @@ class _Shard:
         for part in range(int(starts[index]), int(starts[index + 1])):
             size = int(self._arrays["sizes"][part])
             raw = _read(handle, int(self._arrays["headers"][part]), BLOCK + size)
+            check_same(self.path, fingerprint(handle), self.made_from)
             if len(raw) < BLOCK + size or mark_of(raw[:BLOCK]) != self._arrays["marks"][part]:
                 raise Corrupt(
                     f"{self.path} does not hold the files of sample {key!r} where its index says. "

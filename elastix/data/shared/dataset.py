@@ -106,7 +106,7 @@ class Shared(InBlocks):
         self._counts = Counts()
         self._attached: _Attached | None = None
         self._process = 0
-        self._lock = threading.RLock()
+        self._lock, self._locks_process = threading.RLock(), os.getpid()
         self._row: int | None = None
 
     def __len__(self) -> int:
@@ -136,13 +136,13 @@ class Shared(InBlocks):
         index = operator.index(index)
         shared = self._attach()
         if shared is None or not 0 <= index < self._length:
-            self._counts.decodes += 1
-            return self._dataset[index]
+            return self._alone(index)
         copy = shared.arena.get(index)
         return self._hit(copy) if copy is not None else self._missed(shared, index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Several samples. Processes that want the same ones decode different ones first."""
+        indices = list(indices)
         shared = self._attach()
         decoded: dict[int, Any] = {}
         if shared is not None:
@@ -160,9 +160,10 @@ class Shared(InBlocks):
             taken: samples of it.
         """
         shared = self._attach()
-        if shared is not None:
-            shared.announce(reader, taken)
-            self._row = shared.row
+        with self._lock:
+            if shared is not None and shared is self._attached:
+                shared.announce(reader, taken)
+                self._row = shared.row
 
     def close(self) -> None:
         """Give up the shared memory; reading begins anew. The end of the process does so too."""
@@ -177,8 +178,14 @@ class Shared(InBlocks):
         self._counts.hits += 1
         return unpack(copy)
 
+    def _alone(self, index: int) -> Any:  # noqa: ANN401
+        self._counts.decodes += 1
+        return self._dataset[index]
+
     def _missed(self, shared: "_Attached", index: int) -> Any:  # noqa: ANN401
         with self._lock:
+            if shared is not self._attached:  # another thread closed it, and its files
+                return self._alone(index)
             began = time.monotonic()
             ours = shared.claim(index, wait=True)
             self._counts.waited_s += time.monotonic() - began
@@ -194,7 +201,9 @@ class Shared(InBlocks):
     def _decode_for_all(self, shared: "_Attached", index: int, decoded: dict[int, Any]) -> None:
         """Decode a sample, unless it is there or somebody is at it."""
         with self._lock:
-            if not 0 <= index < self._length or not shared.claim(index, wait=False):
+            if shared is not self._attached or not 0 <= index < self._length:
+                return
+            if not shared.claim(index, wait=False):
                 return
             try:
                 if not shared.has(index):
@@ -220,11 +229,13 @@ class Shared(InBlocks):
 
     def _attach(self) -> "_Attached | None":
         """The shared memory as this process has it; a child of a fork has none of its parent's."""
+        if self._locks_process != os.getpid():  # a thread of the parent may hold the lock
+            self._lock, self._locks_process = threading.RLock(), os.getpid()
         if self._process != os.getpid():
-            self._lock = threading.RLock()
             with self._lock:
-                self._attached = self._opened()
-                self._process = os.getpid()
+                if self._process != os.getpid():
+                    self._attached = self._opened()
+                    self._process = os.getpid()
         return self._attached
 
     def _opened(self) -> "_Attached | None":

@@ -67,7 +67,8 @@ class _Pickler(pickle.Pickler):
         quiet = not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_quantized)
         if not (plain and quiet and value.numel()):
             return NotImplemented
-        raw: Any = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        flat = value.detach().contiguous().as_strided((value.numel(),), (1,))  # of 1 any stride
+        raw: Any = flat.view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
 
 
