@@ -199,7 +199,7 @@ def _parse(line: bytes, place: str) -> tuple[Event, int | None]:
         record = json.loads(line)
         serial = record.pop("serial", None) if isinstance(record, dict) else None
         return from_record(record), serial
-    except (json.JSONDecodeError, UnicodeDecodeError, Corrupt) as error:
+    except (ValueError, RecursionError, Corrupt) as error:
         raise Corrupt(f"{place} is no event: {error}") from error
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, resources
@@ -148,16 +149,19 @@ def write(page: Page, path: Path) -> None:
         StoreError: it cannot be written there.
     """
     text = render(page)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(text, "utf-8")
+        beside.write_text(text, "utf-8", "backslashreplace")  # half a character has no bytes
         beside.replace(path)
     except OSError as error:
         raise StoreError(
             f"the report could not be written to {path}: {error}. Nothing was changed. Name "
             "another file with --out."
         ) from error
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 @cache

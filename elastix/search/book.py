@@ -170,15 +170,15 @@ class Book:
 
     def lines(self) -> list[Line]:
         """Every trial, by number."""
-        with _errors(self._path):
+        with _errors(self._path), readable(self._path):
             rows = self._sql.execute("SELECT role, done, body FROM trials ORDER BY number")
             return [Line(Trial.from_json(json.loads(b)), role, done) for role, done, b in rows]
 
     def fact(self, name: str) -> Any:  # noqa: ANN401 - any JSON
         """What was committed under that name; None for nothing."""
-        with _errors(self._path):
+        with _errors(self._path), readable(self._path):
             row = self._sql.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return json.loads(row[0]) if row else None
+            return json.loads(row[0]) if row else None
 
     def superseded(self) -> list[Ref]:
         """States of paused trials that have a later one, and may still be in the store."""
@@ -225,5 +225,18 @@ def _errors(path: Path) -> Iterator[None]:
     except OSError as error:
         kind = Full if error.errno == 28 else StoreError  # ENOSPC
         raise kind(f"the campaign's book {path} failed: {error}. Nothing was changed.") from error
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise Corrupt(f"{path} holds a trial that cannot be read: {error!r}.") from error
+
+
+_ODD = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What is in a book, and cannot be there, as Corrupt."""
+    try:
+        yield
+    except _ODD as error:
+        raise Corrupt(
+            f"{path} holds what is of no campaign: {error!r}. Nothing was "
+            "changed. Restore it from a backup."
+        ) from error

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from elastix.arguments import given, plain
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound
-from elastix.search.book import FILE, Book, Line, unbegun
+from elastix.search.book import FILE, Book, Line, readable, unbegun
 from elastix.search.pareto import fronts, order
-from elastix.search.trial import Config, Objectives, Trial
+from elastix.search.trial import Config, Objectives, Trial, check_kinds
 from elastix.state import Ref, State
 from elastix.store import Store
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from elastix.search.ensemble import Batch, Build, Ensemble
     from elastix.train.trainer import ElasticTrainer, TrainFunction
+
+
+_KINDS_OF_FACTS = {"name": str, "searcher": str, "budget": Mapping, "began_s": int | float}
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,14 @@ class Results(Sequence[Trial]):
         """From an open book.
 
         Raises:
-            NotFound: nothing is in it yet.
+            NotFound: nothing is in it yet. Corrupt: it cannot be read.
         """
         facts = book.fact("campaign")
         if facts is None:
             raise NotFound(unbegun(book.directory))
-        objectives = Objectives(tuple(facts["metrics"]), tuple(facts["modes"]))
+        with readable(book.directory):
+            check_kinds(facts, _KINDS_OF_FACTS)
+            objectives = Objectives.of(facts["metrics"], facts["modes"])
         lines: list[Line] = book.lines()
         return cls(
             objectives,
@@ -261,14 +266,21 @@ class Results(Sequence[Trial]):
         return pd.DataFrame(self.rows())
 
     def to_parquet(self, path: str | Path) -> Path:
-        """Write `rows` as a Parquet table; hyperparameters of mixed types as JSON text."""
+        """Write `rows` as a Parquet table; hyperparameters of mixed types as JSON text.
+
+        Raises:
+            ConfigError: there is no such place to write to.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         rows = self.rows()
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = {name: _column([row.get(name) for row in rows]) for name in names}
-        pq.write_table(pa.table(columns), path)
+        try:
+            pq.write_table(pa.table(columns), path)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+            raise ConfigError(f"{path} cannot be written: {error}. Name another file.") from error
         return Path(path)
 
     def to_optuna(self, path: str | Path) -> Path:

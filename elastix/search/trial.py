@@ -129,7 +129,17 @@ class Trial:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of to_json."""
+        """The inverse of to_json, from what json.loads gives.
+
+        Raises:
+            KeyError, OverflowError, TypeError, ValueError: it is no trial.
+        """
+        check_kinds(values, _KINDS)
+        check_kinds(values["suggestion"], _KINDS_OF_SUGGESTION)
+        check_kinds(values.get("inherited") or {}, _KINDS_OF_INHERITED)
+        for result in values["results"]:
+            check_kinds({"result": result}, {"result": Mapping})
+            [float(value) for value in result.values() if isinstance(value, int)]
         return cls(
             **{
                 **values,
@@ -139,6 +149,47 @@ class Trial:
                 "results": tuple(values["results"]),
             }
         )
+
+
+_KINDS: Mapping[Any, Any] = {
+    "number": int,
+    "suggestion": Mapping,
+    "losses": list,
+    "results": list,
+    "metrics": Mapping,
+    "ref": str | None,
+    "epochs": int | float,
+    "lineage_epochs": int | float,
+    "inherited": Mapping | None,
+    "asked_s": int | float | None,
+    "started_s": int | float | None,
+    "finished_s": int | float | None,
+    "traceback": str | None,
+}
+_KINDS_OF_SUGGESTION: Mapping[Any, Any] = {
+    "config": Mapping,
+    "parent": str | None,
+    "parent_number": int | None,
+}
+_KINDS_OF_INHERITED: Mapping[Any, Any] = {
+    "ref": str,
+    "share": int | float,
+    "lineage_epochs": int | float,
+}
+
+
+_LARGEST = 1e300  # beyond it, sums and differences of numbers are none
+
+
+def check_kinds(values: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> None:
+    """Raise TypeError for a value that is there and of another kind; for numbers without an end."""
+    for name, kind in kinds.items():
+        if name not in values:
+            continue
+        value = values[name]
+        number = isinstance(value, int | float)
+        if not isinstance(value, kind) or (number and not -_LARGEST < value < _LARGEST):
+            raise TypeError(f"{name} is {value!r:.60}")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 import elastix
 from elastix import cli
-from elastix.data.formats.streams import _crc, _masked
+from elastix.data.formats.streams import _crc, _masked, pickled
+from elastix.errors import ConfigError
 
 SCRIPT = """
 from torch.utils.data import IterableDataset
@@ -101,6 +102,11 @@ def test_rows_of_ray_data_and_what_is_no_stream(tmp_path, script):
     for name, said in (("none", "no samples"), ("three", "gone through"), ("four", "no 'four'")):
         assert said in run(f"{script}:{name}", "--out", tmp_path / "x.tar", code=2).stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py", "s.tar", "s.tar.index"]
+
+
+def test_a_stream_of_what_cannot_be_pickled_is_refused():
+    with pytest.raises(ConfigError, match="sample 1 of the stream cannot be pickled"):
+        list(pickled([1, lambda: 2]))
 
 
 def test_records_of_tensorflow(tmp_path):

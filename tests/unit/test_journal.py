@@ -148,3 +148,11 @@ def test_a_journal_that_was_taken_away_is_written_no_more(tmp_path, how):
             journal.append(event(step))
     journal.close()
     assert not path.exists() or not path.read_text()
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"a":' * 50_000, b"1" * 5000, b"\xff", b"null"])
+def test_what_is_no_json_that_can_be_read_is_corrupt(tmp_path, line):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(Corrupt, match="line 1 of"):
+        list(read(path))

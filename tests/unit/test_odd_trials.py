@@ -80,4 +80,6 @@ def test_numbers_and_text_that_no_column_holds_are_written_as_json(tmp_path):
     table = pd.read_parquet(search(tmp_path, train, 8).to_parquet(tmp_path / "t.parquet"))
     assert set(table["m:large"]) == {str(1 << 70)}
     assert set(table["m:path"]) == {'"\\udc80"'}
+    with pytest.raises(elastix.ConfigError, match="cannot be written"):
+        elastix.Results.open(tmp_path, "odd").to_parquet(tmp_path / "none" / "t.parquet")
     assert set(table["m:some"]) == {"0.5", str(1 << 60)}

@@ -21,7 +21,7 @@ from elastix.report import write_report
 from elastix.report.campaign_plots import campaign_figures
 from elastix.report.compose import campaign_page, training_page
 from elastix.report.lineage import layout
-from elastix.report.page import render
+from elastix.report.page import render, write
 from elastix.report.training import Curve, Point, Rates, tell
 from elastix.report.training_plots import training_figures
 from elastix.report.trials import CampaignRecord, TrialRecord, columns, flatten, importance
@@ -327,6 +327,21 @@ def test_every_colour_is_one_that_the_page_has():
         used |= set(re.findall(r'"@(\w+)"', text))
     assert used
     assert {f"s{name}" if name.isdigit() else name for name in used} <= known
+
+
+def test_text_that_has_no_bytes_is_on_the_page_all_the_same(tmp_path):
+    odd = Reported(t=BEGAN + 9, seq=9, step=20, metrics={"path": "half \udc80"})
+    page = training_page("r", "s", tell([*run_events(steps=20, ended=False), odd]), None, BEGAN)
+    write(page, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text().count("half \\udc80")
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    page = training_page("r", "s", tell(run_events(steps=20, ended=False)), None, BEGAN)
+    with pytest.raises(StoreError, match="could not be written"):
+        write(page, tmp_path / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_nothing_of_a_user_becomes_markup():

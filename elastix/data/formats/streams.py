@@ -35,9 +35,20 @@ def samples_of(stream: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever can be 
 
 
 def pickled(samples: Iterable[Any]) -> Iterator[tuple[str, bytes]]:
-    """Samples as files of an archive, for `elastix.Tar(path, decode=...)` to unpickle."""
+    """Samples as files of an archive, for `elastix.Tar(path, decode=...)` to unpickle.
+
+    Raises:
+        ConfigError: one of them cannot be pickled.
+    """
     for number, sample in enumerate(samples):
-        yield f"{number:09d}.{PICKLE}", pickle.dumps(sample, protocol=5)
+        try:
+            raw = pickle.dumps(sample, protocol=5)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"sample {number} of the stream cannot be pickled: {error}. Nothing was written. "
+                "Let the stream give arrays, tensors and plain values."
+            ) from error
+        yield f"{number:09d}.{PICKLE}", raw
 
 
 def records(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
