@@ -445,15 +445,34 @@ class GroupProtocol:
         complete = hand.complete if hand.number >= 0 else self._founded
         position = Position(hand.number, complete, self.plan, hand.kind)
         decision = self._rule((yield from self._ask(Meet(group, position))), membership.members)
+        if decision.gone:
+            self._look_if_gone(group, decision)
         if decision.donor is not None:
             yield from self._ask(CompareLayouts(group))
             joined = yield from self._hand_over(group, decision.donor, decision.newcomers)
-        if hand.number < 0 and decision.founding:
+        if decision.founding:
             # Like a commit round: whoever leaves it knows that all founders have the State.
             self._founded = membership.generation
             yield from self._ask(AllHaveState(group))
         yield from self._go_on(group, decision)
         yield Entered(membership.generation, joined)
+
+    def _look_if_gone(self, group: GroupHandle, decision: Decision) -> None:
+        """The others have gone on without some, which will be seen when these have ended.
+
+        Raises:
+            Released: this member is one of them, and was to leave.
+            TrainError: it was not.
+        """
+        if group.members.index(self._me) not in decision.gone:
+            return
+        if self._me not in self._inbox.members.get(decision.plan, ()):
+            raise Released(decision.plan)
+        raise TrainError(
+            f"worker {self._me} is in operation {self.hand.number} while others are in "
+            f"{decision.operation}, and a member is never two behind. Nothing can be recovered; "
+            "this is a bug in elastix."
+        )
 
     def _to_prepare(self) -> Operation | None:
         """Others may be busy for as long as this takes; if the step stands, it was for nothing."""

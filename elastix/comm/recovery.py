@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastix.comm import calls
-from elastix.errors import TrainError
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,8 @@ class Decision:
         founding: nobody has the State for sure; the donor gives its own.
         donor: the rank that gives its State to `newcomers`; None if there are none.
         newcomers: the ranks without the State, but the donor.
+        gone: the ranks that the others have done an operation without, as all had agreed: they were
+            to leave, and have not heard that they could.
     """
 
     operation: int
@@ -68,6 +69,7 @@ class Decision:
     founding: bool = False
     donor: int | None = None
     newcomers: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
 
     @property
     def begun(self) -> bool:
@@ -95,15 +97,8 @@ def decide(positions: Sequence[Position], members: Sequence[int] = ()) -> Decisi
         return Decision(0, None, 0, 0, founding=True, donor=0, newcomers=tuple(newcomers[1:]))
     front = max(positions[rank].operation for rank in holders)
     ahead = [rank for rank in holders if positions[rank].operation == front]
-    behind = [rank for rank in holders if positions[rank].operation < front]
-    for rank in behind:
-        if positions[rank].operation < front - 1:
-            raise TrainError(
-                f"worker {names[rank]} is in operation {positions[rank].operation} while worker "
-                f"{names[ahead[0]]} is in {front}; workers that run the same code are never two "
-                "apart. Nothing can be recovered. Check that all workers make the same calls "
-                "on ctx in the same order."
-            )
+    behind = [rank for rank in holders if positions[rank].operation == front - 1]
+    gone = [rank for rank in holders if positions[rank].operation < front - 1]
     for group in (ahead, behind):
         kinds = {names[rank]: positions[rank].kind for rank in group if positions[rank].kind}
         fault = calls.apart(positions[group[0]].operation, kinds) if group else None
@@ -119,4 +114,5 @@ def decide(positions: Sequence[Position], members: Sequence[int] = ()) -> Decisi
         kind=max(positions[rank].kind for rank in ahead),
         donor=ahead[0] if newcomers else None,
         newcomers=tuple(newcomers),
+        gone=tuple(gone),
     )

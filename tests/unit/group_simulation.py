@@ -264,12 +264,21 @@ class Worker:
                 drawn = draw(self.cursor, self.epoch, protocol.planned, scenario.batch_size)
                 if drawn is None:
                     break
+                self.check_size()
                 yield from self.step(drawn)
             if scenario.evaluate:
                 yield from protocol.run(_EVALUATION)
             self.epoch += 1
         if not protocol.joiner.following:
             yield from protocol.run(_END)
+
+    def check_size(self) -> None:
+        """A group below its minimum only finishes what somebody has begun."""
+        protocol = self.protocol
+        if protocol.joiner.following or protocol.hand.begun:
+            return
+        if len(protocol.group.members) < self.sim.scenario.min_workers:
+            raise Violation(f"worker {self.me} begins a step in too small a group")
 
     def step(self, drawn):
         protocol, step = self.protocol, self.train_step

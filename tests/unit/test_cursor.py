@@ -18,6 +18,7 @@ from elastix.data.cursor import (
     runs,
     split,
     split_like,
+    subtract,
     take,
 )
 
@@ -147,6 +148,10 @@ def test_a_draw_never_crosses_the_epoch_nor_exceeds_the_batch(
         positions(owed) + list(range(position, (epoch + 1) * length))
     )
     assert bool(batch) == bool(drawn or left)
+
+
+def test_nothing_of_no_length_is_left_by_a_subtraction():
+    assert subtract(((0, 5), (7, 9)), ((0, 2), (4, 5), (7, 9))) == ((2, 4),)
 
 
 def test_a_batch_of_two_is_not_made_smaller_to_spare_a_single_sample():

@@ -550,3 +550,23 @@ def test_a_roster_without_a_group_is_settled():
         roster.lost(worker)
     roster.start_over()
     assert (roster.members, roster.settled) == (set(), True)
+
+
+def test_a_member_that_confirms_twice_counts_once():
+    roster = Roster(2)
+    for worker in (0, 1):
+        roster.ready(worker)
+    roster.entered(0, 1)
+    roster.entered(0, 1)
+    assert not roster.settled
+
+
+def test_whoever_is_ready_founds_the_group_that_starts_over():
+    roster = Roster(1)
+    roster.ready(0)
+    roster.entered(0, 1)
+    assert roster.ready(1) is None
+    roster.lost(0)
+    again = roster.start_over()
+    assert again is not None
+    assert (again.generation, again.members) == (2, (1,))

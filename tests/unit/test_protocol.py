@@ -360,6 +360,41 @@ def test_who_was_taken_out_is_fenced_by_name():
         Played(protocol.boundary())
 
 
+def two_behind(*, leaves):
+    """A member whose last round failed here alone, and did not for the others, who went on."""
+    protocol, inbox = member(0, (0, 1, 2))
+    play = Played(protocol.run(STEP))
+    play(ReduceBuckets)
+    play(Payload, ("mine", None))
+    inbox.publish(Membership(2, (1, 2) if leaves else (0, 1, 2), urgent=False))
+    play(ReducePayload, Failed(OSError()))
+    play(Doubt)
+    inbox.publish(Membership(3, (0, 1, 2)))
+    play(Await)
+    enters(play, 3, 0, 1, 2, positions=[at(5, 1, kind=1), at(7, plan=2), at(7, plan=2)])
+
+
+def test_who_was_to_leave_and_is_two_behind_is_released():
+    with pytest.raises(Released) as released:
+        two_behind(leaves=True)
+    assert released.value.generation == 2
+
+
+def test_who_was_not_to_leave_is_never_two_behind():
+    with pytest.raises(TrainError, match="worker 0 is in operation 5 while others are in 7"):
+        two_behind(leaves=False)
+
+
+def test_the_others_go_on_without_one_that_is_two_behind():
+    protocol, inbox = member()
+    inbox.publish(Membership(2, (0, 1)))
+    play = Played(protocol.boundary())
+    enters(play, 2, 0, 1, positions=[at(5), at(3, 1, kind=1)])
+    play(Entered)
+    play(Recovered)
+    assert play.over
+
+
 # ---------------------------------------------------------------------------- between steps
 
 

@@ -1,5 +1,7 @@
 """decide(): what survivors do, as a table over where they are."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given as on
 from hypothesis import strategies as st
@@ -143,11 +145,11 @@ def test_founders_that_were_given_the_state_need_no_other_once_one_knows_that_al
 
 
 @pytest.mark.parametrize("lag", [2, 3, 40])
-def test_workers_two_operations_apart_are_refused_by_rank(lag):
-    with pytest.raises(
-        TrainError, match=rf"worker 1 is in operation {50 - lag} while worker 0 is in 50"
-    ):
-        decide([before(50), in_step(50 - lag, complete=1)])
+def test_whoever_is_two_operations_behind_has_no_say(lag):
+    positions = [before(50), in_step(50 - lag, complete=1), before(50)]
+    decision = decide(positions)
+    assert decision == replace(decide([before(50)] * 2), gone=(1,))
+    assert decide([before(50), in_step(49, complete=1)]).gone == ()
 
 
 def test_workers_in_different_calls_of_one_operation_are_refused_by_rank():
