@@ -224,7 +224,8 @@ class GroupProtocol:
             newest = max(self._inbox.urgent, self._inbox.proposed, key=lambda m: m.generation)
             if self._inbox.invitation and not self._called():
                 number = yield from self.joiner.begin()
-                self.hand = InHand(-1 if number is None else number)
+                if number is not None:
+                    self.hand = InHand(number)
             elif self._me in newest.members:
                 try:
                     yield from self._enter(newest)

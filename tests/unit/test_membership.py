@@ -570,3 +570,21 @@ def test_whoever_is_ready_founds_the_group_that_starts_over():
     again = roster.start_over()
     assert again is not None
     assert (again.generation, again.members) == (2, (1,))
+
+
+def test_joiners_are_sent_to_all_members_in_turn():
+    roster = Roster(2)
+    for worker in (0, 1):
+        roster.ready(worker)
+    for worker in (0, 1):
+        roster.entered(worker, 1)
+    assert {roster.donors()[0] for _ in range(2)} == {0, 1}
+
+
+def test_a_joiner_that_has_lost_its_donors_still_counts_once():
+    roster = Roster(1, size=2)
+    roster.ready(0)
+    roster.entered(0, 1)
+    for _ in range(2):
+        assert roster.ready(1) is None
+        assert list(roster.watching) == [1]
