@@ -264,6 +264,7 @@ class Controller:
                 generation=one.generation,
                 address=one.feed,
                 holder=one.holder,
+                lifeline=one.lifeline,
             )
             for one in present
         ]

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -39,8 +40,10 @@ from elastix.train.control.messages import (
     OutcomeKind,
     Ready,
     Record,
+    SawDeath,
     Started,
     ToWorker,
+    WatchNeighbour,
 )
 from elastix.train.link import Settings
 from elastix.train.member import Member
@@ -227,6 +230,10 @@ class Worker:
         else:  # nobody needs it yet
             self._controller.hear.remote(self._worker, Leave("notice"))
 
+    def _saw_death(self, worker: int) -> None:
+        """Any thread. If the controller cannot be reached it hears of the death from Ray."""
+        self._controller.hear.remote(self._worker, SawDeath(worker))
+
     def __repr__(self) -> str:
         member = self._member
         run = self._job.settings.directory.name
@@ -241,6 +248,8 @@ class Worker:
                 self._news.publish(message)
             case CatchUp():
                 self._news.invite(message.donors)
+            case WatchNeighbour():
+                lifeline.watch(message.lifeline, partial(self._saw_death, message.worker))
             case Dismiss():
                 self._news.dismiss(QuorumLost(message.reason))
             case _ if self._member is not None:

@@ -1,12 +1,16 @@
 """A run, or a campaign, on a cluster of two nodes, one of which does not stay.
 
-python -m tests.integration.nodes drained|removed|campaign STORE
+python -m tests.integration.nodes drained|removed|beside|campaign STORE
 
 - drained: the second node comes late, and is drained before it is taken away.
 - removed: the second node is taken away without a word in the middle of training.
-- campaign: the same in the middle of a campaign, whose trials are groups of up to two workers.
+- beside: Ray's daemon of the second node is stopped, so that it tells of nothing, and a worker
+  there is killed beside another one.
+- campaign: a node is taken away in the middle of a campaign, whose trials are groups of up to two workers.
 """
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -66,6 +70,21 @@ def remove(cluster: Cluster, path: Path, over: Path) -> None:
     over.touch()
 
 
+def kill_beside(cluster: Cluster, path: Path, over: Path) -> None:
+    node = cluster.worker_nodes.copy().pop()
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
+    events = [event for event in journal.read(path) if isinstance(event, WorkerStarted)]
+    there = [event for event in events if event.node == node.node_id]
+    daemon = node.all_processes["raylet"][0].process.pid
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        os.kill(there[-1].pid, signal.SIGKILL)
+        await_event(path, lambda event: isinstance(event, WorkerLost))
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    over.touch()
+
+
 def remove_from_campaign(cluster: Cluster, path: Path, _over: Path) -> None:
     await_event(path, lambda event: isinstance(event, TrialEnded) and event.trial >= 1)
     node = cluster.worker_nodes.copy().pop()
@@ -88,7 +107,7 @@ def train(store: str) -> None:
     elastix.ElasticTrainer(
         until_over,
         config={"over": str(Path(store) / "over")},
-        scaling=elastix.ScalingConfig(num_workers=(1, 2)),
+        scaling=elastix.ScalingConfig(num_workers=(1, 3)),
         run=elastix.RunConfig(name="nodes", store=store),
     ).fit()
 
@@ -108,16 +127,20 @@ def search(store: str) -> None:
 KINDS = {
     "drained": (0, train, come_and_drain),
     "removed": (1, train, remove),
+    "beside": (1, train, kill_beside),
     "campaign": (1, search, remove_from_campaign),
 }
 """How many nodes there are besides the first; what runs; what happens to them."""
+
+CPUS = {"beside": 2}
+"""Of the nodes besides the first, if it is more than one."""
 
 
 def main(kind: str, store: str) -> None:
     others, work, happens = KINDS[kind]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     for _ in range(others):
-        cluster.add_node(num_cpus=1)
+        cluster.add_node(num_cpus=CPUS.get(kind, 1))
     ray.init(address=cluster.address, log_to_driver=False)
     path = Path(store) / "runs" / "nodes" / "journal.jsonl"
     run = threading.Thread(target=work, args=(store,), daemon=True)

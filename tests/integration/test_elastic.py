@@ -18,6 +18,7 @@ from elastix.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerStarted,
 )
 from elastix.observe import journal
 from elastix.search.trial import TrialState
@@ -90,6 +91,17 @@ def test_a_node_that_is_removed_without_a_word_costs_its_worker_alone(tmp_path):
     assert sizes[-1] == 1
     assert len(of(WorkerLost, events)) == 1
     assert of(RunEnded, events)[-1].outcome == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
+def test_a_death_on_another_node_is_told_by_those_beside_it_before_ray_does(tmp_path):
+    events = on_nodes("beside", tmp_path)
+    assert audit(events).exact
+    (lost,) = of(WorkerLost, events)
+    assert lost.cause == "died"
+    started = {event.worker: event.node for event in of(WorkerStarted, events)}
+    assert sum(node == started[lost.worker] for node in started.values()) >= 2
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The conductor in virtual time: losses, hangs, joiners, limits, and another conductor."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -15,9 +16,18 @@ from elastix.events import (
     WorkerSlow,
     WorkerStarted,
 )
-from elastix.train.control.actions import Relay
-from elastix.train.control.conductor import Phase
-from elastix.train.control.messages import Heartbeat, Outcome, OutcomeKind, Record, Suspect
+from elastix.train.control.actions import Kill, Relay, Tell, Write
+from elastix.train.control.conductor import Conductor, Phase
+from elastix.train.control.messages import (
+    Heartbeat,
+    Outcome,
+    OutcomeKind,
+    Record,
+    SawDeath,
+    Started,
+    Suspect,
+    WatchNeighbour,
+)
 from tests.unit.conductor_world import START_S, World, lost
 
 
@@ -400,3 +410,31 @@ def test_whatever_befalls_it_the_run_comes_to_its_end(seed):
         ending = world.run()
         assert ending.outcome == "finished", (number, ending)
         assert committed_once(world), number
+
+
+def told_to_watch(actions):
+    return {
+        (action.to, action.message.worker)
+        for action in actions
+        if isinstance(action, Tell) and isinstance(action.message, WatchNeighbour)
+    }
+
+
+def test_workers_of_one_node_watch_each_other_and_are_believed():
+    world = World(1)
+    conductor = Conductor(replace(world.terms, founders=6, max_workers=6))
+    conductor.room(6, more=False, now=0.0)
+    watched = set()
+    for worker in range(6):
+        node = "alone" if worker == 5 else "a node"
+        started = Started(pid=worker, node=node, lifeline=f"/proc/{worker}")
+        watched |= told_to_watch(conductor.hear(worker, started, 0.0))
+        assert not told_to_watch(conductor.hear(worker, started, 0.0)), "it was said again"
+    neighbours = [(a, b) for a in range(5) for b in range(5) if a != b and abs(a - b) <= 2]
+    assert watched == set(neighbours)
+    actions = conductor.hear(3, SawDeath(4), 1.0)
+    assert [a.event.worker for a in actions if isinstance(a, Write)] == [4]
+    assert Kill(4) in actions
+    assert not conductor.hear(2, SawDeath(4), 1.0), "it is known"
+    assert not conductor.hear(4, SawDeath(2), 1.0), "it is lost itself"
+    assert 2 in conductor.workers

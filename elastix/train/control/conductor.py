@@ -13,6 +13,7 @@ copies of the member list when the group changes.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 
 from elastix.comm.door import Address
 from elastix.comm.membership import Membership, Roster
@@ -56,8 +57,10 @@ from elastix.train.control.messages import (
     OutcomeKind,
     Ready,
     Record,
+    SawDeath,
     Started,
     Suspect,
+    WatchNeighbour,
 )
 from elastix.train.control.quorum import Quorum
 from elastix.train.control.run_state import RunState
@@ -71,6 +74,7 @@ _SUSPICION_S = 1.0
 _SLOW = 1.5  # times the others' part of a step: worth a line
 _SLOWER = 1.25  # times what was told last: worth another one
 _LINGER_S = 5.0
+_WATCHED_BY = 2  # of those that ran on its node before it, and of those that come after it
 
 
 class Phase(Enum):
@@ -114,6 +118,7 @@ class Found:
         generation: the newest it has heard of.
         address: where joiners can follow it; None before it is up to `prepare`.
         holder: it has the State.
+        lifeline: see Started.
     """
 
     worker: int
@@ -123,6 +128,7 @@ class Found:
     generation: int
     address: Address | None
     holder: bool
+    lifeline: str = ""
 
 
 @dataclass
@@ -134,6 +140,7 @@ class _Member:
         ready: it is up to `prepare`, or was.
         leaves: why, if it was asked to.
         slow: the factor that was told last.
+        lifeline: by which others on its node hear of its death; empty for none.
     """
 
     pid: int = 0
@@ -143,6 +150,7 @@ class _Member:
     ready: bool = False
     leaves: str = ""
     slow: float = 0.0
+    lifeline: str = ""
 
 
 class Conductor:
@@ -162,7 +170,7 @@ class Conductor:
         self._detector = FailureDetector(terms.failure.hang_timeout_s, terms.first_step_s)
         self._quorum = Quorum(terms.min_workers, terms.failure)
         self._workers: dict[int, _Member] = {}
-        self._nodes: dict[str, set[int]] = {}
+        self._nodes: dict[str, dict[int, None]] = {}  # by node its workers, the youngest last
         self._released: dict[int, float] = {}  # through with their work, and since when
         self._suspicions: dict[int, float] = {}  # generation to when it is made anew, if it stands
         self._next_worker = 0
@@ -240,7 +248,7 @@ class Conductor:
         for one in present:
             self._workers[one.worker] = _Member(one.pid, device=one.device, address=one.address)
             self._workers[one.worker].ready = one.address is not None
-            self._place(one.worker, one.node)
+            self._place(one.worker, one.node, one.lifeline)
             self._detector.hear(one.worker, Heartbeat(), now)
         self._next_worker = max([-1, *state.started, *known, *self._workers]) + 1
         waiting = [w for w in self._workers if w in state.started and w not in holders]
@@ -283,7 +291,7 @@ class Conductor:
                     self._detector.settled(self._roster.members)
             case Started():
                 member.pid, member.device = message.pid, message.device
-                self._place(worker, message.node)
+                self._place(worker, message.node, message.lifeline)
                 self._detector.hear(worker, Heartbeat(), now)
             case Ready():
                 self._ready(worker, member, message)
@@ -292,6 +300,8 @@ class Conductor:
             case Suspect():
                 if self._detector.suspect(worker, message, now):
                     self._suspicions.setdefault(message.generation, now + _SUSPICION_S)
+            case SawDeath():
+                self._lose(message.worker, "died", now)
             case Leave():
                 if not member.leaves:
                     self._ask_to_leave(worker, member, message.cause)
@@ -471,7 +481,7 @@ class Conductor:
     def _take_out(self, worker: int) -> None:
         member = self._workers.pop(worker)
         if member.node:
-            self._nodes[member.node].discard(worker)
+            self._nodes[member.node].pop(worker, None)
 
     def _release(self, worker: int, now: float) -> None:
         self._take_out(worker)
@@ -576,10 +586,18 @@ class Conductor:
 
     # ------------------------------------------------------------------ acting
 
-    def _place(self, worker: int, node: str) -> None:
-        self._workers[worker].node = node
-        if node:
-            self._nodes.setdefault(node, set()).add(worker)
+    def _place(self, worker: int, node: str, lifeline: str) -> None:
+        """Where a worker runs. Those beside it are told of its death before anybody far away."""
+        member = self._workers[worker]
+        member.node, member.lifeline = node, lifeline
+        if not node:
+            return
+        neighbours = self._nodes.setdefault(node, {})
+        if lifeline and worker not in neighbours:
+            for other in islice(reversed(neighbours), _WATCHED_BY):
+                self._do(Tell(other, WatchNeighbour(worker, lifeline)))
+                self._do(Tell(worker, WatchNeighbour(other, self._workers[other].lifeline)))
+        neighbours[worker] = None
 
     def _push(self, membership: Membership | None) -> None:
         if membership is None:

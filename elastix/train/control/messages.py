@@ -73,6 +73,13 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class SawDeath:
+    """The process of a worker on the same host has ended; see WatchNeighbour."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class Leave:
     """The worker is to go at the next boundary.
 
@@ -122,6 +129,7 @@ FromWorker = (
     | CaughtUp
     | Entered
     | Suspect
+    | SawDeath
     | Leave
     | Heartbeat
     | Record
@@ -145,6 +153,18 @@ class CatchUp:
 
 
 @dataclass(frozen=True)
+class WatchNeighbour:
+    """Another worker runs on the same node: say so when its process ends.
+
+    Attributes:
+        lifeline: see the module of that name.
+    """
+
+    worker: int
+    lifeline: str
+
+
+@dataclass(frozen=True)
 class Dismiss:
     """Nobody will come any more: store the State, and end.
 
@@ -155,7 +175,7 @@ class Dismiss:
     reason: str
 
 
-ToWorker = Membership | CatchUp | Dismiss | Order | Release
+ToWorker = Membership | CatchUp | WatchNeighbour | Dismiss | Order | Release
 
 # --------------------------------------------------------------------------- a worker's end
 
