@@ -4,8 +4,8 @@ python -m tests.integration.nodes drained|removed|beside|campaign STORE
 
 - drained: the second node comes late, and is drained before it is taken away.
 - removed: the second node is taken away without a word in the middle of training.
-- beside: Ray's daemon of the second node is stopped, so that it tells of nothing, and a worker
-  there is killed beside another one.
+- beside: a worker on the second node is killed beside another one. Ray does not hear of it: its
+  daemon there is stopped, and a process that the worker has forked keeps its connections open.
 - campaign: a node is taken away in the middle of a campaign, whose trials are groups of up to two workers.
 """
 
@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -80,6 +81,7 @@ def kill_beside(cluster: Cluster, path: Path, over: Path) -> None:
     try:
         os.kill(there[-1].pid, signal.SIGKILL)
         await_event(path, lambda event: isinstance(event, WorkerLost))
+        assert all(found["Alive"] for found in ray.nodes()), "Ray gave up the whole node"
     finally:
         os.kill(daemon, signal.SIGCONT)
     over.touch()
@@ -103,10 +105,10 @@ def trains_on(node: str, run: Path) -> bool:
     return here and 0 < steps < TRIAL_STEPS // 2
 
 
-def train(store: str) -> None:
+def train(store: str, forks: bool = False) -> None:
     elastix.ElasticTrainer(
         until_over,
-        config={"over": str(Path(store) / "over")},
+        config={"over": str(Path(store) / "over"), "forks": forks},
         scaling=elastix.ScalingConfig(num_workers=(1, 3)),
         run=elastix.RunConfig(name="nodes", store=store),
     ).fit()
@@ -127,7 +129,7 @@ def search(store: str) -> None:
 KINDS = {
     "drained": (0, train, come_and_drain),
     "removed": (1, train, remove),
-    "beside": (1, train, kill_beside),
+    "beside": (1, partial(train, forks=True), kill_beside),
     "campaign": (1, search, remove_from_campaign),
 }
 """How many nodes there are besides the first; what runs; what happens to them."""
@@ -155,6 +157,11 @@ def until_over(ctx: elastix.Context) -> None:
     """As trainables.train, until the nodes have come and gone."""
     import torch.nn.functional as F
 
+    over_file = Path(ctx.config["over"])
+    if ctx.config["forks"] and not os.fork():
+        while not over_file.exists():
+            time.sleep(0.1)
+        os._exit(0)
     model, optimizer, dataset = trainables.make({})
     model, optimizer = ctx.prepare(model, optimizer)
     loader = ctx.loader(dataset, batch_size=30)
@@ -164,9 +171,7 @@ def until_over(ctx: elastix.Context) -> None:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             time.sleep(0.05)
-        over = ctx.evaluate(
-            lambda m, b: float(Path(ctx.config["over"]).exists()), dataset, batch_size=300
-        )
+        over = ctx.evaluate(lambda m, b: float(over_file.exists()), dataset, batch_size=300)
         if any(value > 0 for value in over.values()):
             return
 
