@@ -6,7 +6,8 @@ python -m tests.integration.nodes drained|removed|beside|campaign STORE
 - removed: the second node is taken away without a word in the middle of training.
 - beside: a worker on the second node is killed beside another one. Ray does not hear of it: its
   daemon there is stopped, and a process that the worker has forked keeps its connections open.
-- campaign: a node is taken away in the middle of a campaign, whose trials are groups of up to two workers.
+- campaign: a node is taken away in the middle of a campaign, whose trials are groups of up to two
+  workers.
 """
 
 import os
