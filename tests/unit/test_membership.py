@@ -559,6 +559,8 @@ def test_a_member_that_confirms_twice_counts_once():
     roster.entered(0, 1)
     roster.entered(0, 1)
     assert not roster.settled
+    roster.entered(1, 1)
+    assert roster.settled
 
 
 def test_whoever_is_ready_founds_the_group_that_starts_over():
