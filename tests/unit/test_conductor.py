@@ -89,6 +89,13 @@ def test_survivors_have_the_cores_until_they_agree_on_a_step():
     assert 3 in world.started
 
 
+def test_a_founder_that_is_lost_is_replaced_at_once():
+    world = World(2)
+    world.at(1.0, lambda w: w.kill(0))
+    world.play(1.05)
+    assert world.started == {0, 1, 2}
+
+
 def test_a_spare_stands_in_at_the_next_boundary():
     world = World(3, spares=1)
     world.at(30, lambda w: w.kill(2))

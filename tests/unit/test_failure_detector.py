@@ -66,6 +66,16 @@ def test_a_worker_has_longer_for_its_first_step():
         assert detector.holding_up((0, 1), float(second)) == expected
 
 
+def test_whoever_waits_has_to_have_waited_as_long_for_a_first_step():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    detector.hear(1, BUSY, 0.0)
+    for second in range(95):
+        waits = replace(WAITS, passed=min(second, 30))
+        detector.hear(0, waits, float(second))
+        detector.hear(1, BUSY, float(second))
+        assert detector.holding_up((0, 1), float(second)) == ([1] if second > 30 + FIRST else [])
+
+
 def test_waiting_is_counted_without_a_break():
     detector = watched({0: WAITS, 1: BUSY}, 8)
     detector.hear(0, BUSY, 9.0)
