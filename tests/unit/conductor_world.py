@@ -56,6 +56,7 @@ class Worker:
     leaves: bool = False
     hung: bool = False
     silent: bool = False
+    cut_off: bool = False
     busy: float = 1.0  # own work for a step, in lengths of a step
     waited_s: float = 0.0
     told: list = field(default_factory=list)
@@ -95,7 +96,7 @@ class World:
         self.coming = False  # further room is on its way
         self.draining = set()
         self.alive: dict[int, Worker] = {}
-        self.started, self.ended, self.vacated = set(), set(), set()
+        self.started, self.ended, self.vacated, self.forgotten = set(), set(), set(), set()
         self.written, self.entries = [], []
         self.sent = Counter()
         self.group = Membership(0, ())
@@ -129,6 +130,8 @@ class World:
             self.now = when
             what()
         self._do(self.conductor.close())
+        assert not self.conductor.workers
+        assert self.conductor.close() == []
         assert self.started == self.ended, "somebody is left behind"
         return self.conductor.ending()
 
@@ -212,7 +215,9 @@ class World:
                     assert worker in self.started - self.vacated
                     self.vacated.add(worker)
                     self.free += place is Vacated.FREE
-                case Relay() | Forget():
+                case Forget(worker):
+                    self.forgotten.add(worker)
+                case Relay():
                     pass
         if any(isinstance(action, Vacate) for action in actions):
             self._offer()
@@ -341,7 +346,7 @@ class World:
 
     def _answers(self, worker):
         there = self.alive.get(worker)
-        return there is not None and not there.hung and not there.silent
+        return there is not None and not (there.hung or there.silent or there.cut_off)
 
     def _all_end(self, members, outcome):
         for member in members:

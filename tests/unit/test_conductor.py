@@ -109,7 +109,7 @@ def test_spares_are_started_when_the_group_has_come_about():
     world.play(START_S - 0.1)
     assert world.started == {0, 1, 2}
     world.play(START_S + 1)
-    assert world.started == {0, 1, 2, 3, 4}
+    assert world.started == {0, 1, 2, 3, 4} == set(world.conductor.workers)
 
 
 def test_two_die_in_one_step_and_a_third_while_they_meet():
@@ -163,6 +163,7 @@ def test_a_notice_is_heeded_at_a_boundary_and_costs_nobody_a_recovery():
     assert world.run().outcome == "finished"
     (left,) = world.events(WorkerLeft)
     assert (left.worker, left.cause) == (0, "notice")
+    assert 0 in world.forgotten
     assert causes(world) == ["start", "leave", "join"]
     assert not lost(world)
 
@@ -241,6 +242,8 @@ def test_a_group_that_waits_in_vain_is_dismissed():
     assert world.run().outcome == "failed"
     assert world.dismissed
     assert isinstance(world.conductor.error, QuorumLost)
+    assert str(world.conductor.error) == "in vain"  # as the workers have it
+    assert set(sizes(world)) == {3}
 
 
 def test_no_room_means_no_group_and_says_so():
@@ -324,6 +327,34 @@ def test_a_hiccup_of_the_network_costs_a_generation_and_nobody():
     assert world.run().outcome == "finished"
     assert causes(world) == ["start", "doubt"]
     assert not lost(world)
+
+
+def test_whoever_the_others_cannot_reach_is_taken_out_once_that_lasts():
+    world = World(4, hang_timeout_s=5.0)
+
+    def cut(w):
+        if 2 not in w.conductor.workers:
+            return
+        w.stalled = w.alive[2].cut_off = True
+        generation = w.conductor.membership.generation
+        for worker in (0, 1, 3):
+            w._say(worker, Suspect(generation, "no route", frozenset({2})))
+        w.at(w.now + 1.5, cut)
+
+    world.at(20.5, cut)
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(2, "unreachable")]
+    assert committed_once(world)
+
+
+def test_when_the_group_is_founded_anew_the_time_it_may_take_begins_anew():
+    world = World(2, min_workers=2, wait_s=30.0, start_timeout_s=30.0)
+    world.at(20.0, lambda w: w.kill(0))
+    world.at(20.1, lambda w: setattr(w, "free", 0))  # there is no room for another
+    world.at(44.0, lambda w: setattr(w, "free", 1))
+    world.at(45.0, lambda w: w.kill(1))
+    assert world.run().outcome == "finished"
+    assert committed_once(world)
 
 
 def test_another_conductor_goes_on_without_losing_anybody():

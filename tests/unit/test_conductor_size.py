@@ -119,6 +119,22 @@ def test_the_passing_of_time(groups):
     assert_flat(costs(groups, Group.tick))
 
 
+def test_a_long_step_in_which_all_compute(groups):
+    """Nobody has moved for longer than the timeout, which is no harm while nobody waits."""
+
+    def idle(group, waiting):
+        group.now += 40.0
+        for worker in range(group.size):
+            beat = Heartbeat(generation=1, step=44, call=(44, 1), passed=1, waiting=waiting)
+            group.hear(worker, beat)
+
+    for group in groups:
+        idle(group, waiting=True)
+        idle(group, waiting=False)
+        idle(group, waiting=False)
+    assert_flat(costs(groups, Group.tick))
+
+
 def test_a_committed_step(groups):
     event = StepCommitted(step=61, generation=1, world_size=1, batches=())
     assert_flat(costs(groups, lambda group: group.hear(0, Record(((61, event),)))))

@@ -1,5 +1,7 @@
 """The failure detector: who is silent, who holds up the others, who is slow; in virtual time."""
 
+import random
+import statistics
 from dataclasses import replace
 
 from elastix.train.control.failure_detector import FailureDetector
@@ -152,3 +154,31 @@ def test_a_worker_that_is_an_operation_ahead_may_be_in_another_call():
     detector.hear(1, replace(WAITS, call=(6, 1)), 0.0)
     detector.hear(2, replace(BUSY, call=(7, 0)), 0.0)
     assert detector.hopeless(1.0) is None
+
+
+def test_who_is_slow_agrees_with_the_definition():
+    """Own work of so many times the median of the others', or more; whoever takes how long."""
+    for seed in range(300):
+        chance = random.Random(seed)
+        busy = {w: chance.choice([0.125, 0.25, 0.5, 1.0]) for w in range(chance.randint(1, 9))}
+        detector = FailureDetector(TIMEOUT, FIRST)
+        for worker, work in busy.items():
+            for step in (0, 1, 21):  # a step takes a second; just as many as are looked at
+                waited_s = step * (1.0 - work)
+                beat = Heartbeat(generation=1, step=step, passed=step, waited_s=waited_s)
+                detector.hear(worker, beat, float(step))
+        expected = {}
+        for worker, work in busy.items():
+            others = [other for w, other in busy.items() if w != worker]
+            if others and work >= 2.0 * statistics.median(others):
+                expected[worker] = work / statistics.median(others)
+        assert detector.slow(busy, 2.0) == expected
+
+
+def test_a_worker_that_is_gone_is_in_no_call():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    detector.hear(0, replace(WAITS, call=(7, 1)), 0.0)
+    detector.hear(1, replace(WAITS, call=(7, 3)), 0.0)
+    assert detector.hopeless(0.0) is not None
+    detector.forget(1)
+    assert detector.hopeless(0.0) is None

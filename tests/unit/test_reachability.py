@@ -193,3 +193,12 @@ def test_one_that_is_cut_off_is_named_before_the_run_is_given_up():
             break
         assert reachability.in_vain(now) is None
     assert reachability.in_vain(now + 1000 * TIMEOUT) is None
+
+
+def test_being_in_one_group_clears_those_who_are_in_it_and_nobody_else():
+    reachability = Reachability(TIMEOUT)
+    for generation in (1, 2):
+        reachability.hear(0, Suspect(generation, "", frozenset({2, 5})), 0.0)
+    reachability.settled({0, 1, 2})
+    assert reachability.verdict(range(6), TIMEOUT) is None  # not for longer than that yet
+    assert reachability.verdict(range(5), TIMEOUT + 0.1) == 5

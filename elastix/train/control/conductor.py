@@ -177,7 +177,7 @@ class Conductor:
         self._room, self._more = 0, False
         self._draining: Collection[str] = ()
         self._vacant_since = float("-inf")  # of the last loss, until a step was committed
-        self._finished = 0
+        self._finished = False
         self._interrupted = ""
         self._going_back = False
         self._actions: list[Action] = []
@@ -321,7 +321,7 @@ class Conductor:
             return []
         match outcome.kind:
             case OutcomeKind.FINISHED:
-                self._finished += 1
+                self._finished = True
                 self._release(worker, now)
                 self._forget(worker)
                 self._push(self._roster.finished(worker, outcome.generation))
