@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 UNIT = "tests/unit"
 LAW6 = f"{UNIT}/test_law6.py"
 PROTOCOL = (f"{UNIT}/test_protocol.py", LAW6)
-CONDUCTOR = (f"{UNIT}/test_conductor.py",)
+CONDUCTOR = (f"{UNIT}/test_conductor.py", f"{UNIT}/test_conductor_size.py")
 TESTS: dict[str, tuple[str, ...]] = {
     "elastix/comm/protocol.py": PROTOCOL,
     "elastix/comm/joiner.py": PROTOCOL,
