@@ -109,7 +109,10 @@ class Alone:
     def members(self):
         return (0,)
 
-    def drawn(self, share):
+    def binding(self, loader):
+        return None
+
+    def drawn(self, loader, samples, ratio):
         pass
 
     def exhausted(self):
