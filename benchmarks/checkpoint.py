@@ -31,7 +31,7 @@ from benchmarks.record import save
 from elastix.config import CheckpointConfig
 from elastix.state import State
 from elastix.store import Store
-from elastix.train.checkpoint.assembly import Mark, Message, Order, Release
+from elastix.train.checkpoint.assembly import CheckpointId, Message, Order, Release
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.checkpoint.saver import Occasion, Saver
 
@@ -55,11 +55,11 @@ class Elastix:
             Store(folder), "bench", CheckpointConfig(keep_last=1), outlets
         )
         self._saver = Saver(self._send, lambda: Store(folder))
-        self._mark = Mark(0)
+        self._mark = CheckpointId(0)
 
     def begin(self, tensors: dict[str, torch.Tensor]) -> None:
         """At the boundary."""
-        self._mark = Mark(self._mark.step + 1)
+        self._mark = CheckpointId(self._mark.step + 1)
         occasion = Occasion(mark=self._mark, reason="every_steps", members=(0,))
         self._saver.save(State(tensors), occasion, tensors.keys())
 

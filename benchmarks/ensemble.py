@@ -31,7 +31,7 @@ from torch.utils.data import TensorDataset
 import elastix
 from benchmarks.record import save
 from benchmarks.search import quiet
-from elastix.search.executors.local import Local
+from elastix.search.executors.serial import Local
 from elastix.search.results import Results
 from elastix.search.space import Space
 from elastix.search.trial import Config

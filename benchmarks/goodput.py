@@ -48,7 +48,7 @@ from benchmarks.peers.workload import (
 )
 from benchmarks.record import save
 from elastix.events import Event, StepCommitted
-from elastix.testing.simulate import Plan, costs_of, simulate
+from elastix.testing.simulate import Scenario, costs_of, simulate
 
 SYSTEMS = ["elastix", "torchft", "ray_train"]
 _SETTLE_S = 15.0
@@ -180,7 +180,7 @@ def predict(events: Iterable[Event], killer: Killer) -> float:
     events = list(events)
     costs = costs_of(events)
     duration_s = killer.end - killer.kills[0]
-    plan = Plan(workers=WORLD_SIZE, duration_s=duration_s, mtbf_s=duration_s)
+    plan = Scenario(workers=WORLD_SIZE, duration_s=duration_s, mtbf_s=duration_s)
     failures = [kill - killer.kills[0] for kill in killer.kills]
     return simulate(plan, costs, random.Random(1), failures).goodput
 

@@ -13,8 +13,8 @@ from blake3 import blake3
 from benchmarks import store_trace
 from elastix.state import Manifest, Ref, State
 from elastix.store import Signature, Store, shared
-from elastix.store.local import LocalPacks
-from elastix.store.nearest import Entry, Neighbours, pack_ids
+from elastix.store.local_packs import LocalPacks
+from elastix.store.nearest import Candidate, Neighbours, pack_ids
 from elastix.store.packs import SEAL_AT_BYTES
 from elastix.store.records import Header, Kind, Model
 
@@ -125,7 +125,7 @@ def over_graphs(choose: random.Random, kinds: list[list[int]]) -> tuple[dict[str
     signatures = [store_trace.graph(g) for g in graphs]
     scores = [choose.random() for _ in graphs]
     neighbours = Neighbours(
-        Entry(key, scores[key], pack_ids(s.paths), pack_ids(s.ids))
+        Candidate(key, scores[key], pack_ids(s.paths), pack_ids(s.ids))
         for key, s in enumerate(signatures)
     )
     queries = []

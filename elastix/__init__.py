@@ -39,7 +39,7 @@ from elastix.errors import (
 )
 from elastix.state import Ref, State
 from elastix.store import Store
-from elastix.train.context import Context
+from elastix.train.replica.context import Context
 
 if _typing.TYPE_CHECKING:
     from elastix.data.formats.tables import Arrow, Parquet
@@ -56,7 +56,7 @@ if _typing.TYPE_CHECKING:
     from elastix.search.searchers.optuna import Optuna
     from elastix.search.searchers.random import Random
     from elastix.search.searchers.screened import ScreenedEvolution
-    from elastix.train.trainer import ElasticTrainer, Result
+    from elastix.train.on_ray.trainer import ElasticTrainer, Result
 
 __all__ = [
     "Arrow",
@@ -113,14 +113,14 @@ _LATER = {
     "Arrow": "elastix.data.formats.tables",
     "Campaign": "elastix.search.campaign",
     "DeepHyper": "elastix.search.searchers.deephyper",
-    "ElasticTrainer": "elastix.train.trainer",
+    "ElasticTrainer": "elastix.train.on_ray.trainer",
     "Ensemble": "elastix.search.ensemble",
     "Evolution": "elastix.search.searchers.evolution",
     "MLflow": "elastix.observe.mlflow",
     "Optuna": "elastix.search.searchers.optuna",
     "Parquet": "elastix.data.formats.tables",
     "Random": "elastix.search.searchers.random",
-    "Result": "elastix.train.trainer",
+    "Result": "elastix.train.on_ray.trainer",
     "Results": "elastix.search.results",
     "ScreenedEvolution": "elastix.search.searchers.screened",
     "Shared": "elastix.data.shared",

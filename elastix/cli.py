@@ -14,11 +14,10 @@ from rich.filesize import decimal
 
 from elastix.errors import ConfigError, ElastixError
 from elastix.store import Entry, Store
-from elastix.verbs import campaign as campaigns
-from elastix.verbs import data, output
+from elastix.verbs import campaigns, data, output
+from elastix.verbs.dashboard import grafana
 from elastix.verbs.doctor import doctor
 from elastix.verbs.estimate import estimate
-from elastix.verbs.grafana import grafana
 from elastix.verbs.output import AsJson
 from elastix.verbs.output import print_table as _print
 from elastix.verbs.output import says as _says

@@ -12,7 +12,7 @@
 Give max_concurrent_trials: without it Tune lets a custom searcher have one pending trial at a
 time. With `Search(store=...)` trials may inherit weights: see `inherit` and `leave`.
 
-Not here: running a campaign's trials on Tune (search.executors.tune).
+Not here: running a campaign's trials on Tune (search.executors.tune_trials).
 """
 
 import json
@@ -28,17 +28,17 @@ from ray.tune.search import sample
 from torch import nn
 
 from elastix.errors import ConfigError
-from elastix.search.heritage import Shelf, Terms, TrialHeritage
 from elastix.search.inherit import Mode, Provider
+from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.space import Space
 from elastix.search.trial import Objectives, Searcher, Trial, TrialState
 from elastix.state import Ref, State
-from elastix.train.heritage import Leaving
+from elastix.train.replica.model_source import TrainedModel
 
 logger = logging.getLogger(__name__)
 
 KEY = "elastix"
-"""Entry of a trial's configuration under which it finds its heritage, with `Search(store=...)`."""
+"""Key of a configuration under which its trial finds its model source, with `Search(store=...)`."""
 
 _REF = "elastix_ref"
 _SEPARATOR = "/"
@@ -200,13 +200,13 @@ class Search(TuneSearcher):
 # ------------------------------------------------------------------------- inside of a trial
 
 
-def _heritage(config: Mapping[str, Any]) -> TrialHeritage | None:
+def _model_source(config: Mapping[str, Any]) -> TrialModelSource | None:
     given = config.get(KEY)
     if given is None:
         return None
     objectives = Objectives(tuple(given["metrics"]), tuple(given["modes"]))
-    terms = Terms(
-        store=Shelf(given["store"]),
+    terms = InheritTerms(
+        store=StoreDirectory(given["store"]),
         campaign="tune",
         objectives=objectives,
         mode=given["mode"],
@@ -214,10 +214,10 @@ def _heritage(config: Mapping[str, Any]) -> TrialHeritage | None:
     )
     own = {name: value for name, value in config.items() if name != KEY}
     parent = Ref(given["parent"]) if given["parent"] else None
-    return TrialHeritage(terms, given["number"], own, parent=parent)
+    return TrialModelSource(terms, given["number"], own, parent=parent)
 
 
-_inherited: dict[int, TrialHeritage] = {}
+_inherited: dict[int, TrialModelSource] = {}
 
 
 def inherit(model: nn.Module, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -226,12 +226,12 @@ def inherit(model: nn.Module, config: Mapping[str, Any]) -> Mapping[str, Any] | 
     Returns:
         What was inherited, as JSON values; None for nothing, or without `Search(store=...)`.
     """
-    heritage = _heritage(config)
-    if heritage is None:
+    model_source = _model_source(config)
+    if model_source is None:
         return None
     _inherited.clear()  # one trial at a time in a process
-    _inherited[config[KEY]["number"]] = heritage
-    return heritage.inherit(model)
+    _inherited[config[KEY]["number"]] = model_source
+    return model_source.inherit(model)
 
 
 def leave(
@@ -247,11 +247,11 @@ def leave(
     """
     if config.get(KEY) is None:
         return {}
-    heritage = _inherited.get(config[KEY]["number"]) or _heritage(config)
-    if heritage is None:
+    model_source = _inherited.get(config[KEY]["number"]) or _model_source(config)
+    if model_source is None:
         return {}
     state = State({name: tensor.detach() for name, tensor in model.state_dict().items()})
-    ref = heritage.leave(Leaving(model, state, metrics, epochs, "final"))
+    ref = model_source.leave(TrainedModel(model, state, metrics, epochs, "final"))
     return {_REF: ref} if ref is not None else {}
 
 

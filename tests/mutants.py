@@ -31,21 +31,24 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 UNIT = "tests/unit"
-LAW6 = f"{UNIT}/test_law6.py"
-PROTOCOL = (f"{UNIT}/test_protocol.py", LAW6)
-CONDUCTOR = (f"{UNIT}/test_conductor.py", f"{UNIT}/test_conductor_size.py")
+LAW6 = f"{UNIT}/comm/test_law6.py"
+PROTOCOL = (f"{UNIT}/comm/test_protocol.py", LAW6)
+CONDUCTOR = (f"{UNIT}/train/test_conductor.py", f"{UNIT}/train/test_conductor_size.py")
 TESTS: dict[str, tuple[str, ...]] = {
-    "elastix/comm/protocol.py": PROTOCOL,
-    "elastix/comm/joiner.py": PROTOCOL,
-    "elastix/comm/inbox.py": PROTOCOL,
-    "elastix/comm/recovery.py": (f"{UNIT}/test_recovery.py", LAW6),
-    "elastix/comm/membership.py": (f"{UNIT}/test_membership.py", LAW6, *CONDUCTOR),
-    "elastix/data/cursor.py": (f"{UNIT}/test_cursor.py", LAW6),
-    "elastix/train/ballot.py": (f"{UNIT}/test_draws.py",),
+    "elastix/comm/protocol/group_protocol.py": PROTOCOL,
+    "elastix/comm/protocol/joiner.py": PROTOCOL,
+    "elastix/comm/protocol/inbox.py": PROTOCOL,
+    "elastix/comm/protocol/recovery.py": (f"{UNIT}/comm/test_recovery.py", LAW6),
+    "elastix/comm/protocol/membership.py": (f"{UNIT}/comm/test_membership.py", LAW6, *CONDUCTOR),
+    "elastix/data/cursor.py": (f"{UNIT}/data/test_cursor.py", LAW6),
+    "elastix/train/replica/vote.py": (f"{UNIT}/train/test_draws.py",),
     "elastix/train/control/conductor.py": CONDUCTOR,
-    "elastix/train/control/failure_detector.py": (f"{UNIT}/test_failure_detector.py", *CONDUCTOR),
-    "elastix/train/control/quorum.py": (f"{UNIT}/test_quorum.py", *CONDUCTOR),
-    "elastix/train/control/reachability.py": (f"{UNIT}/test_reachability.py", *CONDUCTOR),
+    "elastix/train/control/failure_detector.py": (
+        f"{UNIT}/train/test_failure_detector.py",
+        *CONDUCTOR,
+    ),
+    "elastix/train/control/quorum.py": (f"{UNIT}/train/test_quorum.py", *CONDUCTOR),
+    "elastix/train/control/reachability.py": (f"{UNIT}/train/test_reachability.py", *CONDUCTOR),
 }
 _OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile=mutants"]
 _OPTIONS += ["-k", "not broken_rule and not thousands"]  # about the simulation, and its size

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastix
-from elastix.comm import buckets
+from elastix.comm.gradients import buckets
 from elastix.state import State, capture, raw_bytes
 
 

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from elastix.search.book import Book
-from elastix.search.executors.work import Ended, Progress, Work
-from elastix.search.loop import Loop, Terms
+from elastix.search.executors.work import Ended, Work, WorkReport
+from elastix.search.loop import Loop, LoopTerms
 from elastix.search.trial import Objectives
+from elastix.search.trial_database import TrialDatabase
 from elastix.state import Ref
 from tests.search_parts import SPACE, Drawing
 
@@ -55,7 +55,7 @@ class Virtual:
                 kind, reports = "halted", reports[:told]
             if told < len(reports):
                 if told + 1 < len(reports):
-                    news.append(Progress(number=number, seq=told, metrics=reports[told]))
+                    news.append(WorkReport(number=number, seq=told, metrics=reports[told]))
                 told += 1
                 self.live[number] = (work, reports, kind, told)
             if told >= len(reports):
@@ -84,7 +84,7 @@ class Rig:
         self.make_searcher = searcher or Drawing
         self.rungs = rungs
         self.slots = slots
-        self.terms = Terms(name="test", **terms)
+        self.terms = LoopTerms(name="test", **terms)
         self.clock = Clock()
         self.works = []
         self.loop = None
@@ -100,10 +100,10 @@ class Rig:
         self.events = []
         self.executor = Virtual(self.clock, given.get("play", self.play), self.slots)
         rungs = self.rungs() if self.rungs else None
-        with Book(self.folder) as book:
+        with TrialDatabase(self.folder) as database:
             self.loop = Loop(
                 self.terms,
-                book,
+                database,
                 self.searcher,
                 rungs,
                 self.executor,
@@ -117,7 +117,7 @@ class Rig:
             try:
                 self.loop.run()
             finally:
-                self.lines = book.lines()
+                self.lines = database.lines()
         return [line.trial for line in self.lines]
 
     def of(self, kind):

@@ -1,6 +1,5 @@
-"""Who is in the group and how gradients add up. torch.distributed lives only here. No Ray.
+"""The worker group: who is in it, how it reduces, and what it does when a member dies.
 
-Read in this order: membership (who), recovery (what survivors decide), protocol (how a member goes
-through it), rounds (the same in a thread), reducer (the training step), group and transfer (the
-wires).
+protocol: what a member does, pure. network: sockets, process groups and shared memory. gradients:
+buckets and their reduction. driver: carries the protocol out in a worker's training thread.
 """

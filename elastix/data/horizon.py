@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Reader:
+class ReaderPosition:
     """How far somebody is.
 
     Attributes:
@@ -45,7 +45,7 @@ class Horizon:
         self._order = order
         self._places = lru_cache(maxsize=8)(self._inverse)
 
-    def next_use(self, indices: Indices, readers: Sequence[Reader]) -> Indices:
+    def next_use(self, indices: Indices, readers: Sequence[ReaderPosition]) -> Indices:
         """How many samples the nearest reader will read before each of these; NEVER for none.
 
         Readers are taken to be equally fast, and further epochs than the next do not matter: an
@@ -63,13 +63,13 @@ class Horizon:
             nearest = np.minimum(nearest, use)
         return nearest
 
-    def wanted(self, readers: Sequence[Reader], window: int, missing: Indices) -> list[int]:
+    def wanted(self, readers: Sequence[ReaderPosition], window: int, missing: Indices) -> list[int]:
         """Of the missing samples those that are wanted within `window` samples, nearest first."""
         uses = self.next_use(missing, readers)
         near = np.flatnonzero(uses < window)
         return [int(i) for i in missing[near[np.argsort(uses[near], kind="stable")]]]
 
-    def _at(self, reader: Reader, epoch: int) -> Indices:
+    def _at(self, reader: ReaderPosition, epoch: int) -> Indices:
         if not reader.shuffle:
             return np.arange(self._length)
         return self._places(reader.seed, epoch)

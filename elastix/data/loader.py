@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader
 
 from elastix.data.cursor import Cursor, count, split, split_like
-from elastix.data.processes import ProcessDied, Reader, die_with_parent
+from elastix.data.processes import ProcessDied, ProcessReader, die_with_parent
 from elastix.data.source import Source, to_device
 from elastix.data.window import Ratio, lowest
 from elastix.errors import ConfigError, TrainError
@@ -353,7 +353,7 @@ class _Prefetcher(_Fetcher):
         self._loader = loader
         self._start = loader.cursor
         self._guesses: deque[tuple[Span, ...]] = deque()
-        self._reader = Reader(
+        self._reader = ProcessReader(
             lambda: DataLoader(
                 source.keyed,
                 batch_sampler=_Guesses(self),

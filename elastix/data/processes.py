@@ -39,7 +39,7 @@ def die_with_parent(_number: int) -> None:
         os._exit(1)
 
 
-class Reader:
+class ProcessReader:
     """Reads batches in processes. Used by one thread at a time.
 
     Args:

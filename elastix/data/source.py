@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from elastix.data.cursor import Blocks, indices, runs
 from elastix.data.formats.indexed import InBlocks, by_position
-from elastix.data.horizon import Reader
+from elastix.data.horizon import ReaderPosition
 from elastix.data.shared import Shared
 from elastix.errors import ConfigError
 from elastix.events import Span
@@ -129,7 +129,7 @@ class Source:
         """A batch begins, with what is between two positions: who shares samples plans by it."""
         if isinstance(self.dataset, Shared):
             offset = max(0, start - epoch * self.length)
-            reader = Reader(self.seed, epoch, offset, epochs, self.shuffle)
+            reader = ReaderPosition(self.seed, epoch, offset, epochs, self.shuffle)
             self.dataset.announce(reader, stop - start)
 
 

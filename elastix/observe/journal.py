@@ -47,7 +47,7 @@ class Journal:
         if is_new:
             _sync_directory(path.parent)
 
-    def append(self, event: Event, serial: int | None = None) -> None:
+    def append(self, event: Event, sequence: int | None = None) -> None:
         """Add one event; `serial` numbers those that several workers may send.
 
         Raises:
@@ -57,7 +57,7 @@ class Journal:
         if self._torn is not None:
             raise self._torn
         self._check_in_place()
-        record = to_record(event) if serial is None else {**to_record(event), "serial": serial}
+        record = to_record(event) if sequence is None else {**to_record(event), "serial": sequence}
         line = json.dumps(record, separators=(",", ":")) + "\n"
         encoded = line.encode()
         rest = memoryview(encoded)
@@ -135,8 +135,8 @@ def read(path: Path) -> Iterator[Event]:
 
 def read_numbered(path: Path) -> Iterator[tuple[Event, int | None]]:
     """As `read`, each event with its serial, if it has one."""
-    for event, serial, _ in read_placed(path):
-        yield event, serial
+    for event, sequence, _ in read_placed(path):
+        yield event, sequence
 
 
 def read_placed(path: Path) -> Iterator[tuple[Event, int | None, int]]:
@@ -197,8 +197,8 @@ class Tail:
 def _parse(line: bytes, place: str) -> tuple[Event, int | None]:
     try:
         record = json.loads(line)
-        serial = record.pop("serial", None) if isinstance(record, dict) else None
-        return from_record(record), serial
+        sequence = record.pop("serial", None) if isinstance(record, dict) else None
+        return from_record(record), sequence
     except (ValueError, RecursionError, Corrupt) as error:
         raise Corrupt(f"{place} is no event: {error}") from error
 

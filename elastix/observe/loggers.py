@@ -49,7 +49,7 @@ class Logger(Protocol):
         ...
 
 
-class Feed:
+class LoggerThread:
     """Hands events to loggers, in order, in a thread of its own; without any it does nothing."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:

@@ -8,8 +8,18 @@ from markupsafe import Markup
 
 from elastix.observe.progress import number
 from elastix.report import trials as t
-from elastix.report.figures import BREAK, HOVER, Clock, Figure, Trace, axis, figure, finite, stacked
-from elastix.report.lineage import layout as tree_layout
+from elastix.report.figures import (
+    BREAK,
+    HOVER,
+    Clock,
+    Figure,
+    Trace,
+    axis,
+    figure,
+    finite,
+    stacked,
+)
+from elastix.report.lineage_layout import layout as tree_layout
 from elastix.report.trials import CampaignRecord, TrialRecord
 
 _AXES = 10  # of the parallel coordinates

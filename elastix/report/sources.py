@@ -11,9 +11,9 @@ from typing import Any
 
 from elastix.events import CampaignEnded, CampaignStarted, Event, TrialLost
 from elastix.report.trials import CampaignRecord, TrialRecord
-from elastix.search.book import FILE
 from elastix.search.results import Results
 from elastix.search.trial import Objectives, Trial
+from elastix.search.trial_database import FILE
 
 
 def is_campaign(directory: Path) -> bool:

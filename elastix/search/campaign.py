@@ -28,21 +28,27 @@ from elastix.config import Budget, CheckpointConfig, FailureConfig, RunConfig, S
 from elastix.errors import ConfigError, Conflict, ElastixError, NotFound, StoreError
 from elastix.events import CampaignEnded, CampaignStarted, Events
 from elastix.observe.journal import Journal
-from elastix.observe.loggers import Feed, Logger
-from elastix.observe.trials import TrialsConsole
-from elastix.search.book import Book, Role
+from elastix.observe.loggers import Logger, LoggerThread
+from elastix.observe.trials_console import TrialsConsole
 from elastix.search.executors.work import Executor, TrainFunction, Work
-from elastix.search.gauge import Gauge
-from elastix.search.heritage import Opens, Shelf, Terms, TrialHeritage, from_scratch
 from elastix.search.inherit import Mode, Provider
 from elastix.search.loop import Loop
-from elastix.search.loop import Terms as LoopTerms
+from elastix.search.loop import LoopTerms as LoopTerms
+from elastix.search.model_sources import (
+    InheritTerms,
+    StoreDirectory,
+    StoreOpener,
+    TrialModelSource,
+    from_scratch,
+)
 from elastix.search.results import Results
 from elastix.search.rungs import Rungs
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.searchers.screened import ScreenedEvolution
 from elastix.search.space import Space, as_space
+from elastix.search.store_size import StoreSize
 from elastix.search.trial import Objectives, Searcher, Trial
+from elastix.search.trial_database import Role, TrialDatabase
 from elastix.store import Store
 
 logger = logging.getLogger(__name__)
@@ -189,36 +195,40 @@ class Campaign:
             searcher.expect(self._budget.most_trials)
         searcher.start(self._space, objectives=len(self.objectives.names), seed=self._run.seed)
         directory = self._run.directory
-        with Book(directory) as book:
-            same = self._introduce(book)
+        with TrialDatabase(directory) as database:
+            same = self._introduce(database)
             with Store(self._run.store):
                 pass  # it can be opened and written, or says why not before anything is started
             executor = self._executor or self._pool()
             try:
                 executor.open(self._train)
                 self._keep_recipe(directory)
-                return self._carry_out(book, searcher, executor, same)
+                return self._carry_out(database, searcher, executor, same)
             finally:
                 executor.close()
 
     def _carry_out(
-        self, book: Book, searcher: Searcher, executor: Executor, same: tuple[bool, bool]
+        self,
+        database: TrialDatabase,
+        searcher: Searcher,
+        executor: Executor,
+        same: tuple[bool, bool],
     ) -> Results:
         directory = self._run.directory
-        shelf = executor.reach(str(Path(self._run.store).resolve()))
+        opener = executor.reach(str(Path(self._run.store).resolve()))
         bus = Events()
         console = TrialsConsole(self.name, directory, self._budget.trials, quiet=self._quiet)
         with (
             Journal(directory / "journal.jsonl") as journal,
             _measured(self.name, bus),
-            self._look_into(shelf) as store,
-            closing(Feed(self._loggers)) as feed,
+            self._look_into(opener) as store,
+            closing(LoggerThread(self._loggers)) as feed,
         ):
             bus.subscribe(journal.append)
             bus.subscribe(console.show)
             bus.subscribe(feed.show)
-            gauge = Gauge(store, bus.emit)
-            bus.subscribe(gauge.read)
+            store_size = StoreSize(store, bus.emit)
+            bus.subscribe(store_size.read)
             loop = Loop(
                 LoopTerms(
                     name=self.name,
@@ -227,13 +237,13 @@ class Campaign:
                     retries=self._retries,
                     rerank=self._rerank,
                 ),
-                book,
+                database,
                 searcher,
                 copy.deepcopy(self._rungs),
                 executor,
                 self.objectives,
                 self._budget,
-                self._work_maker(shelf),
+                self._work_maker(opener),
                 bus.emit,
             )
             known = loop.restore(*same)
@@ -246,27 +256,31 @@ class Campaign:
                 outcome, message = "failed", str(error)
                 raise
             finally:
-                results = Results.of(book, self._run.store)
-                self._tidy(shelf, results, book)
-                gauge.measure()
+                results = Results.of(database, self._run.store)
+                self._tidy(opener, results, database)
+                store_size.measure()
                 bus.emit(_over(results, outcome, message))
         return results
 
-    def _look_into(self, shelf: Opens) -> Store:
+    def _look_into(self, opener: StoreOpener) -> Store:
         """The store, to read from it: nobody is kept from owning it afterwards."""
-        if isinstance(shelf, Shelf):
+        if isinstance(opener, StoreDirectory):
             return Store(self._run.store, read_only=True)
-        return shelf.open()
+        return opener.open()
 
-    def _tidy(self, shelf: Opens, results: Results, book: Book) -> None:
+    def _tidy(self, opener: StoreOpener, results: Results, database: TrialDatabase) -> None:
         """Name the best model, and let go of States that trials have gone beyond."""
         best = results.top(1)
         try:
-            with Store(self._run.store) if isinstance(shelf, Shelf) else shelf.open() as store:
-                for ref in book.superseded():
+            with (
+                Store(self._run.store)
+                if isinstance(opener, StoreDirectory)
+                else opener.open() as store
+            ):
+                for ref in database.superseded():
                     with suppress(NotFound, Conflict):
                         store.retire(ref)
-                book.forget_superseded()
+                database.forget_superseded()
                 if best and best[0].ref is not None:
                     store.tag(f"{self.name}/best", best[0].ref)
         except StoreError as error:  # full, or gone: the results matter more
@@ -287,9 +301,9 @@ class Campaign:
             store=self._run.store,
         )
 
-    def _work_maker(self, shelf: Opens) -> Callable[[Trial, Role, int | None], Work]:
-        terms = Terms(
-            store=shelf,
+    def _work_maker(self, opener: StoreOpener) -> Callable[[Trial, Role, int | None], Work]:
+        terms = InheritTerms(
+            store=opener,
             campaign=self.name,
             objectives=self.objectives,
             mode=self._inherit,
@@ -299,7 +313,7 @@ class Campaign:
         plain = from_scratch(terms)
 
         def make(trial: Trial, role: Role, rung: int | None) -> Work:
-            heritage = TrialHeritage(
+            model_source = TrialModelSource(
                 plain if role == "rerank" else terms,
                 trial.number,
                 trial.config,
@@ -312,7 +326,7 @@ class Campaign:
                 name=f"{self.name}-{trial.number:05d}",
                 config=trial.config,
                 seed=(self._run.seed + trial.number) % 2**63,
-                heritage=heritage,
+                model_source=model_source,
                 until_reports=rung,
             )
 
@@ -320,7 +334,7 @@ class Campaign:
 
     # ------------------------------------------------------------------ what the book says of us
 
-    def _introduce(self, book: Book) -> tuple[bool, bool]:
+    def _introduce(self, database: TrialDatabase) -> tuple[bool, bool]:
         """Write down what this campaign is; whether searcher and space, and rungs, are as before.
 
         Raises:
@@ -339,7 +353,7 @@ class Campaign:
             "seed": self._run.seed,
             "began_s": time.time(),
         }
-        before = book.fact("campaign")
+        before = database.fact("campaign")
         if before is not None:
             for key in ("metrics", "modes"):
                 if before[key] != facts[key]:
@@ -349,7 +363,7 @@ class Campaign:
                         "another name."
                     )
             facts["began_s"] = before["began_s"]
-        book.commit([], {"campaign": facts})
+        database.commit([], {"campaign": facts})
         if before is None:
             return False, False
         same = all(before[key] == facts[key] for key in ("searcher", "space"))

@@ -1,9 +1,10 @@
 """The loop of a campaign: ask, run, write down, tell. No Ray, no torch, no terminal.
 
-Not here: what stands around it (campaign), where trials run (executors/), how they are kept (book).
+Not here: what stands around it (campaign), where trials run (executors), how they are kept
+(trial_database).
 
 Invariant: a searcher is told of a trial, and rungs act on it, only with the transaction that puts
-it into the book; a trial that is final in the book never runs again.
+it into the database; a trial that is final there never runs again.
 """
 
 import logging
@@ -16,19 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastix.config import Budget
-from elastix.errors import (
-    ElastixError,
-    EveryTrialFailed,
-    NeverReported,
-    SearchError,
-    StoreError,
-)
+from elastix.errors import ElastixError, EveryTrialFailed, NeverReported, SearchError, StoreError
 from elastix.events import Event, TrialEnded, TrialLost, TrialReported, TrialStarted
-from elastix.search.book import Book, Line, Role
-from elastix.search.executors.work import Ended, Executor, Progress, Work
+from elastix.search.executors.work import Ended, Executor, Work, WorkReport
 from elastix.search.pareto import dominates, order
 from elastix.search.rungs import Rungs, Verdict
 from elastix.search.trial import Objectives, Searcher, Suggestion, Trial, TrialState
+from elastix.search.trial_database import Role, TrialDatabase, TrialRow
 from elastix.state import Ref
 
 logger = logging.getLogger(__name__)
@@ -39,7 +34,7 @@ _HALT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class LoopTerms:
     """What a loop goes by, beside its parts.
 
     Attributes:
@@ -74,8 +69,8 @@ class _Case:
     kept: int = 0  # reports up to the State from which a run that is cut short begins again
 
     @property
-    def line(self) -> Line:
-        return Line(self.trial, self.role, self.done)
+    def line(self) -> TrialRow:
+        return TrialRow(self.trial, self.role, self.done)
 
 
 MakeWork = Callable[[Trial, Role, int | None], Work]
@@ -99,8 +94,8 @@ class Loop:
 
     def __init__(
         self,
-        terms: Terms,
-        book: Book,
+        terms: LoopTerms,
+        database: TrialDatabase,
         searcher: Searcher,
         rungs: Rungs | None,
         executor: Executor,
@@ -111,7 +106,7 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._terms = terms
-        self._book = book
+        self._database = database
         self._searcher = searcher
         self._rungs = rungs
         self._executor = executor
@@ -147,7 +142,7 @@ class Loop:
             same_searcher: the searcher and its space are those that wrote its state.
             same_rungs: so are the rungs. Others are told of all that was reported.
         """
-        lines = self._book.lines()
+        lines = self._database.lines()
         for line in lines:
             case = _Case(line.trial, line.role, line.done, dict(enumerate(line.trial.results)))
             self._cases[line.trial.number] = case
@@ -162,7 +157,7 @@ class Loop:
             if line.trial.scored:
                 self._is_best(line.trial)
         self._done = max((line.done or 0 for line in lines), default=0)
-        snapshot = self._book.fact("searcher") if same_searcher else None
+        snapshot = self._database.fact("searcher") if same_searcher else None
         known = 0
         if snapshot is not None:
             self._searcher.load_state_dict(snapshot["state"])
@@ -171,7 +166,7 @@ class Loop:
         news.sort(key=lambda line: line.done or 0)
         if news:
             self._searcher.tell([line.trial for line in news])
-        state = self._book.fact("rungs") if same_rungs and self._rungs_are_kept else None
+        state = self._database.fact("rungs") if same_rungs and self._rungs_are_kept else None
         if self._rungs is not None and state is not None:
             self._rungs.load_state_dict(state)
         else:
@@ -321,7 +316,7 @@ class Loop:
             done = self._done - len(self._told)
             facts["searcher"] = {"state": self._searcher.state_dict(), "done": done}
             self._snapshot_s = self._clock()
-        self._book.commit(lines, facts, self._outgrown)
+        self._database.commit(lines, facts, self._outgrown)
         self._changed = {}
         self._outgrown = []
         said, self._said = self._said, []
@@ -360,11 +355,11 @@ class Loop:
 
     # ------------------------------------------------------------------ what comes back
 
-    def _hear(self, happened: Iterable[Progress | Ended]) -> None:
+    def _hear(self, happened: Iterable[WorkReport | Ended]) -> None:
         fatal: ElastixError | None = None
         for news in happened:
             case = self._cases[news.number]
-            if isinstance(news, Progress):
+            if isinstance(news, WorkReport):
                 self._report(case, news.seq, news.metrics)
                 continue
             self._running.discard(news.number)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from elastix.arguments import given, plain
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound
-from elastix.search.book import FILE, Book, Line, readable, unbegun
 from elastix.search.pareto import fronts, order
 from elastix.search.trial import Config, Objectives, Trial, check_kinds
+from elastix.search.trial_database import FILE, TrialDatabase, TrialRow, readable, unbegun
 from elastix.state import Ref, State
 from elastix.store import Store
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from elastix.search.ensemble import Batch, Build, Ensemble
-    from elastix.train.trainer import ElasticTrainer, TrainFunction
+    from elastix.train.on_ray.trainer import ElasticTrainer, TrainFunction
 
 
 _KINDS_OF_FACTS = {"name": str, "searcher": str, "budget": Mapping, "began_s": int | float}
@@ -93,15 +93,17 @@ class Best:
             NotFound: the trial left no model.
             ConfigError: see ElasticTrainer.
         """
-        from elastix.search.heritage import Descent, Shelf
-        from elastix.train.trainer import ElasticTrainer  # Ray is imported when it is needed
+        from elastix.search.model_sources import StoreDirectory, StoredModelSource
+        from elastix.train.on_ray.trainer import (  # Ray is imported when it is needed
+            ElasticTrainer,
+        )
 
         store = str(Path(self.store).resolve())
         run = replace(given("run", options.pop("run", None), RunConfig), store=store)
         trainer = ElasticTrainer(
             train, config={**self.config, **plain("config", config)}, run=run, **options
         )
-        return trainer.descending(Descent(Shelf(store), self._model()))
+        return trainer.descending(StoredModelSource(StoreDirectory(store), self._model()))
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())
@@ -125,19 +127,19 @@ class Results(Sequence[Trial]):
     store: str
 
     @classmethod
-    def of(cls, book: Book, store: str) -> Self:
+    def of(cls, database: TrialDatabase, store: str) -> Self:
         """From an open book.
 
         Raises:
             NotFound: nothing is in it yet. Corrupt: it cannot be read.
         """
-        facts = book.fact("campaign")
+        facts = database.fact("campaign")
         if facts is None:
-            raise NotFound(unbegun(book.directory))
-        with readable(book.directory):
+            raise NotFound(unbegun(database.directory))
+        with readable(database.directory):
             check_kinds(facts, _KINDS_OF_FACTS)
             objectives = Objectives.of(facts["metrics"], facts["modes"])
-        lines: list[Line] = book.lines()
+        lines: list[TrialRow] = database.lines()
         return cls(
             objectives,
             facts,
@@ -159,8 +161,8 @@ class Results(Sequence[Trial]):
         if not (directory / FILE).is_file():
             there = ", ".join(names(store)) or "none"
             raise NotFound(f"there is no campaign {name!r} in {store}; there are: {there}.")
-        with Book(directory, read_only=True) as book:
-            return cls.of(book, str(store))
+        with TrialDatabase(directory, read_only=True) as database:
+            return cls.of(database, str(store))
 
     def __len__(self) -> int:
         return len(self.trials)

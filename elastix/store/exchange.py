@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.state import Ref, State, identity
-from elastix.store.local import sync_directory
+from elastix.store.local_packs import sync_directory
 from elastix.store.packs import storage_errors
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from blake3 import blake3
 
 from elastix.errors import Corrupt, Full, NotFound
 from elastix.state import Ref
-from elastix.store import replay
+from elastix.store import pack_replay
 from elastix.store.index import damaged
+from elastix.store.pack_replay import sealed_at
 from elastix.store.packs import Packs, Writer, read_record
 from elastix.store.records import Kind, scan
-from elastix.store.replay import sealed_at
 from elastix.store.verify import live_bytes, record_bytes
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def collect(ledger: "Ledger", writer: Writer) -> Collected:
     """Remove packs that are useless, after moving what is still needed out of poor ones."""
     ledger.adopt()
     with ledger.asking() as index:
-        gone = replay.lost_packs(index, ledger.packs)
+        gone = pack_replay.lost_packs(index, ledger.packs)
     if gone:
         raise Corrupt(
             f"the index names pack {gone[0]}, which is not there, {len(gone)} in all: either the "

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from elastix.errors import Conflict, Corrupt, NotFound, TooNew
 from elastix.state import Ref
 from elastix.store.lineage import Signature
-from elastix.store.nearest import Entry, pack_ids
+from elastix.store.nearest import Candidate, pack_ids
 from elastix.store.records import LAST_SEQ, Kind, Model, Place
 
 SCHEMA = 1
@@ -158,11 +158,11 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
     return sql
 
 
-def _entry(number: int, score: float | None, paths: bytes, ids: bytes, ref: bytes) -> Entry:
+def _entry(number: int, score: float | None, paths: bytes, ids: bytes, ref: bytes) -> Candidate:
     if (len(paths) | len(ids)) % 8:
         raise damaged(f"a signature has {len(paths)} and {len(ids)} bytes")
     _ref(ref)
-    return Entry(number, score, paths, ids, ref)
+    return Candidate(number, score, paths, ids, ref)
 
 
 class Index:
@@ -605,7 +605,7 @@ class Index:
         query = f"SELECT m.id FROM models m WHERE {' AND '.join(clauses)}"
         return {number for (number,) in self.sql.execute(query, values)}
 
-    def entries_since(self, rev: int) -> list[tuple[int, Entry | int]]:
+    def entries_since(self, rev: int) -> list[tuple[int, Candidate | int]]:
         """(rev, what to add or the key to remove) of models changed after `rev`."""
         found = self.sql.execute(
             "SELECT rev, id, status, score, paths, ids, ref FROM models WHERE rev > ? "

@@ -21,21 +21,14 @@ from blake3 import blake3
 
 from elastix.errors import ConfigError, Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError
 from elastix.state import Ref
-from elastix.store import gc, lineage, replay, verify
+from elastix.store import gc, lineage, pack_replay, verify
 from elastix.store.gc import Collected
 from elastix.store.index import NONSENSE, Index, Missing, Row, Status, damaged
-from elastix.store.nearest import Best, Entry, Neighbours
+from elastix.store.nearest import Candidate, NearestModel, Neighbours
 from elastix.store.owner import Owner, crowded, held_elsewhere, refuse_links
 from elastix.store.packs import Claims, Packs, Writer, read_record, storage_errors
-from elastix.store.records import (
-    Header,
-    Kind,
-    Place,
-    parse_tag,
-    retired_bytes,
-    tag_bytes,
-)
-from elastix.store.requests import ANY, Outlook, Put, Reply, Request, Retire, Tag, index_errors
+from elastix.store.records import Header, Kind, Place, parse_tag, retired_bytes, tag_bytes
+from elastix.store.requests import ANY, Put, PutPlan, Reply, Request, Retire, Tag, index_errors
 from elastix.store.verify import Damage, Stats
 
 logger = logging.getLogger(__name__)
@@ -136,10 +129,10 @@ class Ledger:
             if fresh:
                 if not first:
                     raise crowded("be made anew")
-                replay.check_alone(packs)
+                pack_replay.check_alone(packs)
                 self._set_aside(".unreadable")
                 self.index = Index(path)
-                self._replay(replay.everything(packs))
+                self._replay(pack_replay.everything(packs))
             if self._owner is not None:
                 self._owner.settle()
 
@@ -165,14 +158,14 @@ class Ledger:
             if not there:
                 self._path = None  # in memory, from the packs
                 self.index = Index(None)
-                self._replay(replay.everything(packs))
+                self._replay(pack_replay.everything(packs))
             elif packs.folder is None:
                 self._adopt()
 
     def _is_useless(self) -> bool:
         """Made and never filled, for who did it was killed; or older than a collection far away."""
         if self.packs.folder is None:
-            return bool(replay.lost_packs(self.index, self.packs))
+            return bool(pack_replay.lost_packs(self.index, self.packs))
         return self.index.knows_nothing() and bool(self.packs.sizes())
 
     def refresh(self) -> None:
@@ -197,19 +190,19 @@ class Ledger:
                 else:
                     old.unlink(missing_ok=True)
 
-    def _replay(self, spans: list[replay.Span]) -> None:
+    def _replay(self, spans: list[pack_replay.Span]) -> None:
         sql = self.index.sql
         try:
             sql.execute("BEGIN IMMEDIATE")
-            replay.replay(self.index, self.packs, spans, self._doubted)
+            pack_replay.replay(self.index, self.packs, spans, self._doubted)
             sql.execute("COMMIT")
         except BaseException:
             self._rollback()
             raise
 
     def _adopt(self) -> None:
-        self._doubted |= replay.lost(self.index, self.packs)
-        spans = replay.tails(self.index, self.packs)
+        self._doubted |= pack_replay.lost(self.index, self.packs)
+        spans = pack_replay.tails(self.index, self.packs)
         if spans:
             logger.info("adopting records of writers that are gone packs=%d", len(spans))
             self._replay(spans)
@@ -230,11 +223,11 @@ class Ledger:
         with self._owned(), only, index_errors():
             if self._writer is not None:
                 self._writer.close()
-            replay.check_alone(self.packs)
+            pack_replay.check_alone(self.packs)
             self._set_aside()
             self.index = Index(self._path)
             self._doubted.clear()
-            self._replay(replay.everything(self.packs))
+            self._replay(pack_replay.everything(self.packs))
 
     def close(self) -> None:
         """Close the file. The writer is its owner's to close."""
@@ -440,7 +433,7 @@ class Ledger:
             raise NotFound(f"model {ref[:12]} was retired; its tensors are gone or going.")
         return row
 
-    def outlook(self, ref: Ref, digests: Sequence[bytes]) -> Outlook:
+    def outlook(self, ref: Ref, digests: Sequence[bytes]) -> PutPlan:
         """What putting a model of these digests would have to write."""
         if self._unsettled:
             self._submit(())
@@ -449,7 +442,7 @@ class Ledger:
             known = index.blobs(digests)
             missing = tuple(d for d in digests if d not in known or d in self._doubted)
             alive = row is not None and row.status == Status.ALIVE
-            return Outlook(
+            return PutPlan(
                 stored=alive and not missing and bytes.fromhex(ref) not in self._doubted,
                 seq=index.next_seq(time.time_ns()),
                 missing=missing,
@@ -554,7 +547,7 @@ class Ledger:
         where: dict[str, Any] | None = None,
         tagged: str | None = None,
         but: str | None = None,
-    ) -> Best | None:
+    ) -> NearestModel | None:
         """The model that shares most with these ids."""
         with self.asking() as index:
             allowed = None
@@ -571,11 +564,11 @@ class Ledger:
         if self._neighbours is None or pruned != self._pruned:
             found = self.index.entries_since(0)
             self._rev = 0
-            self._neighbours = Neighbours(e for _, e in found if isinstance(e, Entry))
+            self._neighbours = Neighbours(e for _, e in found if isinstance(e, Candidate))
         else:
             found = self.index.entries_since(self._rev)
             for _, entry in found:
-                if isinstance(entry, Entry):
+                if isinstance(entry, Candidate):
                     self._neighbours.add(entry)
                 else:
                     self._neighbours.remove(entry)

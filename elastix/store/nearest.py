@@ -16,7 +16,7 @@ Ids = Sequence[int]
 _SMALL = 64
 
 
-class Entry(NamedTuple):
+class Candidate(NamedTuple):
     """One model: its key, score, 64-bit ids (little-endian bytes, 8 each), and its ref."""
 
     key: int
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     ref: bytes = b""
 
 
-class Best(NamedTuple):
+class NearestModel(NamedTuple):
     """The best model and how many layers it shares."""
 
     key: int
@@ -43,7 +43,7 @@ def pack_ids(ids: Ids) -> bytes:
 class Neighbours:
     """Models by signature. Grows and shrinks; sorts itself anew when much has changed."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[Candidate] = ()) -> None:
         self._rows = list(entries)
         self._rebuild()
 
@@ -60,7 +60,7 @@ class Neighbours:
         self._row_of = {row.key: i for i, row in enumerate(rows)}
         self._alive = np.ones(len(rows), dtype=bool)
         self._living = len(rows)
-        self._recent: dict[int, Entry] = {}
+        self._recent: dict[int, Candidate] = {}
         paths = np.frombuffer(b"".join(row.paths for row in rows), dtype="<u8")
         counts = np.array([len(row.paths) // 8 for row in rows], dtype=np.int64)
         owner = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
@@ -73,7 +73,7 @@ class Neighbours:
         self._table: _Table | None = None
         self._recent_paths: dict[int, set[int]] = {}
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Candidate) -> None:
         """Add a model, or replace the one of the same key."""
         self.remove(entry.key)
         self._recent[entry.key] = entry
@@ -99,7 +99,7 @@ class Neighbours:
 
     # -------------------------------------------------------------------------- longest prefix
 
-    def lp(self, paths: Ids, allowed: set[int] | None = None) -> Best | None:
+    def lp(self, paths: Ids, allowed: set[int] | None = None) -> NearestModel | None:
         """The model that has most of these Merkle ids; None if none has any."""
         mine = self._mask(allowed)
         best = self._lp_sorted(paths, mine)
@@ -177,7 +177,7 @@ class Neighbours:
 
     # ---------------------------------------------------------------- longest common subsequence
 
-    def lcs(self, ids: Ids, allowed: set[int] | None = None) -> Best | None:
+    def lcs(self, ids: Ids, allowed: set[int] | None = None) -> NearestModel | None:
         """The model with the longest common subsequence of layer ids; None if none has any."""
         if self._table is None:
             self._table = _Table([row.ids for row in self._rows])
@@ -201,14 +201,16 @@ class Neighbours:
         mask[[self._row_of[key] for key in allowed if key in self._row_of]] = True
         return mask & self._alive
 
-    def _better(self, best: tuple[int, int] | None, recent: Mapping[int, int]) -> Best | None:
+    def _better(
+        self, best: tuple[int, int] | None, recent: Mapping[int, int]
+    ) -> NearestModel | None:
         entries = [(length, self._recent[key]) for key, length in recent.items()]
         if best is not None:
             entries.append((best[1], self._rows[best[0]]))
         if not entries:
             return None
         length, entry = max(entries, key=lambda e: (e[0], _number(e[1].score), -e[1].key))
-        return Best(entry.key, length, entry.score, entry.ref)
+        return NearestModel(entry.key, length, entry.score, entry.ref)
 
 
 def _number(score: float | None) -> float:

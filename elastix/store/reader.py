@@ -65,7 +65,7 @@ class _Wanted(NamedTuple):
     alone: bool
 
 
-class Plan(NamedTuple):
+class ReadPlan(NamedTuple):
     """Which tensors of a model are wanted, by name, and the packs that they stand in."""
 
     wanted: Mapping[str, _Wanted]
@@ -81,7 +81,7 @@ class Reader:
         # By digest too: an index that is damaged may name one place for two of them.
         self._payloads: dict[tuple[Place, str], _Payload] = {}
         self._models: dict[Ref, Model] = {}  # lately read; a model never changes
-        self._plans: dict[tuple[Ref, tuple[str, ...]], Plan] = {}
+        self._plans: dict[tuple[Ref, tuple[str, ...]], ReadPlan] = {}
 
     def keep(self, ref: Ref, model: Model) -> None:
         """Remember a model, for a while."""
@@ -142,7 +142,7 @@ class Reader:
         self._plans.clear()
         self._ledger.doubt(bytes.fromhex(digest))
 
-    def _plan(self, ref: Ref, model: Model, patterns: tuple[str, ...]) -> Plan:
+    def _plan(self, ref: Ref, model: Model, patterns: tuple[str, ...]) -> ReadPlan:
         """Where the wanted tensors stand: one question to the index.
 
         Remembered for as long as its packs can be opened: a pack's bytes never change.
@@ -172,7 +172,7 @@ class Reader:
             tensors[name] = _Wanted(
                 name, first[name], dtype, _array(info.dtype), info.shape, nbytes, payload, alone
             )
-        plan = Plan(tensors, tuple({one.payload.place.pack: None for one in tensors.values()}))
+        plan = ReadPlan(tensors, tuple({one.payload.place.pack: None for one in tensors.values()}))
         if len(self._plans) >= _PLANS_KEPT:
             self._plans.clear()
         self._plans[ref, patterns] = plan
@@ -199,7 +199,9 @@ class Tensors(Mapping[str, torch.Tensor]):
     The views are its own: a page of them that is written to becomes private to these tensors.
     """
 
-    def __init__(self, ref: Ref, plan: Plan, packs: Packs, doubt: Callable[[str], None]) -> None:
+    def __init__(
+        self, ref: Ref, plan: ReadPlan, packs: Packs, doubt: Callable[[str], None]
+    ) -> None:
         """Open every pack that is needed.
 
         Args:

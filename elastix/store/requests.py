@@ -45,7 +45,7 @@ Reply = Missing | StoreError | None
 
 
 @dataclass(frozen=True)
-class Outlook:
+class PutPlan:
     """What a put must write. `seq` belongs into the model's record."""
 
     stored: bool

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastix.errors import Conflict, StoreError
 from elastix.store.ledger import Ledger
-from elastix.store.local import LocalPacks
+from elastix.store.local_packs import LocalPacks
 from elastix.store.owner import Taken
 from elastix.store.packs import Packs
 from elastix.store.remote import RemotePacks, locate

@@ -26,7 +26,7 @@ from elastix.store.gc import Collected
 from elastix.store.index import Missing, readable
 from elastix.store.ledger import Ledger
 from elastix.store.lineage import Diff, Mode, Signature
-from elastix.store.local import LocalPacks
+from elastix.store.local_packs import LocalPacks
 from elastix.store.packs import SEAL_AT_BYTES, Packs
 from elastix.store.reader import Reader
 from elastix.store.records import Header, Kind, Model

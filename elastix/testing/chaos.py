@@ -17,9 +17,9 @@ from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Any
 
-from elastix.comm import group
+from elastix.comm.network import process_group
 from elastix.state import raw_bytes
-from elastix.train.context import Context
+from elastix.train.replica.context import Context
 
 
 class Harm(Enum):
@@ -145,7 +145,7 @@ def _cut(lasting: bool) -> None:
         def unreachable(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401
             raise OSError("network is unreachable")
 
-        vars(group)["Meeting"] = unreachable
+        vars(process_group)["Meeting"] = unreachable
     for entry in Path("/proc/self/fd").iterdir():
         try:
             if not str(entry.readlink()).startswith("socket:"):

@@ -18,12 +18,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elastix.errors import ConfigError, Full
-from elastix.search.executors.work import Ended, Executor, Progress, TrainFunction, Work
-from elastix.search.heritage import Terms, TrialHeritage
+from elastix.search.executors.work import Ended, Executor, TrainFunction, Work, WorkReport
+from elastix.search.model_sources import InheritTerms, TrialModelSource
 from elastix.search.trial import Objectives
 from elastix.state import Ref
 from elastix.store import Store
-from elastix.train.context import Context
+from elastix.train.replica.context import Context
 
 PATIENCE_S = 240.0
 
@@ -87,11 +87,11 @@ class ExecutorContract:
             executor.close()
 
     @staticmethod
-    def collect(executor: Executor, works: list[Work]) -> tuple[dict[int, Ended], list[Progress]]:
+    def collect(executor: Executor, works: list[Work]) -> tuple[dict[int, Ended], list[WorkReport]]:
         """Run these to their ends, as many at a time as there is room for."""
         waiting = list(works)
         ends: dict[int, Ended] = {}
-        progress: list[Progress] = []
+        progress: list[WorkReport] = []
         deadline = time.monotonic() + PATIENCE_S
         while len(ends) < len(works):
             assert time.monotonic() < deadline, f"{len(ends)} of {len(works)} ended"
@@ -140,12 +140,12 @@ class ExecutorContract:
     def test_a_model_is_stored_with_its_lineage(self, tmp_path: Path) -> None:
         with self.opened(trains) as executor:
             terms = self.terms(executor, tmp_path)
-            first = TrialHeritage(terms, 0, {"x": 0})
-            ends, _ = self.collect(executor, [self.work(0, heritage=first)])
+            first = TrialModelSource(terms, 0, {"x": 0})
+            ends, _ = self.collect(executor, [self.work(0, model_source=first)])
             parent = ends[0].ref
             assert parent is not None
-            second = TrialHeritage(terms, 1, {"x": 1}, parent=Ref(parent))
-            more, _ = self.collect(executor, [self.work(1, heritage=second)])
+            second = TrialModelSource(terms, 1, {"x": 1}, parent=Ref(parent))
+            more, _ = self.collect(executor, [self.work(1, model_source=second)])
         ended = more[1]
         assert ended.ref is not None
         assert ended.ref != parent
@@ -162,15 +162,17 @@ class ExecutorContract:
         """In two parts it reports what it does in one, and ends with the same weights."""
         with self.opened(trains) as executor:
             terms = self.terms(executor, tmp_path)
-            whole = self.work(0, heritage=TrialHeritage(terms, 0, {"x": 0}), seed=1)
-            part = self.work(1, heritage=TrialHeritage(terms, 1, {"x": 0}), seed=1, until_reports=2)
+            whole = self.work(0, model_source=TrialModelSource(terms, 0, {"x": 0}), seed=1)
+            part = self.work(
+                1, model_source=TrialModelSource(terms, 1, {"x": 0}), seed=1, until_reports=2
+            )
             ends, _ = self.collect(executor, [whole, part])
             assert ends[1].kind == "paused"
             assert sorted(ends[1].results) == [0, 1]
             assert ends[1].epochs == 2
             assert ends[1].ref is not None
-            rest = TrialHeritage(terms, 1, {"x": 0}, paused=ends[1].ref)
-            more, _ = self.collect(executor, [self.work(1, heritage=rest, seed=1)])
+            rest = TrialModelSource(terms, 1, {"x": 0}, paused=ends[1].ref)
+            more, _ = self.collect(executor, [self.work(1, model_source=rest, seed=1)])
         assert more[1].kind == "finished"
         assert more[1].results == {2: ends[0].results[2]}
         assert more[1].results[2] == {"score": 2, "steps": 6}
@@ -188,17 +190,17 @@ class ExecutorContract:
                 assert time.monotonic() < deadline
                 executor.poll(1.0)
             executor.submit(self.work(5))
-            heard: list[Progress | Ended] = []
+            heard: list[WorkReport | Ended] = []
             while not heard:  # it is under way, and its reports come while it is
                 assert time.monotonic() < deadline
                 heard += executor.poll(1.0)
-            assert all(isinstance(news, Progress) and news.number == 5 for news in heard)
+            assert all(isinstance(news, WorkReport) and news.number == 5 for news in heard)
             executor.halt(5)
             while not isinstance(heard[-1], Ended):
                 assert time.monotonic() < deadline
                 heard += executor.poll(1.0)
             assert heard[-1].kind == "halted"
-            seqs = [news.seq for news in heard if isinstance(news, Progress)]
+            seqs = [news.seq for news in heard if isinstance(news, WorkReport)]
             assert seqs == list(range(len(seqs)))
             assert set(heard[-1].results) >= set(seqs)
 
@@ -216,10 +218,10 @@ class ExecutorContract:
             executor.close()
 
     @staticmethod
-    def terms(executor: Executor, folder: Path) -> Terms:
+    def terms(executor: Executor, folder: Path) -> InheritTerms:
         Store(folder).close()
         objectives = Objectives.of("score")
-        return Terms(
+        return InheritTerms(
             store=executor.reach(str(folder)),
             campaign="contract",
             objectives=objectives,

@@ -18,33 +18,33 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from elastix.comm.door import draw_secret
-from elastix.comm.meeting import Rendezvous
+from elastix.comm.network.door import draw_secret
+from elastix.comm.network.meeting import Rendezvous
 from elastix.config import CheckpointConfig, FailureConfig, RestoreConfig
 from elastix.errors import ElastixError, StoreError, TrainError
 from elastix.events import Event, Events, Resumed, RunStarted, StepCommitted
 from elastix.store import Store
 from elastix.testing.local_worker import HOST, work
-from elastix.train.beginning import begin
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
-from elastix.train.context import Context
 from elastix.train.control.actions import (
     Action,
-    End,
+    EndWorker,
     Forget,
-    Kill,
+    KillWorker,
     Relay,
-    Start,
+    StartWorker,
     Tell,
     Vacate,
     Vacated,
     Write,
 )
-from elastix.train.control.conductor import Conductor, Phase, Terms
+from elastix.train.control.conductor import Conductor, Phase, RunTerms
 from elastix.train.control.messages import FromWorker, Outcome, ToWorker
-from elastix.train.link import Settings
-from elastix.train.logbook import Logbook
-from elastix.train.trainer import keep_code
+from elastix.train.on_ray.trainer import keep_code
+from elastix.train.record.beginning import begin
+from elastix.train.record.logbook import Logbook
+from elastix.train.replica.context import Context
+from elastix.train.replica.link import Settings
 
 _NAME = "local"
 _TICK_S = 0.05
@@ -129,7 +129,7 @@ def run_local(
         shared=shared,
         secret=draw_secret(),
     )
-    terms = Terms(
+    terms = RunTerms(
         founders=workers,
         min_workers=min_workers,
         max_workers=max_workers or workers,
@@ -163,7 +163,7 @@ class _Room:
 
 
 class _Controller:
-    """The shell around the conductor, in the calling thread. See train.controller for Ray's."""
+    """The shell around the conductor, in the calling thread. Ray's: train.on_ray.controller."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Controller:
         config: dict[str, Any],
         settings: Settings,
         kept: _Kept,
-        terms: Terms,
+        terms: RunTerms,
         room: _Room,
     ) -> None:
         self.run = LocalRun(settings.directory)
@@ -273,12 +273,12 @@ class _Controller:
                     self._emit(action.event, action.sequence)
                     if isinstance(action.event, StepCommitted):
                         self._checkpoints.poke()
-                case Start():
+                case StartWorker():
                     self._start(action.worker)
-                case Kill():
+                case KillWorker():
                     self.run.lost[action.worker] = time.monotonic()
                     self._end(action.worker)
-                case End():
+                case EndWorker():
                     self._end(action.worker)
                 case Vacate():
                     self._room.free += self._room.again and action.place is Vacated.FREE

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from elastix.comm.group import Wiring
-from elastix.comm.membership import Membership
-from elastix.comm.news import News
+from elastix.comm.network.process_group import Wiring
+from elastix.comm.protocol.membership import Membership
+from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store
 from elastix.train.checkpoint.saver import Saver
-from elastix.train.context import Context
 from elastix.train.control.messages import (
     CatchUp,
     Dismiss,
@@ -32,12 +31,13 @@ from elastix.train.control.messages import (
     Leave,
     Outcome,
     OutcomeKind,
-    Record,
+    RecordEvents,
     Started,
 )
-from elastix.train.link import Settings
-from elastix.train.member import Member
-from elastix.train.outcome import run_train
+from elastix.train.replica.context import Context
+from elastix.train.replica.link import Settings
+from elastix.train.replica.member import Member
+from elastix.train.replica.outcome import run_train
 
 HOST = "127.0.0.1"
 
@@ -49,7 +49,7 @@ class _PipeLink:
         self._line = line
         self._store = store
         self._lock = threading.Lock()
-        self._serial = -1
+        self._sequence = -1
         self._where = ("start", 0)
         self._passed = 0
 
@@ -64,12 +64,12 @@ class _PipeLink:
         # Not from the handler's own thread: a signal may come while it holds the lock.
         threading.Thread(target=self.send, args=(Leave("notice"),), daemon=True).start()
 
-    def emit(self, event: Event, serial: int | None = None) -> None:
-        self.send(Record(((serial, event),)))
-        self._serial = max(self._serial, -1 if serial is None else serial)
+    def emit(self, event: Event, sequence: int | None = None) -> None:
+        self.send(RecordEvents(((sequence, event),)))
+        self._sequence = max(self._sequence, -1 if sequence is None else sequence)
 
     def journaled(self) -> int:
-        return self._serial - 1  # what was written to a pipe is read even if the writer dies
+        return self._sequence - 1  # what was written to a pipe is read even if the writer dies
 
     def phase(self, name: str, detail: int) -> None:
         self._where = (name, detail)
@@ -117,7 +117,7 @@ def work(
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # as under Ray; not as the supervisor
     gc.freeze()  # as under Ray
-    news = News()
+    inbox = ThreadSafeInbox()
     link = _PipeLink(line, store)
     wiring = Wiring(
         address=address,
@@ -127,8 +127,8 @@ def work(
         shared=settings.shared,
         secret=settings.secret,
     )
-    member = Member(wiring, torch.device("cpu"), settings, news, link)
-    listener = threading.Thread(target=_listen, args=(line, news, member.saver), daemon=True)
+    member = Member(wiring, torch.device("cpu"), settings, inbox, link)
+    listener = threading.Thread(target=_listen, args=(line, inbox, member.saver), daemon=True)
     listener.start()
     link.send(Started(pid=os.getpid(), device="cpu"))
     threading.Thread(target=_pulse, args=(link, member), daemon=True).start()
@@ -142,16 +142,16 @@ def work(
     os._exit(0)  # abandoned groups may have threads that wait for the dead
 
 
-def _listen(line: Connection, news: News, saver: Saver) -> None:
+def _listen(line: Connection, inbox: ThreadSafeInbox, saver: Saver) -> None:
     try:
         while True:
             heard = line.recv()
             if isinstance(heard, Membership):
-                news.publish(heard)
+                inbox.publish(heard)
             elif isinstance(heard, CatchUp):
-                news.invite(heard.donors)
+                inbox.invite(heard.donors)
             elif isinstance(heard, Dismiss):
-                news.dismiss(QuorumLost(heard.reason))
+                inbox.dismiss(QuorumLost(heard.reason))
             else:
                 saver.tell(heard)
     except (EOFError, OSError):

@@ -51,11 +51,11 @@ from elastix.events import (
 from elastix.observe import journal
 from elastix.state import State, Stateful, capture, warm_start
 from elastix.store import Store
-from elastix.train.context import Context
-from elastix.train.evaluation import Metric, evaluating, measure
-from elastix.train.loss import share_loss
-from elastix.train.member import Member
-from elastix.train.rate import RateScaling
+from elastix.train.replica.context import Context
+from elastix.train.replica.evaluation import Metric, evaluating, measure
+from elastix.train.replica.learning_rate import RateScaling
+from elastix.train.replica.loss import share_loss
+from elastix.train.replica.member import Member
 
 _TIMEOUT_S = 600.0
 

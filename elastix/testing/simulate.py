@@ -42,9 +42,9 @@ from elastix.events import (
     WorkerLost,
 )
 from elastix.observe import journal
-from elastix.train.control.actions import Action, Start, Tell, Vacate
-from elastix.train.control.conductor import Conductor, Phase, Terms
-from elastix.train.control.messages import CatchUp, CaughtUp, Entered, Ready, Record
+from elastix.train.control.actions import Action, StartWorker, Tell, Vacate
+from elastix.train.control.conductor import Conductor, Phase, RunTerms
+from elastix.train.control.messages import CatchUp, CaughtUp, Entered, Ready, RecordEvents
 
 Strategy = Literal["forward", "rollback", "restart"]
 _DAY_S = 86_400.0
@@ -87,7 +87,7 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Scenario:
     """What is simulated.
 
     Attributes:
@@ -120,7 +120,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Forecast:
     """What came of it.
 
     Attributes:
@@ -137,8 +137,8 @@ class Outlook:
 
 
 def simulate(
-    plan: Plan, costs: Costs, rng: random.Random, failures: Iterable[float] | None = None
-) -> Outlook:
+    plan: Scenario, costs: Costs, rng: random.Random, failures: Iterable[float] | None = None
+) -> Forecast:
     """Run `plan` in virtual time.
 
     Args:
@@ -162,10 +162,10 @@ class _Cluster:
         coming: when those that are being started will be up, and who they are.
     """
 
-    def __init__(self, plan: Plan, start_s: float, now: float) -> None:
+    def __init__(self, plan: Scenario, start_s: float, now: float) -> None:
         never = math.inf
         failure = FailureConfig(hang_timeout_s=never, wait_s=never, start_timeout_s=never)
-        terms = Terms(
+        terms = RunTerms(
             founders=plan.workers,
             min_workers=plan.min_workers,
             max_workers=plan.workers,
@@ -219,7 +219,7 @@ class _Cluster:
             batches=(),
         )
         worker = next(iter(self._conductor.holders))
-        self._do(self._conductor.hear(worker, Record(((self._steps, step),)), now), now)
+        self._do(self._conductor.hear(worker, RecordEvents(((self._steps, step),)), now), now)
 
     def arrive(self, now: float) -> None:
         """Whoever is up by now is ready to join, and catches up if it is told to."""
@@ -251,7 +251,7 @@ class _Cluster:
         vacated = False
         for action in actions:
             match action:
-                case Start(worker):
+                case StartWorker(worker):
                     self._room -= 1
                     heapq.heappush(self.coming, (max(now, self._up.popleft()), worker))
                 case Vacate():
@@ -267,7 +267,7 @@ class _Cluster:
 
 @dataclass
 class _Simulation:
-    plan: Plan
+    plan: Scenario
     costs: Costs
     rng: random.Random
     failures: Iterable[float] | None
@@ -278,7 +278,7 @@ class _Simulation:
     redone: int = 0
     stored: tuple[float, int, float] = (0.0, 0, 0.0)  # when, steps, samples
 
-    def run(self) -> Outlook:
+    def run(self) -> Forecast:
         plan = self.plan
         self._cluster = _Cluster(plan, self.costs.start_s, self.now)
         self._trace = iter(self.failures) if self.failures is not None else None
@@ -287,7 +287,7 @@ class _Simulation:
             self._boundary()
             self._step()
         rate = 1.0 / self.costs.step_s(plan.workers, plan.workers)
-        return Outlook(self.samples / (self.now * rate), self.steps, self.lost, self.redone)
+        return Forecast(self.samples / (self.now * rate), self.steps, self.lost, self.redone)
 
     def _draw(self) -> float:
         if self._trace is not None:
@@ -436,7 +436,7 @@ def _join_s(events: Sequence[Event], usual: dict[int, float]) -> float:
 # --------------------------------------------------------------------------------- command line
 
 
-def table(sizes: Sequence[int], plan: Plan, costs: Costs, seed: int) -> list[tuple[str, ...]]:
+def table(sizes: Sequence[int], plan: Scenario, costs: Costs, seed: int) -> list[tuple[str, ...]]:
     """A row per group size: goodput of the three strategies under the same failure rate."""
     rows = []
     for size in sizes:
@@ -467,7 +467,7 @@ def main() -> None:
         costs = costs_of(journal.read(options.run / "journal.jsonl"))
     if options.step_s is not None:
         costs = replace(costs, work_s=0.9 * options.step_s, fixed_s=0.1 * options.step_s)
-    plan = Plan(
+    plan = Scenario(
         workers=1,
         duration_s=3600 * options.hours,
         mtbf_s=_DAY_S * options.mtbf_days,

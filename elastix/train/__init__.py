@@ -1,6 +1,5 @@
-"""The imperative shell of training, on Ray.
+"""Training: what leads a run, what works in it, what it stores, and Ray around them.
 
-trainer (the driver's side) starts a controller (one actor a run), which starts workers (one actor
-each); a worker runs `train(ctx)` with a context, behind which member ties comm, data and state
-together.
+control: decides, pure. replica: a worker, without Ray. checkpoint: States on their way to the
+store and back. record: what a run has told, and how it goes on. on_ray: the actors and the driver.
 """

@@ -45,7 +45,7 @@ def run(
         num_workers=_sizes(workers), spares=spares, cpus_per_worker=cpus, gpus_per_worker=gpus
     )
     chosen = RunConfig(name=name or script.stem, store=store, seed=seed)
-    from elastix.train.trainer import ElasticTrainer  # Ray is imported when it is needed
+    from elastix.train.on_ray.trainer import ElasticTrainer  # Ray is imported when it is needed
 
     trainer = ElasticTrainer(
         train, config=dict(map(_pair, config or [])), scaling=scaling, run=chosen, quiet=as_json

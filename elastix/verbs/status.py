@@ -35,7 +35,7 @@ def live(address: str) -> list[dict[str, Any]]:
     """
     import ray  # not before it is asked for: other verbs need no Ray
 
-    from elastix.train.succession import CONTROLLER, NAMESPACE
+    from elastix.train.on_ray.takeover import CONTROLLER, NAMESPACE
 
     ours = not ray.is_initialized()
     if ours:

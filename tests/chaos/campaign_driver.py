@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import elastix
-from elastix.observe.trials import TrialsConsole
+from elastix.observe.trials_console import TrialsConsole
 from tests.search_parts import SPACE, Drawing, diary
 
 
@@ -27,7 +27,7 @@ def main(store, trials, kind, address=None):
         ray.init(address=address, logging_level=logging.ERROR, runtime_env=here)
         executor = None
     else:
-        from elastix.search.executors.local import Local
+        from elastix.search.executors.serial import Local
 
         executor = Local()
     elastix.Campaign(

@@ -15,7 +15,7 @@ import torch
 from elastix.errors import NotFound
 from elastix.state import Ref, State
 from elastix.store import Store
-from elastix.store.local import LocalWriter
+from elastix.store.local_packs import LocalWriter
 from elastix.store.records import Header, Place, padded
 
 CONTEXT = mp.get_context("forkserver")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch.nn.functional as F
 
-from elastix.comm import shared
+from elastix.comm.network import shared_memory
 from elastix.errors import TrainError
 from elastix.testing.local import run_local
 from tests.trainables import make
@@ -99,7 +99,7 @@ def out_of_files(ctx):
     def fail(*_):
         raise OSError(24, "Too many open files")
 
-    shared.Exchange._map = fail
+    shared_memory.Exchange._map = fail
     Strays("steps")(ctx)
 
 

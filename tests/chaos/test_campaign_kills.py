@@ -14,9 +14,9 @@ import elastix
 from elastix.data.audit import audit
 from elastix.events import TrialLost, WorkerLost
 from elastix.observe import journal
-from elastix.search.book import Book
 from elastix.search.executors import pool
 from elastix.search.trial import TrialState
+from elastix.search.trial_database import TrialDatabase
 from elastix.store.server import StoreServer
 from elastix.testing.chaos import Kill, with_kills
 from tests import search_parts
@@ -48,8 +48,8 @@ class Hunt:
         assert self.start(lines=None)
         self.check()
         assert len(self.finals) == self.trials
-        with Book(self.store / "runs" / "hunted", read_only=True) as book:
-            lines = book.lines()
+        with TrialDatabase(self.store / "runs" / "hunted", read_only=True) as database:
+            lines = database.lines()
         assert [line.trial.number for line in lines] == list(range(self.trials))
         assert all(line.trial.state is TrialState.FINISHED for line in lines)
         assert len({line.trial.suggestion.key for line in lines}) == self.trials
@@ -79,8 +79,8 @@ class Hunt:
 
     def check(self):
         """What was final is final as it was, and did not run since."""
-        with Book(self.store / "runs" / "hunted", read_only=True) as book:
-            now = {line.trial.number: line for line in book.lines() if line.done}
+        with TrialDatabase(self.store / "runs" / "hunted", read_only=True) as database:
+            now = {line.trial.number: line for line in database.lines() if line.done}
         assert self.finals.items() <= now.items(), "a finished trial was lost or changed"
         entries = (self.store / "diary").read_text().splitlines()
         known = {line.trial.suggestion.key for line in self.finals.values()}

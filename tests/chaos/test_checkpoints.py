@@ -384,16 +384,16 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path):
 
 def without_room(ctx):
     """Until a step, this process cannot write a byte to a pack."""
-    from elastix.store import local
+    from elastix.store import local_packs
 
-    write = local._write_all
+    write = local_packs._write_all
 
     def full(*args):
         if ctx.step < ctx.config["until"]:
             raise OSError(28, "No space left on device")
         write(*args)
 
-    local._write_all = full
+    local_packs._write_all = full
     trainables.train(ctx)
 
 

@@ -31,7 +31,7 @@ from elastix.events import (
 from elastix.observe import journal
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.replay import compare
-from elastix.train import succession
+from elastix.train.on_ray import takeover
 from tests import trainables
 from tests.laws import assert_exactly_once
 
@@ -90,7 +90,7 @@ def trainer(store, train=paced, workers=2, **options):
 
 
 def run_of(store):
-    return succession.run_id(str(store), "chaos")
+    return takeover.run_id(str(store), "chaos")
 
 
 def journal_of(store) -> Path:
@@ -130,7 +130,7 @@ def in_background(work):
 
 
 def controller_pid(store) -> int:
-    controller = succession.find_controller(run_of(store))
+    controller = takeover.find_controller(run_of(store))
     return ray.get(controller.process.remote())
 
 
@@ -145,8 +145,8 @@ def alive(pid: int) -> bool:
 def nobody_left(store):
     pids = [event.pid for event in events_of(store, WorkerStarted)]
     until(lambda: not any(map(alive, pids)))
-    until(lambda: not succession.find_workers(run_of(store)))
-    until(lambda: not succession.own_groups(run_of(store)))
+    until(lambda: not takeover.find_workers(run_of(store)))
+    until(lambda: not takeover.own_groups(run_of(store)))
     until(lambda: ray.available_resources().get("CPU") == 8)
 
 
@@ -186,9 +186,9 @@ SOON = elastix.FailureConfig(start_timeout_s=100)
 @pytest.mark.timeout(400)
 def test_a_controller_is_killed_when_it_has_asked_ray_for_workers(cluster, tmp_path):
     thread, box = in_background(trainer(tmp_path, failure=SOON).fit)
-    until(lambda: succession.find_controller(run_of(tmp_path)))
+    until(lambda: takeover.find_controller(run_of(tmp_path)))
     first = controller_pid(tmp_path)
-    until(lambda: len(succession.find_workers(run_of(tmp_path))) == 2)
+    until(lambda: len(takeover.find_workers(run_of(tmp_path))) == 2)
     os.kill(first, signal.SIGKILL)
     thread.join(200)
     assert_nothing_was_lost(tmp_path, box)
@@ -295,7 +295,7 @@ def test_controller_and_all_workers_killed_at_once(cluster, tmp_path):
 def test_a_controller_that_is_ended_for_good_is_a_typed_error_and_leaves_nobody(cluster, tmp_path):
     thread, box = in_background(trainer(tmp_path).fit)
     until(lambda: steps_taken(tmp_path) >= 3)
-    ray.kill(succession.find_controller(run_of(tmp_path)), no_restart=True)
+    ray.kill(takeover.find_controller(run_of(tmp_path)), no_restart=True)
     thread.join(100)
     assert isinstance(box["error"], elastix.ControllerLost)
     nobody_left(tmp_path)
@@ -360,7 +360,7 @@ def test_a_detached_run_goes_on_without_its_driver_and_fit_attaches(cluster, tmp
     assert [event.cause for event in events_of(tmp_path, GenerationFormed)] == ["start"]
     assert [event.outcome for event in events_of(tmp_path, RunEnded)] == ["finished"]
     nobody_left(tmp_path)
-    until(lambda: succession.find_controller(run_of(tmp_path)) is None)
+    until(lambda: takeover.find_controller(run_of(tmp_path)) is None)
 
 
 def broken(_ctx):
@@ -393,7 +393,7 @@ def test_the_journal_numbers_what_several_workers_may_send(tmp_path):
     path = tmp_path / "journal.jsonl"
     with journal.Journal(path) as opened:
         opened.append(Resumed(step=0, ref=""))
-        opened.append(Resumed(step=1, ref=""), serial=4)
-    assert [serial for _, serial in journal.read_numbered(path)] == [None, 4]
+        opened.append(Resumed(step=1, ref=""), sequence=4)
+    assert [sequence for _, sequence in journal.read_numbered(path)] == [None, 4]
     assert [event.step for event in journal.read(path)] == [0, 1]
     assert json.loads(path.read_text().splitlines()[1])["serial"] == 4

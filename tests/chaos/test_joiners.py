@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastix.comm import feed
+from elastix.comm.network import catch_up_stream
 from elastix.events import GenerationFormed, Recovered
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
@@ -111,8 +111,8 @@ class WithQueueOf:
     queue_bytes: int
 
     def __call__(self, ctx):
-        feed.QUEUE_BYTES = self.queue_bytes
-        feed.QUEUE_STEPS = 0  # else a step may be larger than the queue
+        catch_up_stream.QUEUE_BYTES = self.queue_bytes
+        catch_up_stream.QUEUE_STEPS = 0  # else a step may be larger than the queue
         train(ctx)
 
 
@@ -133,7 +133,7 @@ class Forgetful:
 
 
 def spoil(ctx):
-    ctx._member._live.model.head.weight.data[0, 0] += 1
+    ctx._member._tracked.model.head.weight.data[0, 0] += 1
 
 
 def test_a_joiner_that_differs_from_its_donor_is_not_let_in_as_it_is(tmp_path):

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from elastix.train import lifeline
+from elastix.train.on_ray import lifeline
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="robust mutexes in a memfd")
 HOLDER = "from elastix.train import lifeline; print(lifeline.hold(), flush=True); input()"

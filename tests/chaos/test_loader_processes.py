@@ -12,7 +12,7 @@ import os, signal, torch
 from torch.utils.data._utils import worker
 from elastix.data.loader import Loader
 from elastix.data.source import Source
-from tests.unit.test_loader import Numbers, Pace
+from tests.unit.data.test_loader import Numbers, Pace
 
 worker.MP_STATUS_CHECK_INTERVAL = 3600.0  # torch's own look for a parent that is gone
 source = Source(dataset=Numbers(64), batch_size=4, num_workers=2, device=torch.device("cpu"))

@@ -14,18 +14,18 @@ import torch
 
 import elastix
 from elastix.data.cursor import order
-from elastix.data.horizon import Reader
+from elastix.data.horizon import ReaderPosition
 from elastix.data.loader import Loader
-from elastix.data.shared import arena, dataset, locks, room
+from elastix.data.shared import arena, dataset, folder, locks
 from elastix.data.source import Source
 from tests.pictures import Pictures, check, same
-from tests.unit.test_loader import Pace
+from tests.unit.data.test_loader import Pace
 
 pytestmark = [
     pytest.mark.skipif(not locks.available(), reason="no locks that die with their holder here"),
     pytest.mark.timeout(240),
 ]
-FILES = {module.__file__ for module in (arena, dataset, locks, room)}
+FILES = {module.__file__ for module in (arena, dataset, locks, folder)}
 
 
 @pytest.fixture
@@ -102,13 +102,13 @@ def test_killed_at_any_line_nobody_else_notices(memory, tmp_path, room_for, ever
     data = Pictures(length, vary=1500, notes=str(tmp_path / "notes"))
     shared = elastix.Shared(data, "16MB" if room_for == "all" else 17_500 + 6 * 3000)
     (tmp_path / "notes").unlink()
-    shared.announce(Reader(0, 0, 0, 9), 0)
+    shared.announce(ReaderPosition(0, 0, 0, 9), 0)
     for index in range(10):
         assert same(shared[index], index, data)
     number = 10
 
     def read():
-        shared.announce(Reader(1, 0, 0, 9), 0)
+        shared.announce(ReaderPosition(1, 0, 0, 9), 0)
         for index in range(number, number + 4):
             shared[index % length]
 
@@ -143,7 +143,7 @@ def reader(shared, data, seed, told, epochs=2):
     for epoch in range(epochs):
         for offset, index in enumerate(order(seed, epoch, len(data)).tolist()):
             if told:
-                shared.announce(Reader(seed, epoch, offset, epochs), 1)
+                shared.announce(ReaderPosition(seed, epoch, offset, epochs), 1)
             if not same(shared[index], index, data):
                 raise RuntimeError(f"sample {index} is another")
 

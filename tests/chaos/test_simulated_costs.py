@@ -8,7 +8,7 @@ import pytest
 from elastix.events import StepCommitted, WorkerLost
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
-from elastix.testing.simulate import Costs, Plan, _gaps, costs_of, simulate
+from elastix.testing.simulate import Costs, Scenario, _gaps, costs_of, simulate
 from tests import trainables
 from tests.laws import assert_exactly_once
 
@@ -48,7 +48,7 @@ def test_predicted_goodput_is_near_the_measured_one(tmp_path):
     samples = sum(batch.samples for event in commits[1:] for batch in event.batches)
     measured = samples / ((ended - begun) * rate)
     losses = [e.t - begun for e in result.events if isinstance(e, WorkerLost)]
-    plan = Plan(workers=WORKERS, duration_s=ended - begun, checkpoint_every_s=1e9)
+    plan = Scenario(workers=WORKERS, duration_s=ended - begun, checkpoint_every_s=1e9)
     costs = costs_of(result.events, Costs(checkpoint_s=0.0))
     predicted = simulate(plan, costs, random.Random(0), losses).goodput
     assert predicted < 1.0

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from elastix.comm import group
+from elastix.comm.network import process_group
 from elastix.events import GenerationFormed, WorkerLost
 from elastix.testing.chaos import CUT, Kill, with_kills
 from elastix.testing.local import run_local
@@ -40,11 +40,11 @@ class CutOff:
     step: int
 
     def __call__(self, ctx):
-        group._CONNECT_TIMEOUT = timedelta(seconds=CONNECT_S)
+        process_group._CONNECT_TIMEOUT = timedelta(seconds=CONNECT_S)
 
         def cut(_name, _detail):
-            if ctx.step >= self.step and not isinstance(group.dist, Blackhole):
-                group.dist = Blackhole(group.dist)
+            if ctx.step >= self.step and not isinstance(process_group.dist, Blackhole):
+                process_group.dist = Blackhole(process_group.dist)
 
         if ctx.worker == self.worker:
             ctx.on_phase(cut)

@@ -3,7 +3,7 @@
 import pytest
 
 from elastix.config import ScalingConfig
-from elastix.search.executors.local import Local
+from elastix.search.executors.serial import Local
 from elastix.testing.executor_contract import ExecutorContract
 
 pytestmark = pytest.mark.timeout(600)
@@ -26,7 +26,7 @@ class TestTune(ExecutorContract):
         self.storage = str(tmp_path / "tune")
 
     def make(self):
-        from elastix.search.executors.tune import Tune
+        from elastix.search.executors.tune_trials import Tune
 
         scaling = ScalingConfig(cpus_per_worker=0.5)
         return Tune(parallel=2, scaling=scaling, storage_path=self.storage)

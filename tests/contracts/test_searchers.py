@@ -179,7 +179,7 @@ class TestDeepHyper(SearcherContract):
         drive(searcher, lambda config: (abs(config["b"] - 7) + (config["a"] != "w"),), 12)
         for _ in range(8):
             (proposed,) = searcher._propose(1)
-            assert searcher.known.is_new(proposed)
+            assert searcher.history.is_new(proposed)
             assert searcher.ask(1)[0].config == proposed
         assert len(searcher.state_dict()["pending"]) == 8
 

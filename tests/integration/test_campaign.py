@@ -26,10 +26,10 @@ from elastix.errors import (
 )
 from elastix.events import CampaignEnded, CampaignStarted, StoreMeasured, TrialEnded
 from elastix.observe import journal
-from elastix.search.book import Book
-from elastix.search.executors.local import Local
+from elastix.search.executors.serial import Local
 from elastix.search.rungs import Asha
 from elastix.search.trial import TrialState
+from elastix.search.trial_database import TrialDatabase
 from tests import search_parts
 from tests.notes import Notes
 from tests.search_parts import SPACE, Drawing
@@ -246,7 +246,7 @@ def test_another_metric_is_another_campaign(tmp_path):
 def test_two_drivers_cannot_run_one_campaign(tmp_path):
     campaign(tmp_path, trials=2).run()
     with (
-        Book(tmp_path / "runs" / "test"),
+        TrialDatabase(tmp_path / "runs" / "test"),
         pytest.raises(Conflict, match="another process"),
     ):
         campaign(tmp_path).run()
@@ -255,8 +255,8 @@ def test_two_drivers_cannot_run_one_campaign(tmp_path):
 
 def test_a_book_of_a_later_version_is_refused(tmp_path):
     campaign(tmp_path, trials=2).run()
-    with Book(tmp_path / "runs" / "test") as book:
-        book._sql.execute("PRAGMA user_version = 99")
+    with TrialDatabase(tmp_path / "runs" / "test") as database:
+        database._sql.execute("PRAGMA user_version = 99")
     with pytest.raises(TooNew, match="99"):
         campaign(tmp_path).run()
 
@@ -399,12 +399,12 @@ def test_commands(tmp_path):
 @pytest.mark.parametrize("tables", [False, True], ids=["without tables", "with tables"])
 def test_a_campaign_that_was_killed_before_it_began_hides_no_other(tmp_path, tables):
     campaign(tmp_path, trials=2).run()
-    book = tmp_path / "runs" / "nothing" / "campaign.sqlite"
+    database = tmp_path / "runs" / "nothing" / "campaign.sqlite"
     if tables:
-        Book(book.parent).close()
+        TrialDatabase(database.parent).close()
     else:
-        book.parent.mkdir()
-        book.touch()
+        database.parent.mkdir()
+        database.touch()
     listed = invoke("list", "-s", tmp_path, "--json")
     assert listed.exit_code == 0
     assert [entry["campaign"] for entry in json.loads(listed.stdout)] == ["test"]
@@ -413,11 +413,11 @@ def test_a_campaign_that_was_killed_before_it_began_hides_no_other(tmp_path, tab
         refused = invoke(verb, "nothing", "-s", tmp_path)
         assert refused.exit_code == 1
         assert "Run it again" in refused.stderr
-    book.write_bytes(b"not a database" * 1000)
+    database.write_bytes(b"not a database" * 1000)
     listed = invoke("list", "-s", tmp_path, "--json")
     assert listed.exit_code == 1
     assert [entry["campaign"] for entry in json.loads(listed.stdout)] == ["test"]
-    assert str(book) in listed.stderr
+    assert str(database) in listed.stderr
 
 
 def test_failed_trials_are_shown_with_their_first_traceback(tmp_path):
@@ -430,7 +430,7 @@ def test_failed_trials_are_shown_with_their_first_traceback(tmp_path):
 SCRIPT = """
 import sys
 import elastix
-from elastix.search.executors.local import Local
+from elastix.search.executors.serial import Local
 from tests.search_parts import SPACE, Drawing
 
 def slow(ctx):

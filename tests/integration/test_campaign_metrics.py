@@ -5,7 +5,7 @@ import pytest
 
 import elastix
 from elastix.observe import metrics
-from elastix.search.executors.local import Local
+from elastix.search.executors.serial import Local
 
 
 def train(ctx):

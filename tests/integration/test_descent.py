@@ -6,7 +6,7 @@ from torch.utils.data import TensorDataset
 
 import elastix
 from elastix.events import TensorsInherited
-from elastix.search.heritage import Descent, Shelf
+from elastix.search.model_sources import StoreDirectory, StoredModelSource
 from elastix.store import signature
 from elastix.testing.replay import compare
 
@@ -45,7 +45,7 @@ def test_its_states_descend_from_the_model_and_the_replay_knows(cluster, tmp_pat
         checkpoint=elastix.CheckpointConfig(every_steps=5, keep_last=3),
         quiet=True,
     )
-    result = trainer.descending(Descent(Shelf(str(tmp_path)), origin)).fit()
+    result = trainer.descending(StoredModelSource(StoreDirectory(str(tmp_path)), origin)).fit()
     (told,) = [event for event in result.events if isinstance(event, TensorsInherited)]
     assert told.found["ref"] == origin
     assert told.found["share"] == 1.0

@@ -8,7 +8,7 @@ import pytest
 import elastix
 from elastix.events import Recovered, RunEnded, RunStarted, StepCommitted
 from elastix.testing.chaos import Kill, with_kills
-from elastix.train.profile import FOLDER
+from elastix.train.replica.profiler import FOLDER
 from tests import trainables
 from tests.notes import Notes
 

@@ -9,7 +9,7 @@ import elastix
 from elastix.observe import journal
 from elastix.report import write_report
 from elastix.report.sources import campaign_record
-from elastix.search.executors.local import Local
+from elastix.search.executors.serial import Local
 
 SPACE = ConfigurationSpace(
     name="tiny", space=[Float("lr", (1e-4, 1.0), log=True), Integer("width", (4, 16))], seed=1

@@ -23,8 +23,8 @@ from elastix.events import (
 )
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.replay import compare
-from elastix.train import succession
-from elastix.train.trainer import _reserve
+from elastix.train.on_ray import takeover
+from elastix.train.on_ray.trainer import _reserve
 from tests import trainables
 
 CONFIG = {"samples": 240, "epochs": 2, "batch_size": 30}
@@ -160,7 +160,7 @@ def test_a_failed_run_continues_from_its_last_checkpoint(cluster, tmp_path):
 
 def test_room_that_an_earlier_attempt_left_reserved_is_given_back(cluster, tmp_path):
     """Ray keeps it if the process died with its node while the room was being placed."""
-    run = succession.run_id(str(tmp_path), "test")
+    run = takeover.run_id(str(tmp_path), "test")
     most = elastix.ScalingConfig(num_workers=8)
     left, _ = _reserve(run, most, 8, 60.0, "detached")
     failure = elastix.FailureConfig(start_timeout_s=30)

@@ -7,9 +7,9 @@ import pytest
 
 from elastix.errors import Corrupt, ElastixError
 from elastix.report.sources import campaign_record
-from elastix.search.book import FILE, Book, Line
 from elastix.search.results import Results
 from elastix.search.trial import Suggestion, Trial, TrialState
+from elastix.search.trial_database import FILE, TrialDatabase, TrialRow
 
 FACTS = {
     "name": "c",
@@ -57,8 +57,8 @@ def changed(value, path, odd):
 @pytest.fixture
 def directory(tmp_path):
     path = tmp_path / "runs" / "c"
-    with Book(path) as book:
-        book.commit([Line(TRIAL, done=1)], {"campaign": FACTS})
+    with TrialDatabase(path) as database:
+        database.commit([TrialRow(TRIAL, done=1)], {"campaign": FACTS})
     return path
 
 

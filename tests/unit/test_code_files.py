@@ -4,7 +4,7 @@ import os
 
 import elastix
 from elastix.search.executors import recipe
-from elastix.train.trainer import keep_code
+from elastix.train.on_ray.trainer import keep_code
 
 
 def test_nobody_else_may_read_or_change_code(tmp_path):

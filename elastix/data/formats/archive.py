@@ -27,7 +27,7 @@ Read = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveMember:
     """One file of an archive.
 
     Attributes:
@@ -48,7 +48,7 @@ def mark_of(header: bytes) -> int:
     return int.from_bytes(blake3(header).digest(8), "little", signed=True)
 
 
-def members(read: Read, size: int, what: str) -> Iterator[Member]:
+def members(read: Read, size: int, what: str) -> Iterator[ArchiveMember]:
     """The files of an archive of `size` bytes, in their order.
 
     Args:
@@ -94,7 +94,7 @@ def members(read: Read, size: int, what: str) -> Iterator[Member]:
             name = said.get("path") or _name(header)
             if kind in _REGULAR:
                 _check_inside(at, length, size, what)
-                yield Member(name, at, length, mark_of(header))
+                yield ArchiveMember(name, at, length, mark_of(header))
             elif kind in _OTHERS:
                 length = 0
             else:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from blake3 import blake3
 from torch.utils.data import Dataset
 
-from elastix.data.formats.archive import BLOCK, Member, mark_of, members
+from elastix.data.formats.archive import BLOCK, ArchiveMember, mark_of, members
 from elastix.data.formats.files import (
     Fingerprint,
     Paths,
@@ -204,8 +204,10 @@ def _split(name: str) -> tuple[str, str] | None:
     return folder + slash + stem, rest.lower()
 
 
-def _grouped(files: Iterator[Member], path: Path) -> tuple[dict[str, dict[str, Member]], int]:
-    samples: dict[str, dict[str, Member]] = {}
+def _grouped(
+    files: Iterator[ArchiveMember], path: Path
+) -> tuple[dict[str, dict[str, ArchiveMember]], int]:
+    samples: dict[str, dict[str, ArchiveMember]] = {}
     left_out = 0
     for member in files:
         place = _split(member.name)

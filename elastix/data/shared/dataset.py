@@ -26,11 +26,11 @@ from torch.utils.data import Dataset
 
 from elastix.data.cursor import order_of, runs
 from elastix.data.formats.indexed import InBlocks, by_position
-from elastix.data.horizon import NEVER, Horizon, Indices, Reader, victims
+from elastix.data.horizon import NEVER, Horizon, Indices, ReaderPosition, victims
 from elastix.data.shared.arena import READERS, Arena, Layout
+from elastix.data.shared.folder import SharedFolder, enter
 from elastix.data.shared.locks import Locks, available
 from elastix.data.shared.packing import pack, pickle_into, unpack
-from elastix.data.shared.room import Room, enter
 from elastix.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class Shared(InBlocks):
                 self._decode_for_all(shared, index, decoded)
         return [decoded.pop(i) if i in decoded else self[i] for i in indices]
 
-    def announce(self, reader: Reader, taken: int) -> None:
+    def announce(self, reader: ReaderPosition, taken: int) -> None:
         """Say what this process is going to read, for the sake of what is kept.
 
         Args:
@@ -341,7 +341,9 @@ class _NotReady(Exception):
 class _Attached:
     """The shared memory of a dataset as one process has it."""
 
-    def __init__(self, room: Room, layout: Layout, horizon: Horizon, row: int | None) -> None:
+    def __init__(
+        self, room: SharedFolder, layout: Layout, horizon: Horizon, row: int | None
+    ) -> None:
         """`row`: of the board, if this is a child of a process that has one."""
         self.room = room
         self.row = row
@@ -412,7 +414,7 @@ class _Attached:
 
     # ---------------------------------------------------------------------------- eviction
 
-    def announce(self, reader: Reader, taken: int) -> None:
+    def announce(self, reader: ReaderPosition, taken: int) -> None:
         """Write to the board, in a row of our own."""
         if not 0 <= reader.seed <= NEVER:
             return
@@ -439,7 +441,7 @@ class _Attached:
         rows = np.flatnonzero(self.arena.board[:, 0])
         return int(np.searchsorted(rows, self.row or 0)) * size // max(1, len(rows))
 
-    def _readers(self) -> list[Reader]:
+    def _readers(self) -> list[ReaderPosition]:
         """Of others the batch in hand is still to come; of ours it is not."""
         readers = []
         for row in np.flatnonzero(self.arena.board[:, 0]):
@@ -448,7 +450,7 @@ class _Attached:
             if not own and not self._locks.is_taken(self._changing + 1 + int(row)):
                 self.arena.board[row, 0] = 0  # it is dead
                 continue
-            readers.append(Reader(seed, epoch, offset + own * taken, epochs, bool(shuffle)))
+            readers.append(ReaderPosition(seed, epoch, offset + own * taken, epochs, bool(shuffle)))
         return readers
 
     def _going(self, index: int, short: int) -> list[int] | None:
@@ -491,7 +493,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _leave(room: Room, arena: Arena, file: int) -> None:
+def _leave(room: SharedFolder, arena: Arena, file: int) -> None:
     arena.close()
     os.close(file)  # our row of the board is free with it
     room.leave()

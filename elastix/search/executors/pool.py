@@ -1,8 +1,9 @@
 """Trials on persistent Ray workers, fed by one loop. The default executor.
 
 Starting a process and importing torch takes seconds, a trial may take milliseconds; so workers
-stay, and a trial costs one call of an actor. A trial of one worker runs right there (alone.py);
-a trial of several is an elastic group that a worker of the pool looks after (group.py).
+stay, and a trial costs one call of an actor. A trial of one worker runs right there
+(in_process); one of several is an elastic group that a worker of the pool looks after
+(group_worker).
 
 Not here: what is worth running. Invariant: work whose worker died ends as "lost", at once.
 """
@@ -20,12 +21,12 @@ import ray
 from elastix.config import CheckpointConfig, FailureConfig, ScalingConfig
 from elastix.errors import ConfigError, SearchError
 from elastix.observe.deaths import Deaths
-from elastix.search.executors.group import GroupWorker
-from elastix.search.executors.seat import PoolWorker
-from elastix.search.executors.work import Ended, Progress, TrainFunction, Work
-from elastix.search.heritage import Opens, Shelf
+from elastix.search.executors.group_worker import GroupWorker
+from elastix.search.executors.pool_worker import PoolWorker
+from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
-from elastix.train.trainer import fit_on_nodes, pickle_train
+from elastix.train.on_ray.trainer import fit_on_nodes, pickle_train
 
 _ASK_EVERY_S = 0.5
 _RECRUIT_EVERY_S = 2.0
@@ -35,7 +36,7 @@ _DEATHS_AT_START = 3
 
 
 @dataclass
-class _Seat:
+class _WorkerHandle:
     """A worker of the pool, as the loop sees it."""
 
     number: int
@@ -78,7 +79,7 @@ class Pool:
         self._failure = failure or FailureConfig()
         self._store = store
         self._train: Any = None
-        self._seats: dict[int, _Seat] = {}
+        self._handles: dict[int, _WorkerHandle] = {}
         self._next = 0
         self._owns_ray = False
         self._recruited_s = 0.0
@@ -106,7 +107,7 @@ class Pool:
         self._opened_s = time.monotonic()
         self._recruit()
 
-    def reach(self, store: str) -> Opens:
+    def reach(self, store: str) -> StoreOpener:
         """See Executor."""
         found = reach(store)
         self._server = found if isinstance(found, StoreServer) else None
@@ -116,17 +117,19 @@ class Pool:
     def room(self) -> int:
         """Idle workers; short work is also queued, so that none of them waits for us."""
         depth = self._depth
-        return sum(max(0, depth - len(seat.inhand)) for seat in self._seats.values() if seat.ready)
+        return sum(
+            max(0, depth - len(handle.inhand)) for handle in self._handles.values() if handle.ready
+        )
 
     def submit(self, work: Work) -> None:
         """See Executor."""
-        ready = [seat for seat in self._seats.values() if seat.ready]
+        ready = [handle for handle in self._handles.values() if handle.ready]
         if not ready:
             raise SearchError(f"the pool has no worker for trial {work.number} yet.")
-        seat = min(ready, key=lambda each: len(each.inhand))
-        seat.inhand.append((seat.actor.run.remote(work), work))
+        handle = min(ready, key=lambda each: len(each.inhand))
+        handle.inhand.append((handle.actor.run.remote(work), work))
 
-    def poll(self, timeout_s: float) -> Sequence[Progress | Ended]:
+    def poll(self, timeout_s: float) -> Sequence[WorkReport | Ended]:
         """See Executor."""
         self._recruit()
         self._ask()
@@ -136,25 +139,25 @@ class Pool:
         if over:  # and whatever else there is by now
             places = dict(self._places(queued=True))
             over, _ = ray.wait(list(places), timeout=0, num_returns=len(places))
-        happened: list[Progress | Ended] = []
+        happened: list[WorkReport | Ended] = []
         for ref in over:
-            seat = places[ref]
-            if seat.number in self._seats:  # it may have been found dead a moment ago
-                happened += self._take(seat, ref)
+            handle = places[ref]
+            if handle.number in self._handles:  # it may have been found dead a moment ago
+                happened += self._take(handle, ref)
         self._check_start()
         return happened
 
     def halt(self, number: int) -> None:
         """See Executor."""
-        for seat in self._seats.values():
-            if any(work.number == number for _, work in seat.inhand):
-                seat.actor.halt.remote(number)
+        for handle in self._handles.values():
+            if any(work.number == number for _, work in handle.inhand):
+                handle.actor.halt.remote(number)
 
     def close(self) -> None:
         """See Executor."""
-        for seat in self._seats.values():
-            _end(seat)
-        self._seats.clear()
+        for handle in self._handles.values():
+            _end(handle)
+        self._handles.clear()
         self._deaths.close()
         if self._server is not None:
             self._server.stop()
@@ -172,45 +175,45 @@ class Pool:
             return 1
         return 2 if self._usual_s > _VERY_SHORT_S else 8
 
-    def _places(self, *, queued: bool = False) -> Sequence[tuple[Any, _Seat]]:
+    def _places(self, *, queued: bool = False) -> Sequence[tuple[Any, _WorkerHandle]]:
         """What may come, and from where; of the work of a worker the next, or all that it has."""
-        found: list[tuple[Any, _Seat]] = []
-        for seat in self._seats.values():
-            if not seat.ready:
-                found.append((seat.hello, seat))
-            refs = [ref for ref, _ in seat.inhand]
-            found += [(ref, seat) for ref in (refs if queued else refs[:1])]
-            if seat.asked is not None:
-                found.append((seat.asked, seat))
+        found: list[tuple[Any, _WorkerHandle]] = []
+        for handle in self._handles.values():
+            if not handle.ready:
+                found.append((handle.hello, handle))
+            refs = [ref for ref, _ in handle.inhand]
+            found += [(ref, handle) for ref in (refs if queued else refs[:1])]
+            if handle.asked is not None:
+                found.append((handle.asked, handle))
         return found
 
-    def _take(self, seat: _Seat, ref: Any) -> list[Progress | Ended]:  # noqa: ANN401
-        if ref in [queued for queued, _ in islice(seat.inhand, 1, None)]:
+    def _take(self, handle: _WorkerHandle, ref: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
+        if ref in [queued for queued, _ in islice(handle.inhand, 1, None)]:
             return []  # heard of before the one ahead of it; it comes again
         try:
             value = ray.get(ref)
         except ray.exceptions.RayActorError as error:
-            return self._dead(seat, error)
+            return self._dead(handle, error)
         except ray.exceptions.RayTaskError as error:
-            if ref == seat.hello:
-                return self._dead(seat, error)
+            if ref == handle.hello:
+                return self._dead(handle, error)
             value = error
-        if ref == seat.hello:
-            seat.process = value
+        if ref == handle.hello:
+            handle.process = value
             self._deaths.expect(*value)
             self._deaths_at_start = 0
             return []
-        if ref == seat.asked:
-            seat.asked = None
+        if ref == handle.asked:
+            handle.asked = None
             if isinstance(value, BaseException):
                 return []
-            seat.seen, told = value
+            handle.seen, told = value
             return list(told)
-        return [self._over(seat, value)]
+        return [self._over(handle, value)]
 
-    def _over(self, seat: _Seat, value: Any) -> Ended:  # noqa: ANN401
-        _, work = seat.inhand.popleft()
-        seat.asked_s = time.monotonic()
+    def _over(self, handle: _WorkerHandle, value: Any) -> Ended:  # noqa: ANN401
+        _, work = handle.inhand.popleft()
+        handle.asked_s = time.monotonic()
         if isinstance(value, Ended):
             seconds = value.finished_s - value.started_s
             self._usual_s = 0.7 * min(self._usual_s, 1.0) + 0.3 * seconds
@@ -219,11 +222,11 @@ class Pool:
             number=work.number, kind="raised", summary=str(value.cause), traceback=str(value)
         )
 
-    def _dead(self, seat: _Seat, error: BaseException) -> list[Progress | Ended]:
+    def _dead(self, handle: _WorkerHandle, error: BaseException) -> list[WorkReport | Ended]:
         """Its first work is lost with it, what was queued is not: that goes to others."""
-        del self._seats[seat.number]
-        _end(seat)
-        if seat.process is None:
+        del self._handles[handle.number]
+        _end(handle)
+        if handle.process is None:
             self._deaths_at_start += 1
             if self._deaths_at_start >= _DEATHS_AT_START:
                 raise SearchError(
@@ -231,8 +234,8 @@ class Pool:
                     f"one of: {error}. The pool was given up. Look at the workers' logs; an "
                     "import that crashes and too little memory are the usual causes."
                 ) from error
-        elif seat.inhand:  # the campaign tells which trial was lost
-            self._deaths.told(*seat.process)
+        elif handle.inhand:  # the campaign tells which trial was lost
+            self._deaths.told(*handle.process)
         self._spawn()
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         return [
@@ -240,18 +243,18 @@ class Pool:
                 number=work.number,
                 kind="returned" if place else "lost",
                 summary=cause,
-                worker=f"worker {seat.number}",
+                worker=f"worker {handle.number}",
             )
-            for place, (_, work) in enumerate(seat.inhand)
+            for place, (_, work) in enumerate(handle.inhand)
         ]
 
     def _ask(self) -> None:
         """Ask workers that are long at it what was reported."""
         now = time.monotonic()
-        for seat in self._seats.values():
-            if seat.inhand and seat.asked is None and now - seat.asked_s > _ASK_EVERY_S:
-                seat.asked_s = now
-                seat.asked = seat.actor.reports.remote(seat.seen)
+        for handle in self._handles.values():
+            if handle.inhand and handle.asked is None and now - handle.asked_s > _ASK_EVERY_S:
+                handle.asked_s = now
+                handle.asked = handle.actor.reports.remote(handle.seen)
 
     # ------------------------------------------------------------------ workers
 
@@ -272,10 +275,10 @@ class Pool:
 
     def _recruit(self) -> None:
         now = time.monotonic()
-        if self._seats and now - self._recruited_s < _RECRUIT_EVERY_S:
+        if self._handles and now - self._recruited_s < _RECRUIT_EVERY_S:
             return
         self._recruited_s = now
-        for _ in range(self._wanted() - len(self._seats)):
+        for _ in range(self._wanted() - len(self._handles)):
             self._spawn()
 
     def _spawn(self) -> None:
@@ -296,11 +299,11 @@ class Pool:
                 num_gpus=self._scaling.gpus_per_worker,
                 **options,
             ).remote(number, self._train, max(1, int(self._scaling.cpus_per_worker)))
-        self._seats[number] = _Seat(number, actor, actor.hello.remote())
+        self._handles[number] = _WorkerHandle(number, actor, actor.hello.remote())
 
     def _check_start(self) -> None:
         limit_s = self._failure.start_timeout_s
-        if any(seat.ready for seat in self._seats.values()):
+        if any(handle.ready for handle in self._handles.values()):
             self._opened_s = time.monotonic()
         elif time.monotonic() - self._opened_s > limit_s:
             raise SearchError(
@@ -310,13 +313,13 @@ class Pool:
             )
 
 
-def reach(store: str) -> Opens:
+def reach(store: str) -> StoreOpener:
     """Workers on one host share a directory; on several, an actor owns the index."""
     hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     if len(hosts) == 1 and "://" not in store:
-        return Shelf(store)
+        return StoreDirectory(store)
     return StoreServer.start(store)
 
 
-def _end(seat: _Seat) -> None:
-    ray.kill(seat.actor, no_restart=True)
+def _end(handle: _WorkerHandle) -> None:
+    ray.kill(handle.actor, no_restart=True)

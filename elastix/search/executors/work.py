@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from elastix.errors import ElastixError
-from elastix.search.heritage import Opens
+from elastix.search.model_sources import StoreOpener
 from elastix.search.trial import Config
 from elastix.state import Ref
-from elastix.train.context import Context
-from elastix.train.heritage import Heritage
+from elastix.train.replica.context import Context
+from elastix.train.replica.model_source import ModelSource
 
 TrainFunction = Callable[[Context], None]
 
@@ -30,7 +30,7 @@ class Work:
         name: of the run, where one is written to disk.
         config: for `ctx.config`.
         seed: of weights and samples.
-        heritage: what it takes from other models, and where its own is left.
+        model_source: what it takes from other models, and where its own is left.
         until_reports: pause after so many reports; None: run to the end.
     """
 
@@ -38,12 +38,12 @@ class Work:
     name: str
     config: Config
     seed: int
-    heritage: Heritage | None = None
+    model_source: ModelSource | None = None
     until_reports: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class WorkReport:
     """A report of work under way. `seq` counts the reports of the trial from 0."""
 
     number: int
@@ -97,7 +97,7 @@ class Executor(Protocol):
         """
         ...
 
-    def reach(self, store: str) -> Opens:
+    def reach(self, store: str) -> StoreOpener:
         """How workers get at the store in this directory. After `open`."""
         ...
 
@@ -110,7 +110,7 @@ class Executor(Protocol):
         """Have it run. Never blocks. No more than `room` at a time."""
         ...
 
-    def poll(self, timeout_s: float) -> Sequence[Progress | Ended]:
+    def poll(self, timeout_s: float) -> Sequence[WorkReport | Ended]:
         """What has happened; waits up to `timeout_s` for something.
 
         Raises:

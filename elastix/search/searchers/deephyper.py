@@ -27,7 +27,7 @@ from deephyper.hpo import CBO, HpProblem
 from deephyper.hpo.utils import get_inactive_value_of_hyperparameter
 
 from elastix.errors import ConfigError
-from elastix.search.searchers.known import Known, Started
+from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial
 from elastix.search.values import generator, plain
@@ -62,7 +62,7 @@ class DeepHyper:
         options: further arguments of CBO, such as surrogate_model or acq_func.
     """
 
-    known = Started()
+    history = HistoryOnceStarted()
 
     def __init__(
         self,
@@ -91,18 +91,18 @@ class DeepHyper:
             ConfigError: a hyperparameter with a normal or beta distribution, which DeepHyper
                 cannot convert for its surrogate; names it.
         """
-        self.known = Known.begin(space, objectives, seed)
-        for name, hyperparameter in self.known.space.flat.items():
+        self.history = SearchHistory.begin(space, objectives, seed)
+        for name, hyperparameter in self.history.space.flat.items():
             if isinstance(hyperparameter, _UNKNOWN):
                 raise ConfigError(
                     f"{name} is a {type(hyperparameter).__name__}, which DeepHyper cannot model. "
                     "Nothing was started. Make it uniform, on a logarithmic scale perhaps, or use "
                     "another searcher."
                 )
-        self._problem = problem(self.known.space)
+        self._problem = problem(self.history.space)
         self._inactive = {
             name: plain(get_inactive_value_of_hyperparameter(hyperparameter))
-            for name, hyperparameter in self.known.space.flat.items()
+            for name, hyperparameter in self.history.space.flat.items()
         }
         if self.initial is None:
             self.initial = 2 * len(self._inactive) + 1
@@ -113,30 +113,30 @@ class DeepHyper:
         scored = sum(losses is not None for _, losses in self._observed)
         proposed = self._propose(n) if scored >= (self.initial or 1) else []
         for place in range(n):
-            rng = self.known.rng()
+            rng = self.history.rng()
             config = proposed[place] if place < len(proposed) else None
-            if config is None or not self.known.is_new(config):
-                config = self.known.fresh(rng)
+            if config is None or not self.history.is_new(config):
+                config = self.history.fresh(rng)
             if config is None:
                 break
-            found.append(self.known.propose(Suggestion(config)))
+            found.append(self.history.propose(Suggestion(config)))
         return found
 
     def _propose(self, n: int) -> list[Config]:
         """DeepHyper's own proposals; they may be known already, or not allowed and left out."""
-        known = self.known
+        history = self.history
         results: list[tuple[dict[str, Any], Any]] = [
             (values, "F" if losses is None else _objective(losses))
             for values, losses in self._observed
         ]
         told = [losses for _, losses in self._observed if losses is not None]
         lie = _objective(np.max(told, axis=0).tolist())  # the worst: stay away from what is pending
-        results += [(self._values(pending.config), lie) for pending in known.pending.values()]
+        results += [(self._values(pending.config), lie) for pending in history.pending.values()]
         with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             search = CBO(
                 self._problem,
-                random_state=int(generator(known.seed, known.count).randint(2**31)),
+                random_state=int(generator(history.seed, history.count).randint(2**31)),
                 log_dir=scratch,
                 checkpoint_history_to_csv=False,
                 **self._settings(),
@@ -149,8 +149,8 @@ class DeepHyper:
             search._opt.sampled.extend([values[name] for name in names] for values, _ in results)
             search.tell(results)
             asked = search.ask(n)
-        configs = [known.space.from_flat(values) for values in asked]
-        return [config for config in configs if known.space.is_valid(config)]
+        configs = [history.space.from_flat(values) for values in asked]
+        return [config for config in configs if history.space.is_valid(config)]
 
     def _settings(self) -> dict[str, Any]:
         conditions = bool(self._problem.space.conditions or self._problem.space.forbidden_clauses)
@@ -166,23 +166,23 @@ class DeepHyper:
 
     def _values(self, config: Config) -> dict[str, Any]:
         """A value for every hyperparameter; inactive ones as DeepHyper represents them."""
-        return self._inactive | self.known.space.to_flat(config)
+        return self._inactive | self.history.space.to_flat(config)
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """See Searcher. A failed trial counts as the worst there is."""
-        self.known.tell(trials)
+        self.history.tell(trials)
         for trial in trials:
             losses = list(trial.losses) if trial.scored else None
-            if self.known.space.is_valid(trial.config):
+            if self.history.space.is_valid(trial.config):
                 self._observed.append((self._values(trial.config), losses))
 
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""
-        return {**self.known.state_dict(), "observed": [list(pair) for pair in self._observed]}
+        return {**self.history.state_dict(), "observed": [list(pair) for pair in self._observed]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Searcher."""
-        self.known.load_state_dict(state_dict)
+        self.history.load_state_dict(state_dict)
         self._observed = [(values, losses) for values, losses in state_dict["observed"]]
 
 

@@ -17,7 +17,7 @@ from numpy.random import RandomState
 
 from elastix.errors import ConfigError
 from elastix.search.pareto import order
-from elastix.search.searchers.known import Known, Started
+from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Suggestion, Trial
 
@@ -37,7 +37,7 @@ class Evolution:
             of the population, 8 at most.
     """
 
-    known = Started()
+    history = HistoryOnceStarted()
 
     def __init__(self, population: int | None = None, sample: int | None = None) -> None:
         for given in (population, sample):
@@ -79,21 +79,21 @@ class Evolution:
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
     ) -> None:
         """See Searcher."""
-        self.known = Known.begin(space, objectives, seed)
+        self.history = SearchHistory.begin(space, objectives, seed)
 
     def ask(self, n: int = 1) -> list[Suggestion]:
         """See Searcher."""
         found = []
         for _ in range(n):
-            rng = self.known.rng()
+            rng = self.history.rng()
             suggestion = self._child(rng) or self._random(rng)
             if suggestion is None:
                 break
-            found.append(self.known.propose(suggestion))
+            found.append(self.history.propose(suggestion))
         return found
 
     def _random(self, rng: RandomState) -> Suggestion | None:
-        config = self.known.fresh(rng)
+        config = self.history.fresh(rng)
         return None if config is None else Suggestion(config)
 
     def _child(self, rng: RandomState) -> Suggestion | None:
@@ -104,18 +104,18 @@ class Evolution:
         for _ in range(_TRIES):
             drawn = rng.choice(len(self._living), size=size, replace=False).tolist()
             parent = self._living[drawn[order([self._living[i].losses for i in drawn])[0]]]
-            config = self.known.space.mutate(parent.config, rng)
-            if config is not None and self.known.is_new(config):
+            config = self.history.space.mutate(parent.config, rng)
+            if config is not None and self.history.is_new(config):
                 return Suggestion(config, parent.ref, parent.number)
         return None
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """See Searcher. A failed trial has no children, nor has one of another space."""
-        self.known.tell(trials)
-        valid = self.known.space.is_valid
+        self.history.tell(trials)
+        valid = self.history.space.is_valid
         self._living += [trial for trial in trials if trial.scored and valid(trial.config)]
         self._begun = self._begun or len(self._living) >= self.population
-        if self.known.objectives == 1:
+        if self.history.objectives == 1:
             self._living = self._living[-self.population :]
         elif len(self._living) > self.population:
             best = order([trial.losses for trial in self._living])[: self.population]
@@ -124,10 +124,10 @@ class Evolution:
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""
         living = [trial.to_json() for trial in self._living]
-        return {**self.known.state_dict(), "living": living, "begun": self._begun}
+        return {**self.history.state_dict(), "living": living, "begun": self._begun}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Searcher."""
-        self.known.load_state_dict(state_dict)
+        self.history.load_state_dict(state_dict)
         self._living = [Trial.from_json(values) for values in state_dict["living"]]
         self._begun = state_dict.get("begun", len(self._living) >= self.population)

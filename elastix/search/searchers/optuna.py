@@ -21,7 +21,7 @@ from optuna.distributions import (
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState as State
 
-from elastix.search.searchers.known import Known, Started
+from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial, config_key
 from elastix.search.values import Parameter, Values, active, plain
@@ -79,7 +79,7 @@ class Optuna:
             constant_liar=False.
     """
 
-    known = Started()
+    history = HistoryOnceStarted()
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - Optuna's own
         self.options = {"constant_liar": True, **options}
@@ -88,7 +88,7 @@ class Optuna:
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
     ) -> None:
         """See Searcher."""
-        self.known = Known.begin(space, objectives, seed)
+        self.history = SearchHistory.begin(space, objectives, seed)
         self._log: list[list[Any]] = []  # [config, losses or None if failed, is pending], in order
         self._numbers: dict[str, int] = {}
         self._study = _quiet_study(objectives)
@@ -100,29 +100,29 @@ class Optuna:
             config = self._propose()
             if config is None:
                 break
-            found.append(self.known.propose(Suggestion(config)))
+            found.append(self.history.propose(Suggestion(config)))
         return found
 
     def _propose(self) -> Config | None:
-        known = self.known
-        rng = known.rng()
+        history = self.history
+        rng = history.rng()
         self._study.sampler = TPESampler(seed=int(rng.randint(2**31)), **self.options)
         trial = self._study.ask()
-        config = suggest(trial, known.space)
-        if known.is_new(config) and known.space.is_valid(config):
+        config = suggest(trial, history.space)
+        if history.is_new(config) and history.space.is_valid(config):
             self._numbers[config_key(config)] = trial.number
             self._log.append([config, None, True])
             return config
         self._study.tell(trial, state=State.FAIL)  # Optuna ignores what failed
         self._log.append([config, None, False])
-        fresh = known.fresh(rng)
+        fresh = history.fresh(rng)
         if fresh is not None:
             self._add(fresh, None, pending=True)
         return fresh
 
     def _add(self, config: Config, losses: Sequence[float] | None, pending: bool) -> None:
         """Enter a trial that Optuna did not propose."""
-        params, distributions = parameters(self.known.space, config)
+        params, distributions = parameters(self.history.space, config)
         state = State.RUNNING if pending else State.FAIL if losses is None else State.COMPLETE
         self._numbers[config_key(config)] = len(self._log)
         self._log.append([config, None if losses is None else list(losses), pending])
@@ -137,12 +137,12 @@ class Optuna:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """See Searcher. A failed trial is not learned from."""
-        self.known.tell(trials)
+        self.history.tell(trials)
         for trial in trials:
             losses = list(trial.losses) if trial.scored else None
             number = self._numbers.get(trial.suggestion.key)
             if number is None or not self._log[number][2]:
-                if self.known.space.is_valid(trial.config):
+                if self.history.space.is_valid(trial.config):
                     self._add(trial.config, losses, pending=False)
                 continue
             self._study.tell(number, losses, State.FAIL if losses is None else State.COMPLETE)
@@ -150,13 +150,13 @@ class Optuna:
 
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""
-        return {**self.known.state_dict(), "log": [list(entry) for entry in self._log]}
+        return {**self.history.state_dict(), "log": [list(entry) for entry in self._log]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Searcher."""
-        self.known.load_state_dict(state_dict)
+        self.history.load_state_dict(state_dict)
         self._log, self._numbers = [], {}
-        self._study = _quiet_study(self.known.objectives)
+        self._study = _quiet_study(self.history.objectives)
         for config, losses, pending in state_dict["log"]:
             self._add(config, losses, pending)
 

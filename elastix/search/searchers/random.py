@@ -5,7 +5,7 @@ from typing import Any
 
 from ConfigSpace import ConfigurationSpace
 
-from elastix.search.searchers.known import Known, Started
+from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Suggestion, Trial
 
@@ -13,32 +13,32 @@ from elastix.search.trial import Suggestion, Trial
 class Random:
     """Every configuration by the space's own distributions, none twice."""
 
-    known = Started()
+    history = HistoryOnceStarted()
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
     ) -> None:
         """See Searcher."""
-        self.known = Known.begin(space, objectives, seed)
+        self.history = SearchHistory.begin(space, objectives, seed)
 
     def ask(self, n: int = 1) -> list[Suggestion]:
         """See Searcher."""
         found = []
         for _ in range(n):
-            config = self.known.fresh(self.known.rng())
+            config = self.history.fresh(self.history.rng())
             if config is None:
                 break
-            found.append(self.known.propose(Suggestion(config)))
+            found.append(self.history.propose(Suggestion(config)))
         return found
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """See Searcher. Results change nothing but what is pending."""
-        self.known.tell(trials)
+        self.history.tell(trials)
 
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""
-        return self.known.state_dict()
+        return self.history.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Searcher."""
-        self.known.load_state_dict(state_dict)
+        self.history.load_state_dict(state_dict)

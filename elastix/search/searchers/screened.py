@@ -24,7 +24,7 @@ from numpy.random import RandomState
 from elastix.errors import ConfigError
 from elastix.search.pareto import order
 from elastix.search.searchers.forest import KEPT, Encoding, Forest, Rows
-from elastix.search.searchers.known import Known, Started
+from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial
 from elastix.state import Ref
@@ -57,7 +57,7 @@ class ScreenedEvolution:
         kappa: how many standard deviations are taken off the mean. More explores more.
     """
 
-    known = Started()
+    history = HistoryOnceStarted()
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class ScreenedEvolution:
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
     ) -> None:
         """See Searcher."""
-        self.known = Known.begin(space, objectives, seed)
-        self._encoding = Encoding(self.known.space)
+        self.history = SearchHistory.begin(space, objectives, seed)
+        self._encoding = Encoding(self.history.space)
         self._forget()
         self._learn([])
 
@@ -100,15 +100,15 @@ class ScreenedEvolution:
         """See Searcher."""
         found = []
         for _ in range(n):
-            rng = self.known.rng()
+            rng = self.history.rng()
             suggestion = self._screened(rng) or self._random(rng)
             if suggestion is None:
                 break
-            found.append(self.known.propose(suggestion))
+            found.append(self.history.propose(suggestion))
         return found
 
     def _random(self, rng: RandomState) -> Suggestion | None:
-        config = self.known.fresh(rng)
+        config = self.history.fresh(rng)
         return None if config is None else Suggestion(config)
 
     def _screened(self, rng: RandomState) -> Suggestion | None:
@@ -117,11 +117,11 @@ class ScreenedEvolution:
             return None
         mutations = self.candidates // 2
         candidates = [self._child(rng) for _ in range(mutations)]
-        fresh = self.known.space.samples(self.candidates - mutations, rng)
+        fresh = self.history.space.samples(self.candidates - mutations, rng)
         candidates += [Suggestion(config) for config in fresh]
         new: dict[str, Suggestion] = {}
         for candidate in candidates:
-            if candidate is not None and candidate.key not in self.known.seen:
+            if candidate is not None and candidate.key not in self.history.seen:
                 new.setdefault(candidate.key, candidate)
         if not new:
             return None
@@ -133,19 +133,19 @@ class ScreenedEvolution:
     def _child(self, rng: RandomState) -> Suggestion | None:
         drawn = rng.choice(len(self._ranked), min(self.sample, len(self._ranked)), replace=False)
         parent = self._ranked[min(drawn)]
-        config = self.known.space.mutate(parent.config, rng)
+        config = self.history.space.mutate(parent.config, rng)
         if config is not None and rng.random_sample() < _TWICE:
-            config = self.known.space.mutate(config, rng)
+            config = self.history.space.mutate(config, rng)
         return None if config is None else Suggestion(config, parent.ref, parent.number)
 
     def _pending(self) -> Rows:
-        latest = list(self.known.pending.values())[-_PENDING:]
+        latest = list(self.history.pending.values())[-_PENDING:]
         return self._encoding.rows([each.config for each in latest])
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """See Searcher. A failed trial has no children, and takes the last place."""
-        self.known.tell(trials)
-        valid = self.known.space.is_valid
+        self.history.tell(trials)
+        valid = self.history.space.is_valid
         self._learn(
             [
                 _Observed(t.config, t.losses if t.scored else (), t.ref, t.number)
@@ -159,7 +159,7 @@ class ScreenedEvolution:
         self._living: list[_Observed] = []
         self._told = 0
         self._rows = self._encoding.rows([])
-        self._forest = Forest(self.known.seed)
+        self._forest = Forest(self.history.seed)
 
     def _learn(self, observed: Sequence[_Observed]) -> None:
         """The forest learns from the latest; who lives is decided as in Evolution."""
@@ -168,7 +168,7 @@ class ScreenedEvolution:
         rows = self._encoding.rows([each.config for each in observed])
         self._rows = np.concatenate([self._rows, rows])[-KEPT:]
         self._living += [each for each in observed if each.losses]
-        if self.known.objectives == 1:
+        if self.history.objectives == 1:
             self._living = self._living[-self.population :]
         elif len(self._living) > self.population:
             best = order([each.losses for each in self._living])[: self.population]
@@ -178,7 +178,7 @@ class ScreenedEvolution:
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""
         return {
-            **self.known.state_dict(),
+            **self.history.state_dict(),
             "observed": [list(each) for each in self._observed],
             "living": [list(each) for each in self._living],
             "told": self._told,
@@ -186,7 +186,7 @@ class ScreenedEvolution:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Searcher."""
-        self.known.load_state_dict(state_dict)
+        self.history.load_state_dict(state_dict)
         self._forget()
         self._learn([_Observed(*values) for values in state_dict["observed"]])
         self._told = state_dict["told"]

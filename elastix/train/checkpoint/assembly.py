@@ -17,7 +17,7 @@ from elastix.errors import ElastixError, StoreError
 from elastix.store import Share
 
 
-class Mark(NamedTuple):
+class CheckpointId(NamedTuple):
     """Names one checkpoint of a run; of the same step the later one replaces the earlier.
 
     Attributes:
@@ -47,7 +47,7 @@ class Offer:
         stored: the State is to be stored; else it is compared, and that is all.
     """
 
-    mark: Mark
+    mark: CheckpointId
     reason: str
     members: tuple[int, ...]
     groups: tuple[tuple[tuple[str, ...], int], ...]
@@ -67,7 +67,7 @@ class Withdrawn:
         reason, members, stored: as in the Offer that does not come.
     """
 
-    mark: Mark
+    mark: CheckpointId
     error: StoreError | None = None
     why: str = ""
     reason: str = ""
@@ -79,7 +79,7 @@ class Withdrawn:
 class Delivered:
     """A worker wrote some tensors, durably."""
 
-    mark: Mark
+    mark: CheckpointId
     share: Share
 
 
@@ -87,7 +87,7 @@ class Delivered:
 class Order:
     """A holder is asked to write these tensors."""
 
-    mark: Mark
+    mark: CheckpointId
     names: tuple[str, ...]
 
 
@@ -100,7 +100,7 @@ class Release:
         error: why not, if that is a failure.
     """
 
-    mark: Mark
+    mark: CheckpointId
     ref: str | None = None
     error: ElastixError | None = None
 
@@ -121,7 +121,7 @@ class Assembly:
         why: nobody has it, if somebody had withdrawn; else they are lost.
     """
 
-    mark: Mark
+    mark: CheckpointId
     first_s: float
     absent: set[int] = field(default_factory=set)
     offers: dict[int, Offer] = field(default_factory=dict)

@@ -25,17 +25,17 @@ from elastix.store import Store, Vanished
 from elastix.train.checkpoint import retention
 from elastix.train.checkpoint.assembly import (
     Assembly,
+    CheckpointId,
     Delivered,
-    Mark,
     Message,
     Offer,
     Order,
     Release,
     Withdrawn,
 )
+from elastix.train.checkpoint.comparison import Comparisons, fault
 from elastix.train.checkpoint.restore import newest
 from elastix.train.checkpoint.retention import Kept
-from elastix.train.comparison import Comparisons, fault
 
 logger = logging.getLogger(__name__)
 PATIENCE_S = 10.0  # how long the offers of all members are waited for
@@ -77,8 +77,8 @@ class Checkpoints:
         self._kept = _kept(store, run)
         self._line: tuple[Ref, ...] = ()  # parents of the next State of this run
         self._line_before: tuple[Ref, ...] = ()  # and of one that replaces the newest
-        self._assemblies: dict[Mark, Assembly] = {}
-        self._ended: dict[Mark, Release] = {}
+        self._assemblies: dict[CheckpointId, Assembly] = {}
+        self._ended: dict[CheckpointId, Release] = {}
         self._comparisons = Comparisons()
         self._fault: ElastixError | None = None
         self._gone: set[int] = set()
@@ -251,7 +251,7 @@ class Checkpoints:
         elif self._journaled() >= assembly.mark.step:
             self._commit(assembly)
 
-    def _compare(self, mark: Mark, reason: str) -> bool:
+    def _compare(self, mark: CheckpointId, reason: str) -> bool:
         """Put side by side what has been told of a State; False, and the run ends, if it differs.
 
         Of those who come late as well: the others do not wait for them for ever.

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from elastix.errors import StoreError
 from elastix.state import State, identity
 from elastix.store import Store
-from elastix.train import replica
+from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import (
+    CheckpointId,
     Delivered,
-    Mark,
     Message,
     Offer,
     Order,
@@ -31,7 +31,7 @@ from elastix.train.checkpoint.snapshot import Snapshot, Stager
 class Occasion:
     """Why and with whom a snapshot is taken. The fields are those of Offer."""
 
-    mark: Mark
+    mark: CheckpointId
     reason: str
     members: tuple[int, ...]
     score: float | None = None
@@ -109,7 +109,7 @@ class Saver:
             self._torn = self._torn or snapshot.torn
         return self._torn
 
-    def wait(self, mark: Mark) -> Release:
+    def wait(self, mark: CheckpointId) -> Release:
         """Block until that checkpoint is stored, or is known not to be."""
         self._wait(lambda: self._ended is not None and self._ended.mark >= mark)
         return self._ended or Release(mark)
@@ -178,7 +178,7 @@ class Saver:
             self._let_go()
             return
         # The copy is digested here, where nobody waits for it.
-        digests = replica.digests(snapshot.state) if len(occasion.members) > 1 else {}
+        digests = state_digests.digests(snapshot.state) if len(occasion.members) > 1 else {}
         offer = Offer(
             mark=occasion.mark,
             reason=occasion.reason,

@@ -30,21 +30,21 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartWorker:
     """Start a worker, under this id."""
 
     worker: int
 
 
 @dataclass(frozen=True)
-class Kill:
+class KillWorker:
     """The worker is lost: end its process at once, even a stopped one, wherever it is."""
 
     worker: int
 
 
 @dataclass(frozen=True)
-class End:
+class EndWorker:
     """The worker's work is done, or not needed: end its process."""
 
     worker: int
@@ -81,4 +81,4 @@ class Forget:
     worker: int
 
 
-Action = Tell | Start | Kill | End | Vacate | Write | Relay | Forget
+Action = Tell | StartWorker | KillWorker | EndWorker | Vacate | Write | Relay | Forget

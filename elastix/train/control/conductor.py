@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 
-from elastix.comm.door import Address
-from elastix.comm.membership import Membership, Roster
+from elastix.comm.network.door import Address
+from elastix.comm.protocol.membership import Membership, Roster
 from elastix.config import FailureConfig
 from elastix.errors import ElastixError
 from elastix.events import (
@@ -34,11 +34,11 @@ from elastix.events import (
 from elastix.train.control import limits
 from elastix.train.control.actions import (
     Action,
-    End,
+    EndWorker,
     Forget,
-    Kill,
+    KillWorker,
     Relay,
-    Start,
+    StartWorker,
     Tell,
     Vacate,
     Vacated,
@@ -56,7 +56,7 @@ from elastix.train.control.messages import (
     Outcome,
     OutcomeKind,
     Ready,
-    Record,
+    RecordEvents,
     SawDeath,
     Started,
     Suspect,
@@ -92,7 +92,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class RunTerms:
     """What a run was asked to be.
 
     Attributes:
@@ -161,7 +161,7 @@ class Conductor:
         state: what the run has told so far.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: RunTerms) -> None:
         self.error: ElastixError | None = None
         self.state = RunState()
         self._terms = terms
@@ -244,7 +244,7 @@ class Conductor:
         # cannot be learnt again: where the State lives on, others are started in their place.
         present = [one for one in found if one.holder or not holders]
         for worker in {one.worker for one in found} - {one.worker for one in present}:
-            self._do(End(worker))
+            self._do(EndWorker(worker))
         for one in present:
             self._workers[one.worker] = _Member(one.pid, device=one.device, address=one.address)
             self._workers[one.worker].ready = one.address is not None
@@ -283,7 +283,7 @@ class Conductor:
         match message:
             case Heartbeat():
                 self._detector.hear(worker, message, now)
-            case Record():
+            case RecordEvents():
                 self._record(message, now)
             case Entered():
                 self._push(self._roster.entered(worker, message.generation))
@@ -371,7 +371,7 @@ class Conductor:
             self._roster.lost(worker)
             self._take_out(worker)
             self._forget(worker)
-            self._do(End(worker))
+            self._do(EndWorker(worker))
             self._do(Vacate(worker, Vacated.FREE))
         self._write(stored)
         self._quorum.start_over()
@@ -390,7 +390,7 @@ class Conductor:
     def close(self) -> list[Action]:
         """The run is over: end all workers. Their deaths are no losses."""
         for worker in (*self._workers, *self._released):
-            self._do(End(worker))
+            self._do(EndWorker(worker))
         self._workers.clear()
         self._released.clear()
         return self._done()
@@ -410,7 +410,7 @@ class Conductor:
             donors = (self._workers[donor].address for donor in self._roster.donors())
             self._do(Tell(worker, CatchUp(tuple(there for there in donors if there is not None))))
 
-    def _record(self, message: Record, now: float) -> None:
+    def _record(self, message: RecordEvents, now: float) -> None:
         for sequence, event in message.entries:
             if sequence is not None and sequence <= self.state.sequence:
                 continue
@@ -430,7 +430,7 @@ class Conductor:
             self._roster.leave(worker)
             self._take_out(worker)
             self._say_farewell(worker, member, Outcome(kind=OutcomeKind.LEFT, step=self.state.step))
-            self._do(End(worker))
+            self._do(EndWorker(worker))
 
     # ------------------------------------------------------------------ those who go
 
@@ -458,7 +458,7 @@ class Conductor:
         rank = newest.rank(worker) if worker in self._roster.members else -1
         self._push(self._roster.lost(worker))
         self._write(WorkerLost(worker=worker, rank=rank, generation=newest.generation, cause=cause))
-        self._do(Kill(worker))
+        self._do(KillWorker(worker))
         self._forget(worker)
         state, replace = self.state, self._failure.replace
         self._fail(
@@ -498,7 +498,7 @@ class Conductor:
             if not self._roster.settled and now - since <= _LINGER_S:
                 return
             del self._released[worker]
-            self._do(End(worker))
+            self._do(EndWorker(worker))
 
     # ------------------------------------------------------------------ as time passes
 
@@ -581,7 +581,7 @@ class Conductor:
                 return
             self._room -= 1
             self._workers[self._next_worker] = _Member()
-            self._do(Start(self._next_worker))
+            self._do(StartWorker(self._next_worker))
             self._next_worker += 1
 
     # ------------------------------------------------------------------ acting

@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from elastix.comm.calls import apart
+from elastix.comm.protocol.calls import apart
 from elastix.errors import TrainError
 from elastix.train.control.messages import Heartbeat, Suspect
 from elastix.train.control.reachability import Reachability

@@ -8,8 +8,8 @@ Ray actor, or down a pipe.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastix.comm.door import Address
-from elastix.comm.membership import Membership
+from elastix.comm.network.door import Address
+from elastix.comm.protocol.membership import Membership
 from elastix.errors import ElastixError
 from elastix.events import Event
 from elastix.train.checkpoint.assembly import Delivered, Offer, Order, Release, Withdrawn
@@ -112,7 +112,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordEvents:
     """Events for the journal.
 
     Attributes:
@@ -132,13 +132,13 @@ FromWorker = (
     | SawDeath
     | Leave
     | Heartbeat
-    | Record
+    | RecordEvents
     | Offer
     | Withdrawn
     | Delivered
 )
 
-MUST_ARRIVE = (Started, Ready, Leave, Record, Offer, Withdrawn, Delivered)
+MUST_ARRIVE = (Started, Ready, Leave, RecordEvents, Offer, Withdrawn, Delivered)
 """These are said until a controller has heeded them. Without the others nothing is lost: a new
 controller asks every worker what it holds, and heartbeats come again."""
 

@@ -1,7 +1,7 @@
 """Whether a run has workers enough, and what becomes of one that has not. Pure.
 
 A group below its minimum waits for others; when it has waited in vain, its workers are told to
-store their State and leave. Not here: who is in the group (comm.membership).
+store their State and leave. Not here: who is in the group (comm.protocol.membership).
 """
 
 from elastix.config import FailureConfig

@@ -1,0 +1,407 @@
+"""The group protocol in a worker's training thread, over torch.distributed.
+
+The shell around protocol.GroupProtocol: it carries out what that wants, and blocks where that waits
+for peers or news. The hooks of a backward pass launch their buckets beside it, since between two
+operations only this thread is at work.
+
+Not here: a decision on what to do next (protocol), what an operation computes (reducer,
+train.replica.evaluation), and who decides on generations (membership).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from typing import Any, TypeVar
+
+import torch
+
+from elastix.comm.network import layout as layouts
+from elastix.comm.network import transfer
+from elastix.comm.network.catch_up_stream import CatchUpReceiver, CatchUpSender
+from elastix.comm.network.next_group import NextGroup
+from elastix.comm.network.process_group import Alone, Builder, Group, Pending, Wiring
+from elastix.comm.protocol import wants as want
+from elastix.comm.protocol.catch_up import CatchUpStream, Watched
+from elastix.comm.protocol.group_protocol import GroupProtocol
+from elastix.comm.protocol.membership import Membership
+from elastix.comm.protocol.operation import Operation, OperationOutcome
+from elastix.comm.protocol.participant import Joined, Participant, Recovery, Released
+from elastix.comm.protocol.recovery import Position
+from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+
+_T = TypeVar("_T")
+
+
+class GroupDriver:
+    """One worker's side of all operations. Used by one thread at a time.
+
+    Attributes:
+        waiting: this worker is blocked, and others have to move first.
+        waited_s: how long it has been so, altogether.
+        on_reduced: called from any thread with the number of a bucket whose reduction has ended.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        inbox: ThreadSafeInbox,
+        wiring: Wiring,
+        device: torch.device,
+        min_workers: int = 1,
+        redo: int = 0,
+    ) -> None:
+        self.on_reduced: Callable[[int], None] | None = None
+        self.waiting = False
+        self.waited_s = 0.0
+        self._protocol = GroupProtocol(wiring.me, inbox, min_members=min_workers, redo=redo)
+        self._joiner = self._protocol.joiner
+        self._participant = participant
+        self._inbox = inbox
+        self._wiring = wiring
+        self._device = device if wiring.backend == "nccl" else torch.device("cpu")
+        self._layout: list[str] = []
+        self._catch_up: CatchUpSender | None = None
+        self._rebuilding_since = self._rebuild_s = 0.0
+        self._subscribed = 0.0
+        self._next_group = NextGroup(lambda: self._wiring, inbox.notify)
+        inbox.on_proposal(self._next_group.begin)
+        self._answers: dict[type, Callable[[Any], Any]] = {
+            want.Await: self._await,
+            want.Build: self._build,
+            want.Abandon: self._abandon,
+            want.Meet: self._meet,
+            want.CompareLayouts: self._compare_layouts,
+            want.GiveState: self._give_state,
+            want.TakeState: self._take_state,
+            want.AllHaveState: self._all_have_state,
+            want.PassOn: self._pass_on,
+            want.ReduceBuckets: self._reduce_buckets,
+            want.Payload: self._payload,
+            want.CompareCalls: self._compare_calls,
+            want.ReducePayload: self._reduce_payload,
+            want.Conclude: self._conclude,
+            want.TellEntered: self._entered,
+            want.TellRecovered: self._recovered,
+            want.Doubt: self._doubt,
+            want.AnnounceEntry: self._announce_entry,
+            want.Subscribe: self._subscribe,
+            want.Adopt: self._adopt,
+            want.TakeDigest: self._take_digest,
+            want.Unequal: self._unequal,
+            want.Level: self._level,
+            want.Lonely: self._lonely,
+            want.Imitate: self._imitate,
+        }
+
+    # ------------------------------------------------------------------ what the worker calls
+
+    @property
+    def group(self) -> Group | None:
+        """The process group in use; None before the first."""
+        return self._protocol.group  # type: ignore[return-value]  # what _build has answered with
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that this worker entered or tries to enter."""
+        return self._protocol.generation
+
+    @property
+    def operation(self) -> int:
+        """Number of the operation in hand, or the next; -1 without the State."""
+        return self._protocol.hand.number
+
+    @property
+    def call(self) -> tuple[int, int]:
+        """Number and kind of the operation in hand; of kind 0 between operations."""
+        return self._protocol.call
+
+    @property
+    def void(self) -> bool:
+        """The operation in hand is done for nothing, since its step will be done again."""
+        return self._protocol.hand.void
+
+    @property
+    def watching(self) -> bool:
+        """Whether this worker is a joiner that follows the group from outside."""
+        return self._joiner.following
+
+    @property
+    def planned(self) -> tuple[int, ...]:
+        """The workers over which the next batch is split."""
+        return self._protocol.planned
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is worth launching something in the present group."""
+        return self._protocol.usable
+
+    def members(self, generation: int) -> tuple[int, ...]:
+        """Members of a generation that was announced to this worker."""
+        return self._inbox.members[generation]
+
+    def meet_at(self, address: tuple[str, int]) -> None:
+        """From now on groups meet at another Rendezvous. Any thread may say so."""
+        self._wiring = replace(self._wiring, address=address)
+
+    def catch_joiners_up(self, catch_up: CatchUpSender) -> None:
+        """Tell joiners how operations end, from now on."""
+        self._catch_up = catch_up
+        self._wiring = replace(self._wiring, catch_up=catch_up.address)
+
+    def first_entry(self, layout: list[str]) -> None:
+        """Enter the group as a founder or a joiner; blocks until let in and given the State.
+
+        Args:
+            layout: one line per parameter and buffer; must be equal on all workers.
+
+        Raises:
+            ConfigError: the layouts differ; names the first line that does.
+        """
+        self._layout = layout
+        self._participant.phase("wait", 0)
+        self._drive(self._protocol.come_in())
+
+    def run(self, operation: Operation) -> OperationOutcome:
+        """Carry one operation through, whatever happens to the group. Collective.
+
+        Blocks until all members of the group take part; has no timeout of its own.
+
+        Raises:
+            Fenced: this worker was taken out.
+            TrainError: the others run something else.
+        """
+        return self._drive(self._protocol.run(operation))
+
+    def step_left(self, outcome: OperationOutcome, proposal: int) -> None:
+        """A step was left; see GroupProtocol.step_left."""
+        self._protocol.step_left(outcome, proposal)
+
+    def boundary(self) -> None:
+        """Between two steps: let agreed joiners in; wait while fewer than the minimum are left.
+
+        Raises:
+            Released: this worker was to leave, and the others know that it does so here.
+        """
+        try:
+            self._drive(self._protocol.boundary())
+        except Released as released:
+            self._participant.phase("released", released.generation)
+            raise
+
+    def phase(self, name: str, detail: int) -> None:
+        """Pass on where this worker is."""
+        self._participant.phase(name, detail)
+
+    def proposal(self) -> int:
+        """Generation of the proposal that this worker could enter, 0 for none."""
+        return self._protocol.vote(self._connected)
+
+    def _connected(self, proposed: Membership) -> bool:
+        builder = self._next_group.look(proposed.generation)
+        if builder is None:
+            return False
+        if builder.failed is not None and self._protocol.doubts(proposed.generation):
+            self._participant.doubt(proposed.generation, builder.failed, builder.unreachable)
+        return builder.ready
+
+    # ------------------------------------------------------------------ driving
+
+    def _drive(self, course: want.Course[_T]) -> _T:
+        """Carry out what a course wants until it is over; whatever is raised is thrown into it."""
+        try:
+            wanted = next(course)
+            while True:
+                try:
+                    answer = self._answers[type(wanted)](wanted)
+                except BaseException as error:  # noqa: BLE001 - the course lets through what it does not know
+                    wanted = course.throw(error)
+                else:
+                    wanted = course.send(answer)
+        except StopIteration as over:
+            result: _T = over.value
+            return result
+
+    def _await(self, wanted: want.Await) -> None:
+        if wanted.phase:
+            self._participant.phase(wanted.phase, wanted.detail)
+        self._pass_time(wanted.until)
+
+    def _pass_time(self, until: Callable[[], bool]) -> None:
+        started = time.monotonic()
+        self.waiting = True
+        try:
+            self._inbox.wait(until)
+        finally:
+            self.waiting = False
+            self.waited_s += time.monotonic() - started
+
+    def _wait(self, over: Callable[[], bool]) -> None:
+        """Until `over()`; what is over counts, even if there is news as well."""
+        self._pass_time(lambda: over() or self._protocol.superseded)
+        if not over():
+            raise want.Superseded
+
+    def _finish(self, pending: Pending) -> None:
+        if not pending.finished():
+            pending.on_finish(self._inbox.notify)
+            self._wait(pending.finished)
+        error = pending.settle()
+        if error is not None:
+            raise want.Failed(error)
+
+    def _gather(self, group: Group, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Everybody's numbers by rank; as many from each."""
+        mine = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        everybody = [torch.empty_like(mine) for _ in range(group.size)]
+        self._finish(group.all_gather(mine, everybody))
+        return [tuple(row.tolist()) for row in everybody]
+
+    # ------------------------------------------------------------------ a change of the group
+
+    def _abandon(self, wanted: want.Abandon) -> None:
+        wanted.group.abandon()  # type: ignore[attr-defined]  # what _build has answered with
+
+    def _build(self, wanted: want.Build) -> Group:
+        """Connected already if it was a proposal."""
+        generation, members, scope, prepare = wanted
+        wiring = replace(self._wiring, generation=generation, members=members, scope=scope)
+        builder = None
+        if scope == "all":
+            self._rebuilding_since = time.monotonic()
+            self._participant.phase("enter", generation)
+            builder = self._next_group.take(generation)
+        if len(members) == 1:
+            return Alone(wiring)
+        builder = builder or Builder(wiring, self._inbox.notify)
+        try:
+            if prepare is not None:
+                prepare.prepare(generation)
+            self._wait(lambda: builder.result is not None)
+        except BaseException:
+            builder.abandon()
+            raise
+        if not isinstance(builder.result, Group):
+            raise want.Failed(builder.failed or RuntimeError("no group"), builder.unreachable)
+        return builder.result
+
+    def _meet(self, wanted: want.Meet) -> list[Position]:
+        group: Any = wanted.group
+        self._rebuild_s = time.monotonic() - self._rebuilding_since
+        self._participant.phase("meet", group.generation)
+        return [Position(*row) for row in self._gather(group, astuple(wanted.position))]
+
+    def _compare_layouts(self, wanted: want.CompareLayouts) -> None:
+        group: Any = wanted.group
+        layouts.check(group, self._layout, self._device, self._finish)
+
+    def _give_state(self, wanted: want.GiveState) -> None:
+        group: Any = wanted.group
+        self._participant.phase("give", group.generation)
+        state = self._participant.give_state(founding=wanted.founding)
+        transfer.give(group, state, self._device, self._finish)
+
+    def _take_state(self, wanted: want.TakeState) -> Joined:
+        group: Any = wanted.group
+        started = time.monotonic()
+        self._participant.phase("take", group.generation)
+        state = transfer.take(group, wanted.root, self._device, self._finish)
+        self._participant.adopt_state(state)
+        return Joined(time.monotonic() - started, state.nbytes)
+
+    def _all_have_state(self, wanted: want.AllHaveState) -> None:
+        group: Any = wanted.group
+        self._finish(group.all_reduce(torch.zeros(1, device=self._device)))
+
+    def _pass_on(self, wanted: want.PassOn) -> torch.Tensor:
+        group: Any = wanted.group
+        buffer = wanted.held.to(self._device, copy=True)
+        self._finish(group.broadcast(buffer, wanted.source))
+        return buffer.to(wanted.held.device)
+
+    # ------------------------------------------------------------------ one operation
+
+    def _reduce_buckets(self, wanted: want.ReduceBuckets) -> None:
+        group: Any = wanted.group
+        for pending in wanted.operation.launch(group):
+            self._finish(pending)
+
+    def _payload(self, wanted: want.Payload) -> tuple[torch.Tensor, int | None]:
+        group: Any = wanted.group
+        payload = wanted.operation.payload(group)
+        self._participant.phase("round", wanted.operation.kind)
+        return payload, wanted.operation.detail()
+
+    def _compare_calls(self, wanted: want.CompareCalls) -> list[tuple[int, ...]]:
+        group: Any = wanted.group
+        return self._gather(group, (wanted.kind, wanted.detail))
+
+    def _reduce_payload(self, wanted: want.ReducePayload) -> torch.Tensor:
+        group: Any = wanted.group
+        result = wanted.payload.to(self._device, copy=True)
+        self._finish(group.all_reduce(result, wanted.operation.reduce))
+        self._participant.phase("left", wanted.operation.kind)
+        return result.to(wanted.payload.device)
+
+    def _conclude(self, wanted: want.Conclude) -> None:
+        operation, outcome, number, plan = wanted
+        operation.accept(outcome)
+        if self._catch_up is not None and self._catch_up.watched:
+            self._catch_up.tell(
+                Watched(
+                    operation=number,
+                    kind=operation.kind,
+                    plan=plan,
+                    contributors=outcome.contributors,
+                    complete=outcome.complete,
+                    generation=outcome.generation,
+                    result=outcome.result,
+                    parts=tuple(operation.parts()),
+                )
+            )
+
+    # ------------------------------------------------------------------ reports
+
+    def _entered(self, wanted: want.TellEntered) -> None:
+        self._participant.entered(wanted.generation, wanted.joined)
+
+    def _recovered(self, wanted: want.TellRecovered) -> None:
+        generation, kind, outcome, since = wanted
+        stall_s = time.monotonic() - self._inbox.heard_at[since]
+        self._participant.recovered(Recovery(generation, kind, outcome, self._rebuild_s, stall_s))
+
+    def _doubt(self, wanted: want.Doubt) -> None:
+        self._participant.doubt(wanted.generation, wanted.error, wanted.unreachable)
+
+    def _announce_entry(self, wanted: want.AnnounceEntry) -> None:
+        if self._catch_up is not None:
+            self._catch_up.entering(wanted.generation, wanted.members)
+
+    # ------------------------------------------------------------------ a joiner outside the group
+
+    def _subscribe(self, wanted: want.Subscribe) -> CatchUpStream:
+        self._subscribed = time.monotonic()
+        wiring = self._wiring
+        stream = CatchUpReceiver(wanted.donor, wiring.secret, wiring.me, self._inbox.notify)
+        self._participant.phase("take", 0)
+        return stream
+
+    def _adopt(self, wanted: want.Adopt) -> Joined:
+        given = wanted.given
+        layouts.compare([given.layout, self._layout])
+        self._participant.adopt_state(given.state)
+        return Joined(time.monotonic() - self._subscribed, given.state.nbytes)
+
+    def _take_digest(self, _wanted: want.TakeDigest) -> str:
+        return self._participant.digest()
+
+    def _unequal(self, wanted: want.Unequal) -> None:
+        self._participant.phase("unequal", wanted.operation)
+
+    def _level(self, _wanted: want.Level) -> None:
+        self._participant.level()
+
+    def _lonely(self, _wanted: want.Lonely) -> None:
+        self._participant.lonely()
+
+    def _imitate(self, wanted: want.Imitate) -> None:
+        wanted.operation.imitate(wanted.watched)

@@ -1,0 +1,515 @@
+"""Flat buffers that carry gradients and module buffers through a reduction, out of place.
+
+A bucket copies its tensors in, is reduced, and only when the step is agreed hands the result
+back. What it copied from stays as it was, so it can be filled again for another group.
+"""
+
+import contextlib
+import mmap
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from elastix.comm.network import shared_memory
+from elastix.comm.network.process_group import Group, Pending, Reduce
+from elastix.errors import ConfigError
+
+FIRST_BUCKET_BYTES = 1 << 20
+"""The first bucket is small, so that reducing starts early."""
+
+BUCKET_BYTES = 25 << 20
+"""A bucket is closed when it holds so many bytes of gradients."""
+
+_HUGE_FROM_BYTES = 4 << 20
+_EXACT = (torch.float32, torch.float64)  # count samples without rounding
+_REDUCED = (
+    *_EXACT,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+)
+"""What backends can add up, or take the maximum of."""
+
+_WIDER = {
+    torch.bool: torch.uint8,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}
+"""Buffers of other types are carried as one that holds all their values."""
+
+
+class Bucket:
+    """Room for some tensors, a flag for each, and a count of samples.
+
+    Flags are for gradients: set by whoever has one that counts, so that their sum tells whether
+    anybody has. The count adds up the samples of all who took part.
+
+    Attributes:
+        missing: how many places are not filled yet.
+        counts: whether the count is used; a bucket of low precision cannot count.
+        pending: the reduction, once launched.
+        shared: a large one lies where other workers of this host can see it.
+        views: the places, in the shapes of their tensors.
+    """
+
+    def __init__(self, like: Sequence[torch.Tensor], reduce: Reduce, dtype: torch.dtype) -> None:
+        self.reduce = reduce
+        self.dtype = dtype
+        self.counts = False
+        self.pending: Pending | None = None
+        self.shared = False
+        self.room: shared_memory.SharedBuffer | None = None
+        self._rooms: list[shared_memory.SharedBuffer] = []
+        self._like = [tensor.detach() for tensor in like]
+        self.missing = len(like)
+
+    def renew(self) -> None:
+        """Take fresh memory, unfilled. The old may still be written by an abandoned operation."""
+        sizes = [tensor.numel() for tensor in self._like]
+        values, places = sum(sizes), len(sizes)
+        self.flat = self._values = self._flags = self._count = torch.empty(0, dtype=self.dtype)
+        self.views = []
+        self.room, self.flat = self._memory(values + places + 1)
+        self._values, self._flags, self._count = torch.split(self.flat, [values, places, 1])
+        self.views = [
+            _shaped(piece, like)
+            for piece, like in zip(torch.split(self._values, sizes), self._like, strict=True)
+        ]
+        self._forget()
+        self.pending = None
+
+    def _memory(self, elements: int) -> tuple[shared_memory.SharedBuffer | None, torch.Tensor]:
+        """Memory that nobody uses, and its room if other workers can see it."""
+        device = self._like[0].device if self._like else torch.device("cpu")
+        size = elements * self.dtype.itemsize
+        if not self.shared or device.type != "cpu" or size < shared_memory.FROM_BYTES:
+            return None, _memory(elements, self.dtype, device)
+        room = next((room for room in self._rooms if room.free), None)
+        if room is None:
+            room = shared_memory.SharedBuffer(size)
+            self._rooms.append(room)
+        return room, room.tensor(self.dtype)
+
+    def begin(self) -> None:
+        """A new step: nothing is filled."""
+        self._forget()
+        self.pending = None
+
+    def restart(self) -> None:
+        """The same step again, in another group: nothing is filled."""
+        if self.pending is None or self.pending.let_go():
+            self._forget()  # nothing writes here any more, and memory in use costs no page faults
+        else:
+            self.renew()
+        self.pending = None
+
+    def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
+        """Copy in whatever is not copied yet, times its ratio's scale; that of now is `ratio`."""
+
+    def launch(self, group: Group, share: int) -> None:
+        """Start the reduction; `share` is this worker's number of samples."""
+        self._flag()
+        self._count.fill_(share if self.counts else 0)
+        self.pending = group.all_reduce(self.flat, self.reduce, self.room)
+
+    def samples(self) -> float:
+        """After the reduction: how many samples took part. Only where `counts`."""
+        return float(self._count.item())
+
+    def accept(self, factor: float) -> None:
+        """The step is agreed: hand the values back, times `factor`."""
+
+    def accepted(self) -> torch.Tensor:
+        """After `accept`: a copy on the CPU of everything in the bucket."""
+        return self.flat.detach().to("cpu", copy=True)
+
+    def imitate(self, flat: torch.Tensor) -> None:
+        """Accept what another replica has accepted; `flat` is what its `accepted` gave."""
+        self.renew()
+        self.flat.copy_(flat)
+
+    def _flag(self) -> None:
+        self._flags.fill_(1)
+
+    def _forget(self) -> None:
+        self.missing = len(self._like)
+
+
+class GradientBucket(Bucket):
+    """Gradients of some parameters. They come back as views of the bucket, not as copies.
+
+    Those of passes with different ratios are kept apart: `param.grad` is of the ratio of the last
+    pass that used the parameter, and earlier ones are moved aside. A gradient that was dropped or
+    zeroed by the user takes with it what was moved aside before.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, "sum", parameters[0].dtype)
+        self.parameters = list(parameters)
+        self._parts: list[_Parts] = []  # only in a step of several ratios
+        self._used = [False] * len(parameters)
+        self._filled = [False] * len(parameters)
+        self._spent: list[torch.Tensor | None] = []
+        self._idle = 0
+
+    def renew(self) -> None:
+        """Take fresh memory, unfilled; from now on whoever refers to it is somebody else."""
+        super().renew()
+        self._idle = self._references()
+
+    def _references(self) -> int:
+        """How many refer to our memory: we do, gradients do, and what users made of those."""
+        storage = torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata)
+        views: list[Any] = self.views
+        return int(storage + sum(sys.getrefcount(v) + v._use_count() for v in views))
+
+    def begin(self) -> None:
+        """A new step. Gradients that somebody still holds live in our memory: it is theirs now."""
+        super().begin()
+        if self._references() != self._idle:
+            self.renew()
+        # Local gradients of the step before are freed here, where backward is about to take as
+        # much memory again; freed at its end, the memory goes back to the system and costs faults.
+        self._spent = []
+
+    def keep_apart(self, ratio: int) -> None:
+        """Gradients of this step so far are of `ratio`, and there will be some of others."""
+        if not self._parts:
+            self._parts = [_Parts(ratio) for _ in self.parameters]
+
+    def turn_to(self, place: int, ratio: int) -> None:
+        """A gradient of `ratio` is about to be added to `param.grad`: move aside what is not."""
+        self._parts[place].turn_to(ratio, self.parameters[place])
+
+    def added(self, place: int) -> None:
+        """A gradient was added to `param.grad`."""
+        gradient = self.parameters[place].grad
+        self._parts[place].version = None if gradient is None else gradient._version
+
+    def forget_parts(self) -> None:
+        """What was moved aside counts no more."""
+        self._parts = []
+
+    def fill(self, place: int, scales: Sequence[float], ratio: int) -> None:
+        """Copy one gradient in, times its scale; zeros if there is none or it counts for nothing.
+
+        Args:
+            place: which.
+            scales: by ratio of the step.
+            ratio: what `param.grad` is of, in a step with one.
+        """
+        parameter = self.parameters[place]
+        found = self._parts[place].all(parameter) if self._parts else {ratio: parameter.grad}
+        view, used = self.views[place], False
+        for of, gradient in found.items():
+            scale = scales[of]
+            if gradient is None or scale == 0:  # not 0 * gradient: NaN for one that overflowed
+                continue
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            if used:
+                view.add_(dense, alpha=scale)
+            else:
+                torch.mul(dense, scale, out=view)
+            used = True
+        if not used:
+            view.zero_()
+        self._used[place] = used
+        self.missing -= not self._filled[place]
+        self._filled[place] = True
+
+    def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
+        """Copy in whatever is not copied yet, times its scale."""
+        for place, filled in enumerate(self._filled):
+            if not filled:
+                self.fill(place, scales, ratio)
+
+    def accept(self, factor: float) -> None:
+        """`param.grad` becomes the average, or None where nobody has one that counts."""
+        self._spent = [p.grad for p in self.parameters]
+        self.forget_parts()
+        if factor != 1:
+            self._values.mul_(factor)
+        everywhere = all(self._used)
+        used = self._used if everywhere else [flag > 0 for flag in self._flags.tolist()]
+        for parameter, view, anybody in zip(self.parameters, self.views, used, strict=True):
+            parameter.grad = view if anybody else None
+
+    def drop(self) -> None:
+        """Nobody with samples is left in this step: no gradients, so that nothing is updated."""
+        self.forget_parts()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def imitate(self, flat: torch.Tensor) -> None:
+        """`param.grad` becomes that of the other replica, whatever was computed here."""
+        super().imitate(flat)
+        self.drop()
+        self.accept(1.0)
+
+    def _flag(self) -> None:
+        if all(self._used):
+            self._flags.fill_(1)
+        else:
+            self._flags.copy_(torch.tensor(self._used, dtype=self.dtype))
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._filled = [False] * len(self.parameters)
+        self._used = [False] * len(self.parameters)
+
+
+class _Parts:
+    """The local gradients of one parameter, by ratio.
+
+    Attributes:
+        ratio: of what `param.grad` holds.
+        version: of that tensor, when autograd had last added to it.
+    """
+
+    def __init__(self, ratio: int) -> None:
+        self.ratio = ratio
+        self.version: int | None = None
+        self._aside: dict[int, torch.Tensor] = {}
+
+    def turn_to(self, ratio: int, parameter: torch.nn.Parameter) -> None:
+        """Have `param.grad` be what there is of `ratio`."""
+        self._aside = self.all(parameter)
+        parameter.grad = self._aside.pop(ratio, None)
+        self.ratio = ratio
+
+    def all(self, parameter: torch.nn.Parameter) -> dict[int, torch.Tensor]:
+        """Whatever counts."""
+        gradient = parameter.grad
+        if gradient is None:
+            return {}
+        changed = self.version is not None and gradient._version != self.version
+        if changed and not gradient.is_sparse and not bool(gradient.any()):
+            return {self.ratio: gradient}  # zeroed in place
+        return {**self._aside, self.ratio: gradient}
+
+
+class BufferBucket(Bucket):
+    """Buffers of modules: floating ones take the weighted mean, others the maximum.
+
+    What is averaged is the change since the last step, so that constants stay what they are to
+    the last bit. In a step of several ratios it is the sum of the changes under each.
+
+    A buffer is written only if it has another value than it should, and in the way in which it was
+    changed. Batch norm updates its statistics past their version counters, for a graph that was
+    built before may still be used (a generator's, after the discriminator's step); a write that
+    counts would make autograd refuse that graph. Where the counter has moved, ours moves it too.
+    """
+
+    def __init__(self, places: Sequence[tuple[torch.nn.Module, str]], reduce: Reduce) -> None:
+        self._places = list(places)
+        self._held: list[torch.Tensor] = []
+        self._remembered: list[torch.Tensor] = []
+        tensors = self._tensors()
+        super().__init__(tensors, reduce, _WIDER.get(tensors[0].dtype, tensors[0].dtype))
+        self._base = torch.empty(0)
+        self._since = self._base  # the values when the ratio of now began
+        self._moved: dict[int, torch.Tensor] = {}  # changes under earlier ones
+        self._versions: list[int] = []
+
+    def rebase(self) -> None:
+        """All workers hold the same values now: changes count from here."""
+        tensors = self._tensors()
+        self._copy_in(tensors)
+        self._base = self._values.clone()
+        self._from_base()
+        self._versions = [tensor._version for tensor in tensors]
+
+    def _from_base(self) -> None:
+        self._since, self._moved = self._base, {}
+
+    def turn_from(self, ratio: int) -> None:
+        """The passes of `ratio` are over for now."""
+        if self.reduce != "sum":
+            return
+        tensors = self._tensors()
+        self._copy_in(tensors)
+        now = self._values.clone()
+        change = (now - self._since).masked_fill_(now == self._since, 0)
+        self._moved[ratio] = self._moved[ratio] + change if ratio in self._moved else change
+        self._since = now
+
+    def hold(self) -> None:
+        """Remember the values before a forward pass that does not count."""
+        self._held = [tensor.clone() for tensor in self._tensors()]
+
+    def let_go(self) -> None:
+        """The forward pass counts after all."""
+        self._held = []
+
+    def undo(self) -> None:
+        """Put back what was held. After backward, which may still need what forward left."""
+        if self._held:
+            self._write(self._held)
+        self._held = []
+
+    def remember(self) -> None:
+        """The values of now may have to be put back."""
+        self._remembered = [tensor.clone() for tensor in self._tensors()]
+
+    def put_back(self) -> None:
+        """Put back what was remembered."""
+        if self._remembered:
+            self._write(self._remembered)
+        self._from_base()
+
+    def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
+        """Copy all buffers in; those of floating point as their change, times its scale."""
+        if not self.missing:
+            return
+        self._copy_in(self._tensors())
+        if self.reduce == "sum":
+            same = self._values == self._since  # also where both are infinite, as in a mask
+            self._values.sub_(self._since).mul_(scales[ratio]).masked_fill_(same, 0)
+            for of, change in self._moved.items():
+                self._values.add_(change, alpha=scales[of])
+        self.missing = 0
+
+    def accept(self, factor: float) -> None:
+        """The step is agreed: buffers change in place."""
+        if self.reduce == "sum":
+            self._values.mul_(factor).add_(self._base)
+            self._base.copy_(self._values)
+        self._from_base()
+        self._write(self.views)
+
+    def imitate(self, flat: torch.Tensor) -> None:
+        """Buffers become those of the other replica."""
+        super().imitate(flat)
+        if self.reduce == "sum":
+            self._base.copy_(self._values)
+        self._from_base()
+        self._write(self.views)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [module.get_buffer(name) for module, name in self._places]
+
+    def _copy_in(self, tensors: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(self.views, tensors)
+
+    def _write(self, values: Sequence[torch.Tensor]) -> None:
+        """Buffers take these values, as the class says."""
+        tensors = self._tensors()
+        if not tensors:
+            return
+        pairs = zip(tensors, values, strict=True)
+        differ = torch.stack([(t != v.to(t.dtype)).any() for t, v in pairs])
+        with torch.no_grad():
+            for place, differs in enumerate(differ.tolist()):
+                tensor = tensors[place]
+                if differs:
+                    moved = tensor._version != self._versions[place]
+                    (tensor if moved else tensor.data).copy_(values[place])
+                self._versions[place] = tensor._version
+
+
+def build_buckets(modules: Sequence[torch.nn.Module]) -> list[Bucket]:
+    """Buckets for everything that replicas must agree on, in the order in which they are launched.
+
+    Gradients in reverse order of parameters, a small first bucket so that reducing starts early,
+    25 MiB each after it; then buffers, since backward runs forward again where activations are
+    checkpointed. One bucket counts.
+
+    Raises:
+        ConfigError: a tensor is of a type that no backend reduces; names it.
+    """
+    _check_types(modules)
+    buckets: list[Bucket] = [GradientBucket(group) for group in _parameter_groups(modules)]
+    buckets += [BufferBucket(places, how) for how, places in _buffer_groups(modules)]
+    counter = next((b for b in buckets if b.reduce == "sum" and b.dtype in _EXACT), None)
+    if counter is None:
+        counter = Bucket([], "sum", torch.float32)
+        buckets.insert(0, counter)
+    counter.counts = True
+    for bucket in buckets:
+        bucket.shared = shared_memory.available() and len(buckets) <= shared_memory.MOST
+        bucket.renew()
+        if isinstance(bucket, BufferBucket):
+            bucket.rebase()
+    return buckets
+
+
+def _check_types(modules: Sequence[torch.nn.Module]) -> None:
+    for module in modules:
+        named: list[tuple[str, torch.Tensor, torch.dtype]] = [
+            *((name, p, p.dtype) for name, p in module.named_parameters() if p.requires_grad),
+            *((name, b, _WIDER.get(b.dtype, b.dtype)) for name, b in module.named_buffers()),
+        ]
+        for name, tensor, dtype in named:
+            if dtype not in _REDUCED or tensor.layout != torch.strided:
+                raise ConfigError(
+                    f"{name} of the prepared {type(module).__name__} is {tensor.dtype}, "
+                    f"{tensor.layout}, which no backend can average over workers. Nothing was "
+                    "prepared. Keep it in another type; a constant need not be a buffer."
+                )
+
+
+def _parameter_groups(modules: Sequence[torch.nn.Module]) -> list[list[torch.nn.Parameter]]:
+    wanted = (p for module in modules for p in module.parameters() if p.requires_grad)
+    parameters = list({id(p): p for p in wanted}.values())
+    groups: list[list[torch.nn.Parameter]] = []
+    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[torch.nn.Parameter], int]] = {}
+    cap = FIRST_BUCKET_BYTES
+    for parameter in reversed(parameters):
+        key = (parameter.dtype, parameter.device)
+        group, size = open_groups.get(key, ([], 0))
+        if not group:
+            groups.append(group)
+        group.append(parameter)
+        size += parameter.nbytes
+        if size >= cap:
+            cap = BUCKET_BYTES
+            open_groups.pop(key, None)
+        else:
+            open_groups[key] = (group, size)
+    return groups
+
+
+def _buffer_groups(
+    modules: Sequence[torch.nn.Module],
+) -> Iterable[tuple[Reduce, list[tuple[torch.nn.Module, str]]]]:
+    groups: dict[tuple[torch.dtype, torch.device], list[tuple[torch.nn.Module, str]]] = {}
+    seen: set[int] = set()
+    for root in modules:
+        for module in root.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    groups.setdefault((buffer.dtype, buffer.device), []).append((module, name))
+    for (dtype, _), places in groups.items():
+        yield ("sum" if dtype.is_floating_point or dtype.is_complex else "max"), places
+
+
+def _memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that nobody uses, in huge pages.
+
+    Ordinary pages are mapped in one by one when they are first written. For large buckets that
+    takes the survivors of a loss longer than filling them.
+    """
+    size = elements * dtype.itemsize
+    if device.type != "cpu" or size < _HUGE_FROM_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(elements, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`flat` in the shape of `like`, and in its memory layout if that is dense."""
+    if torch.ops.aten.is_non_overlapping_and_dense(like):
+        return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
+    return flat.view(like.shape)

@@ -1,0 +1,384 @@
+"""Gradient averaging that can be done again: DDP's overlap, then a commit round.
+
+Hooks on the parameters copy each gradient, scaled by this worker's share of the batch, into flat
+buckets, which are reduced while the rest of backward runs. At the end of backward the group
+agrees in a round (protocol) that everybody holds every bucket; only then `param.grad` becomes
+the average. Until the next backward the local gradients stay as autograd left them, so after a
+failure all buckets can be filled and reduced again by whoever is left.
+
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+VLDB 2020, algorithm 1 (buckets in reverse order of parameters, overlapped with backward).
+
+A step may be about batches that are split over the workers in different ratios, each with passes of
+its own. Their local gradients are then kept apart until buckets are filled, each with the scale of
+its ratio (GradientBucket.turn_to); which ratio a pass has is said when a batch is drawn (`turn`).
+
+A backward pass may run further ones inside it: checkpoints that re-enter autograd do. The step
+ends with the outermost. Where that happens a parameter may get its gradient in several pieces, so
+buckets are launched at the end.
+
+Invariant: no `param.grad` and no buffer of a module changes before the step is agreed.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from elastix.comm.driver import GroupDriver
+from elastix.comm.gradients.buckets import BufferBucket, GradientBucket, build_buckets
+from elastix.comm.network.process_group import Group, Pending, Reduce
+from elastix.comm.protocol.catch_up import Watched
+from elastix.comm.protocol.operation import OperationOutcome
+from elastix.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Weight:
+    """How much this worker's gradient of a pass counts: `share` of `total`."""
+
+    share: int
+    total: int
+
+
+class Steps(Protocol):
+    """Whoever keeps count of steps and samples."""
+
+    def weights(self, members: Sequence[int]) -> Sequence[Weight]:
+        """One for each ratio of the step in hand, if these take part."""
+        ...
+
+    def passed(self) -> None:
+        """There was, or might have been, a backward pass that is no step."""
+        ...
+
+    def vote(self) -> torch.Tensor:
+        """This worker's part of the commit round; reduced by maximum."""
+        ...
+
+    def voided(self, result: torch.Tensor) -> bool:
+        """Whether a commit round with this result says that the step is to be done again."""
+        ...
+
+    def committed(self, outcome: OperationOutcome) -> None:
+        """The step counts and gradients are in place; or it is void, and there are none."""
+        ...
+
+
+class Reducer:
+    """The training step as an operation of GroupDriver.
+
+    Args:
+        modules: their parameters that require a gradient are averaged, their buffers kept equal.
+        driver: runs the operation.
+        steps: see Steps.
+
+    Raises:
+        ConfigError: nothing requires a gradient, or a tensor is of a type that cannot be averaged.
+    """
+
+    kind = 1
+    reduce: Reduce = "max"
+
+    def __init__(
+        self, modules: Sequence[torch.nn.Module], driver: GroupDriver, steps: Steps
+    ) -> None:
+        self._driver = driver
+        self._steps = steps
+        self._modules = list(modules)
+        self._buckets = build_buckets(modules)
+        self._gradients = [b for b in self._buckets if isinstance(b, GradientBucket)]
+        self._buffers = [b for b in self._buckets if isinstance(b, BufferBucket)]
+        if not self._gradients:
+            raise ConfigError(
+                "no parameter of the prepared model requires a gradient. Nothing was prepared. "
+                "Unfreeze some, or leave out ctx.prepare."
+            )
+        self._counter = next(bucket for bucket in self._buckets if bucket.counts)
+        self._weights: Sequence[Weight] = [Weight(1, 1)]
+        self._scales = [1.0]
+        self._ratio = 0  # by which passes are weighed now: a place in these
+        self._counts = True  # this worker has a share in it
+        self._told = False  # that there was a pass since the last batch
+        self._apart: list[RemovableHandle] = []
+        self._generation = 0  # of the group in which buckets are being launched
+        self._launched = 0
+        self._deferred = False
+        self._active = False  # a step has begun and not ended
+        self._passes: dict[
+            int, weakref.ref[Callable[[], None]]
+        ] = {}  # by number of autograd's task
+        self._nests: bool | None = None  # a backward pass was seen inside another; not known yet
+        self._void = False  # the last step was
+        self._averaged = {id(p) for bucket in self._gradients for p in bucket.parameters}
+        self._frozen = [
+            (name, p)
+            for module in modules
+            for name, p in module.named_parameters()
+            if id(p) not in self._averaged
+        ]
+        for bucket in self._gradients:
+            for place, parameter in enumerate(bucket.parameters):
+                hook = self._hook(bucket, place)
+                parameter.register_post_accumulate_grad_hook(hook)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Within it backward adds to the local gradients, and no step is taken."""
+        before, self._deferred = self._deferred, True
+        try:
+            yield
+        finally:
+            self._deferred = before
+            # Whether or not this worker had anything to learn from, so that all say it alike.
+            self._steps.passed()
+
+    def turn(self, ratio: int, counts: bool) -> None:
+        """A batch was drawn that further passes are about; they have this ratio of the step.
+
+        Args:
+            ratio: its place among the weights of the step.
+            counts: whether this worker has a share. If not, what its forward passes do to buffers
+                will be undone.
+        """
+        if ratio != self._ratio:
+            for buffers in self._buffers:
+                buffers.turn_from(self._ratio) if self._counts else buffers.undo()
+            for gradients in self._gradients:
+                gradients.keep_apart(self._ratio)
+            self._tell_apart()
+            self._ratio = ratio
+        self._counts, self._told = counts, False
+        for buffers in self._buffers:
+            buffers.let_go() if counts else buffers.hold()
+
+    def _tell_apart(self) -> None:
+        """From now on be called before a gradient is added to one that may have another ratio."""
+        if self._apart:
+            return
+        for bucket in self._gradients:
+            for place, parameter in enumerate(bucket.parameters):
+                if parameter.requires_grad:
+                    hook = self._turning_hook(bucket, place)
+                    self._apart.append(parameter.register_hook(hook))
+
+    def _turning_hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
+        return lambda _gradient: bucket.turn_to(place, self._ratio)
+
+    def _step_over(self) -> None:
+        for handle in self._apart:
+            handle.remove()
+        self._apart = []
+        self._ratio, self._told = 0, False
+
+    def rebase(self) -> None:
+        """All workers hold the same buffers now. Call it whenever a State was loaded."""
+        self._step_over()
+        for gradients in self._gradients:
+            gradients.forget_parts()
+        for buffers in self._buffers:
+            buffers.rebase()
+
+    def check(self, thoroughly: bool = False) -> None:
+        """Between steps: that the last one has ended, and nothing was left out of it.
+
+        Args:
+            thoroughly: look for parameters that were added, too; it takes a walk over the modules.
+
+        Raises:
+            ConfigError: backward was left by an exception, or a parameter is trained that was not
+                prepared for it.
+        """
+        if self._active:
+            raise self._abandoned()
+        named = self._frozen
+        if thoroughly:
+            every = [pair for module in self._modules for pair in module.named_parameters()]
+            named = [(name, p) for name, p in every if id(p) not in self._averaged]
+        for name, parameter in named:
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"parameter {name} requires a gradient and did not at ctx.prepare, or was not "
+                    "there, so no other worker would have its gradient. The run ends before "
+                    "replicas part. Prepare the model with everything trainable that ever will "
+                    "be, and freeze after ctx.prepare what is not to be trained yet."
+                )
+
+    def _abandoned(self) -> ConfigError:
+        return ConfigError(
+            "a backward pass was left by an exception that the train function caught. Other "
+            "workers may have this worker's gradients in part, so the step cannot be finished, nor "
+            "taken back; the run ends. Let the exception through, or make sure that it does not "
+            "come: smaller pieces of the batch within ctx.accumulate() need less memory."
+        )
+
+    # --------------------------------------------------------------------- during backward
+
+    def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
+        def gradient_ready(_parameter: torch.Tensor) -> None:
+            if self._apart:
+                bucket.added(place)
+            if self._deferred:
+                if not self._told:
+                    self._told = True
+                    self._steps.passed()
+                return
+            self._within_pass()
+            if self._driver.watching or not self._driver.usable or self._nests is not False:
+                return  # it counts for nothing, or `prepare` sees to it
+            if bucket.pending is not None:
+                raise ConfigError(
+                    "a parameter got a second gradient within one backward pass, after the first "
+                    "had gone to the other workers. The step was not taken; the run ends. Use "
+                    "checkpoint(..., use_reentrant=False), or checkpoint from the first step on."
+                )
+            bucket.fill(place, self._scales, self._ratio)
+            if not bucket.missing:
+                self._launch_filled()
+
+        return gradient_ready
+
+    def _within_pass(self) -> None:
+        """Be called at the end of the backward pass that this is called in."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._passes:
+            if any(ending() is None for ending in self._passes.values()):
+                raise self._abandoned()  # autograd drops what was to be called after a failure
+            ending = partial(self._pass_over, task)
+            torch.autograd.Variable._execution_engine.queue_callback(ending)
+            self._passes[task] = weakref.ref(ending)
+        if not self._active:
+            self._begin()
+
+    def _pass_over(self, task: int) -> None:
+        del self._passes[task]
+        around: Any = torch._C._current_autograd_node()
+        if around is None:
+            if self._passes:
+                raise self._abandoned()
+            self._end()
+            return
+        self._nests = True
+        for node, _ in around.next_functions:  # what the pass around this one comes to next
+            if node is not None:
+                node.register_prehook(lambda *_: self._within_pass())
+
+    def _begin(self) -> None:
+        """The first gradient of a step is there."""
+        self.check()
+        self._active = True
+        if self._driver.watching:
+            return
+        self._weigh(self._driver.generation)
+        for bucket in self._buckets:
+            bucket.begin()
+        self._launch_filled()
+
+    def _weigh(self, generation: int) -> None:
+        """The buckets are to be reduced by the members of that generation, from the first on."""
+        self._weights = self._steps.weights(self._driver.members(generation))
+        # Without samples, all of them are lost; see `accept`.
+        self._scales = [w.share / w.total if w.total else 0.0 for w in self._weights]
+        self._generation = generation
+        self._launched = 0
+
+    def _launch_filled(self) -> None:
+        """Launch what is full, in order, since all workers must launch in the same order."""
+        group = self._driver.group
+        if group is None or group.generation != self._generation or not self._driver.usable:
+            return  # the group is changing; `prepare` and `launch` see to everything
+        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
+            self._launch_next(group)
+
+    def _launch_next(self, group: Group) -> None:
+        self._driver.phase("bucket", self._launched)
+        bucket = self._buckets[self._launched]
+        bucket.launch(group, sum(weight.share for weight in self._weights))
+        if self._driver.on_reduced is not None and bucket.pending is not None:
+            bucket.pending.on_finish(partial(self._driver.on_reduced, self._launched))
+        self._launched += 1
+
+    # ------------------------------------------------------------------- the end of backward
+
+    def _end(self) -> None:
+        self._active = False
+        self._nests = bool(self._nests)
+        self._counts = self._counts and not self._driver.watching
+        for buffers in self._buffers:
+            buffers.let_go() if self._counts else buffers.undo()
+        self._driver.phase("filled", len(self._buckets))
+        outcome = self._driver.run(self)
+        self._step_over()
+        if not self._counts:  # the next step may be about the same batch
+            for buffers in self._buffers:
+                buffers.hold()
+        self._steps.committed(outcome)
+
+    def accept(self, outcome: OperationOutcome) -> None:
+        """Gradients and buffers become what was agreed on."""
+        self._void = self._steps.voided(outcome.result)
+        if self._void:
+            self._leave_no_trace()
+            return
+        samples = self._counter.samples()
+        if samples:
+            for bucket in self._buckets:
+                bucket.accept(sum(weight.total for weight in self._weights) / samples)
+        else:  # all of a tiny batch was lost with its workers
+            for gradients in self._gradients:
+                gradients.drop()
+
+    def remember_buffers(self) -> None:
+        """Buffers may have to be put back to what they are now."""
+        for buffers in self._buffers:
+            buffers.remember()
+
+    def _leave_no_trace(self) -> None:
+        for gradients in self._gradients:
+            gradients.drop()
+        for buffers in self._buffers:
+            buffers.put_back()
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """The buckets as they were accepted, one after the other; none if nothing was."""
+        if self._void or not self._counter.samples():
+            return []
+        return [bucket.accepted() for bucket in self._buckets]
+
+    def imitate(self, watched: Watched) -> None:
+        """Take over gradients and buffers that others agreed on, instead of one's own."""
+        for bucket, flat in zip(self._buckets, watched.parts, strict=False):
+            bucket.imitate(flat)
+        if not watched.parts:  # and buffers were put back after a forward pass of placeholders
+            for gradients in self._gradients:
+                gradients.drop()
+
+    def prepare(self, generation: int) -> None:
+        """Fill what is not yet filled for that generation; everything, if it is a new one."""
+        if generation != self._generation:
+            self._weigh(generation)
+            for bucket in self._buckets:
+                bucket.restart()
+        for bucket in self._buckets[self._launched :]:
+            bucket.fill_missing(self._scales, self._ratio)
+
+    def launch(self, group: Group) -> Sequence[Pending]:
+        """Launch what is not yet launched in `group`."""
+        self.prepare(group.generation)
+        while self._launched < len(self._buckets):
+            self._launch_next(group)
+        return [bucket.pending for bucket in self._buckets if bucket.pending is not None]
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """The commit round carries the vote."""
+        del group
+        return self._steps.vote()
+
+    def detail(self) -> int | None:
+        """Nothing: the vote carries it."""
+        return None

@@ -1,0 +1,73 @@
+"""Whether all workers have prepared the same model: a line for each parameter and buffer."""
+
+import json
+from collections.abc import Mapping
+
+import torch
+from blake3 import blake3
+
+from elastix.comm.network.process_group import Group
+from elastix.comm.network.transfer import Wait
+from elastix.errors import ConfigError
+from elastix.state import dtype_name
+
+
+def layout_of(modules: Mapping[str, torch.nn.Module]) -> list[str]:
+    """The lines of some modules, by the prefixes of their parameters' names."""
+    lines = []
+    for prefix, module in modules.items():
+        for kind, named in (
+            ("parameter", module.named_parameters()),
+            ("buffer", module.named_buffers()),
+        ):
+            for name, tensor in named:
+                frozen = "" if tensor.requires_grad or kind == "buffer" else ", frozen"
+                dtype = dtype_name(tensor)
+                lines.append(f"{kind} {prefix}{name} {dtype}{list(tensor.shape)}{frozen}")
+    return lines
+
+
+def check(group: Group, layout: list[str], device: torch.device, wait: Wait) -> None:
+    """Refuse workers whose layouts differ. Collective over the group.
+
+    Args:
+        group: all members call this.
+        layout: this worker's.
+        device: where the backend wants its buffers.
+        wait: waits for one operation, or raises.
+
+    Raises:
+        ConfigError: the layouts differ; names the first line that does.
+    """
+    text = json.dumps(layout).encode()
+    digest = torch.frombuffer(bytearray(blake3(text).digest()), dtype=torch.int64)
+    mine = torch.cat([digest, torch.tensor([len(text)])]).to(device)
+    everybody = [torch.empty_like(mine) for _ in range(group.size)]
+    wait(group.all_gather(mine, everybody))
+    if all(torch.equal(other, everybody[0]) for other in everybody):
+        return
+    longest = max(int(other[-1].item()) for other in everybody)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    texts = [torch.empty_like(padded, device=device) for _ in range(group.size)]
+    wait(group.all_gather(padded.to(device), texts))
+    compare([json.loads(bytes(t.cpu().tolist()).rstrip(b"\0")) for t in texts])
+
+
+def compare(layouts: list[list[str]]) -> None:
+    """Layouts by rank.
+
+    Raises:
+        ConfigError: they differ; names the first line that does.
+    """
+    reference = layouts[0]
+    for rank, layout in enumerate(layouts[1:], start=1):
+        for place in range(max(len(reference), len(layout))):
+            here = reference[place] if place < len(reference) else "nothing"
+            there = layout[place] if place < len(layout) else "nothing"
+            if here != there:
+                raise ConfigError(
+                    f"the workers did not prepare the same model: entry {place} is {here} on rank "
+                    f"0 and {there} on rank {rank}. No step was taken. Build the model from "
+                    "ctx.config alone, not from the rank or from unseeded random choices."
+                )

@@ -1,0 +1,112 @@
+"""A State from a live peer to newcomers, over a group that holds them all.
+
+Collective over that group. Blocks until done; `wait` makes it end early when the group changes.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from elastix.comm.network.process_group import Group, Pending
+from elastix.state import Ref, State, dtype_name, identity, raw_bytes
+
+Wait = Callable[[Pending], None]
+
+_CHUNK_BYTES = 16 << 20
+
+
+def give(group: Group, state: State, device: torch.device, wait: Wait) -> int:
+    """Send `state` from this rank to all others in the group.
+
+    Args:
+        group: all others call `take` with this rank as root.
+        state: must not change while it is sent.
+        device: where the backend wants its buffers.
+        wait: waits for one operation, or raises.
+
+    Returns:
+        Payload bytes; tied tensors count once.
+    """
+    body, parts = describe(state)
+    header = torch.frombuffer(bytearray(json.dumps(body).encode()), dtype=torch.uint8).to(device)
+    wait(
+        group.broadcast(
+            torch.tensor([header.numel()], dtype=torch.int64, device=device), group.rank
+        )
+    )
+    wait(group.broadcast(header, group.rank))
+    for pieces in _chunks(parts):
+        wait(group.broadcast(torch.cat(pieces).to(device), group.rank))
+    return sum(part.numel() for part in parts)
+
+
+def take(group: Group, root: int, device: torch.device, wait: Wait) -> State:
+    """Receive what rank `root` gives, into new tensors on the CPU."""
+    size = torch.zeros(1, dtype=torch.int64, device=device)
+    wait(group.broadcast(size, root))
+    header = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    wait(group.broadcast(header, root))
+    body = json.loads(header.cpu().numpy().tobytes())
+    tensors, parts = rooms(body)
+    for pieces in _chunks(parts):
+        sizes = [piece.numel() for piece in pieces]
+        chunk = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        wait(group.broadcast(chunk, root))
+        for piece, received in zip(pieces, torch.split(chunk, sizes), strict=True):
+            piece.copy_(received)
+    return assemble(body, tensors)
+
+
+def describe(state: State) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """A State without its bytes, as JSON values; and its bytes, tied tensors once, in order."""
+    first: dict[tuple[object, ...], str] = {}
+    index = {}
+    parts = []
+    for name, tensor in state.tensors.items():
+        original = first.setdefault(identity(tensor), name)
+        tied = original if original != name else None
+        index[name] = (dtype_name(tensor), list(tensor.shape), tied)
+        if tied is None:
+            parts.append(raw_bytes(tensor))
+    return {"index": index, "meta": state.meta, "parents": state.parents}, parts
+
+
+def rooms(body: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Tensors for what `describe` described, and their bytes, to be filled in order."""
+    tensors: dict[str, torch.Tensor] = {}
+    parts = []
+    for name, (dtype, shape, tied) in body["index"].items():
+        if tied is not None:
+            tensors[name] = tensors[tied]
+            continue
+        tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+        parts.append(raw_bytes(tensors[name]))
+    return tensors, parts
+
+
+def assemble(body: dict[str, Any], tensors: dict[str, torch.Tensor]) -> State:
+    """The State, when its tensors are filled."""
+    return State(tensors, body["meta"], tuple(Ref(parent) for parent in body["parents"]))
+
+
+def _chunks(parts: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Cut flat byte tensors into lists of views of at most _CHUNK_BYTES each, in order.
+
+    Many small tensors share a message, and a large one does not need a second copy of itself.
+    """
+    pieces: list[torch.Tensor] = []
+    room = _CHUNK_BYTES
+    for part in parts:
+        start = 0
+        while start < part.numel():
+            piece = part[start : start + room]
+            pieces.append(piece)
+            start += piece.numel()
+            room -= piece.numel()
+            if room == 0:
+                yield pieces
+                pieces, room = [], _CHUNK_BYTES
+    if pieces:
+        yield pieces

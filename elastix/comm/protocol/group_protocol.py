@@ -1,0 +1,538 @@
+"""The group protocol: what a member does from its founding, or its way in, to its end. Pure.
+
+A member carries numbered operations through (see recovery). While it waits for the others it also
+listens to the controller's memberships; when a new generation is announced it drops the operation,
+meets the others there, learns where everybody is, and goes on with the same operation in the new
+group. Nothing that is shared changes before an operation is left, so this may happen any number of
+times.
+
+No torch, no thread and no clock: each stretch of the protocol is a generator (`Course`) that asks
+a driver for whatever lies outside (wants) and is sent the answers. `driver` drives it in a worker's
+training thread, over torch.distributed; the tests drive thousands of members in one thread, in any
+order of events that can be.
+
+A member is an id, and nothing here asks what stands behind it.
+
+Not here: what an operation computes (reducer, train.replica.evaluation), who decides on generations
+(membership), and what survivors decide (recovery).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from elastix.comm.protocol import calls
+from elastix.comm.protocol.catch_up import Entering, Watched
+from elastix.comm.protocol.inbox import Inbox
+from elastix.comm.protocol.joiner import Joiner
+from elastix.comm.protocol.membership import Membership
+from elastix.comm.protocol.operation import OperationOutcome
+from elastix.comm.protocol.participant import Fenced, Joined, Released
+from elastix.comm.protocol.recovery import Decision, Position, decide
+from elastix.comm.protocol.wants import (
+    Abandon,
+    AllHaveState,
+    AnnounceEntry,
+    Await,
+    Build,
+    CompareCalls,
+    CompareLayouts,
+    Conclude,
+    Course,
+    Doubt,
+    Failed,
+    GiveState,
+    GroupHandle,
+    Meet,
+    PassOn,
+    Payload,
+    ReduceBuckets,
+    ReducePayload,
+    Superseded,
+    TakeState,
+    TellEntered,
+    TellRecovered,
+    Want,
+)
+from elastix.errors import TrainError
+
+if TYPE_CHECKING:
+    import torch
+
+    from elastix.comm.protocol.operation import Operation
+
+
+@dataclass
+class InHand:
+    """The operation in hand, or between two operations what is known of the next.
+
+    Attributes:
+        number: of it; -1 without the State.
+        operation: None between operations.
+        complete: the generation in which every bucket of it was had; 0 for none.
+        payload: what this member added to its round; None before.
+        passed: how it ended, from a peer that left it.
+        begun: somebody else is in it already, so nobody may wait before it.
+        void: it is done for nothing, since its step will be done again.
+        next_void: those ahead have found the operation after this one void.
+    """
+
+    number: int = -1
+    operation: Operation | None = None
+    complete: int = 0
+    payload: torch.Tensor | None = None
+    passed: OperationOutcome | None = None
+    begun: bool = False
+    void: bool = False
+    next_void: bool = False
+
+    @property
+    def kind(self) -> int:
+        """Of the operation; 0 between operations."""
+        return self.operation.kind if self.operation is not None else 0
+
+    def after(self) -> InHand:
+        """What is known of the next when this one was left."""
+        # Whoever passed the result on has said, too, whether somebody is in the next.
+        begun = self.passed is not None and self.begun
+        return InHand(self.number + 1, begun=begun, void=self.next_void)
+
+
+@dataclass
+class Recovering:
+    """A change of the group that this member is on its way through.
+
+    Attributes:
+        since: the generation with whose news it began; 0 if there is none.
+        outcome: what became of the operation in hand.
+    """
+
+    since: int = 0
+    outcome: str = ""
+
+
+class GroupProtocol:
+    """One member's side. Its courses are driven one at a time.
+
+    Args:
+        me: this member's id.
+        inbox: what the controller tells this member.
+        min_members: a smaller group waits at its next boundary until it has grown.
+        redo: kind of operation that is not finished by survivors but done again; 0 for none.
+        rule: what members do who have met; see recovery.decide.
+
+    Attributes:
+        generation: the newest generation that this member entered or tries to enter.
+        group: the group in use; None before the first.
+        plan: the generation over whose members the next batch is split.
+        hand: the operation in hand, or the next.
+        joiner: this member's way in, while it follows the group from outside.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        inbox: Inbox,
+        *,
+        min_members: int = 1,
+        redo: int = 0,
+        rule: Callable[[Sequence[Position], Sequence[int]], Decision] = decide,
+    ) -> None:
+        self.generation = 0
+        self.group: GroupHandle | None = None
+        self.plan = 0
+        self.hand = InHand()
+        self.joiner = Joiner(me, inbox, self._called)
+        self._me = me
+        self._inbox = inbox
+        self._min_members = min_members
+        self._redo = redo
+        self._rule = rule
+        self._agreed = 0  # the proposal to be entered at the next boundary
+        self._founded = 0  # the generation in which this member was given the State as a founder
+        self._result: torch.Tensor | None = None  # of the operation left last
+        self._circle: GroupHandle | None = None  # in which the State is being given
+        self._doubted = 0
+        self._recovering = Recovering()
+
+    # ------------------------------------------------------------------ at any time
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a newer membership must be entered at once."""
+        return self._inbox.urgent.generation > self.generation
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is worth launching something in the present group."""
+        return self.group is not None and not self.superseded and not self.hand.void
+
+    @property
+    def planned(self) -> tuple[int, ...]:
+        """The members over which the next batch is split."""
+        return self.joiner.plan if self.joiner.following else self._inbox.members[self.plan]
+
+    @property
+    def call(self) -> tuple[int, int]:
+        """Number and kind of the operation in hand; of kind 0 between operations."""
+        hand = self.hand
+        return hand.number, hand.kind
+
+    def vote(self, connected: Callable[[Membership], bool]) -> int:
+        """Generation of the proposal that this member could enter, 0 for none.
+
+        It goes into the round: only what all could enter is agreed on, so that nobody waits for
+        connections at the boundary.
+
+        Args:
+            connected: whether the group that a proposal asks for is there.
+        """
+        proposed = self._inbox.proposed
+        if not self._stands(proposed):
+            return 0
+        if self._me not in proposed.members or proposed.size == 1 or connected(proposed):
+            return proposed.generation
+        return 0
+
+    def doubts(self, generation: int) -> bool:
+        """Whether to ask for a generation after this one: once, however often it fails."""
+        first = generation > self._doubted
+        self._doubted = max(self._doubted, generation)
+        return first
+
+    def step_left(self, outcome: OperationOutcome, proposal: int) -> None:
+        """A step was left: its successor is split over the members of the newest generation.
+
+        Args:
+            outcome: how it was left.
+            proposal: generation of the proposal that all members know; 0 for none. It is entered
+                at the next boundary.
+        """
+        if self.joiner.following:
+            return  # its donor says where the group enters
+        self._agreed = max(self._agreed, proposal)
+        self.plan = max(self.plan, outcome.generation, proposal)
+
+    # ------------------------------------------------------------------ courses
+
+    def come_in(self) -> Course[None]:
+        """Until this member has the State: in a group, or from a peer that it goes on to follow."""
+        while self.hand.number < 0:
+            yield Await(self._addressed)
+            newest = max(self._inbox.urgent, self._inbox.proposed, key=lambda m: m.generation)
+            if self._inbox.invitation and not self._called():
+                number = yield from self.joiner.begin()
+                if number is not None:
+                    self.hand = InHand(number)
+            elif self._me in newest.members:
+                try:
+                    yield from self._enter(newest)
+                except Superseded:
+                    continue
+            else:
+                yield from self._leave_group()
+                self.generation = newest.generation
+
+    def run(self, operation: Operation) -> Course[OperationOutcome]:
+        """Carry one operation through, whatever happens to the group.
+
+        Raises:
+            Fenced: this member was taken out.
+            TrainError: the others run something else.
+        """
+        hand = self.hand
+        if self.joiner.following:
+            outcome = yield from self.joiner.imitate(operation, hand.number)
+            self.hand = InHand(hand.number + 1)
+            return outcome
+        hand.operation = operation
+        shares = self._inbox.members.get(self.plan, ())
+        attempt: OperationOutcome | None = None
+        while attempt is None:
+            try:
+                yield from self._catch_up()
+                attempt = yield from self._attempt(operation)
+            except Superseded:
+                continue
+        outcome = attempt
+        if hand.passed is not None:  # the peer who passed it on may know of a newer plan
+            self.plan = max(self.plan, outcome.generation)
+        self._result = outcome.result
+        self.hand = hand.after()
+        yield Conclude(operation, outcome, hand.number, shares)
+        if self._recovering.since:
+            yield from self._recovered(operation.kind)
+        return outcome
+
+    def boundary(self) -> Course[None]:
+        """Between two steps: let agreed joiners in; wait while fewer than the minimum are left.
+
+        Raises:
+            Released: this member was to leave, and the others know that it does so here.
+        """
+        while True:
+            try:
+                if self.joiner.following:
+                    if (yield from self._follow()):
+                        return
+                elif self.superseded:
+                    yield from self._catch_up()
+                    self._recovering.outcome = "between steps"
+                    yield from self._recovered(0)
+                elif self._agreed > self.generation:
+                    yield from self._enter_agreed()
+                elif self._too_few():
+                    yield from self._pause()
+                else:
+                    return
+            except Superseded:
+                continue
+
+    def _enter_agreed(self) -> Course[None]:
+        members = self._inbox.members[self._agreed]
+        if self._me not in members:
+            # The group stays up: others may still wait for what this member has sent there.
+            raise Released(self._agreed)
+        yield AnnounceEntry(self._agreed, members)
+        yield from self._enter(Membership(self._agreed, members, urgent=False))
+
+    def _too_few(self) -> bool:
+        """Whether to wait here; not if others are in the next operation and wait for us."""
+        if self.group is None or self.hand.begun:
+            return False
+        return len(self.group.members) < self._min_members
+
+    def _pause(self) -> Course[None]:
+        """Too few to go on: all come to this boundary, so a proposal needs no agreement."""
+        inbox = self._inbox
+        yield Await(
+            lambda: inbox.dismissed is not None or self._addressed_by_membership(),
+            phase="pause",
+            detail=self.generation,
+        )
+        if inbox.dismissed is not None:
+            raise inbox.dismissed
+        if not self.superseded:
+            self._agreed = inbox.proposed.generation
+
+    # ------------------------------------------------------------------ a joiner outside the group
+
+    def _stands(self, proposed: Membership) -> bool:
+        """Whether nothing newer has come about since that proposal."""
+        return proposed.generation > max(self.generation, self._inbox.urgent.generation)
+
+    def _called(self) -> bool:
+        """Whether a proposal that still stands has this member in it."""
+        proposed = self._inbox.proposed
+        return self._stands(proposed) and self._me in proposed.members
+
+    def _addressed(self) -> bool:
+        """Whether there is news for a member without the State."""
+        return bool(self._inbox.invitation) or self._addressed_by_membership()
+
+    def _addressed_by_membership(self) -> bool:
+        heard = max(self._inbox.urgent.generation, self._inbox.proposed.generation)
+        return heard > self.generation
+
+    def _follow(self) -> Course[bool]:
+        """At a boundary: whether there is an operation to imitate. If not, this joiner is in."""
+        turn = yield from self.joiner.follow(self.hand.number)
+        if isinstance(turn, Entering):
+            yield from self._enter_from_outside(turn.generation)
+        elif turn is None:
+            self.hand = InHand()
+            yield from self.come_in()
+        return isinstance(turn, Watched)
+
+    def _enter_from_outside(self, generation: int) -> Course[None]:
+        joined = self.joiner.come_in()
+        yield Await(lambda: generation in self._inbox.members)
+        if joined is None:
+            self.hand = InHand()  # it goes without saying only if it was compared
+        members = self._inbox.members[generation]
+        try:
+            yield from self._enter(Membership(generation, members, urgent=False), joined)
+        except Superseded:
+            self.hand = InHand()  # whoever has not confirmed is not in what came after
+            yield from self.come_in()
+
+    # ------------------------------------------------------------------ one operation
+
+    def _attempt(self, operation: Operation) -> Course[OperationOutcome]:
+        hand = self.hand
+        if hand.passed is not None:
+            return hand.passed
+        group = cast("GroupHandle", self.group)  # whoever is not superseded is in one
+        if not hand.complete:
+            if not hand.void:
+                yield from self._ask(ReduceBuckets(group, operation))
+            hand.complete = self.generation
+        hand.payload, detail = yield Payload(group, operation)
+        if detail is not None:
+            yield from self._compare_calls(group, operation.kind, detail)
+        result = yield from self._ask(ReducePayload(group, operation, hand.payload))
+        contributors = self._inbox.members[hand.complete]
+        return OperationOutcome(result, hand.complete, self.generation, contributors)
+
+    def _compare_calls(self, group: GroupHandle, kind: int, detail: int) -> Course[None]:
+        """Before a round alone: that all are in the same call, since payloads have other sizes.
+
+        A gather, where steps begin with a reduction: of two that do not belong together neither
+        takes the bytes of the other (gloo ends the process if there are too many), and both wait
+        until the controller sees from their signs of life what they are in.
+        """
+        mine = kind, detail
+        said = yield from self._ask(CompareCalls(group, *mine))
+        if said.count(mine) == len(said):
+            return
+        by_member = dict(zip(group.members, said, strict=True))
+        kinds = {member: kind for member, (kind, _) in by_member.items()}
+        details = {member: detail for member, (_, detail) in by_member.items()}
+        fault = calls.apart(self.hand.number, kinds) or calls.unlike(details)
+        if fault is not None:
+            raise fault
+
+    def _ask(self, want: Want) -> Course[Any]:
+        """What a want that meets peers is answered with. If it fails, wait to be superseded."""
+        try:
+            return (yield want)
+        except Failed as failed:  # its traceback would keep the group and its sockets until gc
+            error, unreachable = failed.error, failed.unreachable
+        # Only a hint: the controller knows who is dead, or starts a new generation.
+        if self.doubts(self.generation):
+            yield Doubt(self.generation, error, unreachable)
+        yield Await(lambda: self.superseded)
+        raise Superseded
+
+    # ------------------------------------------------------------------ a change of the group
+
+    def _catch_up(self) -> Course[None]:
+        while self.superseded:
+            urgent = self._inbox.urgent
+            self._recovering.since = self._recovering.since or urgent.generation
+            yield from self._enter(urgent)
+
+    def _leave_group(self) -> Course[None]:
+        abandoned = self.group, self._circle
+        self.group = self._circle = None
+        for group in abandoned:
+            if group is not None:
+                yield Abandon(group)
+
+    def _enter(self, membership: Membership, joined: Joined | None = None) -> Course[None]:
+        """Meet the members of a generation and agree on how to go on.
+
+        Args:
+            membership: the generation.
+            joined: how this member has come by the State, if it brings it from outside.
+
+        Raises:
+            Superseded: there is a newer one.
+        """
+        if self._me not in membership.members:
+            raise Fenced(f"worker {self._me} is not in generation {membership.generation}")
+        yield from self._leave_group()
+        hand = self.hand
+        hand.passed = None
+        self.generation = membership.generation
+        if not membership.urgent:
+            self.plan = membership.generation
+            self._founded = 0  # others have gone on since; the State of the founding is stale
+        self.group = group = yield from self._ask(
+            Build(membership.generation, membership.members, prepare=self._to_prepare())
+        )
+        complete = hand.complete if hand.number >= 0 else self._founded
+        position = Position(hand.number, complete, self.plan, hand.kind)
+        decision = self._rule((yield from self._ask(Meet(group, position))), membership.members)
+        if decision.gone:
+            self._look_if_gone(group, decision)
+        if decision.donor is not None:
+            yield from self._ask(CompareLayouts(group))
+            joined = yield from self._hand_over(group, decision.donor, decision.newcomers)
+        if decision.founding:
+            # Like a commit round: whoever leaves it knows that all founders have the State.
+            self._founded = membership.generation
+            yield from self._ask(AllHaveState(group))
+        yield from self._go_on(group, decision)
+        yield TellEntered(membership.generation, joined)
+
+    def _look_if_gone(self, group: GroupHandle, decision: Decision) -> None:
+        """The others have gone on without some, which will be seen when these have ended.
+
+        Raises:
+            Released: this member is one of them, and was to leave.
+            TrainError: it was not.
+        """
+        if group.members.index(self._me) not in decision.gone:
+            return
+        if self._me not in self._inbox.members.get(decision.plan, ()):
+            raise Released(decision.plan)
+        raise TrainError(
+            f"worker {self._me} is in operation {self.hand.number} while others are in "
+            f"{decision.operation}, and a member is never two behind. Nothing can be recovered; "
+            "this is a bug in elastix."
+        )
+
+    def _to_prepare(self) -> Operation | None:
+        """Others may be busy for as long as this takes; if the step stands, it was for nothing."""
+        hand = self.hand
+        return None if hand.complete or hand.kind == self._redo else hand.operation
+
+    def _hand_over(
+        self, group: GroupHandle, donor: int, newcomers: tuple[int, ...]
+    ) -> Course[Joined | None]:
+        """Give or take the State, if that is on this member; what it cost if it was taken."""
+        ranks = (donor, *newcomers)
+        mine = group.members.index(self._me)
+        if mine not in ranks:
+            return None
+        circle, root = group, donor
+        if len(ranks) < len(group.members):  # nobody else need take part
+            members = tuple(group.members[rank] for rank in ranks)
+            circle = yield from self._ask(Build(group.generation, members, scope="transfer"))
+            self._circle, root = circle, 0
+        joined: Joined | None = None
+        if mine == donor:
+            yield from self._ask(GiveState(circle, founding=self.hand.number < 0))
+        else:
+            joined = yield from self._ask(TakeState(circle, root))
+        if self._circle is not None:
+            self._circle = None
+            yield Abandon(circle)
+        return joined
+
+    def _go_on(self, group: GroupHandle, decision: Decision) -> Course[None]:
+        hand = self.hand
+        if hand.number < 0:
+            hand.number = decision.operation
+        behind = hand.number < decision.operation
+        void = decision.begun and decision.kind == self._redo and not decision.complete
+        if decision.source is not None:
+            # Whoever is ahead has the result of the operation before; the others need it.
+            held = hand.payload if behind else self._result
+            if held is None:
+                raise TrainError(
+                    f"worker {self._me} has no result of operation {decision.operation - 1} to "
+                    "pass on or to receive. Nothing can be recovered; this is a bug in elastix."
+                )
+            told = yield from self._ask(PassOn(group, decision.source, held))
+            if behind:
+                contributors = self._inbox.members[hand.complete] if hand.complete else ()
+                hand.passed = OperationOutcome(told, hand.complete, decision.plan, contributors)
+        hand.begun = decision.begun
+        hand.next_void = behind and void
+        if behind:
+            self._recovering.outcome = "passed on"
+            return
+        if not decision.complete:  # else it is as void as it was, on all of them
+            hand.void = void
+        kept = "accepted" if decision.complete else "reduced again"
+        self._recovering.outcome = "done again" if hand.void else kept
+        hand.complete = decision.complete
+        self.plan = max(self.plan, decision.plan) or self.generation
+
+    def _recovered(self, kind: int) -> Course[None]:
+        through, self._recovering = self._recovering, Recovering()
+        yield TellRecovered(self.generation, kind, through.outcome, through.since)

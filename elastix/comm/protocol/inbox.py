@@ -1,0 +1,51 @@
+"""What the controller has told a member: memberships, donors, and that nobody will come. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastix.comm.protocol.membership import Membership
+
+if TYPE_CHECKING:
+    from elastix.comm.network.door import Address
+
+
+class Inbox:
+    """It may change at any moment while a member waits.
+
+    Attributes:
+        urgent: the newest membership that must be entered at once.
+        proposed: the newest proposal; to be entered at an agreed boundary if nothing urgent came
+            after.
+        members: members of every generation heard of, by generation.
+        invitation: peers that a joiner may catch up from, in order; empty if it was not invited.
+        dismissed: why whoever waits for others need wait no longer; None while they should.
+    """
+
+    def __init__(self) -> None:
+        self.urgent = Membership(0, ())
+        self.proposed = Membership(0, ())
+        self.members: dict[int, tuple[int, ...]] = {}
+        self.invitation: tuple[Address, ...] = ()
+        self.dismissed: Exception | None = None
+
+    def fresh(self, membership: Membership) -> bool:
+        """Whether it is newer than all that was heard of."""
+        return membership.generation > max(self.urgent.generation, self.proposed.generation)
+
+    def publish(self, membership: Membership) -> None:
+        """Announce a membership. Old news, arriving late, changes nothing."""
+        self.members[membership.generation] = membership.members
+        if membership.urgent:
+            if membership.generation > self.urgent.generation:
+                self.urgent = membership
+        elif membership.generation > self.proposed.generation:
+            self.proposed = membership
+
+    def invite(self, donors: tuple[Address, ...]) -> None:
+        """Catch up from one of these peers, the first of them if it is there."""
+        self.invitation = donors
+
+    def dismiss(self, reason: Exception) -> None:
+        """Nobody else will come."""
+        self.dismissed = reason

@@ -1,0 +1,224 @@
+"""A joiner on its way into the group: it has a peer's State, and does what the group agreed on.
+
+It takes no part in the group and nobody waits for it. It runs the same train function as all do,
+but its operations end as its donor says, until that enters a generation with this worker in it.
+Pure, as protocol is, which it is a part of.
+
+Not here: what a donor tells (catch_up), and how (catch_up_stream); the group that is entered in
+the end (group_protocol).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from elastix.comm.protocol.calls import call
+from elastix.comm.protocol.catch_up import Digest, DigestMark, Entering, Watched
+from elastix.comm.protocol.inbox import Inbox
+from elastix.comm.protocol.operation import OperationOutcome
+from elastix.comm.protocol.participant import Fenced, Joined
+from elastix.comm.protocol.wants import (
+    Adopt,
+    Await,
+    Course,
+    Imitate,
+    Level,
+    Lonely,
+    Subscribe,
+    TakeDigest,
+    Unequal,
+)
+from elastix.errors import TrainError
+
+if TYPE_CHECKING:
+    from elastix.comm.protocol.catch_up import CatchUpStream
+    from elastix.comm.protocol.operation import Operation
+
+_NEAR = 2
+"""A joiner with so few operations left to do asks to be let in."""
+
+_PATIENCE = 200
+"""After so many it asks anyway: it is slower than the group, which has to wait for it."""
+
+_FAILURES = 3
+"""A joiner that was dropped so often is given the State in the group, which has to wait for it."""
+
+
+@dataclass
+class _Catchup:
+    """How far it is with one donor.
+
+    Attributes:
+        joined: what the copy of the State has cost.
+        plan: the workers over which the operation in hand was split.
+        mine: digest of the State here at the donor's mark.
+        equal: the donor's is the same.
+        told: the controller knows that this joiner is level.
+        followed: operations that it did as its donor said.
+    """
+
+    stream: CatchUpStream
+    joined: Joined
+    plan: tuple[int, ...] = ()
+    mine: str = ""
+    equal: bool = False
+    told: bool = False
+    followed: int = 0
+
+
+class Joiner:
+    """One worker's way in; of no use once it is in.
+
+    Args:
+        me: this worker's id.
+        inbox: what the controller tells this worker.
+        called: whether a proposal that still stands has this worker in it.
+    """
+
+    def __init__(self, me: int, inbox: Inbox, called: Callable[[], bool]) -> None:
+        self._me = me
+        self._inbox = inbox
+        self._called = called
+        self._catchup: _Catchup | None = None
+        self._failures = 0
+
+    @property
+    def following(self) -> bool:
+        """Whether it has a State and a donor."""
+        return self._catchup is not None
+
+    @property
+    def plan(self) -> tuple[int, ...]:
+        """The workers over which the operation in hand was split; empty before the first."""
+        return self._catchup.plan if self._catchup is not None else ()
+
+    def begin(self) -> Course[int | None]:
+        """Be given the State by one of the peers that the controller has named, and follow it.
+
+        Returns:
+            Number of the next operation. None without a State: the group calls, or all donors are
+            lost and the controller was asked for others.
+
+        Raises:
+            ConfigError: the donor's model is another one.
+        """
+        donors = self._inbox.invitation
+        self._inbox.invite(())
+        for donor in donors:
+            stream: CatchUpStream = yield Subscribe(donor)
+            yield Await(lambda s=stream: s.given is not None or s.failed or self._called())  # type: ignore[misc]
+            given, stream.given = stream.given, None
+            if given is not None:
+                stream.ask_digest()
+                joined: Joined = yield Adopt(given)
+                self._catchup = _Catchup(stream, joined)
+                return given.operation
+            stream.close()
+            if self._called():
+                return None  # the group stands still until it has more members
+        yield from self._ask_again()
+        return None
+
+    def follow(self, operation: int) -> Course[Watched | Entering | None]:
+        """At a boundary: what comes next, as soon as the donor says so.
+
+        Args:
+            operation: number of the next one.
+
+        Returns:
+            An operation to imitate, or the generation to enter. None if this joiner follows
+            nobody any longer: it must be given the State again.
+        """
+        while self._catchup is not None:
+            catchup, head = self._catchup, self._catchup.stream.head
+            match head:
+                case Watched():
+                    catchup.plan = head.plan or catchup.plan
+                    yield from self._tell_level(catchup)
+                    return head
+                case Entering():
+                    return head
+                case DigestMark():
+                    catchup.mine = yield TakeDigest()
+                case Digest() if head.digest == catchup.mine:
+                    catchup.equal = True
+                case Digest():
+                    yield Unequal(operation)
+                    self._stop(catchup)
+                    yield Level()  # in the group it is given the State as all are
+                    continue
+                case None:
+                    yield from self._await_more(catchup)
+                    continue
+            catchup.stream.pop()
+        return None
+
+    def _await_more(self, catchup: _Catchup) -> Course[None]:
+        """All that was told is done."""
+        stream = catchup.stream
+        yield from self._tell_level(catchup)
+
+        def cold() -> bool:  # the group wants this joiner as it is, and waits
+            return self._called() and not catchup.told
+
+        yield Await(lambda: stream.head is not None or stream.failed or cold())
+        if stream.head is None:
+            lost = not cold()
+            self._stop(catchup)
+            if lost:
+                yield from self._ask_again()
+
+    def _tell_level(self, catchup: _Catchup) -> Course[None]:
+        """Ask to be let in, if the State is as it should be and there is little left to do."""
+        near = catchup.stream.backlog <= _NEAR or catchup.followed >= _PATIENCE
+        if catchup.equal and near and not catchup.told:
+            catchup.told = True
+            yield Level()
+
+    def _ask_again(self) -> Course[None]:
+        """All donors are lost, or have dropped this joiner: others, or the State in the group."""
+        self._failures += 1
+        yield Lonely() if self._failures < _FAILURES else Level()
+
+    def imitate(self, operation: Operation, number: int) -> Course[OperationOutcome]:
+        """Instead of carrying an operation through: take over what the group agreed on.
+
+        Raises:
+            Fenced: the donor is lost before it has told how this one ended.
+            TrainError: the group has done something else.
+        """
+        catchup = self._catchup
+        if catchup is None:
+            raise TrainError("this worker follows nobody; this is a bug in elastix.")
+        stream = catchup.stream
+        yield Await(lambda: stream.head is not None or stream.failed)
+        head = stream.head
+        if not isinstance(head, Watched):
+            raise Fenced(
+                f"worker {self._me} lost its donor in the middle of operation {number} and cannot "
+                "go on from there"
+            )
+        if (head.kind, head.operation) != (operation.kind, number):
+            raise TrainError(
+                f"joiner {self._me} is {call(operation.kind)} (operation {number}), the group "
+                f"was {call(head.kind)} (operation {head.operation}). All "
+                "workers must make the same calls on ctx in the same order."
+            )
+        stream.pop()
+        yield Imitate(operation, head)
+        catchup.followed += 1
+        return OperationOutcome(head.result, head.complete, head.generation, head.contributors)
+
+    def come_in(self) -> Joined | None:
+        """Follow no longer. What the way in has cost; None if the State was not found equal."""
+        catchup = self._catchup
+        if catchup is None:
+            return None
+        self._stop(catchup)
+        return replace(catchup.joined, watched_steps=catchup.followed) if catchup.equal else None
+
+    def _stop(self, catchup: _Catchup) -> None:
+        catchup.stream.close()
+        self._catchup = None

@@ -1,0 +1,159 @@
+"""A trial that is an elastic group of workers: a Ray actor that looks after one such run at a time.
+
+The run is that of an ElasticTrainer, with its controller and workers; it survives its own losses
+by forward recovery. Not here: what becomes of the trial when this actor dies (pool).
+"""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+import ray
+
+from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.data.audit import Audit
+from elastix.errors import ConfigError, ElastixError, QuorumLost, TooManyFailures, WorkerFailed
+from elastix.events import Event, StateStored
+from elastix.search.executors.in_process import Findings
+from elastix.search.executors.pool_worker import Reports
+from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+from elastix.train.on_ray.trainer import ElasticTrainer
+
+
+class GroupWorker:
+    """The actor. It occupies no CPU; the workers of its groups do.
+
+    Args:
+        number: of the worker of the pool, for people.
+        train: the train function as ray.cloudpickle wrote it.
+        scaling, checkpoint, failure: as for ElasticTrainer.
+        store: directory below which each group keeps its journal.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        train: bytes,
+        scaling: ScalingConfig,
+        checkpoint: CheckpointConfig,
+        failure: FailureConfig,
+        store: str,
+    ) -> None:
+        self._number = number
+        self._train = train
+        self._how = (scaling, checkpoint, failure, store)
+        self._reports = Reports()
+        self._halts: dict[int, threading.Event] = {}
+        self._at = "idle"
+
+    def __repr__(self) -> str:
+        return f"pool worker {self._number} {self._at}"
+
+    def hello(self) -> tuple[str, int]:
+        """The id of the node, and of the process."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def reports(self, seen: int) -> tuple[int, list[WorkReport]]:
+        """See Reports.since; over all trials."""
+        return self._reports.since(seen)
+
+    @ray.method(concurrency_group="control")
+    def halt(self, number: int) -> None:
+        """End a trial within a second or so."""
+        self._halts.setdefault(number, threading.Event()).set()
+
+    def run(self, work: Work) -> Ended:
+        """Run a trial to its end. What it raises is part of the answer."""
+        self._at = f"trial={work.number}"
+        run = _Run(work, self._reports, self._halts.setdefault(work.number, threading.Event()))
+        try:
+            train: TrainFunction = ray.cloudpickle.loads(self._train)
+            return run.carry_out(train, *self._how, worker=f"worker {self._number}")
+        finally:
+            self._halts.pop(work.number, None)
+            self._at = "idle"
+
+
+class _Run:
+    """One trial."""
+
+    def __init__(self, work: Work, reports: Reports, halt: threading.Event) -> None:
+        self._work = work
+        self._found = Findings(work.number, reports.tell)
+        self._halt = halt
+        self._reason = ""
+        self._epochs = 0.0
+
+    def carry_out(
+        self,
+        train: TrainFunction,
+        scaling: ScalingConfig,
+        checkpoint: CheckpointConfig,
+        failure: FailureConfig,
+        store: str,
+        *,
+        worker: str,
+    ) -> Ended:
+        work = self._work
+        started_s = time.time()
+        kind, trace = "finished", ""
+        error: ElastixError | None = None
+        try:
+            trainer = ElasticTrainer(
+                train,
+                config=work.config,
+                scaling=scaling,
+                run=RunConfig(name=work.name, store=store, seed=work.seed),
+                checkpoint=checkpoint,
+                failure=failure,
+                quiet=True,
+            )
+            result = trainer.as_trial(work.model_source, work.until_reports, self._watch).fit()
+            self._epochs = _epochs(result.audit) or float(len(self._found.results))
+            kind = "paused" if self._reason == "paused" else "finished"
+        except KeyboardInterrupt:
+            kind = "halted"
+        except WorkerFailed as raised:
+            kind, trace, error = "raised", raised.traceback, raised
+        except (QuorumLost, TooManyFailures) as raised:
+            kind, error = "lost", raised
+        except ElastixError as raised:
+            kind, error = "raised", raised
+        return Ended(
+            number=work.number,
+            kind=kind,
+            results=self._found.results,
+            ref=self._found.ref if kind in ("finished", "paused") else None,
+            epochs=self._epochs,
+            inherited=self._found.inherited,
+            ignored=self._found.ignored,
+            error=error if isinstance(error, ConfigError) or not trace else None,
+            summary=_first_line(error),
+            traceback=trace,
+            started_s=started_s,
+            finished_s=time.time(),
+            worker=worker,
+        )
+
+    def _watch(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._found.hear(event)
+            if isinstance(event, StateStored):
+                self._reason = event.reason
+        if self._halt.is_set():
+            raise KeyboardInterrupt
+
+
+def _epochs(account: Audit) -> float:
+    """Passes over the data of the first loader, over all parts of the run."""
+    return next((loader.samples / loader.length for loader in account.loaders), 0.0)
+
+
+def _first_line(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    if isinstance(error, WorkerFailed):
+        return error.traceback.strip().splitlines()[-1] if error.traceback else str(error)
+    return str(error)

@@ -1,0 +1,90 @@
+"""One piece of work in this process, at world size 1. No Ray: the executors' common core."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastix.config import CheckpointConfig
+from elastix.events import AncestorIgnored, Event, Reported, StateStored, TensorsInherited
+from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+from elastix.state import Ref
+from elastix.train.control.messages import Outcome
+from elastix.train.replica.link import Settings
+from elastix.train.replica.solo import run_alone
+
+_NOWHERE = Path("/nonexistent")  # States go to the model source; nothing is written to a directory
+_CHECKPOINT = CheckpointConfig()
+
+
+class Findings:
+    """Collects what an Ended will say from the events of a run."""
+
+    def __init__(self, number: int, tell: Callable[[WorkReport], None]) -> None:
+        self.results: dict[int, Mapping[str, Any]] = {}
+        self.inherited: Mapping[str, Any] | None = None
+        self.ignored = False
+        self.ref: Ref | None = None
+        self._number = number
+        self._tell = tell
+
+    def hear(self, event: Event) -> None:
+        """One event of the run."""
+        if isinstance(event, Reported):
+            self.results[event.seq] = event.metrics
+            self._tell(WorkReport(number=self._number, seq=event.seq, metrics=event.metrics))
+        elif isinstance(event, TensorsInherited):
+            self.inherited = event.found
+        elif isinstance(event, AncestorIgnored):
+            self.ignored = True
+        elif isinstance(event, StateStored):
+            self.ref = Ref(event.ref)
+
+
+def execute(
+    train: TrainFunction,
+    work: Work,
+    *,
+    worker: str,
+    tell: Callable[[WorkReport], None],
+    device: torch.device | None = None,
+    halt: threading.Event | None = None,
+) -> Ended:
+    """Run a piece of work to its end, here. Raises nothing but KeyboardInterrupt."""
+    settings = Settings(
+        directory=_NOWHERE,
+        run=work.name,
+        seed=work.seed,
+        min_workers=1,
+        checkpoint=_CHECKPOINT,
+        model_source=work.model_source,
+        until_reports=work.until_reports,
+        alone=True,
+    )
+    found = Findings(work.number, tell)
+    started_s = time.time()
+    config = deepcopy(work.config)  # what the train function does to it is not what was tried
+    outcome = run_alone(train, config, settings, found.hear, device=device, halt=halt)
+    return Ended(
+        number=work.number,
+        kind="paused" if outcome.paused else outcome.kind,
+        results=found.results,
+        ref=found.ref,
+        epochs=outcome.epochs,
+        inherited=found.inherited,
+        ignored=found.ignored,
+        error=outcome.error,
+        summary=_summary(outcome),
+        traceback=outcome.traceback,
+        started_s=started_s,
+        finished_s=time.time(),
+        worker=worker,
+    )
+
+
+def _summary(outcome: Outcome) -> str:
+    return outcome.summary or (str(outcome.error) if outcome.error else "")

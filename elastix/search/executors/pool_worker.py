@@ -1,0 +1,116 @@
+"""A worker of the pool: a Ray actor that runs one trial after another, each alone.
+
+Not here: which trial, and what becomes of it when this process dies (pool).
+"""
+
+import gc
+import os
+import threading
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+
+from elastix.errors import ElastixError
+from elastix.search.executors.in_process import execute
+from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+
+_KEPT = 10_000
+
+
+class Reports:
+    """What a worker has to tell while it is at work. One thread writes, others read."""
+
+    def __init__(self) -> None:
+        self._kept: deque[WorkReport] = deque(maxlen=_KEPT)
+        self._told = 0
+
+    def tell(self, progress: WorkReport) -> None:
+        """Add one."""
+        self._kept.append(progress)
+        self._told += 1
+
+    def since(self, seen: int) -> tuple[int, list[WorkReport]]:
+        """How many there were so far, and those after the first `seen`, as far as they are kept."""
+        told, kept = self._told, list(self._kept)
+        return told, kept[len(kept) - min(len(kept), told - seen) :]
+
+
+class PoolWorker:
+    """The actor. `run` occupies one thread; the other methods are answered beside it.
+
+    Args:
+        number: of the worker, for people.
+        train: the train function as ray.cloudpickle wrote it.
+        threads: of torch.
+    """
+
+    def __init__(self, number: int, train: bytes, threads: int) -> None:
+        self._number = number
+        self._pickled = train
+        self._threads = threads
+        self._train: TrainFunction | None = None
+        self._reports = Reports()
+        self._halts: dict[int, threading.Event] = {}
+        self._at = "idle"
+
+    def __repr__(self) -> str:
+        return f"pool worker {self._number} {self._at}"
+
+    def hello(self) -> tuple[str, int]:
+        """Import what every trial needs; the id of the node, and of the process."""
+        import torch._dynamo  # what making the first optimizer imports, in seconds
+
+        torch.set_num_threads(self._threads)
+        gc.freeze()  # a full collection would walk over all of torch, for a tenth of a second
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def run(self, work: Work) -> Ended:
+        """Run a trial to its end. What it raises is part of the answer."""
+        self._at = f"trial={work.number}"
+        halt = self._halts.setdefault(work.number, threading.Event())
+        try:
+            if self._train is None:
+                self._train = ray.cloudpickle.loads(self._pickled)
+            ended = execute(
+                self._train,
+                work,
+                worker=f"worker {self._number} pid {os.getpid()}",
+                tell=self._reports.tell,
+                device=_device(),
+                halt=halt,
+            )
+        finally:
+            self._halts.pop(work.number, None)
+            self._at = "idle"
+        return _sendable(ended)
+
+    @ray.method(concurrency_group="control")
+    def reports(self, seen: int) -> tuple[int, list[WorkReport]]:
+        """See Reports.since; over all trials."""
+        return self._reports.since(seen)
+
+    @ray.method(concurrency_group="control")
+    def halt(self, number: int) -> None:
+        """End a trial at its next step or report."""
+        self._halts.setdefault(number, threading.Event()).set()
+
+
+def _device() -> torch.device:
+    if torch.cuda.is_available() and ray.get_gpu_ids():
+        return torch.device("cuda")
+    return torch.device("cpu")
+
+
+def _sendable(ended: Ended) -> Ended:
+    """Errors travel as elastix's own or as text; one that cannot be pickled travels as text."""
+    error: Any = ended.error
+    if not isinstance(error, ElastixError):
+        return ended
+    try:
+        ray.cloudpickle.dumps(error)
+    except Exception:  # noqa: BLE001 - the border of the process: an error may hold anything
+        return replace(ended, error=None)
+    return ended

@@ -1,0 +1,60 @@
+"""Trials one after the other in this process: for tests, and for a debugger."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from elastix.errors import ConfigError
+from elastix.search.executors.in_process import execute
+from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+from elastix.search.model_sources import StoreDirectory
+
+
+class Local:
+    """Runs what was submitted inside of `poll`. Nothing survives a crash of the train function."""
+
+    def __init__(self) -> None:
+        self._train: TrainFunction | None = None
+        self._waiting: deque[Work] = deque()
+        self._halted: set[int] = set()
+
+    def open(self, train: TrainFunction) -> None:
+        """See Executor."""
+        self._train = train
+
+    def reach(self, store: str) -> StoreDirectory:
+        """See Executor."""
+        return StoreDirectory(store)
+
+    @property
+    def room(self) -> int:
+        """One at a time."""
+        return 1 - len(self._waiting)
+
+    def submit(self, work: Work) -> None:
+        """See Executor."""
+        if self._train is None:
+            raise ConfigError("Local.submit was called before open. Nothing was run.")
+        self._waiting.append(work)
+
+    def poll(self, timeout_s: float) -> Sequence[WorkReport | Ended]:
+        """Run one piece of work to its end, however long that takes."""
+        del timeout_s
+        if not self._waiting or self._train is None:
+            return []
+        work = self._waiting.popleft()
+        halt = threading.Event()
+        if work.number in self._halted:
+            halt.set()
+            self._halted.discard(work.number)
+        told: list[WorkReport | Ended] = []
+        ended = execute(self._train, work, worker="local", tell=told.append, halt=halt)
+        return [*told, ended]
+
+    def halt(self, number: int) -> None:
+        """Only work that has not begun can be halted: the caller of `poll` waits for the rest."""
+        self._halted.add(number)
+
+    def close(self) -> None:
+        """Forget what was submitted."""
+        self._waiting.clear()

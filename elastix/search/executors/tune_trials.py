@@ -1,0 +1,286 @@
+"""The same work as trials of Ray Tune: for people whose dashboards and storage are Tune's.
+
+Tune has a loop of its own, so it runs in a thread and draws work from a queue as if it were asked
+to search. Slower than the pool: Tune looks at its trials a few times a second. Not here: Tune's
+users who want an elastix searcher (elastix.tune).
+"""
+
+import base64
+import logging
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import ConcurrencyLimiter, Searcher
+
+from elastix.config import ScalingConfig
+from elastix.errors import ConfigError, SearchError
+from elastix.search.executors.in_process import execute
+from elastix.search.executors.pool import reach
+from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+from elastix.search.model_sources import StoreOpener
+from elastix.store.server import StoreServer
+from elastix.train.on_ray.trainer import fit_on_nodes, pickle_train
+
+_WORK = "elastix_work"
+_ENDED = "elastix_ended"
+_JOIN_S = 60.0
+
+News = WorkReport | Ended
+
+
+class Tune:
+    """Trials of one worker each, run by Ray Tune.
+
+    Args:
+        scaling: what a trial occupies; one worker.
+        parallel: trials at once; None: as many as the cluster has room for.
+        storage_path: where Tune keeps its experiment; its own default.
+        name: of the experiment.
+    """
+
+    def __init__(
+        self,
+        *,
+        scaling: ScalingConfig | None = None,
+        parallel: int | None = None,
+        storage_path: str | None = None,
+        name: str = "elastix",
+    ) -> None:
+        self._scaling = scaling or ScalingConfig()
+        if self._scaling.max_workers > 1:
+            raise ConfigError(
+                f"num_workers={self._scaling.num_workers}: under Ray Tune a trial is one worker. "
+                "Nothing was started. Use the default executor for trials that are groups."
+            )
+        self._parallel = parallel
+        self._storage = storage_path
+        self._name = name
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._queue = _Queue(self._news)
+        self._under_way = 0
+        self._thread: threading.Thread | None = None
+        self._owns_ray = False
+        self._error: BaseException | None = None
+        self._server: StoreServer | None = None
+
+    def open(self, train: TrainFunction) -> None:
+        """See Executor."""
+        pickled = pickle_train(train)
+        self._owns_ray = not ray.is_initialized()
+        if self._owns_ray:
+            ray.init(logging_level=logging.WARNING)
+        self._slots = self._parallel or max(1, fit_on_nodes(self._scaling))
+        tuner = tune.Tuner(
+            tune.with_resources(
+                tune.with_parameters(_trainable, train=pickled), self._scaling.resources_per_worker
+            ),
+            tune_config=tune.TuneConfig(
+                search_alg=ConcurrencyLimiter(self._queue, self._slots),
+                scheduler=_Halting(self._queue),
+                num_samples=-1,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name=self._name, storage_path=_absolute(self._storage), verbose=0
+            ),
+        )
+        self._thread = threading.Thread(target=self._run, args=(tuner,), name="tune", daemon=True)
+        self._thread.start()
+
+    def _run(self, tuner: tune.Tuner) -> None:
+        try:
+            tuner.fit()
+        except Exception as error:  # noqa: BLE001 - the border of the thread: poll reports it
+            self._error = error
+
+    def reach(self, store: str) -> StoreOpener:
+        """See Executor."""
+        found = reach(store)
+        self._server = found if isinstance(found, StoreServer) else None
+        return found
+
+    @property
+    def room(self) -> int:
+        """See Executor."""
+        return self._slots - self._under_way
+
+    def submit(self, work: Work) -> None:
+        """See Executor."""
+        self._under_way += 1
+        self._queue.put(work)
+
+    def poll(self, timeout_s: float) -> Sequence[News]:
+        """See Executor."""
+        happened: list[News] = []
+        try:
+            happened.append(self._news.get(timeout=max(0.001, timeout_s)))
+            while True:
+                happened.append(self._news.get_nowait())
+        except queue.Empty:
+            pass
+        self._under_way -= sum(isinstance(news, Ended) for news in happened)
+        dead = self._thread is not None and not self._thread.is_alive()
+        if dead and not happened:
+            raise SearchError(f"Ray Tune ended by itself: {self._error}. Nothing is lost.")
+        return happened
+
+    def halt(self, number: int) -> None:
+        """At its next report: Tune knows no other moment."""
+        self._queue.halted.add(number)
+
+    def close(self) -> None:
+        """See Executor. Waits for trials that do not report, up to a minute."""
+        self._queue.finish()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+            self._thread = None
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        if self._owns_ray:
+            ray.shutdown()
+            self._owns_ray = False
+
+
+def _absolute(path: str | None) -> str | None:
+    return path if path is None or "://" in path else str(Path(path).resolve())
+
+
+def _trainable(config: Mapping[str, Any], train: bytes) -> None:
+    """On the worker: run the work that stands in the configuration."""
+    work: Work = _unpack(config[_WORK])
+    context = tune.get_context()
+
+    def tell(progress: WorkReport) -> None:
+        values = {k: v for k, v in progress.metrics.items() if isinstance(v, int | float)}
+        tune.report({**values, "elastix_seq": progress.seq, "elastix_all": _pack(progress)})
+
+    ended = execute(
+        ray.cloudpickle.loads(train),
+        work,
+        worker=f"tune trial {context.get_trial_id()}",
+        tell=tell,
+    )
+    tune.report({_ENDED: _pack(ended), "elastix_seq": -1})
+
+
+def _pack(value: Any) -> str:  # noqa: ANN401 - ours
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def _unpack(text: str) -> Any:  # noqa: ANN401 - ours
+    return pickle.loads(base64.b64decode(text))
+
+
+class _Queue(Searcher):
+    """What Tune takes for a searcher. Its methods are called in Tune's thread."""
+
+    def __init__(self, news: "queue.SimpleQueue[News]") -> None:
+        super().__init__(metric="elastix_seq", mode="max")
+        self.halted: set[int] = set()
+        self._news = news
+        self._waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._works: dict[str, Work] = {}
+        self._told: dict[str, dict[int, Mapping[str, Any]]] = {}
+        self._finished = False
+
+    def __deepcopy__(self, memo: object) -> "_Queue":
+        """Tune copies its searcher; there is one queue."""
+        return self
+
+    def __reduce__(self) -> tuple[type[Searcher], tuple[str, str]]:
+        """Tune keeps its searcher on disk, to restore an experiment; the campaign does that."""
+        return Searcher, ("elastix_seq", "max")
+
+    def put(self, work: Work) -> None:
+        self._waiting.put(work)
+
+    def finish(self) -> None:
+        self._finished = True
+
+    def number(self, trial: str) -> int | None:
+        """Of the work that a trial of Tune's runs."""
+        work = self._works.get(trial)
+        return work.number if work else None
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def suggest(self, trial_id: str) -> Any:  # noqa: ANN401 - a mapping, or Tune's FINISHED
+        if self._finished:
+            return Searcher.FINISHED
+        try:
+            work = self._waiting.get_nowait()
+        except queue.Empty:
+            time.sleep(0.001)  # Tune asks again at once
+            return None
+        self._works[trial_id] = work
+        return {_WORK: _pack(work), **{str(k): v for k, v in work.config.items()}}
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        if trial_id in self._works:
+            self._hear(trial_id, result)
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        if trial_id in self._works and not self._hear(trial_id, result or {}):
+            work = self._works.pop(trial_id)
+            halted = work.number in self.halted and not error
+            self.halted.discard(work.number)
+            results = self._told.pop(trial_id, {})
+            self._news.put(
+                Ended(
+                    number=work.number,
+                    kind="halted" if halted else "lost",
+                    results=results if halted else {},
+                    summary="Tune gave no result",
+                    worker=f"tune trial {trial_id}",
+                )
+            )
+
+    def _hear(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        """Pass on what a result holds; whether that was the end."""
+        if _ENDED in result:
+            self.halted.discard(self._works.pop(trial_id).number)
+            self._told.pop(trial_id, None)
+            self._news.put(_unpack(result[_ENDED]))
+            return True
+        if "elastix_all" in result:
+            progress: WorkReport = _unpack(result["elastix_all"])
+            told = self._told.setdefault(trial_id, {})
+            if progress.seq not in told:  # Tune gives the last result again at the end
+                told[progress.seq] = progress.metrics
+                self._news.put(progress)
+        return False
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the campaign keeps the book."""
+        Path(checkpoint_path).touch()
+
+    def restore(self, checkpoint_path: str) -> None:
+        """See save."""
+
+
+class _Halting(FIFOScheduler):
+    """Stops trials whose work is to be halted."""
+
+    def __init__(self, works: _Queue) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._works = works
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> str:  # noqa: ANN401
+        del tune_controller, result
+        number = self._works.number(trial.trial_id)
+        if self._works.finished or number in self._works.halted:
+            return str(TrialScheduler.STOP)
+        return str(TrialScheduler.CONTINUE)

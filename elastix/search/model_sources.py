@@ -1,0 +1,250 @@
+"""What a trial takes from the lineage store and what it leaves there, on the worker.
+
+Not here: which tensors match (inherit.py), or what the campaign makes of it.
+"""
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from elastix.errors import NotFound, SearchError
+from elastix.search.inherit import Inherited, Mode, Provider, inherit
+from elastix.search.trial import Config, Objectives
+from elastix.state import Ref, State, Stateful, optimizers_of, warm_start
+from elastix.store import Signature, Store, signature
+from elastix.train.replica.model_source import TrainedModel
+
+
+class StoreOpener(Protocol):
+    """A store that can be sent to workers: StoreServer is one, StoreDirectory another."""
+
+    def open(self) -> Store:
+        """The store as this process sees it."""
+        ...
+
+
+_opened: dict[object, Store] = {}
+
+
+@dataclass(frozen=True)
+class StoreDirectory:
+    """A store in a directory that every worker reaches, without a server."""
+
+    path: str
+
+    def open(self) -> Store:
+        """Opened once in each process, and kept."""
+        if self.path not in _opened:
+            _opened[self.path] = Store(self.path)
+        return _opened[self.path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InheritTerms:
+    """How trials of a campaign inherit and what their models are called. Equal for all of them.
+
+    Attributes:
+        optimizer: models are stored with what their optimizer has gathered, for their children.
+    """
+
+    store: StoreOpener
+    campaign: str
+    objectives: Objectives
+    mode: Mode
+    provider: Provider
+    optimizer: bool = False
+
+
+class _FromStore:
+    """What model sources have in common: the store that their ancestors are in. See ModelSource."""
+
+    store: StoreOpener
+
+    def open_store(self) -> Store | None:
+        """Where a server owns the index, nobody can open it beside."""
+        return None if isinstance(self.store, StoreDirectory) else self.store.open()
+
+    def warm_start(
+        self,
+        found: Mapping[str, Any],
+        modules: Mapping[str, torch.nn.Module],
+        others: Mapping[str, Stateful],
+    ) -> None:
+        """See ModelSource."""
+        with suppress(NotFound):  # it was retired just now
+            ancestor = self.store.open().get(found["ref"], "@*", lazy=True)
+            warm_start(modules, others, ancestor, found["tensors"])
+
+
+class TrialModelSource(_FromStore):
+    """See train.replica.model_source.ModelSource.
+
+    Args:
+        terms: of the campaign.
+        number, config: of the trial. A hyperparameter `freeze` of its space, if true, keeps
+            inherited tensors as they are.
+        parent: the model that it was suggested from.
+        paused: the State that it goes on from.
+        inherited: what it inherited before it paused.
+    """
+
+    def __init__(
+        self,
+        terms: InheritTerms,
+        number: int,
+        config: Config,
+        *,
+        parent: Ref | None = None,
+        paused: Ref | None = None,
+        inherited: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._terms = terms
+        self.store = terms.store
+        self._number = number
+        self._config = config
+        self._parent = parent
+        self._paused = paused
+        self._before = inherited
+        self._found: Inherited | None = None
+        self._signature: tuple[torch.nn.Module, Signature] | None = None
+
+    takes_final = True
+
+    @property
+    def parents(self) -> tuple[Ref, ...]:
+        """See ModelSource. A checkpoint of a trial is its own affair."""
+        return ()
+
+    @property
+    def has_ancestor(self) -> bool:
+        """See ModelSource. One that was paused has one if it had one before."""
+        if self._terms.mode == "none":
+            return False
+        if self._paused is not None:
+            return self._before is not None
+        return self._terms.provider == "store" or self._parent is not None
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """See ModelSource. One that was paused inherits from the same ancestor again."""
+        if not self.has_ancestor:
+            return None
+        terms = self._terms
+        provider, parent = terms.provider, self._parent
+        if self._before is not None:
+            provider, parent = "parent", Ref(self._before["ref"])
+        self._signature = (model, signature(model))
+        self._found = inherit(
+            model,
+            self.store.open(),
+            mode=terms.mode,
+            provider=provider,
+            parent=parent,
+            own=self._signature[1],
+            where={"campaign": terms.campaign},
+            freeze=bool(self._config.get("freeze", False)),
+        )
+        if self._found is None:
+            return None
+        return _told(self._found, model)
+
+    def resume(self) -> State | None:
+        """See ModelSource."""
+        if self._paused is None:
+            return None
+        return self.store.open().get(self._paused)
+
+    def leave(self, leaving: TrainedModel) -> Ref | None:
+        """See ModelSource. Stores a final model alone or with its optimizer, a paused one whole."""
+        score = self._score(leaving.metrics)
+        paused = leaving.reason == "paused"
+        if score is None and not paused:
+            return None
+        ancestor, before = self._ancestor()
+        meta = {
+            "campaign": self._terms.campaign,
+            "trial": self._number,
+            "config": dict(self._config),
+            "metrics": {k: v for k, v in leaving.metrics.items() if _is_plain(v)},
+            "epochs": leaving.epochs,
+            "lineage_epochs": leaving.epochs + before,
+        }
+        state = leaving.state
+        if not paused:
+            kept = optimizers_of(state) if self._terms.optimizer else State({})
+            state = State({**state.model, **kept.tensors}, kept.meta)
+        state = State(state.tensors, {**state.meta, **meta})
+        known = self._signature
+        taken = known[1] if known and known[0] is leaving.model else signature(leaving.model)
+        return self.store.open().put(
+            state,
+            parents=[ancestor] if ancestor is not None else [],
+            signature=taken,
+            score=score,
+        )
+
+    def _ancestor(self) -> tuple[Ref | None, float]:
+        """Whose tensors it began with, and what they had been trained for."""
+        if self._found is not None:
+            return self._found.ref, self._found.lineage_epochs
+        if self._before is not None:
+            return Ref(self._before["ref"]), float(self._before["lineage_epochs"])
+        return None, 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to one process."""
+        return {**self.__dict__, "_found": None, "_signature": None}
+
+    def _score(self, metrics: Mapping[str, Any]) -> float | None:
+        try:
+            losses = self._terms.objectives.losses(metrics)
+        except SearchError:
+            return None
+        return -losses[0] if all(map(math.isfinite, losses)) else None
+
+
+@dataclass(frozen=True)
+class StoredModelSource(_FromStore):
+    """The source of a run that begins with the tensors of one stored model. See ModelSource."""
+
+    store: StoreOpener
+    ref: Ref
+    has_ancestor = True
+    takes_final = False
+
+    @property
+    def parents(self) -> tuple[Ref, ...]:
+        """The model."""
+        return (self.ref,)
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Whatever matches of the model."""
+        found = inherit(model, self.store.open(), provider="parent", parent=self.ref)
+        return None if found is None else _told(found, model)
+
+    def resume(self) -> State | None:
+        """The run keeps its States itself."""
+        return None
+
+    def leave(self, leaving: TrainedModel) -> Ref | None:
+        """The run keeps its States itself."""
+        del leaving
+        return None
+
+
+def _told(found: Inherited, model: torch.nn.Module) -> dict[str, Any]:
+    """For the journal, with the share of the model's bytes."""
+    total = sum(t.nbytes for t in model.state_dict().values()) or 1
+    return {**found.to_json(), "share": found.nbytes / total}
+
+
+def from_scratch(terms: InheritTerms) -> InheritTerms:
+    """The same, without inheritance."""
+    return replace(terms, mode="none", optimizer=False)
+
+
+def _is_plain(value: Any) -> bool:  # noqa: ANN401 - any metric
+    return not isinstance(value, float) or math.isfinite(value)

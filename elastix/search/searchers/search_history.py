@@ -1,0 +1,122 @@
+"""What a searcher has proposed and heard of, so that nothing is proposed twice.
+
+Pure. Held by every searcher, inherited from by none.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from numpy.random import RandomState
+
+from elastix.errors import SearchError
+from elastix.search.space import Space, as_space
+from elastix.search.trial import Config, Suggestion, Trial, config_key
+from elastix.search.values import generator
+
+_TRIES = 100
+
+
+@dataclass
+class SearchHistory:
+    """Keys of all configurations proposed or told, and the suggestions that are pending.
+
+    Attributes:
+        space: what is searched.
+        seed: of every random choice. The k-th proposal is made by a generator of its own, so a
+            count is all that a saved state needs.
+        objectives: how many losses a trial has.
+    """
+
+    space: Space
+    seed: int = 0
+    objectives: int = 1
+    count: int = 0
+    seen: set[str] = field(default_factory=set)
+    pending: dict[str, Suggestion] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, space: Any, objectives: int, seed: int) -> "SearchHistory":  # noqa: ANN401 - checked
+        """With nothing known of a space, which may be a bare ConfigurationSpace."""
+        return cls(as_space(space), seed, objectives)
+
+    def rng(self) -> RandomState:
+        """The generator of the next proposal."""
+        self.count += 1
+        return generator(self.seed, self.count)
+
+    def is_new(self, config: Config) -> bool:
+        """Neither proposed nor told before."""
+        return config_key(config) not in self.seen
+
+    def propose(self, suggestion: Suggestion) -> Suggestion:
+        """Remember a suggestion as pending."""
+        self.seen.add(suggestion.key)
+        self.pending[suggestion.key] = suggestion
+        return suggestion
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """They are known, and pending no more.
+
+        Raises:
+            SearchError: a trial has another number of losses than there are objectives.
+        """
+        for trial in trials:
+            if trial.scored and len(trial.losses) != self.objectives:
+                raise SearchError(
+                    f"trial {trial.number} has {len(trial.losses)} losses, the searcher was "
+                    f"started for {self.objectives}. It was not learned from."
+                )
+            self.seen.add(trial.suggestion.key)
+            self.pending.pop(trial.suggestion.key, None)
+
+    def fresh(self, rng: RandomState) -> Config | None:
+        """A random configuration that is new; None if the space has no more of them.
+
+        Where the space's own distributions give known ones again and again, as they do when nearly
+        all of their weight is on few, it is drawn from all alike.
+        """
+        for turn in range(2 * _TRIES):
+            config = self.space.sample(rng, evenly=turn >= _TRIES)
+            if self.is_new(config):
+                return config
+        rest = list(self.space.unseen(self.seen))
+        return rest[int(rng.randint(0, len(rest)))] if rest else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "seed": self.seed,
+            "count": self.count,
+            "seen": sorted(self.seen),
+            "pending": [asdict(suggestion) for suggestion in self.pending.values()],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The inverse."""
+        self.seed, self.count = state_dict["seed"], state_dict["count"]
+        self.seen = set(state_dict["seen"])
+        pending = [Suggestion(**values) for values in state_dict["pending"]]
+        self.pending = {suggestion.key: suggestion for suggestion in pending}
+
+
+class HistoryOnceStarted:
+    """The SearchHistory of a searcher, which exists from `start` on.
+
+    A descriptor: asking for it earlier is the caller's mistake and says so.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, searcher: object, owner: type) -> SearchHistory:
+        history = getattr(searcher, self._name, None)
+        if history is None:
+            raise SearchError(
+                f"this {owner.__name__} has no space yet. Nothing was done. Call "
+                "start(space, objectives=..., seed=...) first."
+            )
+        return history  # type: ignore[no-any-return]
+
+    def __set__(self, searcher: object, history: SearchHistory) -> None:
+        setattr(searcher, self._name, history)

@@ -1,0 +1,242 @@
+"""The book of a campaign: every trial, in SQLite, one transaction for what happened at once.
+
+It stands beside the store's index, not in it, as the index can be rebuilt from packs and trials
+cannot. Not here: what trials mean, or who may run (campaign).
+
+Invariant: a result is in the book whole or not at all, and what `commit` returned from stays,
+whatever process is killed when. One process writes; others may read meanwhile.
+"""
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self
+
+from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError, TooNew
+from elastix.search.trial import Trial
+from elastix.state import Ref
+
+FILE = "campaign.sqlite"
+Role = Literal["search", "rerank"]
+_VERSION = 1
+_BUSY_S = 30.0
+_TABLES = f"""
+BEGIN;
+CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS trials(
+    number INTEGER PRIMARY KEY, state TEXT NOT NULL, role TEXT NOT NULL,
+    done INTEGER, body TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS superseded(ref TEXT PRIMARY KEY) WITHOUT ROWID;
+PRAGMA user_version={_VERSION};
+COMMIT;
+"""
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial as it stands in the book.
+
+    Attributes:
+        done: place among the final trials in the order in which they became so, from 1.
+        role: "search" for what a searcher proposed, "rerank" for a control from scratch.
+    """
+
+    trial: Trial
+    role: Role = "search"
+    done: int | None = None
+
+
+class TrialDatabase:
+    """Opened for writing, it is this process's alone until it is closed or the process ends."""
+
+    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+        """Open the book of the campaign in `directory`, or begin one.
+
+        Raises:
+            NotFound: read_only, and there is none, or nothing is in it yet.
+            Conflict: another process runs this campaign.
+            TooNew, Corrupt, Full, StoreError: it cannot be opened.
+        """
+        self.directory = directory
+        self._path = directory / FILE
+        self._lock: BinaryIO | None = None
+        if read_only and not self._path.is_file():
+            raise NotFound(f"there is no campaign in {directory}.")
+        if not read_only:
+            with _errors(self._path):
+                directory.mkdir(parents=True, exist_ok=True)
+                self._own()
+        try:
+            with _errors(self._path):
+                self._open(read_only)
+        except BaseException:
+            self._release()
+            raise
+
+    def _own(self) -> None:
+        """The lock ends with this object or the process, however that ends."""
+        self._lock = self._path.with_suffix(".lock").open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._release()
+            raise Conflict(
+                f"another process runs the campaign in {self.directory}. Nothing was started. "
+                "Stop it, or choose another name."
+            ) from error
+
+    def _open(self, read_only: bool) -> None:
+        address = f"{self._path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        self._sql = sqlite3.connect(address, uri=True, timeout=_BUSY_S, isolation_level=None)
+        version = self._sql.execute("PRAGMA user_version").fetchone()[0]
+        if version > _VERSION:
+            raise TooNew(
+                f"{self._path} has format {version}; this version reads {_VERSION}. Nothing was "
+                "changed. Use the version of elastix that wrote it."
+            )
+        if not read_only:
+            self._sql.execute("PRAGMA journal_mode=WAL")
+            self._sql.execute("PRAGMA synchronous=FULL")
+            self._sql.executescript(_TABLES)
+        elif version == 0:
+            raise NotFound(unbegun(self.directory))
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def close(self) -> None:
+        """Let others write."""
+        try:
+            self._sql.close()
+        finally:
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------- use
+
+    def commit(
+        self,
+        lines: Iterable[TrialRow],
+        facts: Mapping[str, Any] | None = None,
+        superseded: Iterable[Ref] = (),
+    ) -> None:
+        """Write trials, facts, and which States have a later one; all or nothing, durably.
+
+        Raises:
+            Full, StoreError: nothing was written.
+        """
+        rows = [
+            (
+                line.trial.number,
+                line.trial.state.value,
+                line.role,
+                line.done,
+                json.dumps(line.trial.to_json(), separators=(",", ":")),
+            )
+            for line in lines
+        ]
+        values = [(name, json.dumps(value)) for name, value in (facts or {}).items()]
+        refs = [(ref,) for ref in superseded]
+        if not rows and not values and not refs:
+            return
+        with _errors(self._path):
+            try:
+                self._sql.execute("BEGIN IMMEDIATE")
+                self._sql.executemany("INSERT OR REPLACE INTO trials VALUES(?,?,?,?,?)", rows)
+                self._sql.executemany("INSERT OR REPLACE INTO facts VALUES(?,?)", values)
+                self._sql.executemany("INSERT OR IGNORE INTO superseded VALUES(?)", refs)
+                self._sql.execute("COMMIT")
+            except BaseException:
+                if self._sql.in_transaction:
+                    self._sql.execute("ROLLBACK")
+                raise
+
+    def lines(self) -> list[TrialRow]:
+        """Every trial, by number."""
+        with _errors(self._path), readable(self._path):
+            rows = self._sql.execute("SELECT role, done, body FROM trials ORDER BY number")
+            return [TrialRow(Trial.from_json(json.loads(b)), role, done) for role, done, b in rows]
+
+    def fact(self, name: str) -> Any:  # noqa: ANN401 - any JSON
+        """What was committed under that name; None for nothing."""
+        with _errors(self._path), readable(self._path):
+            row = self._sql.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+            return json.loads(row[0]) if row else None
+
+    def superseded(self) -> list[Ref]:
+        """States of paused trials that have a later one, and may still be in the store."""
+        with _errors(self._path):
+            return [Ref(ref) for (ref,) in self._sql.execute("SELECT ref FROM superseded")]
+
+    def forget_superseded(self) -> None:
+        """They are out of the store."""
+        with _errors(self._path):
+            self._sql.execute("DELETE FROM superseded")
+
+    def count(self) -> dict[str, int]:
+        """How many trials are in each state."""
+        with _errors(self._path):
+            found = self._sql.execute("SELECT state, count(*) FROM trials GROUP BY state")
+            return {str(state): int(number) for state, number in found}
+
+
+def unbegun(directory: Path) -> str:
+    """What to say of a campaign whose book is empty."""
+    return (
+        f"nothing is in the book of the campaign in {directory} yet: it is just starting, or was "
+        "stopped before it began. Run it again in that case."
+    )
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        text = f"the campaign's book {path} failed: {error} ({name})."
+        if name == "SQLITE_FULL":
+            raise Full(
+                f"{text} What it has is safe, the last results are not in it. Make room and run "
+                "the campaign again."
+            ) from error
+        if name.startswith("SQLITE_READONLY"):
+            raise ReadOnly(f"{text} Nothing was changed.") from error
+        if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+            raise Corrupt(f"{text} Nothing was changed. Restore it from a backup.") from error
+        raise StoreError(f"{text} The last results are not in it; run it again.") from error
+    except OSError as error:
+        kind = Full if error.errno == 28 else StoreError  # ENOSPC
+        raise kind(f"the campaign's book {path} failed: {error}. Nothing was changed.") from error
+
+
+_ODD = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What is in a book, and cannot be there, as Corrupt."""
+    try:
+        yield
+    except _ODD as error:
+        raise Corrupt(
+            f"{path} holds what is of no campaign: {error!r}. Nothing was "
+            "changed. Restore it from a backup."
+        ) from error

@@ -1,0 +1,114 @@
+"""Whether workers that should hold the same State do: what their digests say. Pure.
+
+At boundaries that all agree on, each worker takes a digest of every part of its State
+(state_digests). Here they are put side by side. Not here: when that is done (member), and who
+brings them together (coordinator).
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from elastix.comm.protocol.calls import name
+from elastix.errors import ReplicasDiffer
+from elastix.events import ReplicasCompared
+from elastix.train.checkpoint import state_digests
+from elastix.train.checkpoint.assembly import CheckpointId
+
+_REMEMBERED = 64
+
+Parts = Mapping[str, str]
+"""Digest of each part of a State, by its name."""
+
+
+class Comparisons:
+    """Those of one run, under the marks of the boundaries at which digests were taken.
+
+    Attributes:
+        equal_step: after which step all that were compared were equal, the last time.
+    """
+
+    def __init__(self) -> None:
+        self.equal_step: int | None = None
+        self._held: dict[CheckpointId, dict[int, Parts]] = {}
+        self._told: dict[CheckpointId, ReplicasCompared] = {}
+
+    def hold(self, mark: CheckpointId, worker: int, parts: Parts) -> None:
+        """A worker has told what it holds; nothing, if it was alone."""
+        if parts:
+            self._held.setdefault(mark, {})[worker] = parts
+            while len(self._held) > _REMEMBERED:
+                oldest = next(iter(self._held))
+                self._held.pop(oldest)
+                self._told.pop(oldest, None)
+
+    def forget(self) -> None:
+        """Everybody who held a State is lost: others may come to the same steps in another way."""
+        self._held.clear()
+        self._told.clear()
+
+    def settle(self, mark: CheckpointId, occasion: str) -> ReplicasCompared | None:
+        """What those come to who have told so far; None if it is no news."""
+        found = compare(mark.step, occasion, self._held.get(mark, {}))
+        before = self._told.get(mark)
+        if found is None or (before is not None and before.workers == found.workers):
+            return None
+        self._told[mark] = found
+        if found.equal:
+            self.equal_step = found.step
+        return found
+
+
+def compare(step: int, occasion: str, held: Mapping[int, Parts]) -> ReplicasCompared | None:
+    """What the States of several workers after one step come to; None for fewer than two.
+
+    Args:
+        step: committed steps in them.
+        occasion: see ReplicasCompared.
+        held: by worker.
+    """
+    if len(held) < 2:
+        return None
+    wholes = {worker: state_digests.whole(parts) for worker, parts in held.items()}
+    digest, most = Counter(wholes.values()).most_common(1)[0]
+    if 2 * most <= len(held):
+        digest = ""  # nobody can say which of them is right
+    names = sorted({name for parts in held.values() for name in parts})
+    return ReplicasCompared(
+        step=step,
+        occasion=occasion,
+        workers=tuple(sorted(held)),
+        digest=digest,
+        apart=tuple(worker for worker in sorted(held) if wholes[worker] != digest),
+        parts=tuple(name for name in names if len({p.get(name) for p in held.values()}) > 1),
+    )
+
+
+def fault(found: ReplicasCompared, equal_step: int | None) -> ReplicasDiffer:
+    """The error that ends a run whose replicas are not equal.
+
+    Args:
+        found: that they are not.
+        equal_step: after which step they were equal the last time; None if never compared before.
+    """
+    rest = [worker for worker in found.workers if worker not in found.apart]
+    if rest:
+        who = f"{name(found.apart)} {_holds(found.apart)} another State than {name(rest)}"
+    else:
+        who = f"{name(found.workers)} hold different States, and no more than half hold the same"
+    before = "They had not been compared before in this run."
+    if equal_step is not None:
+        before = f"They were equal when last compared, after step {equal_step}."
+    return ReplicasDiffer(
+        f"after step {found.step} {who}; what differs: {', '.join(found.parts)}. {before} Nothing "
+        f"was stored of step {found.step}, and the run was stopped. fit() again goes on from the "
+        "last stored State. Look for code that treats workers differently (a change of weights, "
+        "buffers or optimizer on one rank alone; a tracked object fed with one worker's own "
+        "values: feed it with what all have, or do not track it); for workers whose processors "
+        "or libraries differ, since they round differently; and, if none of this is so, for "
+        f"faulty memory on the {'node' if len(found.apart) == 1 else 'nodes'} of "
+        f"{name(found.apart)}."
+    )
+
+
+def _holds(workers: tuple[int, ...]) -> str:
+    return "holds" if len(workers) == 1 else "hold"

@@ -1,0 +1,521 @@
+"""The controller: one Ray actor a run. Starts workers, learns of deaths, passes messages on.
+
+It decides nothing: that is the business of the conductor (train.control), whose actions it carries
+out. The train function's progress does not pass through it, except for events on their way to the
+journal. It runs in a thread of its own, beside workers' calls and the driver's calls, all
+under one lock, and none blocks while it holds the lock.
+"""
+
+import logging
+import os
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import (
+    PlacementGroupSchedulingStrategy,
+)
+
+from elastix.comm.network.door import draw_secret
+from elastix.comm.network.meeting import Rendezvous
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    ProfileConfig,
+    RestoreConfig,
+    RunConfig,
+    ScalingConfig,
+)
+from elastix.errors import ElastixError, StoreError, TrainError
+from elastix.events import Event, Events, Resumed, StepCommitted
+from elastix.observe.metrics import Metrics
+from elastix.store import Store
+from elastix.train.checkpoint import restore
+from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
+from elastix.train.control.actions import (
+    Action,
+    EndWorker,
+    Forget,
+    KillWorker,
+    Relay,
+    StartWorker,
+    Tell,
+    Vacate,
+    Vacated,
+    Write,
+)
+from elastix.train.control.conductor import Conductor, Found, Phase, RunTerms
+from elastix.train.control.messages import (
+    FromWorker,
+    Outcome,
+    OutcomeKind,
+    RecordEvents,
+    Started,
+    ToWorker,
+)
+from elastix.train.on_ray import lifeline, takeover
+from elastix.train.on_ray.slots import Slot, Slots
+from elastix.train.on_ray.takeover import Presence
+from elastix.train.on_ray.worker import Job, Worker
+from elastix.train.on_ray.worker_handle import WorkerHandle
+from elastix.train.record.beginning import begin
+from elastix.train.record.logbook import Logbook
+from elastix.train.replica.link import Settings
+from elastix.train.replica.model_source import ModelSource
+
+logger = logging.getLogger(__name__)
+_TICK_S = 0.2
+_FAREWELL_S = 10.0
+_SETTLE_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What the trainer tells the controller: a run, validated, pickled and with room on Ray."""
+
+    train: bytes
+    config: dict[str, Any]
+    scaling: ScalingConfig
+    run: RunConfig
+    checkpoint: CheckpointConfig
+    restore: RestoreConfig
+    failure: FailureConfig
+    profile: ProfileConfig | None
+    metrics: bool
+    opening: Event
+    placement: PlacementGroup
+    size: int
+    directory: Path
+    model_source: ModelSource | None = None
+    until_reports: int | None = None
+    secret: bytes = field(default_factory=draw_secret, repr=False)  # the same if Ray restarts it
+
+    @property
+    def run_id(self) -> str:
+        """Under which Ray knows the run."""
+        return takeover.run_id(self.run.store, self.run.name)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a driver is told.
+
+    Attributes:
+        events: those that are new to it.
+        over: the run is over, and there will be no more.
+        error: what ended it early.
+        losses: workers lost.
+    """
+
+    events: list[Event]
+    over: bool = False
+    error: ElastixError | None = None
+    losses: int = 0
+
+
+class Controller:
+    """See the module. It leaves no worker behind.
+
+    If its process dies, Ray starts it anew with the same plan: then it goes on with the workers
+    that it finds (train.on_ray.takeover), and with what the journal says.
+    """
+
+    def __init__(self, plan: RunRequest) -> None:
+        self._plan = plan
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        self._me = ray.get_runtime_context().current_actor
+        self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), plan.secret)
+        scaling = plan.scaling
+        self._conductor = Conductor(
+            RunTerms(
+                founders=plan.size,
+                min_workers=scaling.min_workers,
+                max_workers=scaling.max_workers,
+                failure=plan.failure,
+                first_step_s=plan.failure.start_timeout_s,
+            )
+        )
+        most = scaling.max_workers + scaling.spares
+        self._slots = Slots(
+            plan.placement, plan.size, most, scaling.resources_per_worker, plan.run_id
+        )
+        listeners = Events()
+        if plan.metrics:
+            listeners.subscribe(Metrics(plan.run.name).read)
+        self._log = Logbook(listeners)
+        self._handles: dict[int, WorkerHandle] = {}
+        self._places: dict[int, Slot] = {}  # where a worker is, until the place is given back
+        self._unwritable = False
+        self._over = threading.Event()
+        self._told = time.monotonic()  # when a driver last asked
+        with warnings.catch_warnings():  # Ray's property warns of a deprecated one that it uses
+            warnings.simplefilter("ignore", DeprecationWarning)
+            again = ray.get_runtime_context().was_current_actor_reconstructed
+        threading.Thread(target=self._run, args=(again,), name="run", daemon=True).start()
+
+    def __repr__(self) -> str:
+        newest = self._conductor.membership
+        where = f" gen={newest.generation} workers={newest.size}" if newest.generation else ""
+        return f"controller {self._plan.run.name}{where}"
+
+    # ------------------------------------------------------------------ the run
+
+    def _run(self, again: bool) -> None:
+        """Carry the run through, and end what is left of it."""
+        try:
+            if self._open(again):
+                try:
+                    while self._conductor.phase is not Phase.OVER:
+                        self._watch()
+                finally:
+                    self._end()
+        except ElastixError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("controller failed run=%s", self._plan.run.name)
+            self._fail(
+                TrainError(
+                    f"the controller failed after step {self._log.state.step}: {error!r}. The "
+                    "workers were stopped; this is a bug in elastix. fit() again goes on from the "
+                    "last stored State."
+                )
+            )
+        self._over.set()
+        with self._news:
+            self._news.notify_all()
+        if self._plan.run.detached:
+            self._depart()
+
+    def _open(self, again: bool) -> bool:
+        """Store, journal and workers; False if the run was over when its controller died."""
+        plan = self._plan
+        outlets = Outlets(
+            send=self._tell,
+            emit=self._emit,
+            journaled=lambda: self._log.state.step,
+            fail=self._fail,
+            sync=self._log.sync,
+        )
+        store = plan.model_source.open_store() if plan.model_source is not None else None
+        store = store or Store(plan.run.store)
+        self._checkpoints = Checkpoints(store, plan.run.name, plan.checkpoint, outlets)
+        settings = Settings(
+            directory=plan.directory,
+            run=plan.run.name,
+            seed=plan.run.seed,
+            min_workers=plan.scaling.min_workers,
+            checkpoint=plan.checkpoint,
+            model_source=plan.model_source,
+            until_reports=plan.until_reports,
+            rollback=plan.failure.recovery == "rollback",
+            secret=plan.secret,
+        )
+        begun: list[Event] = []
+        path, stays = plan.directory / "journal.jsonl", plan.run.detached
+        before = self._log.open(path, plan.opening, stays, takeover.LET_GO_S)
+        again = again and bool(self._log.count)
+        if again:
+            settings = replace(settings, left_out=restore.left_out(before))
+        else:
+            begun, settings = begin(self._checkpoints, settings, plan.restore)
+        self._job = self._make_job(settings)
+        if (ended := self._log.ended) is not None:
+            if ended.outcome != "finished":
+                self._fail(TrainError(f"the run had {ended.outcome}: {ended.message}"))
+            return False
+        if again:
+            # While no one is in hand their calls are turned away, and they call again.
+            found = takeover.take_stock(
+                plan.run_id, self._rendezvous.address, plan.failure.hang_timeout_s
+            )
+        with self._lock:
+            if again:
+                self._take_over(*found)
+            else:
+                self._do(self._conductor.begin([plan.opening, *begun]))
+            self._look_for_room()
+        return True
+
+    def _take_over(self, actors: dict[int, Any], present: Sequence[Presence]) -> None:
+        """Go on with the workers of the controller that was killed."""
+        for one in present:
+            actor = actors[one.worker]
+            handle = WorkerHandle(one.worker, actor, actor.outcome.remote(), one.pid, one.node)
+            self._handles[one.worker] = handle
+            self._places[one.worker] = one.slot
+        found = [
+            Found(
+                worker=one.worker,
+                pid=one.pid,
+                node=one.node,
+                device=one.device,
+                generation=one.generation,
+                address=one.catch_up,
+                holder=one.holder,
+                lifeline=one.lifeline,
+            )
+            for one in present
+        ]
+        # Ids of those that were ended too, whose names Ray may not have given back yet.
+        state = self._log.state.copy()
+        now = time.monotonic()
+        self._do(self._conductor.take_over(state, found, list(actors), self._stored(), now))
+        self._places = {worker: self._places[worker] for worker in self._handles}
+        self._slots.take_over(list(self._places.values()))
+        for one in present:
+            if one.worker in self._handles:
+                handle = self._handles[one.worker]
+                handle.actor.run.remote()  # the first call may have died with who made it
+                self._listen(handle, one.lifeline)
+        holders = sum(one.holder for one in present)
+        logger.info("took over workers=%d holders=%d", len(self._handles), holders)
+
+    def _stored(self) -> Resumed:
+        """Where the run goes on from if nobody has the State."""
+        last = self._checkpoints.last()
+        return Resumed(step=last.step if last else 0, ref=last.ref if last else "")
+
+    def _go_back(self) -> None:
+        """The last worker with the State is lost: found the group anew, from the stored State."""
+        logger.warning("all workers lost, starting over run=%s", self._plan.run.name)
+        self._checkpoints.give_up()
+        with self._lock:
+            self._do(self._conductor.went_back(self._stored(), time.monotonic()))
+
+    def _depart(self) -> None:
+        """A detached controller ends itself when a driver has heard the outcome, or none asks."""
+        while time.monotonic() - self._told < _FAREWELL_S:
+            time.sleep(_TICK_S)
+        remove_placement_group(self._plan.placement)
+        ray.kill(self._me, no_restart=True)
+
+    # ------------------------------------------------------------------ from the driver
+
+    @ray.method(concurrency_group="driver")
+    def stop(self, reason: str) -> None:
+        """End the run as soon as can be; States and journal stay as they are."""
+        with self._lock:
+            self._conductor.stop(reason)
+
+    @ray.method(concurrency_group="driver")
+    def follow(self, start: int, wait_s: float) -> Followed:
+        """Events from number `start` on; waits up to `wait_s` for one, or for the end."""
+        with self._news:
+            log = self._log
+            self._news.wait_for(lambda: log.count > start or self._over.is_set(), wait_s)
+            self._told = time.monotonic()
+            events = log.events(start)
+            over = self._over.is_set() and not events
+            return Followed(events, over, self._conductor.error, self._log.state.losses)
+
+    @ray.method(concurrency_group="driver")
+    def process(self) -> int:
+        """Process id."""
+        return os.getpid()
+
+    @ray.method(concurrency_group="driver")
+    def status(self) -> dict[str, Any]:
+        """Where the run stands, as JSON values: see Progress.summary. Never blocks for long."""
+        with self._lock:
+            summary = self._log.summary()
+            over = self._over.is_set() or self._log.ended is not None
+        return {
+            **summary,
+            "over": over,
+            "store": self._plan.run.store,
+            "directory": str(self._plan.directory),
+        }
+
+    # ------------------------------------------------------------------ from workers
+
+    @ray.method(concurrency_group="workers")
+    def hear(self, worker: int, message: FromWorker) -> bool:
+        """What a worker has to say; never blocks for long.
+
+        Returns:
+            Whether it is heeded. False if the worker is not (yet) this controller's, or if the
+            journal cannot be written.
+        """
+        with self._lock:
+            if worker not in self._conductor.workers:
+                return False
+            if isinstance(message, Started):
+                handle = self._handles[worker]
+                handle.pid, handle.node = message.pid, message.node
+                self._listen(handle, message.lifeline)
+            self._do(self._conductor.hear(worker, message, time.monotonic()))
+            return not (isinstance(message, RecordEvents) and self._unwritable)
+
+    @ray.method(concurrency_group="store")
+    def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
+        """A worker's question to the store's index; see StoreServer."""
+        if method.startswith("_"):
+            raise StoreError(f"{method!r} is no question to a store.")
+        return getattr(self._checkpoints.store.ledger, method)(*args, **options)
+
+    def _fail(self, error: ElastixError) -> None:
+        """The run cannot go on. Any thread; what came first counts."""
+        with self._lock:
+            self._conductor.fail(error)
+
+    # ------------------------------------------------------------------ watching workers
+
+    def _watch(self) -> None:
+        runs = {handle.run: handle for handle in list(self._handles.values()) if not handle.over}
+        over, _ = ray.wait(list(runs), timeout=_TICK_S, num_returns=1) if runs else ([], [])
+        for run in over:
+            self._ended(runs[run])
+        self._slots.look()
+        with self._lock:
+            self._look_for_room()
+            self._do(self._conductor.tick(time.monotonic()))
+        if self._conductor.phase is Phase.GOING_BACK:
+            self._go_back()
+
+    def _listen(self, handle: WorkerHandle, path: str) -> None:
+        """Ray tells of every death; of one on this host the controller hears sooner by itself."""
+        if path and handle.here:
+            lifeline.watch(path, partial(self._died, handle))
+
+    def _died(self, handle: WorkerHandle) -> None:
+        with self._lock:
+            handle.over = True
+            self._do(self._conductor.died(handle.worker, time.monotonic()))
+
+    def _ended(self, handle: WorkerHandle) -> None:
+        """A worker's run has ended, in one way or another."""
+        try:
+            outcome: Outcome = ray.get(handle.run)
+        except ray.exceptions.RayActorError:
+            self._died(handle)
+            return
+        except ray.exceptions.RayTaskError as error:
+            outcome = Outcome(
+                kind=OutcomeKind.RAISED, summary=str(error.cause), traceback=str(error)
+            )
+        with self._lock:
+            handle.over = True
+            self._do(self._conductor.ended(handle.worker, outcome, time.monotonic()))
+
+    def _look_for_room(self) -> None:
+        slots = self._slots
+        now = time.monotonic()
+        self._do(
+            self._conductor.room(slots.free, more=slots.more, draining=slots.draining, now=now)
+        )
+
+    # ------------------------------------------------------------------ acting
+
+    def _make_job(self, settings: Settings) -> Job:
+        plan = self._plan
+        gpus = plan.scaling.gpus_per_worker
+        return Job(
+            train=plan.train,
+            config=plan.config,
+            settings=settings,
+            store=plan.run.store,
+            address=self._rendezvous.address,
+            backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
+            heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
+            threads=max(1, int(plan.scaling.cpus_per_worker)),
+            affinity=plan.scaling.affinity,
+            profile=plan.profile,
+        )
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        """Carry out what the conductor wants done. Under the lock."""
+        for action in actions:
+            match action:
+                case Tell():
+                    self._tell(action.to, action.message)
+                case Write():
+                    self._emit(action.event, action.sequence)
+                    if isinstance(action.event, StepCommitted):
+                        self._checkpoints.poke()
+                case StartWorker():
+                    self._start(action.worker)
+                case KillWorker():
+                    self._handles.pop(action.worker).kill()
+                case EndWorker():
+                    self._handles.pop(action.worker).end()
+                case Vacate():
+                    self._vacate(action.worker, action.place)
+                case Relay():
+                    self._checkpoints.told(action.worker, action.message)
+                case Forget():
+                    self._checkpoints.lost(action.worker)
+        if any(isinstance(action, Vacate) for action in actions):
+            self._look_for_room()
+
+    def _start(self, worker: int) -> None:
+        slot = self._slots.take()
+        if slot is None:
+            raise RuntimeError(f"no room for worker {worker}")
+        scaling = self._plan.scaling
+        actor: Any = (
+            ray.remote(concurrency_groups={"control": 2, "outcome": 4})(Worker)  # type: ignore[call-overload]
+            .options(
+                name=takeover.worker_name(self._plan.run_id, worker),
+                namespace=takeover.NAMESPACE,
+                lifetime="detached",  # it lives on if this process dies
+                num_cpus=scaling.cpus_per_worker,
+                num_gpus=scaling.gpus_per_worker,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    slot.group, placement_group_bundle_index=slot.bundle
+                ),
+            )
+            .remote(worker, self._me, self._job, slot)
+        )
+        actor.run.remote()
+        self._handles[worker] = WorkerHandle(worker, actor, actor.outcome.remote())
+        self._places[worker] = slot
+
+    def _vacate(self, worker: int, place: Vacated) -> None:
+        slot = self._places.pop(worker)
+        match place:
+            case Vacated.FREE:
+                self._slots.give_back(slot)
+            case Vacated.DRAINING:
+                self._slots.give_back(slot, node=self._handles[worker].node)
+            case Vacated.UNUSED:
+                self._slots.drop(slot)
+
+    def _tell(self, to: int | None, message: ToWorker) -> None:
+        """To one worker, or to all that are at work. Any thread."""
+        with self._lock:
+            workers = self._conductor.workers
+            for worker in list(workers) if to is None else [to] if to in workers else []:
+                handle = self._handles.get(worker)  # None: it is started by a later action
+                if handle is not None:
+                    handle.actor.hear.remote(message)
+
+    def _emit(self, event: Event, sequence: int | None = None) -> bool:
+        """Write an event; a journal that cannot be written ends the run."""
+        with self._news:
+            try:
+                self._log.write(event, sequence)
+            except StoreError as error:
+                self._unwritable = True
+                self._conductor.fail(error)
+                return False
+            self._news.notify_all()
+            return True
+
+    def _end(self) -> None:
+        self._checkpoints.settle(_SETTLE_S)  # what was accepted is stored while holders live
+        with self._lock:
+            self._do(self._conductor.close())
+        self._checkpoints.close()
+        with self._lock:
+            self._slots.close()
+            self._emit(self._conductor.ending())
+            self._log.close()

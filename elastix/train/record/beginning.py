@@ -1,0 +1,51 @@
+"""How a run begins or goes on: which State, what its journal is told, what its workers are told."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from elastix.config import RestoreConfig
+from elastix.errors import ConfigError
+from elastix.events import Event, Resumed, SamplesLeftOut
+from elastix.observe import journal
+from elastix.train.checkpoint import restore
+from elastix.train.checkpoint.coordinator import Checkpoints
+from elastix.train.replica.link import Settings
+
+
+def begin(
+    checkpoints: Checkpoints, settings: Settings, wanted: RestoreConfig
+) -> tuple[list[Event], Settings]:
+    """Choose the State to go on from.
+
+    Returns:
+        What belongs into the journal, after RunStarted; and the settings for the workers.
+
+    Raises:
+        ConfigError: samples are to be left out that the State has learnt from, or that are not
+            known; nothing was changed.
+        NotFound: no State of the wanted step is kept; nothing was changed.
+    """
+    events = _read(settings.directory / "journal.jsonl")
+    last = checkpoints.last()
+    start = wanted.step if wanted.step is not None else (last.step if last else 0)
+    new = restore.samples_of(wanted.leave_out, events, start)
+    chosen = checkpoints.go_on_from(wanted.step)
+    if new and chosen is None:
+        raise ConfigError(
+            "leave_out needs a stored State to go back to, and the run has none. Nothing was "
+            "changed. Begin it under another name, without those samples in the dataset."
+        )
+    told: list[Event] = []
+    if chosen is None and settings.model_source is not None:
+        checkpoints.descend_from(settings.model_source.parents)
+    paused = settings.model_source.resume() if settings.model_source is not None else None
+    if paused is not None and int(paused.meta["step"]) > start:
+        told.append(Resumed(step=int(paused.meta["step"]), ref=""))
+    elif chosen is not None or events:
+        told.append(Resumed(step=chosen.step if chosen else 0, ref=chosen.ref if chosen else ""))
+    told += [SamplesLeftOut(loader=loader, spans=spans) for loader, spans in new.items()]
+    return told, replace(settings, left_out=restore.left_out((*events, *told)))
+
+
+def _read(path: Path) -> list[Event]:
+    return list(journal.read(path)) if path.is_file() else []

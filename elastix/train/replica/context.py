@@ -1,0 +1,262 @@
+"""What the train function sees. Everything behind it is in member."""
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from typing import Any, TypeVar, TypeVarTuple, cast, overload
+
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from elastix.data.loader import Loader
+from elastix.data.source import Augment, Collate, Source
+from elastix.errors import ConfigError
+from elastix.state import Stateful
+from elastix.train.replica.evaluation import Metric
+from elastix.train.replica.learning_rate import RateScaling, Rule
+from elastix.train.replica.member import Member
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Context:
+    """The one argument of a train function.
+
+    `rank`, `world_size`, `generation` and `step` are read live and may change with any step. All
+    workers must make the same calls on the context in the same order.
+
+    Attributes:
+        config: what ElasticTrainer was given as `config`.
+    """
+
+    def __init__(self, member: Member, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self._member = member
+
+    @property
+    def rank(self) -> int:
+        """Place of this worker in the group, from 0; -1 before prepare and for a joiner outside."""
+        return self._member.rank
+
+    @property
+    def worker(self) -> int:
+        """Id of this worker, which never changes; founders have their first ranks."""
+        return self._member.me
+
+    @property
+    def world_size(self) -> int:
+        """Workers in the group; 0 before prepare."""
+        return self._member.world_size
+
+    @property
+    def generation(self) -> int:
+        """Version of the group's membership, from 1; 0 before prepare."""
+        return self._member.generation
+
+    @property
+    def step(self) -> int:
+        """Steps committed so far, over restarts too. Use it instead of a counter of your own."""
+        return self._member.step
+
+    @property
+    def device(self) -> torch.device:
+        """Where prepare moves models and the loader moves batches."""
+        return self._member.device
+
+    @overload
+    def prepare(self, only: T, /) -> T: ...
+    @overload
+    def prepare(self, *objects: *Ts) -> tuple[*Ts]: ...
+    def prepare(self, *objects: Any) -> Any:  # type: ignore[misc]
+        """Join the group with a model, its optimizer, and whatever belongs to the State.
+
+        The same objects come back, not wrappers. Modules are moved to the device, their gradients
+        averaged in `backward`, their buffers kept equal. Optimizers, schedulers, scalers and any
+        other object with state_dict and load_state_dict become part of the State. The first
+        module is the main one: its tensors keep their plain names.
+
+        Collective. Blocks until the group has formed, or let this worker in.
+
+        Raises:
+            ConfigError: no module, an optimizer of other parameters, an object without a
+                state_dict, or parameters that differ between workers (names the first).
+        """
+        self._member.prepare(objects)
+        return objects if len(objects) > 1 else objects[0]
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Begin with tensors of an ancestor, if this is a trial that has one. Before prepare.
+
+        Which ancestor and which tensors is the campaign's affair. Outside of a campaign, and for
+        a trial without ancestors, nothing happens. Not collective; blocks while it reads them.
+
+        Returns:
+            What was inherited, as JSON values; None for nothing.
+
+        Raises:
+            ConfigError: the model was prepared already.
+            StoreError: the ancestor cannot be read.
+        """
+        return self._member.inherit(model)
+
+    def track(self, **objects: Stateful) -> None:
+        """Make further objects part of the State under these names: an EMA, a scheduler, a count.
+
+        Whatever influences training and is not rebuilt from `config` must be prepared or tracked,
+        or a joiner will not have it.
+
+        Raises:
+            ConfigError: an object without state_dict and load_state_dict, or a name in use.
+        """
+        self._member.track(objects)
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        per_worker: bool = False,
+        shuffle: bool = True,
+        seed: int | None = None,
+        collate_fn: Collate = default_collate,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        augment: Augment | None = None,
+    ) -> Loader:
+        """Batches of a map-style dataset, every sample exactly once an epoch.
+
+        Args:
+            dataset: has a length and an item for each index below it.
+            batch_size: of the whole group; each worker gets its share.
+            per_worker: it is that of each worker instead, and the group's follows its size; see
+                `scale_rate`.
+            shuffle: a new order each epoch, the same for any number of workers.
+            seed: of that order; the run's own by default.
+            collate_fn: makes a batch of a list of items.
+            num_workers: processes of this worker that load ahead; 0 loads in place.
+            prefetch_factor: batches that each of them loads ahead.
+            augment: `augment(sample, rng)` makes what is collated of an item. All that is random in
+                it comes from `rng`, a NumPy Generator that is a function of `seed` and of the
+                place in the stream: the same with any number of workers and processes, after any
+                loss, and in a replay.
+
+        Raises:
+            ConfigError: a dataset without a length, fewer samples in a batch than workers,
+                or a dataset that is not the one the run was at work with.
+        """
+        self._need_prepare("loader")
+        source = Source(
+            dataset=dataset,
+            batch_size=batch_size,
+            per_worker=per_worker,
+            shuffle=shuffle,
+            seed=self._member.settings.seed if seed is None else seed,
+            collate=collate_fn,
+            num_workers=num_workers,
+            prefetch=prefetch_factor,
+            augment=augment,
+            device=self.device,
+        )
+        return self._member.open_loader(source)
+
+    def evaluate(
+        self,
+        metric: Metric,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int,
+        collate_fn: Collate = default_collate,
+    ) -> dict[str, float]:
+        """Mean of a metric over a dataset, shared out over the group, equal on all workers.
+
+        Args:
+            metric: `metric(model, batch)` gives the mean over the batch, or several by name. The
+                model is the first one prepared, in eval mode, without gradients.
+            dataset: map-style.
+            batch_size: of each worker, unlike the loader's.
+            collate_fn: makes a batch of a list of items.
+
+        Collective. If a worker is lost, the others do it again among themselves.
+
+        Returns:
+            Mean by name: the metric's own name if it gives one number.
+        """
+        self._need_prepare("evaluate")
+        if len(cast("Any", dataset)) < 1 or batch_size < 1:
+            raise ConfigError("ctx.evaluate needs a dataset with samples and a batch_size >= 1.")
+        return self._member.evaluate(metric, dataset, batch_size, collate_fn)
+
+    def report(self, **metrics: float | str | torch.Tensor | None) -> None:
+        """Hand metrics to journal and console, as the lowest rank has them. Never blocks.
+
+        All workers must call it, as rank 0 may be lost in between.
+        """
+        if not self._member.settings.alone:
+            self._need_prepare("report")
+        self._member.report({name: _plain(name, value) for name, value in metrics.items()})
+
+    def scale_rate(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        reference: int,
+        rule: Rule = "linear",
+        warmup_steps: int = 0,
+    ) -> None:
+        """Let the learning rates follow the group's size, for a loader with `per_worker=True`.
+
+        Args:
+            optimizer: one that was prepared. Its rates are scaled in `step` and put back after it,
+                so schedulers work as ever.
+            reference: number of workers for which the rates are meant.
+            rule: "linear": times workers / reference; "sqrt": times its square root.
+            warmup_steps: over how many steps a change is spread.
+
+        Raises:
+            ConfigError: another rule, impossible numbers, or called before prepare or twice.
+        """
+        self._need_prepare("scale_rate")
+        self._member.scale_rate(RateScaling(optimizer, rule, reference, warmup_steps))
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Within it backward adds to the local gradients only; the next one outside is the step."""
+        return self._member.accumulate()
+
+    def boundary(self) -> None:
+        """Mark the end of a step in a loop without `ctx.loader`: joiners enter here."""
+        self._need_prepare("boundary")
+        self._member.boundary()
+
+    def on_phase(self, listener: Callable[[str, int], None]) -> None:
+        """Call `listener(name, detail)` in the training thread wherever this worker gets to.
+
+        For traces and for tests that kill a worker at a chosen place. Names: wait, boundary, batch,
+        bucket (detail: its number), filled, round, left, evaluate, report, enter, meet, give, take,
+        pause,
+        released.
+        """
+        self._member.on_phase(listener)
+
+    def _need_prepare(self, call: str) -> None:
+        if not self._member.prepared:
+            raise ConfigError(
+                f"ctx.{call} was called before ctx.prepare. Nothing was done. Prepare the model "
+                "first: that is where this worker joins the group."
+            )
+
+
+def _plain(name: str, value: Any) -> Any:  # noqa: ANN401
+    plain = value
+    if hasattr(value, "item") and not isinstance(value, float | str):
+        with suppress(RuntimeError, TypeError, ValueError):  # of several elements
+            plain = value.item()
+    if plain is None or isinstance(plain, bool | float | str):
+        return plain
+    if isinstance(plain, int) and abs(plain) <= sys.float_info.max:
+        return plain
+    kind = f"{type(value).__name__}" + (" beyond all floats" if isinstance(plain, int) else "")
+    raise ConfigError(
+        f"ctx.report got {name} of type {kind}. Nothing was reported. Metrics are "
+        "numbers, text or tensors of one element."
+    )

@@ -1,0 +1,109 @@
+"""What a worker has drawn for the step in hand, so that all can be seen to draw alike. Pure.
+
+Counted are global batches and how they are split, not a worker's own share of them, which may be
+empty. A hash goes into the commit round of the step (vote). Only if it differs is the rest told.
+
+Left out is how often backward ran: within `ctx.accumulate` a worker may leave out the pass of a
+micro-batch that has nothing to learn from, which adds as little as a loss of zero. It must enter
+`ctx.accumulate` all the same, which tells all alike that there may have been a pass between two
+batches; how the second is split depends on that.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+from blake3 import blake3
+
+from elastix.comm.network.process_group import Group, Reduce
+from elastix.comm.protocol.calls import name
+from elastix.comm.protocol.operation import RoundAlone
+from elastix.data.cursor import count, merge
+from elastix.data.loader import Loader
+from elastix.errors import ReplicasDiffer
+
+_NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One worker's account.
+
+    Attributes:
+        batches, samples: drawn since the last step.
+        first, stop: positions of the stream from the lowest that was drawn to above the highest.
+        mark: a hash of all of it; equal for equal draws. Fits an int64, with either sign.
+    """
+
+    batches: int
+    samples: int
+    first: int
+    stop: int
+    mark: int
+
+    def __str__(self) -> str:
+        if not self.batches:
+            return "no batch"
+        number = "1 batch" if self.batches == 1 else f"{self.batches} batches"
+        return f"{number} ({self.samples} samples, positions {self.first} to {self.stop - 1})"
+
+
+def drawn(loaders: Sequence[Loader]) -> Drawn:
+    """The account of these loaders."""
+    batches = [
+        (loader.number, draw.epoch, merge(draw.spans), draw.members, [*map(count, draw.shares)])
+        for loader in loaders
+        for draw in loader.drawn
+    ]
+    spans = [span for _, _, batch, _, _ in batches for span in batch]
+    return Drawn(
+        batches=len(batches),
+        samples=count(spans),
+        first=min((start for start, _ in spans), default=0),
+        stop=max((stop for _, stop in spans), default=0),
+        mark=int.from_bytes(blake3(repr(batches).encode()).digest(8)) >> 2,
+    )
+
+
+class RollCall(RoundAlone):
+    """A round in which each tells all others what it has drawn."""
+
+    kind = 4
+    reduce: Reduce = "max"
+
+    def __init__(self, worker: int, mine: Drawn) -> None:
+        self._row = [worker, *astuple(mine)]
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """One row for each member, of which this worker fills its own."""
+        table = torch.full((group.size, len(self._row)), _NOBODY)
+        table[group.rank] = torch.tensor(self._row)
+        return table
+
+
+def called(result: torch.Tensor) -> dict[int, Drawn]:
+    """By worker, what the roll call gave."""
+    return {row[0]: Drawn(*row[1:]) for row in result.tolist()}
+
+
+def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
+    """The error that ends a run whose workers did not draw the same batches for a step.
+
+    Args:
+        step: for which; it does not count.
+        drawn: by worker, as far as they live.
+    """
+    kinds: dict[Drawn, list[int]] = {}
+    for worker, what in sorted(drawn.items()):
+        kinds.setdefault(what, []).append(worker)
+    fewest_first = sorted(kinds.items(), key=lambda kind: len(kind[1]))
+    who = "; ".join(f"{name(workers)} drew {what}" for what, workers in fewest_first)
+    if len(kinds) == 1:
+        who += ", and one that has been lost since drew something else"
+    return ReplicasDiffer(
+        f"the workers did not draw the same batches for step {step}: {who}. The step does not "
+        "count, nothing was stored of it, and the run was stopped. fit() again goes on from the "
+        "last stored State. A loader is collective: every worker takes the same batches from it "
+        "and calls backward for each, whatever its own share holds. To leave a batch out, let all "
+        "decide it alike, or call backward on a loss that is zero."
+    )

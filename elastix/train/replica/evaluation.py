@@ -1,0 +1,101 @@
+"""Metrics over a dataset that the group shares out: an operation without buckets. No Ray."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch.utils.data import Dataset
+
+from elastix.comm.network.process_group import Group, Reduce
+from elastix.comm.protocol.catch_up import Watched
+from elastix.comm.protocol.operation import RoundAlone
+from elastix.data.source import Collate, to_device
+from elastix.errors import ConfigError
+
+Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
+"""`metric(model, batch)`: the mean over the batch, or several by name."""
+
+
+class Evaluation(RoundAlone):
+    """Each member evaluates its part of the dataset; the sums are added up.
+
+    If the group changes, everybody evaluates its part of the new division: no result of a part
+    outlives the group that it was divided for.
+    """
+
+    kind = 2
+    reduce: Reduce = "sum"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        metric: Metric,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Collate,
+        device: torch.device,
+    ) -> None:
+        self.names: list[str] | None = None
+        self._model = model
+        self._metric = metric
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._collate = collate
+        self._device = device
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """Sample count, then the sum of each metric over this member's part, in float64."""
+        length = len(self._dataset)  # type: ignore[arg-type]
+        start, stop = (length * (group.rank + i) // group.size for i in (0, 1))
+        with evaluating(self._model):
+            if start == stop:  # the names of the metrics are needed even so, not their values
+                return torch.zeros_like(self._batch(range(min(1, length))))
+            starts = range(start, stop, self._batch_size)
+            parts = [self._batch(range(s, min(s + self._batch_size, stop))) for s in starts]
+            return torch.stack(parts).sum(0)
+
+    def detail(self) -> int:
+        """The names of the metrics, and how many samples are shared out."""
+        told = repr((self.names, len(self._dataset)))  # type: ignore[arg-type]
+        return int.from_bytes(blake3(told.encode()).digest(8)) >> 2
+
+    def imitate(self, watched: Watched) -> None:
+        """The names of the metrics come from a small sample, their values from the others."""
+        with evaluating(self._model):
+            self._batch(range(min(1, len(self._dataset))))  # type: ignore[arg-type]
+
+    def _batch(self, where: range) -> torch.Tensor:
+        batch = to_device(self._collate([self._dataset[i] for i in where]), self._device)
+        found = measure(self._metric, self._model, batch)
+        before = self.names or list(found)
+        if before != list(found):
+            raise ConfigError(
+                f"the metric gave {', '.join(before)} for one batch and {', '.join(found)} for "
+                "another, so their means cannot be taken. Nothing was computed. Give all of them "
+                "for each batch."
+            )
+        self.names = list(found)
+        return torch.tensor([1.0, *found.values()], dtype=torch.float64) * len(where)
+
+
+def measure(metric: Metric, model: torch.nn.Module, batch: Any) -> dict[str, float]:  # noqa: ANN401
+    """The metric's values by name, sorted; a single number has the name of the function."""
+    found = metric(model, batch)
+    if not isinstance(found, Mapping):
+        found = {getattr(metric, "__name__", "metric"): found}
+    return {name: float(found[name]) for name in sorted(found)}
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within: eval mode and no gradients; afterwards each module has its own mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,73 @@
+"""What a member is told when it starts, and what the process around it does for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from elastix.config import CheckpointConfig
+from elastix.events import Event, Span
+from elastix.store import Store
+from elastix.train.control.messages import FromWorker
+from elastix.train.replica.model_source import ModelSource
+
+
+class Link(Protocol):
+    """What the process around a member does for it. No call blocks for long, unless it says so."""
+
+    def send(self, message: FromWorker) -> None:
+        """Tell the controller. Not in the training thread if it is of a checkpoint.
+
+        Blocks for what must arrive while nobody leads the run: see messages.
+        """
+        ...
+
+    def emit(self, event: Event, sequence: int | None = None) -> None:
+        """Send an event to the journal. One with a serial may come from several workers."""
+        ...
+
+    def journaled(self) -> int:
+        """The highest serial that the journal has confirmed; -1 for none."""
+        ...
+
+    def phase(self, name: str, detail: int) -> None:
+        """Where the training thread is."""
+        ...
+
+    def await_controller(self) -> None:
+        """Block while nobody leads the run; returns at once otherwise."""
+        ...
+
+    def open_store(self) -> Store:
+        """The store, for this worker to read and to write its shares."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every worker of a run is told when it starts.
+
+    Attributes:
+        directory: of the run.
+        run: its name; the State to start from is what the store has as `RUN/last`.
+        left_out: by loader, the positions in the stream that are never used (any more).
+        model_source: what the run takes from other models and leaves to them; None for nothing.
+        until_reports: pause at the end of the step after so many reports; None never does.
+        rollback: a step in which a worker is lost is done again, with the same samples.
+        alone: the group is this worker and stays so; it may report without preparing anything.
+        shared: workers of one host reduce gradients through memory that they share.
+        secret: by which workers of the run know each other; see comm.network.door.
+    """
+
+    directory: Path
+    run: str
+    seed: int
+    min_workers: int
+    checkpoint: CheckpointConfig
+    left_out: Mapping[int, tuple[Span, ...]] = field(default_factory=dict)
+    model_source: ModelSource | None = None
+    until_reports: int | None = None
+    alone: bool = False
+    rollback: bool = False
+    shared: bool = True
+    secret: bytes = field(default=b"", repr=False)

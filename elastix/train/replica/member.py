@@ -1,0 +1,720 @@
+"""One worker's side of a run: ties the group, the data and the State together. No Ray.
+
+It is the Participant of GroupDriver, the Steps of the Reducer and the Pace of the Loaders. What it
+needs from the process around it is a Link.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from elastix.comm.driver import GroupDriver
+from elastix.comm.gradients.reducer import Reducer, Weight
+from elastix.comm.network.catch_up_stream import CatchUpSender
+from elastix.comm.network.layout import layout_of
+from elastix.comm.network.process_group import Wiring
+from elastix.comm.protocol.operation import OperationOutcome
+from elastix.comm.protocol.participant import Joined, Recovery
+from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+from elastix.data.cursor import count
+from elastix.data.loader import Loader
+from elastix.data.source import Collate, Source
+from elastix.data.window import Ratio, Window
+from elastix.errors import ConfigError, ReplicasDiffer, StateError, StoreError
+from elastix.events import (
+    AncestorIgnored,
+    EpochsPlanned,
+    Recovered,
+    Reported,
+    StateStored,
+    StepCommitted,
+    TensorsInherited,
+    WorkerJoined,
+)
+from elastix.state import State, Stateful
+from elastix.train.checkpoint import state_digests
+from elastix.train.checkpoint.assembly import CheckpointId
+from elastix.train.checkpoint.restore import leaving_out, newest
+from elastix.train.checkpoint.saver import Occasion, Saver
+from elastix.train.checkpoint.schedule import Schedule
+from elastix.train.checkpoint.snapshot import Snapshot, Stager
+from elastix.train.control.messages import CaughtUp, Entered, Ready, Suspect
+from elastix.train.replica.draws import RollCall, called, drawn, parted
+from elastix.train.replica.ending import Finish
+from elastix.train.replica.evaluation import Evaluation, Metric
+from elastix.train.replica.learning_rate import RateScaling
+from elastix.train.replica.link import Link, Settings
+from elastix.train.replica.loss import MeanLoss, share_loss
+from elastix.train.replica.model_source import TrainedModel
+from elastix.train.replica.replicated_events import ReplicatedEvents
+from elastix.train.replica.rewind import Rewind
+from elastix.train.replica.tracked_objects import TrackedObjects
+from elastix.train.replica.vote import Vote, decode
+
+logger = logging.getLogger(__name__)
+
+
+class Paused(BaseException):
+    """As many reports were made as were wanted. Not an Exception: user code must not catch it."""
+
+
+class Member:
+    """See the module. All methods are called in the training thread."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        device: torch.device,
+        settings: Settings,
+        inbox: ThreadSafeInbox,
+        link: Link,
+    ) -> None:
+        self.me = wiring.me
+        self._interface = wiring.interface
+        self._secret = wiring.secret
+        self.device = device
+        self.step = 0
+        self.settings = settings
+        self._link = link
+        self._inbox = inbox
+        redo = Reducer.kind if settings.rollback else 0
+        self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo)
+        self._rewind = Rewind()
+        self._rate: RateScaling | None = None
+        self._reducer: Reducer | None = None
+        self._tracked = TrackedObjects()
+        self._window = Window()
+        self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
+        self._asked_to_inherit = False
+        self._catch_up: CatchUpSender | None = None
+        self._given: Snapshot | None = None
+        self._overlaps = True  # copies are made while the train function goes on
+        self._schedule = Schedule(settings.checkpoint)
+        self.saver = Saver(link.send, link.open_store)
+        self._saved = CheckpointId(0)
+        self._peers: set[int] | None = None  # the group as it was at the last boundary
+        self._compare = False  # somebody has joined since replicas were compared
+        self._compare_now = False  # and so the group has agreed
+        self._parted: ReplicasDiffer | None = None
+        self._doubted = False  # what a step was about, and it was said
+        self._replicated = ReplicatedEvents(link.emit, self._first)
+        inbox.on_urgent(self._replicated.send_again)
+        self._reports = 0
+        self._metrics: dict[str, Any] = {}
+        self._listeners: list[Callable[[str, int], None]] = []
+
+    # ------------------------------------------------------------------ the group as it is
+
+    @property
+    def prepared(self) -> bool:
+        """Whether `prepare` was called."""
+        return self._reducer is not None
+
+    @property
+    def rank(self) -> int:
+        """Place in the group; -1 before `prepare`, and for a joiner that is catching up."""
+        members = self._members_now()
+        return members.index(self.me) if self.me in members else -1
+
+    @property
+    def world_size(self) -> int:
+        """Members of the group; 0 before `prepare`."""
+        return len(self._members_now())
+
+    @property
+    def generation(self) -> int:
+        """Of the group; 0 before `prepare`."""
+        return self._driver.generation
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the training thread is blocked until others move. Any thread may ask."""
+        return self._driver.waiting or self.saver.waiting
+
+    @property
+    def waited_s(self) -> float:
+        """How long it has been so, altogether. Any thread may ask."""
+        return self._driver.waited_s + self.saver.waited_s
+
+    @property
+    def call(self) -> tuple[int, int]:
+        """Number and kind of the operation in hand. Any thread may ask."""
+        return self._driver.call
+
+    @property
+    def watching(self) -> bool:
+        """Whether this is a joiner that catches up, and takes no part in the group yet."""
+        return self._driver.watching
+
+    @property
+    def holder(self) -> bool:
+        """Whether this worker is in the group with the State. Any thread may ask."""
+        return self._driver.operation >= 0 and not self._driver.watching
+
+    def adopted(self, address: tuple[str, int]) -> int:
+        """There is a new controller, which meets the group there. Any thread may call it.
+
+        Returns:
+            The newest generation that this worker has heard of.
+        """
+        self._driver.meet_at(address)
+        self.saver.offer_again()
+        return max(self._inbox.members, default=0)
+
+    def _members_now(self) -> tuple[int, ...]:
+        if self._driver.watching:
+            return self._driver.planned
+        return self._inbox.members.get(self._driver.generation, ())
+
+    # ------------------------------------------------------------------ prepare and track
+
+    def seed(self) -> None:
+        """Equal random numbers on all workers, so that they build equal models."""
+        state_digests.seed(self.settings.seed)
+
+    def prepare(self, objects: Sequence[Any]) -> None:
+        """Take in model, optimizer and the rest, and enter the group. Collective; blocks."""
+        if self._reducer is not None:
+            raise ConfigError(
+                "ctx.prepare was called twice. Give it everything at once: "
+                "model, optimizer = ctx.prepare(model, optimizer)."
+            )
+        live = self._tracked
+        live.prepare(objects, self.device)
+        model_source = self.settings.model_source
+        if model_source is not None and self._inherited is not None:
+            model, found = self._inherited
+            if model is live.model:
+                model_source.warm_start(found, live.modules, live.others)
+        elif model_source is not None and model_source.has_ancestor and not self._asked_to_inherit:
+            self._replicated.emit(AncestorIgnored())
+        for other in live.others.values():
+            if isinstance(other, torch.optim.Optimizer):
+                share_loss(other, self._mean_loss)
+        self._reducer = Reducer(list(live.modules.values()), self._driver, self)
+        layout = layout_of(live.modules)
+        if not self.settings.alone:
+            self._catch_up = CatchUpSender(self._interface, layout, self._secret)
+            self._driver.catch_joiners_up(self._catch_up)
+        self._link.send(Ready(self._catch_up.address if self._catch_up is not None else None))
+        self._driver.first_entry(layout)
+
+    def track(self, objects: Mapping[str, Stateful]) -> None:
+        """Make further objects part of the State, by name."""
+        self._tracked.track(objects)
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
+        if self._reducer is not None:
+            raise ConfigError(
+                "ctx.inherit was called after ctx.prepare, so workers that join later would not "
+                "have what it copied. Nothing was copied. Call it first."
+            )
+        self._asked_to_inherit = True
+        if self.settings.model_source is None:
+            return None
+        found = self.settings.model_source.inherit(model)
+        if found is not None:
+            self._inherited = model, found
+            self._replicated.emit(TensorsInherited(found=found))
+        return found
+
+    # ------------------------------------------------------------------ State
+
+    def capture(self) -> State:
+        """The State as it is now: views of live tensors."""
+        counts = {
+            "step": self.step,
+            "serial": self._replicated.sequence,
+            "reports": self._reports,
+            "stored_step": self._schedule.stored_step,
+            "window": self._window.state_dict(),
+        }
+        return self._tracked.capture(counts)
+
+    def give_state(self, founding: bool) -> State:
+        """For newcomers. The first founder restores the stored State, if the run has one."""
+        if founding:
+            state = self._stored()
+            if state is not None:
+                self._adopt(state)
+                self._window.forget()  # its workers were those of another run of the group
+                self._schedule.stored(self.step)
+        return self.capture()
+
+    def _stored(self) -> State | None:
+        """What the run goes on from: its last State, or the one that was left at a pause."""
+        model_source = self.settings.model_source
+        found = [model_source.resume()] if model_source is not None else []
+        if not self.settings.alone:
+            with self._link.open_store() as store:
+                ref = newest(store, self.settings.run)
+                if ref is not None:
+                    found.append(leaving_out(store.get(ref), self.settings.left_out))
+        there = [state for state in found if state is not None]
+        return max(there, key=lambda state: int(state.meta["step"]), default=None)
+
+    def adopt_state(self, state: State) -> None:
+        """Become equal to a peer, but for the random numbers to come."""
+        self._adopt(state)
+        state_digests.diverge(self.me)
+
+    def _adopt(self, state: State) -> None:
+        self._tracked.adopt(state)
+        if self._reducer is not None:
+            self._reducer.rebase()
+        self.step = state.meta["step"]
+        self._schedule.stored(state.meta["stored_step"])
+        self._replicated.sequence = state.meta["serial"]
+        self._reports = state.meta["reports"]
+        self._window.load_state_dict(state.meta.get("window", {}))
+
+    def save(self, reason: str) -> None:
+        """Have the State stored in the background. Returns when a snapshot is under way.
+
+        Before that it is compared with what the other workers hold.
+        """
+        self._check(thoroughly=True)
+        score = self._schedule.score(self.step)
+        self._saved = CheckpointId(self.step, 2 if reason == "final" else int(score is not None))
+        self._snapshot(reason, self._saved, score)
+        self._schedule.stored(self.step)
+
+    def _snapshot(
+        self, reason: str, mark: CheckpointId, score: float | None = None, *, stored: bool = True
+    ) -> None:
+        state = self.capture()
+        members = self._members_now()
+        occasion = Occasion(mark=mark, reason=reason, members=members, score=score, stored=stored)
+        self.saver.save(state, occasion, self._late(state))
+        self._compare = False
+        self.phase("snapshot", self.step)
+
+    def _copy_for_joiners(self) -> Callable[[], State]:
+        """A copy of the State as it is, made while the next step is computed."""
+        self.phase("give", self.step)
+        state = self.capture()
+        self._given = given = Stager().take(state, self.step, self._late(state))
+
+        def complete() -> State:
+            given.finish()
+            if given.torn:
+                raise StateError(f"the State cannot be given to a joiner: {given.torn}.")
+            return given.state
+
+        return complete
+
+    def _late(self, state: State) -> Collection[str]:
+        """What may be copied while the train function goes on."""
+        return self._tracked.late(state) if self._overlaps else ()
+
+    def _finish_copies(self) -> None:
+        """The train function may change what is being captured, from here on."""
+        torn = self.saver.finish()
+        if self._given is not None:
+            self._given.finish()
+            torn = torn or self._given.torn
+            self._given = None
+        if torn and self._overlaps:
+            self._overlaps = False
+            logger.warning(
+                "a snapshot cannot be used: %s. Something changes parameters between the start "
+                "of a step and its backward. From now on States are copied at once.",
+                torn,
+            )
+
+    def await_stored(self) -> None:
+        """Block until the State that `save` was called for last is stored.
+
+        Raises:
+            StoreError: it could not be stored.
+            ReplicasDiffer: the workers hold different States.
+        """
+        release = self.saver.wait(self._saved)
+        if release.error is not None:
+            raise release.error
+
+    # ------------------------------------------------------------------ Participant of GroupDriver
+
+    def digest(self) -> str:
+        """Of what replicas must have in common: models, optimizers, schedulers, scalers."""
+        return state_digests.digest(self.capture())
+
+    def level(self) -> None:
+        """This joiner can come in."""
+        self._link.send(CaughtUp())
+
+    def lonely(self) -> None:
+        """Nobody is left whom this joiner could watch."""
+        if self._catch_up is not None:
+            self._link.send(Ready(self._catch_up.address))
+
+    def entered(self, generation: int, joined: Joined | None) -> None:
+        """In the group of `generation`, with the State."""
+        self._link.send(Entered(generation))
+        if joined is not None and self.step > 0:
+            self._link.emit(
+                WorkerJoined(
+                    worker=self.me,
+                    generation=generation,
+                    step=self.step,
+                    copy_s=joined.copy_s,
+                    copy_bytes=joined.copy_bytes,
+                    watched_steps=joined.watched_steps,
+                )
+            )
+        self._replicated.send_again()
+
+    def recovered(self, recovery: Recovery) -> None:
+        """Through with a change of the group."""
+        self._link.emit(
+            Recovered(
+                worker=self.me,
+                generation=recovery.generation,
+                step=self.step + (recovery.kind == Reducer.kind),
+                outcome=recovery.outcome,
+                rebuild_s=recovery.rebuild_s,
+                stall_s=recovery.stall_s,
+            )
+        )
+
+    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
+        """An operation failed, or these could not be reached."""
+        self._link.send(Suspect(generation, repr(error), unreachable))
+
+    def phase(self, name: str, detail: int) -> None:
+        """Where the training thread is."""
+        self._link.phase(name, detail)
+        for listener in self._listeners:
+            listener(name, detail)
+
+    def on_phase(self, listener: Callable[[str, int], None]) -> None:
+        """Call `listener` at each phase from now on."""
+        self._listeners.append(listener)
+
+    def on_reduced(self, listener: Callable[[int], None]) -> None:
+        """Call `listener`, from any thread, with the number of a bucket that is reduced."""
+        self._driver.on_reduced = listener
+
+    # ------------------------------------------------------------------ Steps of the Reducer
+
+    def weights(self, members: Sequence[int]) -> Sequence[Weight]:
+        """For each ratio of the step in hand, the parts of this worker and of `members` in it.
+
+        One each if nothing was ever drawn.
+        """
+        window = self._window
+        ratios = window.ratios or [window.ratio]
+        draws = any(loader.pending for loader in self._tracked.loaders)
+        if not draws and window.several:
+            self._warn_of_doubt()
+        if self.settings.rollback and window.ratio and not draws:
+            raise ConfigError(
+                'FailureConfig(recovery="rollback") does a step again from its batch, and this is '
+                "a second backward pass on one batch. The step was not taken; the run ends. Use "
+                'recovery="forward" for loops of this kind, or draw a batch for each step.'
+            )
+        return [
+            Weight(ratio.get(self.me, 0), sum(ratio.get(member, 0) for member in members))
+            if ratio
+            else Weight(1, len(members))
+            for ratio in ratios
+        ]
+
+    def passed(self) -> None:
+        """There was, or might have been, a backward pass since the last batch was drawn."""
+        self._window.passed()
+
+    def _warn_of_doubt(self) -> None:
+        if not self._doubted and self.rank == 0:
+            logger.warning(
+                "a step drew no batch, and the batches of the step before it were split over the "
+                "workers in different ratios: its gradients are weighed like those of the last of "
+                "them. If it is about another one, draw them all before the first backward pass: "
+                "then they are all split alike."
+            )
+        self._doubted = True
+
+    def vote(self) -> torch.Tensor:
+        """What goes into the commit round."""
+        first = self.rank == 0
+        vote = Vote(
+            proposal=self._driver.proposal(),
+            journaled=self._link.journaled() if first else -1,
+            store=first and self._schedule.time_is_up(),
+            # While a snapshot is being stored, another one would hold up training.
+            compare=first and self._compare and not self.saver.busy,
+            drawn=drawn(self._tracked.loaders).mark,
+            void=self._driver.void,
+        )
+        return torch.tensor(vote.encode(), dtype=torch.int64)
+
+    def committed(self, left: OperationOutcome) -> None:
+        """A step counts; or it is void, and its samples are drawn again."""
+        self._finish_copies()
+        agreed = decode(left.result.tolist())
+        if not agreed.alike:
+            roll = self._driver.run(RollCall(self.me, drawn(self._tracked.loaders)))
+            self._parted = parted(self.step + 1, called(roll.result))
+            raise self._parted
+        self._schedule.agreed(agreed.store)
+        self._compare_now = self._compare_now or agreed.compare
+        self._driver.step_left(left, agreed.proposal)
+        if agreed.void:
+            for loader in self._tracked.loaders:
+                loader.commit(())
+            self._window.void()
+            self._rewind.due = True
+            return
+        self.step += 1
+        contributors = left.contributors
+        if self._rate is not None:
+            self._rate.observe(len(contributors))
+        self._window.close()
+        batches = [
+            batch for loader in self._tracked.loaders for batch in loader.commit(contributors)
+        ]
+        self._replicated.emit(
+            StepCommitted(
+                step=self.step,
+                generation=left.complete,
+                world_size=len(contributors),
+                batches=tuple(batches),
+            )
+        )
+        self._replicated.confirm(agreed.journaled)
+
+    def voided(self, result: torch.Tensor) -> bool:
+        """Whether a step that was left with this result is to be done again."""
+        return decode(result.tolist()).void
+
+    def _first(self) -> bool:
+        """Whether this worker tells what all know: in its group, or in one that is to be entered.
+
+        It may be told of the death of the first while it is blocked outside of any operation.
+        """
+        urgent = self._inbox.urgent.members
+        called = self.holder and urgent[:1] == (self.me,)
+        return called or self.rank == 0 or self.settings.alone
+
+    # ------------------------------------------------------------------ Pace of the Loaders
+
+    def boundary(self) -> None:
+        """Between two steps: joiners enter, checkpoints are taken. Nothing within one.
+
+        Raises:
+            ReplicasDiffer: the workers have parted before; user code may have caught it once.
+        """
+        if self._parted is not None:
+            raise self._parted
+        self._check()
+        if any(loader.pending for loader in self._tracked.loaders):
+            return  # a further micro-batch of a step, or a second loader
+        self.phase("boundary", self.step)
+        self._link.await_controller()
+        self._rewind.restore(self._tracked.others)
+        self._driver.boundary()
+        if self.settings.rollback:
+            self._rewind.keep(self._tracked.others)
+            if self._reducer is not None:
+                self._reducer.remember_buffers()
+        compare, self._compare_now = self._compare_now, False
+        self._look_who_joined()
+        until = self.settings.until_reports
+        if until is not None and self._reports >= until:
+            raise Paused
+        if self._driver.watching:
+            if self._schedule.due(self.step):
+                self._schedule.stored(self.step)  # by those in the group
+            return
+        if self._catch_up is not None:
+            self._catch_up.boundary(
+                self._copy_for_joiners, self._driver.operation, state_digests.digest
+            )
+        # Alone there is nobody who would put a checkpoint together.
+        reason = "" if self.settings.alone else self._schedule.due(self.step)
+        if reason:
+            self._checkpoint(reason)
+        elif compare:
+            self._snapshot("join", CheckpointId(self.step, -1), stored=False)
+
+    def _checkpoint(self, reason: str) -> None:
+        self.save(reason)
+        if self.settings.checkpoint.wait:
+            try:
+                self.await_stored()
+            except StoreError as error:  # it stands in the journal; the final State must do better
+                logger.warning("checkpoint not stored step=%d error=%s", self.step, error)
+
+    def _check(self, *, thoroughly: bool = False) -> None:
+        """That nothing was left out of the steps so far; see Reducer.check."""
+        if self._reducer is not None:
+            self._reducer.check(thoroughly)
+
+    def _look_who_joined(self) -> None:
+        """After somebody has joined, replicas are compared at the next boundary but one or so.
+
+        Not at this one: the newcomer has just been given what the others hold. Founders of a fresh
+        run have nothing to compare yet.
+        """
+        before, self._peers = self._peers, set(self._members_now())
+        fresh = self._peers - (before or set())
+        if fresh and self.step > 0 and not self._driver.watching:
+            self._compare = True
+
+    def members(self) -> tuple[int, ...]:
+        """The workers over which the next batch is split."""
+        return self._driver.planned
+
+    def binding(self, loader: int) -> Ratio | None:
+        """The ratio that the next batch must be split in."""
+        return self._window.binding(loader, self.members())
+
+    def drawn(self, loader: int, size: int, ratio: Ratio) -> None:
+        """A batch begins."""
+        first = self._window.fresh
+        self._window.drawn(loader, size, ratio)
+        if first and self._reducer is not None:
+            self._reducer.turn(self._window.now, self.me in ratio)
+        self.phase("batch", self.step)
+
+    def exhausted(self) -> None:
+        """At the end of an epoch other weights are tried, say."""
+        self._finish_copies()
+
+    def planned(self, loader: int, epochs: int) -> None:
+        """So many epochs are meant to be made. For progress bars; may get lost with rank 0."""
+        if self.rank == 0:
+            self._link.emit(EpochsPlanned(loader=loader, epochs=epochs))
+
+    # ------------------------------------------------------------------ what Context offers
+
+    def open_loader(self, source: Source) -> Loader:
+        """A loader that goes on where the State says.
+
+        Raises:
+            ConfigError: fewer samples in a batch than workers, or another dataset than before.
+        """
+        if source.batch_size < self.world_size and not source.per_worker:
+            raise ConfigError(
+                f"a global batch of {source.batch_size} cannot be split over {self.world_size} "
+                "workers. No loader was made. batch_size is that of the whole group; raise it, or "
+                "use fewer workers."
+            )
+        loader = Loader(len(self._tracked.loaders), source, self)
+        if not self._tracked.open(loader):
+            self._replicated.emit(loader.opened())
+        return loader
+
+    def scale_rate(self, scaling: RateScaling) -> None:
+        """Learning rates follow the group's size from now on."""
+        if self._rate is not None:
+            raise ConfigError("ctx.scale_rate was called twice. Call it once, for one optimizer.")
+        self.track({"rate": scaling})
+        self._rate = scaling
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Defer the step."""
+        if self._reducer is None:
+            raise ConfigError("ctx.accumulate was used before ctx.prepare.")
+        with self._reducer.deferred():
+            yield
+
+    def evaluate(
+        self,
+        metric: Metric,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Collate,
+    ) -> dict[str, float]:
+        """Means of a metric over a dataset that the group shares out. Collective."""
+        self._check(thoroughly=True)
+        work = Evaluation(self._tracked.model, metric, dataset, batch_size, collate, self.device)
+        self._finish_copies()
+        self.phase("evaluate", self.step)
+        sums = self._driver.run(work).result.tolist()
+        return {
+            name: total / sums[0] for name, total in zip(work.names or (), sums[1:], strict=True)
+        }
+
+    def _mean_loss(self, loss: float) -> float:
+        """Over the group, by the shares of the last pass. Collective."""
+        ratio = self._window.ratio
+        work = MeanLoss(loss, ratio.get(self.me, 0) if ratio else 1)
+        total, samples = self._driver.run(work).result.tolist()
+        # Without samples, all of them are lost: still the same number on all workers.
+        return total / samples if samples else 0.0
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Hand metrics to the journal."""
+        self._schedule.reported(self.step, metrics)
+        event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
+        self._reports += 1
+        self._metrics.update(event.metrics)
+        self.phase("report", event.seq)
+        self._replicated.emit(event)
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data of the first loader so far; without a loader, reports."""
+        if not self._tracked.loaders:
+            return float(self._reports)
+        cursor = self._tracked.loaders[0].cursor
+        return (cursor.position - count(cursor.owed)) / cursor.length
+
+    def finish(self, reason: str = "final") -> None:
+        """After the train function: all come to the end, and the final State is stored.
+
+        Before that all who are left have compared their States. Collective; then waits for the
+        store, which needs no group. A model source that takes the State has it alone; a run that is
+        alone in its process and has none keeps nothing.
+
+        Raises:
+            StoreError: it could not be stored.
+            ReplicasDiffer: the workers hold different States, or have parted before.
+        """
+        if self._parted is not None:
+            raise self._parted
+        if self._driver.watching:
+            return  # a joiner that never came in has no part in the end
+        self._check(thoroughly=True)
+        if self.settings.model_source is not None and self.settings.model_source.takes_final:
+            if self.world_size > 1:
+                self._saved = CheckpointId(self.step, 2)
+                self._snapshot(reason, self._saved, stored=False)
+                self._driver.run(Finish())  # nobody waits for the verdict while others need him
+                self.await_stored()
+            self._driver.run(Finish(lambda: self._bequeath(reason)))
+            return
+        if self.settings.alone:
+            self._driver.run(Finish())
+            return
+        self.save(reason)
+        self._driver.run(Finish())
+        self.await_stored()
+
+    def _bequeath(self, reason: str) -> None:
+        """Leave the State to other models. Blocks this worker, and those that wait for it."""
+        model_source = self.settings.model_source
+        if model_source is None:
+            return
+        started = time.monotonic()
+        left = TrainedModel(self._tracked.model, self.capture(), self._metrics, self.epochs, reason)
+        ref = model_source.leave(left)
+        if ref is not None:
+            self._link.emit(
+                StateStored(
+                    ref=ref,
+                    step=self.step,
+                    reason=reason,
+                    stored_bytes=left.state.nbytes,
+                    store_s=time.monotonic() - started,
+                    stall_s=time.monotonic() - started,
+                )
+            )

@@ -1,0 +1,82 @@
+"""Run the train function on one member, and say how it ended. No Ray."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastix.comm.protocol.participant import Fenced, Released
+from elastix.errors import ElastixError, QuorumLost, StoreError
+from elastix.train.control.messages import Outcome, OutcomeKind
+from elastix.train.replica.context import Context
+from elastix.train.replica.member import Member, Paused
+
+
+class Halted(BaseException):
+    """Whoever runs the function wants it to end. Not an Exception: user code must not catch it."""
+
+
+_SETTLE_S = 30.0
+
+
+def run_train(
+    train: Callable[[Context], None], member: Member, config: Mapping[str, Any]
+) -> Outcome:
+    """Call `train` with a Context. Blocks until it is through.
+
+    Raises:
+        KeyboardInterrupt: in a process that runs it alone; nothing else is ever raised.
+    """
+    member.seed()
+    paused = False
+    try:
+        try:
+            train(Context(member, config))
+        except Paused:
+            paused = True
+        if member.prepared:
+            member.finish("paused" if paused else "final")
+        if member.watching:  # it took no part: nobody has to know that it is through
+            return Outcome(kind=OutcomeKind.LEFT, step=member.step)
+        return Outcome(
+            kind=OutcomeKind.FINISHED,
+            paused=paused,
+            epochs=member.epochs,
+            generation=member.generation,
+            rank=member.rank,
+            step=member.step,
+        )
+    except Halted:
+        return Outcome(
+            kind=OutcomeKind.HALTED, epochs=member.epochs, rank=member.rank, step=member.step
+        )
+    except Released as released:
+        return Outcome(kind=OutcomeKind.LEFT, generation=released.generation, step=member.step)
+    except Fenced as fenced:
+        return Outcome(kind=OutcomeKind.FENCED, step=member.step, summary=str(fenced))
+    except QuorumLost as error:
+        try:
+            member.save("quorum lost")
+            member.await_stored()
+        except StoreError as failure:
+            error.add_note(f"The State could not be stored: {failure}")
+        return Outcome(kind=OutcomeKind.DISMISSED, rank=member.rank, step=member.step, error=error)
+    except BaseException as error:
+        if member.settings.alone and isinstance(error, KeyboardInterrupt):
+            raise  # it is meant for the process, not for the train function
+        member.saver.settle(_SETTLE_S)  # what was accepted before is stored nevertheless
+        return Outcome(
+            kind=OutcomeKind.RAISED,
+            epochs=member.epochs,
+            rank=member.rank,
+            step=member.step,
+            error=error if isinstance(error, ElastixError) else None,
+            summary=_said(error),
+            traceback=traceback.format_exc(),
+        )
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its own __str__ may fail
+        return type(error).__name__

@@ -1,0 +1,51 @@
+"""What a step changes beside model and optimizer state, kept so that the step can be done again.
+
+For FailureConfig(recovery="rollback"): a step in which a worker was lost is void. Its gradients are
+None, so parameters and the optimizer's tensors stay as they are, but the rest of the loop's body
+runs: schedulers step, learning rates change, averages move. All that is put back before the step is
+done again. Not here: buffers (comm.gradients.buckets) and samples (data.loader).
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from elastix.state import Stateful
+
+
+class Rewind:
+    """The small part of a State as it was at the last boundary.
+
+    Attributes:
+        due: the step since then is void.
+    """
+
+    def __init__(self) -> None:
+        self.due = False
+        self._kept: dict[str, Any] = {}
+
+    def keep(self, others: Mapping[str, Stateful]) -> None:
+        """Remember `others` as they are: optimizers but for their tensors, the rest whole."""
+        for name, other in others.items():
+            if isinstance(other, torch.optim.Optimizer):
+                self._kept[name] = [
+                    {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+                    for group in other.param_groups
+                ]
+            elif name != "rng":  # what is done again may be done with other random numbers
+                self._kept[name] = copy.deepcopy(other.state_dict())
+
+    def restore(self, others: Mapping[str, Stateful]) -> None:
+        """Put back what was kept, if the step since then is void."""
+        if not self.due:
+            return
+        self.due = False
+        for name, kept in self._kept.items():
+            other = others[name]
+            if isinstance(other, torch.optim.Optimizer):
+                for group, values in zip(other.param_groups, kept, strict=True):
+                    group.update(copy.deepcopy(values))
+            else:
+                other.load_state_dict(copy.deepcopy(kept))

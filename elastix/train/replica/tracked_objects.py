@@ -1,0 +1,188 @@
+"""The objects that a train function gave a worker, by name: what its State is captured from.
+
+Some come late. A loader, or what `ctx.track` names, may be made after the State has come; its part
+of it is kept until then. Not here: where a State comes from, or goes to (member).
+
+Invariant: what a State holds for objects that do not exist yet is passed on as it came.
+"""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from elastix import state as states
+from elastix.data.loader import Loader
+from elastix.errors import ConfigError
+from elastix.state import RandomState, State, Stateful
+from elastix.train.checkpoint import state_digests
+
+
+class TrackedObjects:
+    """See the module.
+
+    Attributes:
+        modules: by the prefix of their tensors; the model has the empty one.
+        others: optimizers, schedulers and whatever else, by name; the random numbers too.
+        loaders: in the order in which they were made.
+    """
+
+    def __init__(self) -> None:
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.others: dict[str, Stateful] = {"rng": RandomState()}
+        self.loaders: list[Loader] = []
+        self._unclaimed = State({})
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The first module."""
+        return self.modules[""]
+
+    def prepare(self, objects: Sequence[Any], device: torch.device) -> None:
+        """Take in model, optimizer and the rest; modules go to the device.
+
+        Raises:
+            ConfigError: there is no module, or an object could not be given to a joiner.
+        """
+        modules = [o for o in objects if isinstance(o, torch.nn.Module)]
+        if not modules:
+            raise ConfigError(
+                f"ctx.prepare got no torch.nn.Module, only {[type(o).__name__ for o in objects]}."
+            )
+        prefixes = ["", *(f"@module{i}/" for i in range(1, len(modules)))]
+        self.modules = dict(zip(prefixes, (m.to(device) for m in modules), strict=True))
+        names = states.parameter_names(self.modules)
+        for other in objects:
+            if isinstance(other, torch.nn.Module):
+                continue
+            if not isinstance(other, Stateful):
+                raise ConfigError(
+                    f"ctx.prepare got a {type(other).__name__}, which has no state_dict and "
+                    "load_state_dict, so a joiner could not be given its state."
+                )
+            if isinstance(other, torch.optim.SparseAdam):
+                raise ConfigError(
+                    "ctx.prepare got a SparseAdam, which takes sparse gradients only; averaged "
+                    "over workers they are dense. Nothing was prepared. Use Adam, with "
+                    "sparse=False in the embedding; SGD and Adagrad take sparse=True."
+                )
+            if isinstance(other, torch.optim.Optimizer):
+                states.check_optimizer(other, names)
+            self._add(state_digests.kind_of(other), other)
+        _watch_optimizers(self)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """That an optimizer that is about to take a step is part of the State.
+
+        Raises:
+            ConfigError: it changes prepared parameters and is not.
+        """
+        if any(optimizer is held for other in self.others.values() for held in _held(other)):
+            return
+        prepared = {id(p) for module in self.modules.values() for p in module.parameters()}
+        if any(id(p) in prepared for group in optimizer.param_groups for p in group["params"]):
+            raise ConfigError(
+                f"a {type(optimizer).__name__} that was not prepared is about to change prepared "
+                "parameters. A joiner, and a run that is continued, would not have its moments. No "
+                "step was taken. Give it to ctx.prepare with its model; one that is made later, to "
+                "ctx.track(optimizer2=optimizer)."
+            )
+
+    def track(self, objects: Mapping[str, Stateful]) -> None:
+        """Take in further objects by name, and give them their part of the State.
+
+        Raises:
+            ConfigError: it has no state, or the name is taken.
+        """
+        for name, other in objects.items():
+            if not isinstance(other, Stateful):
+                raise ConfigError(
+                    f"ctx.track got {name}={type(other).__name__}, which has no state_dict and "
+                    "load_state_dict. Nothing was tracked under that name."
+                )
+            if name in self.others or "/" in name:
+                raise ConfigError(f"the name {name!r} is taken or has a '/'; choose another.")
+            self._add(name, other)
+            self._claim(name, other)
+
+    def open(self, loader: Loader) -> bool:
+        """Take in a loader; whether the State had a part for it, which it goes on from."""
+        known = self._claim(f"loader/{loader.number}", loader)
+        self.loaders.append(loader)
+        return known
+
+    def _add(self, name: str, other: Stateful) -> None:
+        taken = sum(key.rstrip("0123456789") == name for key in self.others)
+        self.others[name if not taken else f"{name}{taken}"] = other
+
+    def capture(self, counts: Mapping[str, Any]) -> State:
+        """The State as it is now: views of live tensors, with `counts` among the metadata."""
+        loaders = {f"loader/{loader.number}": loader for loader in self.loaders}
+        state = states.capture(self.modules, {**self.others, **loaders}, counts)
+        kept = self._unclaimed
+        return State({**kept.tensors, **state.tensors}, {**kept.meta, **state.meta})
+
+    def adopt(self, state: State) -> None:
+        """Become as `state` says; what it has for objects to come is kept for them.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        states.restore(state, self.modules, self.others)
+        self._unclaimed = states.without(state, self.others)
+        for loader in self.loaders:  # a joiner that began anew in the middle of its loop
+            self._claim(f"loader/{loader.number}", loader)
+
+    def _claim(self, name: str, other: Stateful) -> bool:
+        """Give an object its part of the State; False if that has none."""
+        if f"@{name}" not in self._unclaimed.meta:
+            return False
+        states.restore(self._unclaimed, {}, {name: other})
+        self._unclaimed = states.without(self._unclaimed, {name: other})
+        return True
+
+    def late(self, state: State) -> set[str]:
+        """Tensors of the State that an optimizer holds: its own step changes them, if any code."""
+        optimizers = {n: o for n, o in self.others.items() if isinstance(o, torch.optim.Optimizer)}
+        groups = (group for optimizer in optimizers.values() for group in optimizer.param_groups)
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        late = {
+            prefix + name
+            for prefix, module in self.modules.items()
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            if id(parameter) in held
+        }
+        prefixes = tuple(f"@{name}/" for name in optimizers)
+        return late | {entry for entry in state.tensors if entry.startswith(prefixes)}
+
+
+def _held(other: Stateful) -> list[Any]:
+    """What is part of the State with `other`: itself, and what an object of the user's keeps."""
+    if isinstance(other, torch.optim.Optimizer | LRScheduler):
+        return [other]  # a scheduler knows its optimizer, and does not keep it
+    kept: list[Any] = [other]
+    for value in vars(other).values() if hasattr(other, "__dict__") else ():
+        if isinstance(value, Mapping):
+            kept += value.values()
+        else:
+            kept += value if isinstance(value, list | tuple | set) else [value]
+    return [one for one in kept if isinstance(one, torch.optim.Optimizer)]
+
+
+def _watch_optimizers(live: TrackedObjects) -> None:
+    """Have each optimizer of this process looked at before its first step, as long as `live` is."""
+    reference = weakref.ref(live)
+    seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
+        alive = reference()
+        if alive is None:
+            handle.remove()
+        elif optimizer not in seen:
+            alive.check_optimizer(optimizer)
+            seen.add(optimizer)
+
+    handle = register_optimizer_step_pre_hook(before_step)

@@ -1,0 +1,63 @@
+"""The README's numbers are those of benchmarks/results, and a missed goal is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.table import TABLES, goals, recoveries, regrets, updated
+
+README = Path(__file__).parents[3] / "README.md"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_readme_shows_the_results_that_are_committed(name):
+    text = README.read_text(encoding="utf-8")
+    found = updated(text, name, TABLES[name]())
+    assert found == text, "run python -m benchmarks.table --update README.md"
+
+
+def test_reached_missed_and_not_measured(tmp_path):
+    recovery = {"stall_s": {"median": 0.15, "max": 0.75}, "steps_lost": 0}
+    (tmp_path / "recovery.json").write_text(json.dumps({"elastix": recovery}))
+    lines = {line.split(" | ")[0]: line for line in goals(tmp_path).splitlines()}
+    assert lines["| SIGKILL to agreed gradient, median, s"].endswith("| 0.15 |  |")
+    assert lines["| SIGKILL to agreed gradient, maximum, s"].endswith("| 0.75 | **missed** |")
+    assert lines["| samples dropped"].endswith("| not measured | |")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(0.9, ""), (1.0, ""), (1.02, ""), (1.1, "**missed**")]
+)
+def test_noise_is_what_ddp_shows_against_itself(tmp_path, ratio, verdict):
+    row = {"ratio_median": ratio, "ddp_vs_ddp_p75": 1.05}
+    (tmp_path / "overhead.json").write_text(json.dumps({"mlp": row}))
+    lines = [line for line in goals(tmp_path).splitlines() if "DDP's, MLP" in line]
+    assert lines[0].endswith(f"| {ratio:.2f} | {verdict} |")
+
+
+def test_peers_stand_beside_us(tmp_path):
+    row = {"stall_s": {"median": 5.25, "max": 5.5}, "steps_lost": 1, "samples_dropped": 192.0}
+    row |= {"samples_repeated": 0, "contributes_s": None, "repeats": 10}
+    (tmp_path / "recovery.json").write_text(json.dumps({"torchft": row}))
+    last = recoveries(tmp_path).splitlines()[-1]
+    assert last == "| torchft | 5.25 / 5.50 | 1 | 192 | 0 | never | 10 |"
+
+
+def test_regret_by_table_and_the_goals_made_of_it(tmp_path):
+    assert regrets(tmp_path) == "Not measured."
+    means = {"deephyper_re": 1.0, "deephyper_cbo": 0.9, "optuna_tpe": 0.8, "evolution": 0.6}
+    rows = {name: {"mean": mean, "se": 0.3} for name, mean in means.items()}
+    rows["default"] = {"mean": 0.85, "se": 0.4}
+    (tmp_path / "search.json").write_text(json.dumps({"regret": {"nasbench201/cifar100": rows}}))
+    assert "| evolution | 0.6 ± 0.3 |" in regrets(tmp_path)
+    lines = {line.split(" | ")[0]: line for line in goals(tmp_path).splitlines()}
+    assert "| 0.60 |" in lines["| regret of Evolution over DeepHyper's, NAS-Bench-201 cifar100"]
+    beyond = "| default's regret beyond the better of TPE and CBO, "
+    assert "| +0.1 |" in lines[beyond + "nasbench201/cifar100"]
+    assert "not measured" in lines[beyond + "hpobench/segment"]
+
+
+def test_text_without_markers_is_refused():
+    with pytest.raises(ValueError, match="no <!-- benchmarks: begin -->"):
+        updated("<!-- benchmarks: begin --> but no end", "benchmarks", "x")

@@ -1,0 +1,179 @@
+"""What the loader takes, what it refuses, and that a position is the same sample for all."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+import elastix
+from elastix.data.audit import audit
+from elastix.data.cursor import order_in_blocks
+from elastix.data.formats.indexed import by_position
+from elastix.data.loader import Loader
+from elastix.data.source import Source
+from elastix.errors import ConfigError
+from elastix.events import LoaderOpened, StepCommitted, from_record, to_record
+from tests.unit.data.test_loader import Pace
+
+
+class Plain(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {"n": index}
+
+
+class OnlyIter(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class CountedStream(OnlyIter):
+    """Has a length, and of samples only what torch's Dataset has: a method that raises."""
+
+    def __len__(self):
+        return 3
+
+
+def of_package(name: str, module: str, bases: tuple, **methods) -> object:
+    """An object of a class as a package has it, without the package."""
+    return type(name, bases, {"__module__": module, **methods})()
+
+
+def streaming_dataset(module: str, **fields) -> object:
+    return of_package(
+        "StreamingDataset",
+        module,
+        (OnlyIter,),
+        __len__=lambda self: 12,
+        __getitem__=lambda self, index: {"n": index},
+        **fields,
+    )
+
+
+def test_a_map_style_dataset_is_taken_as_it_is():
+    data = Plain()
+    assert by_position(data) is data
+    local = of_package(
+        "LocalDataset", "streaming.base.local", (Plain,)
+    )  # MosaicML's, for files that are here
+    assert by_position(local) is local
+
+
+class World:
+    world_size = 1
+
+
+class Worlds:
+    world_size = 4
+
+
+def test_litdata_is_read_by_position_if_its_length_is_that_of_all():
+    data = streaming_dataset("litdata.streaming.dataset", distributed_env=World(), drop_last=False)
+    taken = by_position(data)
+    assert (len(taken), taken[5]) == (12, {"n": 5})
+    assert not isinstance(taken, IterableDataset)
+    for fields in ({"distributed_env": Worlds()}, {"drop_last": True}):
+        with pytest.raises(ConfigError, match="drop_last=False"):
+            by_position(streaming_dataset("litdata.streaming.dataset", **fields))
+
+
+def test_a_stream_with_samples_by_position_is_read_in_processes_too():
+    data = streaming_dataset("litdata.streaming.dataset")
+    seen = []
+    loader = Loader(0, source(data, num_workers=1), Pace())
+    for epoch in loader.epochs(1):
+        for batch in epoch:
+            seen += batch["n"].tolist()
+            loader.commit((0,))
+    assert sorted(seen) == list(range(12))
+
+
+def test_mosaic_streaming_is_refused_for_its_padded_length():
+    with pytest.raises(ConfigError, match=r"streaming\.LocalDataset"):
+        by_position(streaming_dataset("streaming.base.dataset"))
+    derived = type("Own", (type(streaming_dataset("streaming.base.dataset")),), {})()
+    with pytest.raises(ConfigError, match=r"streaming\.LocalDataset"):
+        by_position(derived)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        OnlyIter(),
+        CountedStream(),
+        of_package("Dataset", "ray.data.dataset", (), __len__=lambda self: 1 / 0),
+        of_package("IterableDataset", "datasets.iterable_dataset", (OnlyIter,)),
+        of_package("TFRecordDataset", "tfrecord.torch.dataset", (OnlyIter,)),
+    ],
+    ids=lambda data: type(data).__module__,
+)
+def test_what_has_no_index_is_refused_with_the_command_that_gives_it_one(data):
+    with pytest.raises(ConfigError, match="elastix data index") as caught:
+        by_position(data)
+    assert type(data).__name__ in str(caught.value)
+    assert "No loader was made" in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------- in blocks
+
+
+def source(dataset, **more) -> Source:
+    return Source(dataset=dataset, batch_size=6, device=torch.device("cpu"), **more)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    table = pa.table({"n": list(range(40))})
+    pyarrow.parquet.write_table(table, tmp_path / "r.parquet", row_group_size=7)
+    return elastix.Parquet(tmp_path / "r.parquet", mixed=2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rows_of_parquet_come_in_blocks_and_each_once(rows, num_workers):
+    loader = Loader(0, source(rows, seed=3, num_workers=num_workers), Pace())
+    for epoch in loader.epochs(2):
+        seen = []
+        for batch in epoch:
+            seen += batch["n"].tolist()
+            loader.commit((0,))
+        expected = order_in_blocks(3, epoch.number, ((5, 7), (1, 5)), 2)
+        assert seen == expected.tolist()
+
+
+def test_a_cursor_of_other_blocks_is_refused_and_one_of_the_same_goes_on(rows):
+    first = Loader(0, source(rows), Pace())
+    first.next_batch()
+    first.commit((0,))
+    stored = json.loads(json.dumps(first.state_dict()))
+    second = Loader(0, source(rows), Pace())
+    second.load_state_dict(stored)
+    assert second.next_batch()["n"].tolist() == first.next_batch()["n"].tolist()
+    other = elastix.Parquet(rows._paths, mixed=3)
+    with pytest.raises(ConfigError, match="mixed=2 and is now made with mixed=3"):
+        Loader(0, source(other), Pace()).load_state_dict(stored)
+    unblocked = Loader(0, source(Plain()), Pace()).state_dict()
+    assert not {"blocks", "mixed"} & set(unblocked)
+
+
+def test_the_journal_and_the_audit_know_of_blocks(rows):
+    opened = Loader(0, source(rows), Pace()).opened()
+    assert (opened.blocks, opened.mixed) == (((5, 7), (1, 5)), 2)
+    assert from_record(json.loads(json.dumps(to_record(opened)))) == opened
+    plain = LoaderOpened(t=opened.t, loader=0, length=40, batch_size=6, shuffle=True, seed=0)
+    old = {k: v for k, v in to_record(plain).items() if k not in ("blocks", "mixed")}
+    assert from_record(old) == plain
+    commit = StepCommitted(step=1, generation=1, world_size=1, batches=())
+    assert audit([opened, commit]).digest != audit([plain, commit]).digest
+    in_order = Loader(0, source(rows, shuffle=False), Pace()).opened()
+    assert in_order.blocks == ()
+
+
+def test_blocks_of_somebody_elses_dataset_mean_nothing():
+    data = Plain()
+    data.blocks, data.mixed = [1, 2], "many"
+    assert Loader(0, source(data), Pace()).opened().blocks == ()

@@ -1,0 +1,201 @@
+"""The console of a campaign: the same rules as for a run."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console as Terminal
+
+from elastix.events import (
+    CampaignEnded,
+    CampaignStarted,
+    GenerationFormed,
+    Recovered,
+    RunStarted,
+    StoreMeasured,
+    TrialEnded,
+    TrialLost,
+    TrialStarted,
+    WorkerLost,
+)
+from elastix.observe.journal import Journal
+from elastix.observe.trials_console import TrialsConsole
+from tests.report_data import campaign
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console_of(tty: bool, width: int = 120):
+    file, clock = io.StringIO(), Clock()
+    terminal = Terminal(
+        file=file, force_terminal=tty, width=width, height=40, highlight=False, soft_wrap=not tty
+    )
+    directory = Path("runs/store/runs/nas-1")
+    return TrialsConsole("nas-1", directory, 120, terminal=terminal, clock=clock), file, clock
+
+
+def events(evil: str = ""):
+    yield CampaignStarted(
+        name="nas-1",
+        objectives={"accuracy": "max"},
+        budget={"trials": 120},
+        searcher="Evolution",
+        inherit="lcs (parent)",
+        known=0,
+        versions={},
+    )
+    best = -1.0
+    for trial in campaign().trials:
+        yield TrialStarted(
+            trial=trial.number, config=trial.config, parent=trial.parent, attempt=1, rung=None
+        )
+        if trial.losses:
+            yield TrialLost(trial=trial.number, attempt=1, cause=f"died{evil}")
+            yield TrialStarted(
+                trial=trial.number, config=trial.config, parent=trial.parent, attempt=2, rung=None
+            )
+        value = trial.values[0] if trial.values else -1.0
+        yield TrialEnded(
+            trial=trial.number,
+            state=trial.state,
+            values={"accuracy": value} if trial.values else {},
+            metrics={},
+            ref="",
+            epochs=trial.epochs,
+            lineage_epochs=trial.lineage_epochs,
+            inherited=trial.inherited or 0.0,
+            seconds=3.0,
+            best=value > best,
+            message="" if trial.values else f"RuntimeError: shapes{evil}",
+        )
+        best = max(best, value)
+        yield StoreMeasured(
+            logical_bytes=7_560_000_000, unique_bytes=1_200_000_000, physical_bytes=1_234_000_000
+        )
+
+
+def play(console, clock, *, evil: str = "", look=lambda: None) -> None:
+    for event in events(evil):
+        clock.now += 1.0
+        console.show(event)
+        look()
+
+
+def test_trials_that_are_groups_have_a_line_each(tmp_path):
+    file, clock = io.StringIO(), Clock()
+    terminal = Terminal(file=file, force_terminal=True, width=120, height=40)
+    console = TrialsConsole("nas-1", tmp_path / "nas-1", 120, terminal=terminal, clock=clock)
+    for trial in range(5):
+        name = f"nas-1-{trial}"
+        console.show(
+            TrialStarted(trial=trial, config={}, parent=None, attempt=1, rung=None, name=name)
+        )
+        if trial == 0:
+            continue  # a trial of one worker has no journal
+        with Journal(tmp_path / name / "journal.jsonl") as journal:
+            journal.append(
+                RunStarted(name=name, seed=0, config={}, scaling={"num_workers": 3}, versions={})
+            )
+            journal.append(GenerationFormed(generation=1, members=(0, 1, 2), cause="start"))
+            journal.append(WorkerLost(worker=1, rank=1, generation=1, cause="killed by signal 9"))
+            journal.append(GenerationFormed(generation=2, members=(0, 2), cause="loss"))
+            journal.append(
+                Recovered(
+                    worker=0, generation=2, step=7, outcome="accepted", rebuild_s=0.1, stall_s=0.2
+                )
+            )
+
+    def lines():
+        rows = terminal.render_lines(console._block())
+        texts = ["".join(segment.text for segment in row) for row in rows]
+        return [text for text in texts if text.startswith("group")]
+
+    shown = lines()
+    assert [text.split()[2] for text in shown] == ["1", "2", "3"]  # three at most
+    assert "gen 2   workers 2/3" in shown[0]
+    assert "killed by signal 9, recovered in 0.20 s, 0 steps lost" in shown[0]
+    console.show(TrialLost(trial=2, attempt=1, cause="died"))
+    assert [text.split()[2] for text in lines()] == ["1", "3", "4"]
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_block_never_has_more_than_twelve_lines(width):
+    console, _, clock = console_of(tty=True, width=width)
+    heights = []
+
+    def look():
+        rows = console._terminal.render_lines(console._block())
+        heights.append(len(rows))
+        assert all(sum(segment.cell_length for segment in row) <= width for row in rows)
+
+    play(console, clock, look=look)
+    assert console._live is not None
+    console.show(CampaignEnded(outcome="finished", trials=120, best=58))
+    assert console._live is None
+    assert max(heights) <= 12
+
+
+def test_a_log_has_what_matters_and_a_summary_each_half_minute():
+    console, file, clock = console_of(tty=False)
+    play(console, clock)
+    console.show(CampaignEnded(outcome="finished", trials=120, best=58))
+    text = file.getvalue()
+    first, *_, last = text.splitlines()
+    for line in (first, last):
+        assert "nas-1" in line
+        assert "elastix report nas-1 --store runs/store" in line
+    assert "\x1b" not in text
+    summaries = [line for line in text.splitlines() if "trials/s" in line]
+    assert clock.now // 30 - 2 <= len(summaries) <= clock.now // 30
+    assert " <- " in text
+    assert "inherited " in text
+    assert text.count(" failed: RuntimeError") == 3
+    assert "lost: died; it starts again" in text
+    assert all("store 1.2 GB (dedup 6.3x)" in line for line in summaries[1:])
+
+
+def test_a_failed_campaign_ends_with_its_first_failure():
+    console, file, clock = console_of(tty=False)
+    play(console, clock)
+    console.show(
+        CampaignEnded(outcome="failed", trials=9, best=-1, message="what to do next:\n\n  in train")
+    )
+    end = file.getvalue().split("nas-1 failed", 1)[1]
+    assert "first failure: trial 6: RuntimeError: shapes" in end
+    assert "what to do next:\n" in end
+    assert "\n    in train\n" in end
+
+
+def test_nothing_from_a_user_steers_the_terminal():
+    console, file, clock = console_of(tty=False)
+    play(console, clock, evil="\x1b[2J[red]")
+    assert "\x1b" not in file.getvalue()
+    assert "[red]" in file.getvalue()
+
+
+def test_a_trial_that_pauses_again_and_again_is_one_trial():
+    console, file, _ = console_of(tty=False)
+    (begun,) = (event for event in events() if isinstance(event, CampaignStarted))
+    console.show(begun)
+
+    def start(trial):
+        console.show(TrialStarted(trial=trial, config={}, parent=None, attempt=1, rung=1))
+
+    def end(trial, state):
+        nothing = {"values": {}, "metrics": {}, "ref": "", "best": False}
+        numbers = {"epochs": 1.0, "lineage_epochs": 1.0, "inherited": 0.0, "seconds": 1.0}
+        console.show(TrialEnded(trial=trial, state=state, **nothing, **numbers))
+
+    for trial in range(3):
+        for _ in range(4):
+            start(trial)
+            end(trial, "paused")
+    start(0)
+    end(0, "finished")
+    console.show(CampaignEnded(outcome="finished", trials=3, best=-1, message=""))
+    assert "trials 1 done \N{MIDDLE DOT} 0 running \N{MIDDLE DOT} 2 paused" in file.getvalue()

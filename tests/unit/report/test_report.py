@@ -1,0 +1,371 @@
+"""What the report tells: folds, fronts, trees and figures, without a browser."""
+
+import itertools
+import json
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastix import report
+from elastix.errors import Corrupt, NotFound, StoreError
+from elastix.events import Reported, Resumed, RunEnded, RunStarted, StepCommitted, WorkerRaised
+from elastix.observe.journal import Journal
+from elastix.report import write_report
+from elastix.report.campaign_plots import campaign_figures
+from elastix.report.compose import campaign_page, training_page
+from elastix.report.lineage_layout import layout
+from elastix.report.page import render, write
+from elastix.report.training import Curve, Point, Rates, tell
+from elastix.report.training_plots import training_figures
+from elastix.report.trials import CampaignRecord, TrialRecord, columns, flatten, importance
+from tests.report_data import BEGAN, campaign, run_events
+
+
+def trial(number: int, *values: float, **more: Any) -> TrialRecord:
+    given = {"config": {"x": number}, "state": "finished", "values": values, **more}
+    return TrialRecord(number=number, **given)
+
+
+def record(*trials: TrialRecord, objectives=(("score", "max"),)) -> CampaignRecord:
+    return CampaignRecord(name="c", objectives=objectives, trials=trials)
+
+
+# ------------------------------------------------------------------ a run
+
+
+@given(st.integers(1, 20_000))
+def test_a_curve_is_thinned_evenly_and_keeps_its_ends(amount):
+    curve = Curve()
+    for step in range(amount):
+        curve.add(Point(step, float(step), float(step)))
+    steps = [point.step for point in curve.points]
+    assert steps[0] == 0
+    assert steps[-1] == amount - 1
+    assert len(steps) <= 1001
+    gaps = {b - a for a, b in itertools.pairwise(steps[:-1])}
+    assert gaps <= {curve.stride}
+    assert amount < 1000 or len(steps) > 500
+
+
+@given(st.lists(st.tuples(st.floats(0, 500), st.integers(0, 500)), min_size=1, max_size=200))
+def test_rates_lose_no_sample(entries):
+    rates = Rates()
+    t = 0.0
+    for wait, samples in entries:
+        t += wait
+        rates.add(t, samples)
+    assert sum(rates.samples) == pytest.approx(sum(samples for _, samples in entries))
+    assert len(rates.samples) <= 301
+
+
+def test_a_stall_shows_as_long_as_it_was():
+    rates = Rates()
+    for t in (*(n / 10 for n in range(1, 101)), *(20 + n / 10 for n in range(1, 101))):
+        rates.add(t, 10)
+    per_s = [samples / rates.width_s for samples in rates.samples]
+    assert per_s[4:36] == pytest.approx([100.0] * 32)
+    assert all(rate < 2 for rate in per_s[44:76])
+
+
+def test_bars_are_who_was_in_the_group_when():
+    events = list(run_events(steps=400, kill_every=170))
+    training = tell(events)
+    committed = [event for event in events if isinstance(event, StepCommitted)]
+    for event in committed:
+        t = event.t - training.began
+        inside = [bar for bar in training.bars if bar.start < t <= bar.stop or bar.start == t]
+        assert len(inside) >= event.world_size
+    assert len({bar.worker for bar in training.bars}) == 10
+    assert training.audit.exact
+    assert training.states_stored == 2
+
+
+def test_what_a_restart_went_back_behind_is_void():
+    events = list(run_events(steps=100, kill_every=1000))
+    half = next(i for i, e in enumerate(events) if isinstance(e, StepCommitted) and e.step == 60)
+    began = RunStarted(t=BEGAN + 900, name="digits", seed=7, config={}, scaling={}, versions={})
+    again = [e for e in events[half + 1 :] if isinstance(e, StepCommitted | Reported | RunEnded)]
+    reported = Reported(t=BEGAN + 20, seq=9, step=55, metrics={"accuracy": 7.0})
+    redone = [e for e in events if isinstance(e, StepCommitted) and 50 < e.step <= 60]
+    resumed = Resumed(t=BEGAN + 901, step=50, ref="")
+    training = tell([*events[: half + 1], reported, began, resumed, *redone, *again])
+    assert training.audit.exact
+    assert training.progress.samples == 100 * 240
+    assert 7.0 not in [point.value for point in training.curves["accuracy"].points]
+    assert [kind for _, kind, _, _ in training.marks] == ["restart"]
+
+
+def test_a_page_of_a_long_run_stays_small():
+    def long():
+        for event in run_events(steps=12_000, kill_every=40, step_s=1.0):
+            yield event
+            if isinstance(event, StepCommitted):
+                metrics = {f"m{n}": event.step / 7 for n in range(6)}
+                yield Reported(t=event.t, seq=event.step, step=event.step, metrics=metrics)
+
+    text = render(training_page("r", "s", tell(long()), None, BEGAN))
+    assert len(text.encode()) < 5_000_000
+
+
+@pytest.mark.parametrize("how", ["raised", "failed"])
+def test_the_first_failure_is_on_the_page(how):
+    events = list(run_events(steps=10, ended=False))
+    t = events[-1].t
+    if how == "raised":
+        events += [
+            WorkerRaised(t=t, worker=n, rank=n, step=10, traceback=f"KeyError: {n}") for n in (1, 2)
+        ]
+    events.append(RunEnded(t=t, outcome="failed", step=10, message="too few <workers>"))
+    page = training_page("r", "s", tell(events), None, t)
+    assert page.status == "failed"
+    assert page.failure.text == ("KeyError: 1" if how == "raised" else "too few <workers>")
+
+
+def test_a_run_that_goes_on_can_be_looked_at_and_says_so():
+    training = tell(run_events(steps=30, ended=False))
+    last = training.progress.last_t
+    page = training_page("r", "s", training, None, last + 1)
+    assert (page.status, page.live) == ("running", True)
+    assert training_page("r", "s", training, None, last + 999).status == "silent"
+    assert training.bars[0].stop == training.length_s
+
+
+def test_the_report_of_a_directory(tmp_path):
+    with Journal(tmp_path / "runs" / "digits" / "journal.jsonl") as journal:
+        for event in run_events(steps=30, ended=False):
+            journal.append(event)
+        path = write_report("digits", tmp_path)  # while it is being written
+        assert path == tmp_path / "runs" / "digits" / "report.html"
+        before = path.read_text()
+        assert "30" in before
+        journal.append(RunEnded(outcome="finished", step=30))
+    assert write_report("digits", tmp_path, out=tmp_path / "x" / "y.html").exists()
+    assert path.read_text() == before
+    with pytest.raises(NotFound, match=r"no run 'digit' in .*: it has digits"):
+        write_report("digit", tmp_path)
+    with pytest.raises(NotFound, match="it has no runs"):
+        write_report("digits", tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="could not be written"):
+        write_report("digits", tmp_path, out=tmp_path / "file" / "y.html")
+    names = {p.name for p in path.parent.iterdir()}
+    assert names == {"journal.jsonl", "journal.lock", "report.html"}
+
+
+# ------------------------------------------------------------------ a campaign
+
+
+def test_the_best_and_where_it_comes_from():
+    trials = [trial(0, 0.1), trial(1, 0.3, parent=0), trial(2, 0.9, state="failed"), trial(3, 0.3)]
+    found = record(*trials, trial(4, math.nan), trial(5, 0.8, parent=1))
+    assert [t.number for t in found.ancestry(found.best)] == [5, 1, 0]
+    assert [t.number for t in found.best_so_far(found.trials)] == [0, 1, 5]
+    low = record(*trials, objectives=(("loss", "min"),))
+    assert low.best.number == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=25))
+def test_the_front_is_what_no_other_beats(points):
+    objectives = (("a", "max"), ("b", "min"))
+    found = record(*(trial(n, *map(float, p)) for n, p in enumerate(points)), objectives=objectives)
+
+    def beats(p, q):
+        return p != q and p[0] >= q[0] and p[1] <= q[1]
+
+    expected = {n for n, q in enumerate(points) if not any(beats(p, q) for p in points)}
+    assert {t.number for t in found.front()} == expected
+
+
+def test_configurations_as_rows():
+    nested = {"a": 1, "body": [{"w": 2}, {"w": 3}], "opt": {"name": "sgd"}}
+    assert flatten(nested) == {
+        "a": 1,
+        "body.length": 2,
+        "body.0.w": 2,
+        "body.1.w": 3,
+        "opt.name": "sgd",
+    }
+    assert flatten(nested, lists=False)["body"] == nested["body"]
+    rows = [trial(0, 1.0, config=nested), trial(1, 1.0, config={"a": 1, "body": [{"w": 2}]})]
+    found = columns(rows)
+    assert found["body.1.w"] == [3, None]
+    assert "a" not in found
+
+
+def test_the_parameter_that_decides_is_the_important_one():
+    chance = random.Random(1)
+    trials = []
+    for number in range(60):
+        config = {"lr": chance.random(), "idle": chance.random(), "kind": chance.choice("abc")}
+        score = -abs(config["lr"] - 0.4) + 0.05 * (config["kind"] == "b")
+        trials.append(trial(number, score, config=config))
+    found = importance(record(*trials))
+    assert next(iter(found.shares)) == "lr"
+    assert found.shares["idle"] < 0.15
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+    assert found.explained > 0.5
+    assert importance(record(*trials[:9])) is None
+    assert importance(record(*(trial(n, 1.0) for n in range(20)))) is None
+
+
+@given(st.lists(st.integers(-1, 30), min_size=1, max_size=31))
+def test_no_edges_of_a_tree_cross(choices):
+    parents = {n: (c if 0 <= c < n else None) for n, c in enumerate(choices)}
+    places = layout(parents)
+    assert set(places) == set(parents)
+    assert len(set(places.values())) == len(places)
+    for node, parent in parents.items():
+        assert places[node][0] == (0 if parent is None else places[parent][0] + 1)
+    edges = [(places[p], places[n]) for n, p in parents.items() if p is not None]
+    for (a, b), (c, d) in itertools.combinations(edges, 2):
+        if a[0] == c[0]:
+            assert (a[1] - c[1]) * (b[1] - d[1]) >= 0 or a == c
+
+
+def test_a_lineage_may_be_deep_but_not_circular():
+    deep = {n: n - 1 if n else None for n in range(5000)}
+    assert layout(deep)[4999] == (4999, 0.0)
+    with pytest.raises(Corrupt, match="own ancestors"):
+        layout({1: 2, 2: 1, 3: None})
+
+
+@pytest.mark.parametrize("objectives", [1, 2])
+def test_a_campaign_has_all_its_plots(objectives):
+    found = {figure.id for figure in campaign_figures(campaign(objectives=objectives))}
+    assert found == {
+        "history",
+        "time",
+        "pareto",
+        "importance",
+        "parallel",
+        "lineage",
+        "trial-curves",
+    }
+
+
+def test_the_axes_of_parallel_coordinates_end_with_their_ticks():
+    """Plotly draws ticks that are beyond an axis' range all the same, outside of the plot."""
+    chance = random.Random(0)
+    trials = []
+    for number in range(20):
+        config = {"lr": 2.5e-4 * 10 ** (2.3 * number / 19), "dropout": chance.random()}
+        config |= {"depth": chance.randint(1, 9)} if number % 3 else {}
+        config |= {"kernel": (3, 5)[number % 2]}
+        trials.append(trial(number, chance.random(), config=config))
+    figures = {figure.id: figure for figure in campaign_figures(record(*trials))}
+    axes = {a["label"]: a for a in figures["parallel"].figure["data"][0]["dimensions"]}
+    assert axes["lr"]["ticktext"][0] == "0.0001"
+    assert axes["kernel"]["tickvals"] == [3, 5]  # none between two choices
+    for name in ("lr", "dropout", "depth", "kernel"):
+        marks = [*axes[name]["tickvals"], *axes[name]["values"]]
+        low, high = axes[name]["range"]
+        assert low <= min(marks) < max(marks) <= high
+
+
+def test_a_campaign_without_a_score_has_a_page_and_no_plots():
+    failed = trial(0, state="failed", traceback="Traceback\nKeyError: 'x'")
+    running = TrialRecord(number=1, config={}, state="running")
+    for trials in ((), (running,), (failed, running)):
+        page = campaign_page(record(*trials), "s", None, BEGAN)
+        assert not [f for section in page.sections for f in section.figures]
+        render(page)
+    assert page.failure.text.endswith("KeyError: 'x'")
+
+
+def test_a_campaign_of_one_trial_and_one_that_varies_in_nothing():
+    render(campaign_page(record(trial(0, 0.5)), "s", None, BEGAN))
+    same = [trial(n, 0.5, config={"a": 1}) for n in range(30)]
+    render(campaign_page(record(*same), "s", None, BEGAN))
+
+
+def test_a_page_of_a_large_campaign_stays_small():
+    found = campaign(trials=6000, objectives=2)
+    page = campaign_page(found, "s", None, BEGAN)
+    assert len(render(page).encode()) < 5_000_000
+    rows = next(s for s in page.sections if s.id == "trials").tables[0].rows
+    assert len(rows) <= 1000
+    assert {found.best.number, 5999} <= {row[0].key for row in rows}
+    assert "of 6000 trials" in page.sections[0].note
+
+
+# ------------------------------------------------------------------ figures and the file
+
+
+def resolved(value: Any) -> Any:
+    """Colours as the page would put them."""
+    if isinstance(value, dict):
+        return {key: resolved(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [resolved(item) for item in value]
+    return "#123456" if isinstance(value, str) and value.startswith("@") else value
+
+
+def all_figures():
+    yield from training_figures(tell(run_events(steps=300)))
+    yield from campaign_figures(campaign(objectives=2))
+    yield from campaign_figures(campaign(objectives=1))
+
+
+def test_plotly_knows_every_property_of_every_figure():
+    for figure in all_figures():
+        go.Figure(resolved(dict(figure.figure)))
+
+
+def test_every_colour_is_one_that_the_page_has():
+    css = Path(report.__file__).with_name("page.css").read_text()
+    known = set(re.findall(r"--(\w+):", css))
+    used = set()
+    for figure in all_figures():
+        text = json.dumps(figure.figure)
+        used |= set(re.findall(r'"@(\w+)"', text))
+    assert used
+    assert {f"s{name}" if name.isdigit() else name for name in used} <= known
+
+
+def test_text_that_has_no_bytes_is_on_the_page_all_the_same(tmp_path):
+    odd = Reported(t=BEGAN + 9, seq=9, step=20, metrics={"path": "half \udc80"})
+    page = training_page("r", "s", tell([*run_events(steps=20, ended=False), odd]), None, BEGAN)
+    write(page, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text().count("half \\udc80")
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    page = training_page("r", "s", tell(run_events(steps=20, ended=False)), None, BEGAN)
+    with pytest.raises(StoreError, match="could not be written"):
+        write(page, tmp_path / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_nothing_of_a_user_becomes_markup():
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&\u2028"
+    events = [
+        *run_events(steps=20, ended=False),
+        Reported(t=BEGAN + 9, seq=9, step=20, metrics={evil: 1.0, "text": evil}),
+        WorkerRaised(t=BEGAN + 9, worker=0, rank=0, step=20, traceback=evil),
+    ]
+    pages = [
+        training_page(evil, evil, tell(events), None, BEGAN),
+        campaign_page(
+            record(
+                *(trial(n, n, config={evil: n, "k": evil * n}) for n in range(12)),
+                trial(12, state="failed", traceback=evil),
+                objectives=((evil, "max"),),
+            ),
+            evil,
+            None,
+            BEGAN,
+        ),
+    ]
+    for page in pages:
+        text = render(page)
+        assert "<script>alert" not in text
+        assert "<img" not in text
+        assert text.count("</script>") == 3  # figures, plotly, and our own

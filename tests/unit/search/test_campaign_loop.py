@@ -1,0 +1,468 @@
+"""The loop of a campaign with an executor in virtual time: no Ray, no torch at work."""
+
+import random
+import sqlite3
+from collections import Counter
+
+import pytest
+
+from elastix.config import Budget
+from elastix.errors import EveryTrialFailed, Full, NeverReported, SearchError
+from elastix.events import TrialEnded, TrialLost, TrialReported, TrialStarted
+from elastix.search.rungs import Asha, Median
+from elastix.search.trial import Suggestion, Trial, TrialState
+from elastix.search.trial_database import TrialDatabase, TrialRow
+from tests.search_parts import Drawing
+from tests.virtual import Rig, Virtual, climbs, finishes
+
+
+def test_as_many_trials_as_the_budget_says(tmp_path):
+    rig = Rig(tmp_path, slots=3)
+    trials = rig.run(Budget(trials=10))
+    assert [trial.number for trial in trials] == list(range(10))
+    assert all(trial.state is TrialState.FINISHED for trial in trials)
+    assert sorted(rig.executor.ran) == list(range(10))
+    assert sorted(line.done for line in rig.lines) == list(range(1, 11))
+    assert sorted(rig.searcher.told) == list(range(10))
+    assert all(trial.losses == (-trial.config["x"],) for trial in trials)
+    assert len(rig.of(TrialStarted)) == len(rig.of(TrialEnded)) == 10
+
+
+def test_more_trials_go_on_and_run_nothing_twice(tmp_path):
+    rig = Rig(tmp_path)
+    first = rig.run(Budget(trials=6))
+    more = rig.run(Budget(trials=9))
+    assert more[:6] == first
+    assert sorted(rig.executor.ran) == [6, 7, 8]
+    assert len({trial.suggestion.key for trial in more}) == 9
+    assert rig.run(Budget(trials=9)) == more
+    assert rig.executor.ran == []
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same searcher", "another one"])
+def test_a_searcher_that_takes_over_is_told_everything_once(tmp_path, same):
+    rig = Rig(tmp_path)
+    rig.run(Budget(trials=5))
+    rig.run(Budget(trials=8), same=same)
+    if same:  # it knows the first five from its state
+        assert sorted(rig.searcher.told) == [5, 6, 7]
+    else:
+        assert rig.searcher.told[:5] == [0, 1, 2, 3, 4]
+        assert sorted(rig.searcher.told) == list(range(8))
+
+
+def test_what_was_proposed_before_a_crash_is_not_tried_again(tmp_path):
+    """Another searcher with the same seed begins with the very same suggestions."""
+    rig = Rig(tmp_path)
+    first = rig.run(Budget(trials=5))
+    more = rig.run(Budget(trials=10), same=False)
+    keys = Counter(trial.suggestion.key for trial in more)
+    assert set(keys.values()) == {1}
+    assert more[:5] == first
+
+
+def test_trials_that_were_running_at_a_crash_start_again(tmp_path):
+    rig = Rig(tmp_path, slots=2)
+    suggestion = Suggestion({"x": 0.5, "depth": 1})
+    with TrialDatabase(tmp_path) as database:
+        database.commit([TrialRow(Trial(0, suggestion, TrialState.RUNNING, started_s=1.0))])
+    trials = rig.run(Budget(trials=3))
+    assert rig.executor.ran[0] == 0
+    assert trials[0].state is TrialState.FINISHED
+    assert len(trials) == 3
+
+
+def test_the_space_may_be_exhausted_first(tmp_path):
+    rig = Rig(tmp_path, searcher=lambda: Drawing(limit=4))
+    assert len(rig.run(Budget(trials=10))) == 4
+
+
+def test_a_train_function_that_raises_costs_its_own_trial_only(tmp_path):
+    def play(work):
+        if work.config["depth"] == 2:
+            return [], {"kind": "raised", "summary": "ValueError: two", "traceback": "in train"}
+        return finishes(work)
+
+    rig = Rig(tmp_path, play, give_up_after=99)
+    trials = rig.run(Budget(trials=12))
+    failed = [trial for trial in trials if trial.config["depth"] == 2]
+    assert failed
+    for trial in trials:
+        assert (trial.state is TrialState.FAILED) == (trial.config["depth"] == 2)
+    assert all(trial.traceback == "in train" and not trial.losses for trial in failed)
+    assert Counter(rig.executor.ran) == Counter(range(12)), "nothing is retried"
+    assert {e.message for e in rig.of(TrialEnded) if e.state == "failed"} == {"ValueError: two"}
+
+
+def test_retries_are_made_when_asked_for(tmp_path):
+    tries = Counter()
+
+    def play(work):
+        tries[work.number] += 1
+        return finishes(work) if tries[work.number] == 3 else ([{"score": 0.1}], "raised")
+
+    rig = Rig(tmp_path, play, retries=2)
+    trials = rig.run(Budget(trials=2))
+    assert all(trial.state is TrialState.FINISHED for trial in trials)
+    assert all(trial.results == ({"score": trial.config["x"]},) for trial in trials)
+    assert tries == {0: 3, 1: 3}
+
+
+def test_when_every_trial_fails_it_stops_early_with_the_first_traceback(tmp_path):
+    def play(work):
+        trace = f"Traceback of {work.number}"
+        return [], {"kind": "raised", "summary": "boom", "traceback": trace}
+
+    rig = Rig(tmp_path, play, slots=1)
+    with pytest.raises(EveryTrialFailed, match="Traceback of 0") as caught:
+        rig.run(Budget(trials=100))
+    assert caught.value.traceback == "Traceback of 0"
+    assert [line.trial.state for line in rig.lines] == [TrialState.FAILED] * 5
+
+
+def test_failures_after_a_success_do_not_end_a_campaign(tmp_path):
+    def play(work):
+        return finishes(work) if work.number == 0 else ([], "raised")
+
+    rig = Rig(tmp_path, play, slots=1)
+    assert len(rig.run(Budget(trials=20))) == 20
+
+
+def test_a_metric_that_is_never_reported_is_said_after_the_first_trial(tmp_path):
+    rig = Rig(tmp_path, lambda work: ([{"loss": 1.0, "speed": 3}], "finished"), slots=1)
+    with pytest.raises(NeverReported, match=r"'score'.*\['loss', 'speed'\]"):
+        rig.run(Budget(trials=100))
+    assert [line.trial.state for line in rig.lines] == [TrialState.WAITING]
+    trials = rig.run(Budget(trials=3), play=finishes)  # mended
+    assert [trial.state for trial in trials] == [TrialState.FINISHED] * 3
+
+
+def test_a_metric_that_one_trial_does_not_report_fails_that_trial(tmp_path):
+    def play(work):
+        return finishes(work) if work.number != 1 else ([{"loss": 1.0}], "finished")
+
+    trials = Rig(tmp_path, play, slots=1).run(Budget(trials=3))
+    assert [trial.state.value for trial in trials] == ["finished", "failed", "finished"]
+    assert "'loss'" in trials[1].traceback
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_score_that_is_no_finite_number_fails_its_trial(tmp_path, value):
+    def play(work):
+        return ([{"score": value}], "finished") if work.number == 1 else finishes(work)
+
+    rig = Rig(tmp_path, play)
+    trials = rig.run(Budget(trials=4))
+    assert trials[1].state is TrialState.FAILED
+    assert "not finite" in trials[1].traceback
+    assert not trials[1].scored
+    assert not any(e.best for e in rig.of(TrialEnded) if e.trial == 1)
+
+
+def test_a_lost_worker_costs_nothing_but_time(tmp_path):
+    tries = Counter()
+
+    def play(work):
+        tries[work.number] += 1
+        if work.number == 2 and tries[2] < 3:
+            return [{"score": 0.3}, {"score": 0.4}], "lost"
+        return finishes(work)
+
+    rig = Rig(tmp_path, play, max_losses=2)
+    trials = rig.run(Budget(trials=5))
+    assert all(trial.state is TrialState.FINISHED for trial in trials)
+    assert trials[2].results == ({"score": trials[2].config["x"]},), "not those of the lost runs"
+    assert [event.attempt for event in rig.of(TrialLost)] == [1, 2]
+
+
+def test_a_trial_that_kills_every_worker_fails(tmp_path):
+    rig = Rig(tmp_path, lambda w: finishes(w) if w.number != 2 else ([], "lost"), max_losses=3)
+    trials = rig.run(Budget(trials=5))
+    assert trials[2].state is TrialState.FAILED
+    assert "died 4 times" in trials[2].traceback
+    assert rig.executor.ran.count(2) == 4
+
+
+def test_work_that_had_not_begun_when_its_worker_died_is_no_loss(tmp_path):
+    tries = Counter()
+
+    def play(work):
+        tries[work.number] += 1
+        return ([], "returned") if tries[work.number] < 6 else finishes(work)
+
+    rig = Rig(tmp_path, play, max_losses=1)
+    assert all(trial.state is TrialState.FINISHED for trial in rig.run(Budget(trials=3)))
+    assert not rig.of(TrialLost)
+
+
+def test_time_is_up(tmp_path):
+    rig = Rig(tmp_path, lambda work: ([{"score": 0.5}] * 7, "finished"), slots=2)
+    trials = rig.run(Budget(time_s=10))
+    assert [trial.state.value for trial in trials] == ["finished"] * 2 + ["waiting"] * 2
+    assert sorted(rig.executor.halted) == [2, 3]
+    assert all(not trial.results for trial in trials[2:])
+    trials = rig.run(Budget(time_s=10))
+    assert rig.executor.ran[:2] == [2, 3]
+    assert trials[3].state is TrialState.FINISHED
+
+
+def test_epochs_are_used_up(tmp_path):
+    rig = Rig(tmp_path, lambda work: ([{"score": 0.5}] * 3, "finished"), slots=1)
+    trials = rig.run(Budget(epochs=10))
+    assert [trial.epochs for trial in trials] == [3] * 4
+
+
+def test_epochs_are_counted_on_by_the_next_run(tmp_path):
+    """Also those of trials that were paused, which are not counted again when they go on."""
+    rig = Rig(tmp_path, climbs(), rungs=lambda: Asha(first=1, eta=3, last=9), slots=1)
+    for limit in (20, 60, 75):
+        used = sum(trial.epochs for trial in rig.run(Budget(epochs=limit)))
+        assert rig.executor.ran
+        assert limit <= used < limit + 9  # what was running goes on to its end
+        rig.run(Budget(epochs=limit))
+        assert rig.executor.ran == []
+
+
+def test_epochs_are_counted_once_each(tmp_path, monkeypatch):
+    reads = Counter()
+    read = Trial.__getattribute__
+
+    def counting(trial, name):
+        reads[name] += 1
+        return read(trial, name)
+
+    monkeypatch.setattr(Trial, "__getattribute__", counting)
+    trials = Rig(tmp_path, slots=1).run(Budget(epochs=200))
+    assert len(trials) == 200
+    assert 0 < reads["epochs"] < 20 * 200  # a sum over all of them each time: 20,000 and more
+
+
+def test_a_full_store_ends_the_campaign_and_loses_nothing(tmp_path):
+    def play(work):
+        if work.number == 3:
+            return [{"score": 1.0}], {"kind": "raised", "error": Full("no room")}
+        return finishes(work)
+
+    rig = Rig(tmp_path, play)
+    with pytest.raises(Full, match="no room"):
+        rig.run(Budget(trials=10))
+    states = {line.trial.number: line.trial.state for line in rig.lines}
+    assert states[3] is TrialState.WAITING
+    trials = rig.run(Budget(trials=10), play=finishes)
+    assert all(trial.state is TrialState.FINISHED for trial in trials)
+    assert 3 in rig.executor.ran
+    assert not {0, 1, 2} & set(rig.executor.ran)
+
+
+def test_a_book_that_cannot_be_written_keeps_what_it_has(tmp_path, monkeypatch):
+    rig = Rig(tmp_path, slots=1)
+    commit, calls = TrialDatabase.commit, []
+
+    def fails_at_times(self, *given):
+        calls.append(1)
+        if len(calls) >= 6:
+            raise Full("no room for the book")
+        commit(self, *given)
+
+    monkeypatch.setattr(TrialDatabase, "commit", fails_at_times)
+    with pytest.raises(Full):
+        rig.run(Budget(trials=10))
+    monkeypatch.undo()
+    with TrialDatabase(tmp_path, read_only=True) as database:
+        safe = [line.trial for line in database.lines() if line.done]
+    assert safe
+    trials = rig.run(Budget(trials=10))
+    assert [trials[trial.number] for trial in safe] == safe
+    assert not {trial.number for trial in safe} & set(rig.executor.ran)
+    assert len({trial.suggestion.key for trial in trials}) == 10
+
+
+# ---------------------------------------------------------------------------------- rungs
+
+
+def test_asha_pauses_and_promotes(tmp_path):
+    rig = Rig(tmp_path, climbs(), rungs=lambda: Asha(first=1, eta=3, last=9), slots=2)
+    trials = rig.run(Budget(trials=27))
+    reports = Counter(len(trial.results) for trial in trials)
+    assert set(reports) == {1, 3, 9}
+    assert reports[9] >= 1
+    up = {trial.number for trial in trials if len(trial.results) >= 3}
+    ranked = sorted(trials, key=lambda trial: -trial.config["x"])
+    assert {trial.number for trial in ranked[:9]} <= up, "the best third of the lowest rung"
+    assert len(up) < 18, "and few others, which were among the best when they came"
+    finished = [trial for trial in trials if trial.state is TrialState.FINISHED]
+    best = max(trials, key=lambda trial: trial.config["x"])
+    assert best in finished
+    assert all(t.state is TrialState.PAUSED for t in trials if t not in finished)
+    assert all(trial.scored for trial in trials)
+
+
+def test_asha_goes_on_after_a_restart(tmp_path):
+    play = climbs()
+    rig = Rig(tmp_path, play, rungs=lambda: Asha(first=1, eta=3, last=9), slots=2)
+    first = rig.run(Budget(trials=9))
+    more = rig.run(Budget(trials=27))
+    ranked = sorted(more, key=lambda trial: -trial.config["x"])
+    assert all(len(trial.results) >= 3 for trial in ranked[:9])
+    for before, after in zip(first, more, strict=False):
+        assert len(after.results) >= len(before.results)
+        assert before.state is TrialState.PAUSED or before == after
+
+
+def test_median_stops_what_is_worse_than_most(tmp_path):
+    def play(work):
+        return [{"score": work.config["x"]}] * 6, "finished"
+
+    rig = Rig(tmp_path, play, rungs=lambda: Median(grace=1, others=3), slots=3)
+    trials = rig.run(Budget(trials=20))
+    stopped = [trial for trial in trials if trial.state is TrialState.STOPPED]
+    assert stopped
+    assert all(1 < len(trial.results) < 6 and trial.scored for trial in stopped)
+    best = max(trials, key=lambda trial: trial.config["x"])
+    assert best.state is TrialState.FINISHED
+
+
+def test_the_median_rule_goes_on_after_a_restart_from_the_reports_in_the_book(
+    tmp_path, monkeypatch
+):
+    def play(work):
+        return [{"score": work.config["x"]}] * 6, "finished"
+
+    commit, written = TrialDatabase.commit, []
+
+    def noting(database, lines, facts=None, superseded=()):
+        written.append(facts or {})
+        commit(database, lines, facts, superseded)
+
+    monkeypatch.setattr(TrialDatabase, "commit", noting)
+    rigs = [
+        Rig(tmp_path / name, play, rungs=lambda: Median(grace=1, others=3), slots=1)
+        for name in ("whole", "halves")
+    ]
+    whole = rigs[0].run(Budget(trials=20))
+    rigs[1].run(Budget(trials=10))
+    halves = rigs[1].run(Budget(trials=20))
+    assert [(t.state, t.results) for t in halves] == [(t.state, t.results) for t in whole]
+    assert [t.state for t in whole[10:13]].count(TrialState.STOPPED) > 0
+    assert not any("rungs" in facts for facts in written)  # it grows with every report
+
+
+def test_reports_are_passed_on_once_each(tmp_path):
+    rig = Rig(tmp_path, lambda work: ([{"score": s / 10} for s in range(5)], "finished"))
+    rig.run(Budget(trials=3))
+    said = Counter((event.trial, event.seq) for event in rig.of(TrialReported))
+    assert said == {(trial, seq): 1 for trial in range(3) for seq in range(5)}
+
+
+# ---------------------------------------------------------------------------------- rerank
+
+
+def test_the_best_are_run_again_from_scratch(tmp_path):
+    rig = Rig(tmp_path, rerank=3)
+    trials = rig.run(Budget(trials=10))
+    assert len(trials) == 13
+    searched, again = trials[:10], trials[10:]
+    best = sorted(searched, key=lambda trial: -trial.config["x"])[:3]
+    assert [trial.config for trial in again] == [trial.config for trial in best]
+    assert [trial.suggestion.parent_number for trial in again] == [t.number for t in best]
+    assert [role for role, _ in rig.works].count("rerank") == 3
+    assert not {10, 11, 12} & set(rig.searcher.told)
+    assert rig.run(Budget(trials=10)) == trials, "once is enough"
+
+
+# ------------------------------------------------------------------- crashes at any moment
+
+
+class Crash(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_crash_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path, monkeypatch, seed):
+    """The loop is cut off before or after any commit, and in any poll, again and again."""
+    rng = random.Random(seed)
+    commit, poll = TrialDatabase.commit, Virtual.poll
+    left = rng.randint(1, 12)
+
+    def count():
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Crash
+
+    def torn_commit(self, *given):
+        count()
+        commit(self, *given)
+        count()
+
+    def torn_poll(self, timeout_s):
+        count()
+        return poll(self, timeout_s)
+
+    def play(work):
+        kind = "raised" if work.config["depth"] == 3 else "finished"
+        return [{"score": work.config["x"]}] * work.config["depth"], kind
+
+    monkeypatch.setattr(TrialDatabase, "commit", torn_commit)
+    monkeypatch.setattr(Virtual, "poll", torn_poll)
+    rig = Rig(tmp_path, play, slots=rng.randint(1, 3), give_up_after=99)
+    finals = {}
+    for _ in range(200):
+        try:
+            trials = rig.run(Budget(trials=12))
+            break
+        except Crash:
+            left = rng.randint(1, 12)
+        with TrialDatabase(tmp_path, read_only=True) as database:
+            now = {line.trial.number: line for line in database.lines() if line.done}
+        assert finals.items() <= now.items(), "a final trial was lost or changed"
+        assert not set(rig.executor.ran) & set(finals), "a final trial ran again"
+        finals = now
+    else:
+        pytest.fail("it never came to its end")
+    assert len(trials) == 12
+    assert not set(rig.executor.ran) & set(finals)
+    assert len({trial.suggestion.key for trial in trials}) == 12
+    assert sorted(line.done for line in rig.lines) == list(range(1, 13))
+
+
+def test_an_executor_that_gives_up_ends_the_campaign(tmp_path, monkeypatch):
+    def gives_up(self, timeout_s):
+        raise SearchError("no worker can be had")
+
+    rig = Rig(tmp_path)
+    monkeypatch.setattr(Virtual, "poll", gives_up)
+    with pytest.raises(SearchError, match="no worker"):
+        rig.run(Budget(trials=3))
+    assert all(line.trial.state in (TrialState.WAITING, TrialState.RUNNING) for line in rig.lines)
+
+
+def test_sqlite_is_durable_and_has_one_writer(tmp_path):
+    with TrialDatabase(tmp_path) as database:
+        assert database._sql.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+        assert database._sql.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert isinstance(database._sql, sqlite3.Connection)
+
+
+HALVING = {
+    "asha": lambda: Asha(first=1, eta=3, last=9),
+    "another asha": lambda: Asha(first=2, eta=2, last=8),
+    "median": Median,
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("after", HALVING)
+@pytest.mark.parametrize("before", HALVING)
+def test_a_campaign_goes_on_with_other_rungs(tmp_path, before, after):
+    rig = Rig(tmp_path, climbs(9), slots=3, rungs=HALVING[before])
+    first = rig.run(Budget(trials=9))
+    rig.rungs = HALVING[after]
+    more = rig.run(Budget(trials=15), same_rungs=before == after)
+    assert len(more) == 15
+    for trial in first:
+        if trial.state.is_final:
+            assert more[trial.number] == trial
+    states = {trial.state for trial in more}
+    assert not states & {TrialState.WAITING, TrialState.RUNNING}
+    assert TrialState.PAUSED not in states or after != "none"

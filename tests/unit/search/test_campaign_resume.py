@@ -1,0 +1,84 @@
+"""A campaign in two runs is the campaign in one: what its book remembers, and of whom."""
+
+import pytest
+from ConfigSpace import Categorical, ConfigurationSpace, Float, Integer, NormalIntegerHyperparameter
+from ConfigSpace.conditions import EqualsCondition
+
+import elastix
+from elastix.search.executors.serial import Local
+from elastix.search.rungs import Asha, Median
+from elastix.search.space import Blocks, Space
+
+
+def train(ctx):
+    for epoch in range(3):
+        ctx.report(m=ctx.config["x"] + len(ctx.config["body"]) - epoch)
+
+
+def space():
+    block = ConfigurationSpace(space=[Categorical("w", [1, 2, 3])])
+    return Space([Float("x", (0.0, 1.0))], Blocks("body", block, min=1, max=4))
+
+
+def run(store, name, trials, **more):
+    options = {"space": space(), "searcher": elastix.Evolution(population=6, sample=3), **more}
+    found = elastix.Campaign(
+        train,
+        metric="m",
+        budget=elastix.Budget(trials=trials),
+        run=elastix.RunConfig(name=name, store=str(store)),
+        executor=Local(),
+        inherit="none",
+        quiet=True,
+        **options,
+    ).run()
+    return [trial.config for trial in found]
+
+
+def test_two_halves_are_the_whole(tmp_path):
+    whole = run(tmp_path, "one", 24)
+    run(tmp_path, "two", 12)
+    assert run(tmp_path, "two", 24) == whole
+
+
+def test_equal_spaces_are_told_to_be_equal_and_others_are_not():
+    assert repr(space()) == repr(space())
+    assert repr(space()) != repr(space().plus(Integer("n", (1, 3))))
+    assert repr(Space([Float("x", (0.0, 1.0))], valid=bool)) != repr(
+        Space([Float("x", (0.0, 1.0))])
+    )
+    assert " at 0x" not in repr(Space([Float("x", (0.0, 1.0))], valid=lambda config: True))
+
+
+@pytest.mark.parametrize("before", [Asha(1, 3, 9), Median(), None], ids=["asha", "median", "none"])
+@pytest.mark.parametrize("after", [Asha(1, 2, 9), Median(2), None], ids=["asha", "median", "none"])
+def test_a_campaign_goes_on_with_other_rungs(tmp_path, before, after):
+    run(tmp_path, "c", 6, rungs=before)
+    assert len(run(tmp_path, "c", 12, rungs=after)) == 12
+
+
+def rare():
+    """Nearly always p, which is one configuration; q has as many as there are floats."""
+    rare = ConfigurationSpace()
+    choice = Categorical("c", ["p", "q"], weights=[0.9999, 0.0001])
+    inner = Float("f", (0.0, 1.0))
+    rare.add([choice, inner])
+    rare.add(EqualsCondition(inner, choice, "q"))
+    return rare
+
+
+def narrow():
+    """100,001 numbers, all but some ten of which are never drawn."""
+    return ConfigurationSpace(
+        space=[NormalIntegerHyperparameter("x", mu=0, sigma=1, lower=-50_000, upper=50_000)]
+    )
+
+
+@pytest.mark.parametrize("make", [elastix.Random, elastix.Evolution])
+@pytest.mark.parametrize("space", [rare, narrow])
+def test_a_concentrated_prior_is_no_end_of_the_space(make, space):
+    searcher = make()
+    searcher.start(space(), seed=0)
+    asked = searcher.ask(60)
+    assert len(asked) == 60
+    assert len({suggestion.key for suggestion in asked}) == 60

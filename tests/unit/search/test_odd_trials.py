@@ -1,0 +1,85 @@
+"""Trials that do what no train function should: the campaign goes on, and its tables are true."""
+
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from ConfigSpace import ConfigurationSpace
+
+import elastix
+from elastix.search.executors.serial import Local
+
+SPACE = ConfigurationSpace({"x": (0.0, 1.0)})
+
+
+def search(store, train, trials=3):
+    return elastix.Campaign(
+        train,
+        space=SPACE,
+        metric="m",
+        budget=elastix.Budget(trials=trials),
+        run=elastix.RunConfig(name="odd", store=str(store)),
+        executor=Local(),
+        quiet=True,
+    ).run()
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("nothing to say")
+
+
+def nothing_to_say():
+    raise Silent
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda: 10**400,
+        lambda: -(10**400),
+        lambda: torch.tensor([1.0, 2.0]),
+        lambda: np.array([1.0, 2.0]),
+        lambda: torch.tensor(1 + 2j),
+        lambda: np.datetime64("2020-01-01"),
+        lambda: 1j,
+        lambda: Fraction(1, 3),
+        lambda: float("nan"),
+        nothing_to_say,
+    ],
+)
+def test_a_trial_with_an_odd_end_fails_alone(tmp_path, odd):
+    def train(ctx):
+        ctx.report(m=1.0 if ctx.config["x"] > 0.5 else odd())
+
+    def bad(trial):
+        return trial.config["x"] <= 0.5
+
+    results = search(tmp_path, train, 8)
+    assert 0 < sum(map(bad, results)) < 8
+    assert all((trial.state == "failed") == bad(trial) for trial in results)
+    assert elastix.Results.open(tmp_path, "odd").best.values == {"m": 1.0}
+
+
+def test_what_a_train_function_does_to_its_config_is_not_what_was_tried(tmp_path):
+    def train(ctx):
+        ctx.report(m=ctx.config["x"])
+        ctx.config["x"] = 77.0
+
+    results = search(tmp_path, train)
+    assert [trial.config["x"] for trial in results] == [trial.metrics["m"] for trial in results]
+
+
+def test_numbers_and_text_that_no_column_holds_are_written_as_json(tmp_path):
+    def train(ctx):
+        ctx.report(m=1.0, large=1 << 70, path="\udc80", some=1 << 60)
+        ctx.report(some=0.5 if ctx.config["x"] > 0.5 else 1 << 60)
+
+    table = pd.read_parquet(search(tmp_path, train, 8).to_parquet(tmp_path / "t.parquet"))
+    assert set(table["m:large"]) == {str(1 << 70)}
+    assert set(table["m:path"]) == {'"\\udc80"'}
+    with pytest.raises(elastix.ConfigError, match="cannot be written"):
+        elastix.Results.open(tmp_path, "odd").to_parquet(tmp_path / "none" / "t.parquet")
+    assert set(table["m:some"]) == {"0.5", str(1 << 60)}

@@ -1,0 +1,478 @@
+"""The conductor in virtual time: losses, hangs, joiners, limits, and another conductor."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from elastix.errors import QuorumLost, TooManyFailures, TrainError
+from elastix.events import (
+    GenerationFormed,
+    Resumed,
+    StepCommitted,
+    WorkerLeft,
+    WorkerLost,
+    WorkerRaised,
+    WorkerSlow,
+    WorkerStarted,
+)
+from elastix.train.control.actions import KillWorker, Relay, Tell, Write
+from elastix.train.control.conductor import Conductor, Phase
+from elastix.train.control.messages import (
+    Heartbeat,
+    Outcome,
+    OutcomeKind,
+    RecordEvents,
+    SawDeath,
+    Started,
+    Suspect,
+    WatchNeighbour,
+)
+from tests.unit.train.conductor_world import START_S, World, lost
+
+
+def causes(world):
+    return [event.cause for event in world.events(GenerationFormed)]
+
+
+def sizes(world):
+    return [event.world_size for event in world.events(StepCommitted)]
+
+
+def committed_once(world):
+    """All steps, in order; after going back, from there."""
+    step = 0
+    for event in world.written:
+        if isinstance(event, Resumed):
+            step = event.step
+        elif isinstance(event, StepCommitted):
+            step += 1
+            assert event.step == step
+    return step == world.steps
+
+
+def test_a_quiet_run_forms_one_group_and_ends():
+    world = World(4)
+    assert world.run().outcome == "finished"
+    assert causes(world) == ["start"]
+    assert sizes(world) == [4] * 60
+    assert len(world.events(WorkerStarted)) == 4
+    assert world.conductor.phase is Phase.OVER
+
+
+def test_a_loss_is_made_good_by_a_new_worker():
+    world = World(3)
+    world.at(20, lambda w: w.kill(1))
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(1, "died")]
+    assert world.events(WorkerLost)[0].rank == 1
+    assert causes(world) == ["start", "loss", "join"]
+    assert (sizes(world)[0], min(sizes(world)), sizes(world)[-1]) == (3, 2, 3)
+    assert committed_once(world)
+
+
+def test_nobody_is_started_in_the_place_of_a_lost_one_unless_asked():
+    world = World(3, replace=False)
+    world.at(20, lambda w: w.kill(0))
+    assert world.run().outcome == "finished"
+    assert causes(world) == ["start", "loss"]
+    assert sizes(world)[-1] == 2
+    assert world.started == {0, 1, 2}
+
+
+def test_survivors_have_the_cores_until_they_agree_on_a_step():
+    world = World(3, step_s=0.4)
+    world.at(20, lambda w: w.kill(1))
+    world.play(20.2)
+    assert 3 not in world.started
+    world.play(20.7)  # the step was agreed on
+    assert 3 in world.started
+
+
+def test_a_founder_that_is_lost_is_replaced_at_once():
+    world = World(2)
+    world.at(1.0, lambda w: w.kill(0))
+    world.play(1.05)
+    assert world.started == {0, 1, 2}
+
+
+def test_a_spare_stands_in_at_the_next_boundary():
+    world = World(3, spares=1)
+    world.at(30, lambda w: w.kill(2))
+    assert world.run().outcome == "finished"
+    assert sizes(world).count(2) <= 2
+    assert world.events(GenerationFormed)[-1].members == (0, 1, 3)
+
+
+def test_spares_are_started_when_the_group_has_come_about():
+    world = World(3, spares=2)
+    world.play(START_S - 0.1)
+    assert world.started == {0, 1, 2}
+    world.play(START_S + 1)
+    assert world.started == {0, 1, 2, 3, 4} == set(world.conductor.workers)
+
+
+def test_two_die_in_one_step_and_a_third_while_they_meet():
+    world = World(6)
+    for worker, when in ((1, 20.0), (4, 20.01), (0, 20.08)):
+        world.at(when, lambda w, worker=worker: w.kill(worker))
+    assert world.run().outcome == "finished"
+    assert {worker for worker, _ in lost(world)} == {0, 1, 4}
+    assert committed_once(world)
+    assert sizes(world)[-1] == 6
+
+
+def test_a_hung_worker_is_taken_out_and_a_silent_one_too():
+    for harm, cause in (("hung", "stuck"), ("silent", "silent")):
+        world = World(4, hang_timeout_s=10.0)
+        world.at(20, lambda w, harm=harm: setattr(w.alive[2], harm, True))
+        assert world.run().outcome == "finished"
+        assert lost(world) == [(2, cause)]
+        (loss,) = world.events(GenerationFormed)[1:2]
+        assert loss.cause == "loss"
+        assert committed_once(world)
+
+
+def test_a_worker_that_hangs_after_its_notice_is_taken_out():
+    """It is in no membership any more, and all others wait for it at the boundary."""
+    world = World(3, hang_timeout_s=5.0)
+
+    def both(w):
+        w.alive[1].hung = True
+        w.notice(1)
+
+    world.at(20.5, both)
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(1, "stuck")]
+    assert committed_once(world)
+
+
+def test_a_joiner_that_dies_on_its_way_is_noticed_by_nobody():
+    world = World(3)
+    world.at(20, lambda w: w.kill(1))
+    world.at(32, lambda w: w.kill(3))  # it is catching up
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(1, "died"), (3, "died")]
+    assert causes(world) == ["start", "loss", "join"]
+    assert sizes(world)[-1] == 3
+
+
+def test_a_notice_is_heeded_at_a_boundary_and_costs_nobody_a_recovery():
+    world = World(3)
+    world.at(20, lambda w: w.notice(0))
+    assert world.run().outcome == "finished"
+    (left,) = world.events(WorkerLeft)
+    assert (left.worker, left.cause) == (0, "notice")
+    assert 0 in world.forgotten
+    assert causes(world) == ["start", "leave", "join"]
+    assert not lost(world)
+
+
+def test_whoever_is_on_a_node_that_goes_leaves_before_that():
+    world = World(4, nodes=2)
+    world.at(20, lambda w: w.draining.add("node1"))
+    world.run()
+    assert {event.worker for event in world.events(WorkerLeft)} >= {1, 3}
+    assert {event.cause for event in world.events(WorkerLeft)} == {"draining"}
+    assert not lost(world)
+
+
+def test_a_slow_worker_is_told_of_once_and_let_go_only_if_asked():
+    for limit, left in ((None, []), (2.0, [1])):
+        world = World(4, steps=200, evict_slower_than=limit)
+        world.at(11, lambda w: setattr(w.alive[1], "busy", 3.0))
+        assert world.run().outcome == "finished"
+        told = [event for event in world.events(WorkerSlow) if event.worker == 1]
+        assert len(told) == 1
+        assert told[0].factor == pytest.approx(3.0, rel=0.2)
+        assert [event.worker for event in world.events(WorkerLeft)] == left
+
+
+def test_when_all_die_the_run_goes_on_from_the_stored_state():
+    world = World(3)
+    world.at(25, lambda w: setattr(w, "stored_step", 10))
+    for worker in range(3):
+        world.at(30, lambda w, worker=worker: w.kill(worker))
+    assert world.run().outcome == "finished"
+    (resumed,) = world.events(Resumed)
+    assert resumed.step == 10
+    assert committed_once(world)
+    assert causes(world) == ["start", "loss", "loss", "start"]
+
+
+def test_when_all_die_and_nobody_is_replaced_the_run_fails():
+    world = World(2, replace=False)
+    world.at(20, lambda w: w.kill(0))
+    world.at(22, lambda w: w.kill(1))
+    assert world.run().outcome == "failed"
+    assert isinstance(world.conductor.error, QuorumLost)
+    assert "no worker is left that has the State" in str(world.conductor.error)
+
+
+def test_founders_that_all_die_before_there_is_a_group():
+    world = World(2, replace=False)
+    world.at(1, lambda w: w.kill(0))
+    world.at(2, lambda w: w.kill(1))
+    world.run()
+    assert "before the group had come about" in str(world.conductor.error)
+
+
+def test_one_that_dies_after_the_others_have_finished_does_not_fail_the_run():
+    world = World(2, replace=False)
+    world.play(15)
+    outcome = Outcome(kind=OutcomeKind.FINISHED, generation=1, step=5)
+    world._do(world.conductor.ended(0, outcome, world.now))
+    world.kill(1)
+    world.play(16)
+    assert world.conductor.error is None
+    assert world.conductor.phase is Phase.OVER
+    assert world.conductor.ending().outcome == "finished"
+
+
+def test_a_group_below_its_minimum_waits_and_goes_on():
+    world = World(4, min_workers=4)
+    world.at(20, lambda w: w.kill(3))
+    assert world.run().outcome == "finished"
+    assert set(sizes(world)) == {4}
+
+
+def test_a_group_that_waits_in_vain_is_dismissed():
+    world = World(3, min_workers=3, replace=False)
+    world.at(20, lambda w: w.kill(2))
+    assert world.run().outcome == "failed"
+    assert world.dismissed
+    assert isinstance(world.conductor.error, QuorumLost)
+    assert str(world.conductor.error) == "in vain"  # as the workers have it
+    assert set(sizes(world)) == {3}
+
+
+def test_no_room_means_no_group_and_says_so():
+    world = World(4, spares=-2, start_timeout_s=60.0)
+    ending = world.run()
+    assert ending.outcome == "failed"
+    assert "start_timeout_s=60" in ending.message
+    assert world.now == pytest.approx(60.0, abs=1.0)
+
+
+def test_limits_on_losses_end_the_run():
+    world = World(3, max_worker_losses=1)
+    world.at(20, lambda w: w.kill(0))
+    world.at(25, lambda w: w.kill(1))
+    world.run()
+    assert isinstance(world.conductor.error, TooManyFailures)
+    world = World(2, start_s=0.1, step_s=100.0)
+    for second in range(1, 40):
+        world.at(second, lambda w: w.kill(max(w.alive, default=-1)))
+    world.run()
+    assert "lost without a step in between" in str(world.conductor.error)
+    assert len(lost(world)) == 9
+
+
+def test_an_exception_ends_the_run_with_its_words():
+    world = World(2)
+    world.play(15)
+    outcome = Outcome(kind=OutcomeKind.RAISED, rank=1, step=3, summary="a mistake", traceback="tb")
+    world._do(world.conductor.ended(1, outcome, world.now))
+    ending = world.run()
+    assert ending.outcome == "failed"
+    assert "a mistake on worker 1, rank 1" in ending.message
+    assert world.events(WorkerRaised)[0].traceback == "tb"
+
+
+def test_what_comes_first_ends_the_run():
+    world = World(2)
+    world.conductor.fail(TrainError("one"))
+    world.conductor.fail(TrainError("two"))
+    world.conductor.stop("Ctrl-C")
+    assert world.run().message == "one"
+
+
+def test_a_run_that_is_stopped_is_interrupted():
+    world = World(2)
+    world.at(20, lambda w: w.conductor.stop("Ctrl-C"))
+    assert (world.run().outcome, world.now) == ("interrupted", 20)
+
+
+def test_an_event_that_several_send_is_written_once():
+    world = World(2)
+    world.play(15.5)
+    before = len(world.written)
+    event = world.events(StepCommitted)[-1]
+    world._say(1, RecordEvents(((event.step, event),)))
+    assert len(world.written) == before
+
+
+def test_a_stranger_is_not_heard():
+    world = World(2)
+    assert world.conductor.hear(7, Heartbeat(), 0.0) == []
+    assert world.conductor.died(7, 0.0) == []
+    assert world.conductor.ended(7, Outcome(kind=OutcomeKind.FINISHED), 0.0) == []
+
+
+def test_what_is_said_of_checkpoints_is_passed_on():
+    world = World(2)
+    message = object()
+    assert world.conductor.hear(0, message, 0.0) == [Relay(0, message)]
+
+
+def test_a_hiccup_of_the_network_costs_a_generation_and_nobody():
+    world = World(3)
+
+    def hiccup(w):
+        w.stalled = True
+        for worker in w.group.members:
+            w._say(worker, Suspect(w.group.generation, "reset"))
+
+    world.at(20.5, hiccup)
+    assert world.run().outcome == "finished"
+    assert causes(world) == ["start", "doubt"]
+    assert not lost(world)
+
+
+def test_whoever_the_others_cannot_reach_is_taken_out_once_that_lasts():
+    world = World(4, hang_timeout_s=5.0)
+
+    def cut(w):
+        if 2 not in w.conductor.workers:
+            return
+        w.stalled = w.alive[2].cut_off = True
+        generation = w.conductor.membership.generation
+        for worker in (0, 1, 3):
+            w._say(worker, Suspect(generation, "no route", frozenset({2})))
+        w.at(w.now + 1.5, cut)
+
+    world.at(20.5, cut)
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(2, "unreachable")]
+    assert committed_once(world)
+
+
+def test_when_the_group_is_founded_anew_the_time_it_may_take_begins_anew():
+    world = World(2, min_workers=2, wait_s=30.0, start_timeout_s=30.0)
+    world.at(20.0, lambda w: w.kill(0))
+    world.at(20.1, lambda w: setattr(w, "free", 0))  # there is no room for another
+    world.at(44.0, lambda w: setattr(w, "free", 1))
+    world.at(45.0, lambda w: w.kill(1))
+    assert world.run().outcome == "finished"
+    assert committed_once(world)
+
+
+def test_another_conductor_goes_on_without_losing_anybody():
+    world = World(3)
+    world.at(20.5, World.take_over)
+    assert world.run().outcome == "finished"
+    assert causes(world) == ["start", "new controller"]
+    assert not lost(world)
+    assert committed_once(world)
+    assert world.started == {0, 1, 2}
+
+
+def test_another_conductor_finds_one_dead_and_ends_joiners():
+    world = World(3)
+    world.at(20, lambda w: w.kill(1))
+
+    def both(w):
+        w.alive.pop(0)
+        w.take_over()
+
+    world.at(31, both)  # 3 is catching up
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(1, "died"), (0, "died unseen")]
+    assert 3 in world.ended
+    assert committed_once(world)
+    assert sizes(world)[-1] == 3
+    ids = [event.worker for event in world.events(WorkerStarted)]
+    assert len(ids) == len(set(ids))
+
+
+def test_another_conductor_that_finds_nobody_goes_back():
+    world = World(2)
+    world.at(25, lambda w: setattr(w, "stored_step", 8))
+
+    def nobody(w):
+        w.alive.clear()
+        w.ended |= w.started
+        w.step, w.free = 8, 2
+        w.take_over()
+
+    world.at(30, nobody)
+    assert world.run().outcome == "finished"
+    assert [event.step for event in world.events(Resumed)] == [8]
+    assert committed_once(world)
+    assert {worker for worker, _ in lost(world)} == {0, 1}
+
+
+def befalls(world, chance):
+    """Random harm, at random times."""
+    for when in sorted(chance.uniform(12, 60) for _ in range(chance.randint(1, 8))):
+        what = chance.choice(["kill", "kill", "notice", "hang", "silence", "take over"])
+
+        def harm(w, what=what):
+            members = [worker for worker in w.alive if w.alive[worker].ready] or list(w.alive)
+            if not members:
+                return
+            worker = chance.choice(members)
+            match what:
+                case "kill":
+                    w.kill(worker)
+                case "notice":
+                    w.notice(worker)
+                case "hang" if not any(w.alive[m].hung for m in members):
+                    # If all hung, nobody would say that they wait for others.
+                    w.alive[worker].hung = w.alive[worker].holder and len(members) > 1
+                case "silence":
+                    w.alive[worker].silent = True
+                case "take over":
+                    w.take_over()
+
+        world.at(when, harm)
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 50))
+def test_whatever_befalls_it_the_run_comes_to_its_end(seed):
+    """And nobody is left behind, no step is lost, and whoever was started is accounted for."""
+    for number in range(seed, seed + 50):
+        chance = random.Random(number)
+        workers = chance.randint(2, 6)
+        world = World(
+            workers,
+            spares=chance.choice([0, 0, 1, 2]),
+            min_workers=chance.randint(1, workers),
+            steps=80,
+            step_s=chance.choice([0.3, 1.0]),
+            start_s=chance.choice([0.5, 10.0]),
+            hang_timeout_s=5.0,
+            wait_s=1000.0,
+        )
+        befalls(world, chance)
+        ending = world.run()
+        assert ending.outcome == "finished", (number, ending)
+        assert committed_once(world), number
+
+
+def told_to_watch(actions):
+    return {
+        (action.to, action.message.worker)
+        for action in actions
+        if isinstance(action, Tell) and isinstance(action.message, WatchNeighbour)
+    }
+
+
+def test_workers_of_one_node_watch_each_other_and_are_believed():
+    world = World(1)
+    conductor = Conductor(replace(world.terms, founders=6, max_workers=6))
+    conductor.room(6, more=False, now=0.0)
+    watched = set()
+    for worker in range(6):
+        node = "alone" if worker == 5 else "a node"
+        started = Started(pid=worker, node=node, lifeline=f"/proc/{worker}")
+        watched |= told_to_watch(conductor.hear(worker, started, 0.0))
+        assert not told_to_watch(conductor.hear(worker, started, 0.0)), "it was said again"
+    neighbours = [(a, b) for a in range(5) for b in range(5) if a != b and abs(a - b) <= 2]
+    assert watched == set(neighbours)
+    actions = conductor.hear(3, SawDeath(4), 1.0)
+    assert [a.event.worker for a in actions if isinstance(a, Write)] == [4]
+    assert KillWorker(4) in actions
+    assert not conductor.hear(2, SawDeath(4), 1.0), "it is known"
+    assert not conductor.hear(4, SawDeath(2), 1.0), "it is lost itself"
+    assert 2 in conductor.workers

@@ -1,0 +1,155 @@
+"""Workers that draw other batches than the rest are seen in the commit round, and named."""
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastix.data.loader import Loader
+from elastix.data.source import Source
+from elastix.errors import ReplicasDiffer
+from elastix.train.replica.draws import Drawn, RollCall, called, drawn, parted
+from elastix.train.replica.vote import Vote, decode
+
+
+class Worker:
+    """The Pace of the loaders of one worker of a group of fixed size."""
+
+    def __init__(self, me: int, members: tuple[int, ...]) -> None:
+        self.me = me
+        self._members = members
+
+    def boundary(self) -> None:
+        pass
+
+    def members(self) -> tuple[int, ...]:
+        return self._members
+
+    def binding(self, loader: int) -> None:
+        return None
+
+    def drawn(self, loader: int, size: int, ratio: dict[int, int]) -> None:
+        pass
+
+    def planned(self, loader: int, epochs: int) -> None:
+        pass
+
+
+def loader(me=0, members=(0, 1, 2), number=0, length=40, batch_size=8) -> Loader:
+    data = torch.utils.data.TensorDataset(torch.arange(length))
+    source = Source(dataset=data, batch_size=batch_size, device=torch.device("cpu"))
+    return Loader(number, source, Worker(me, members))
+
+
+def take(number: int, *loaders: Loader) -> Drawn:
+    for each in loaders:
+        for _ in range(number):
+            each.next_batch()
+    return drawn(loaders)
+
+
+def vote(mark: int, proposal: int = 0) -> tuple[int, ...]:
+    return Vote(
+        proposal=proposal, journaled=-1, store=False, compare=False, drawn=mark, void=False
+    ).encode()
+
+
+def reduced(*votes: tuple[int, ...]) -> list[int]:
+    return highest(*map(torch.tensor, votes)).tolist()
+
+
+def highest(*payloads: torch.Tensor) -> torch.Tensor:
+    return torch.stack(payloads).max(0).values
+
+
+def test_all_shares_of_a_batch_count_alike_an_empty_one_too():
+    accounts = {take(2, loader(me)) for me in (0, 1, 2, 9)}  # 9 is not in the group: no share
+    (account,) = accounts
+    assert (account.batches, account.samples, account.first, account.stop) == (2, 16, 0, 16)
+
+
+def test_a_batch_that_was_split_in_another_way_is_another_draw():
+    """Some samples would be used twice, and others not at all."""
+    assert take(1, loader(0, (0, 1, 2))).mark != take(1, loader(0, (0, 2))).mark
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda: take(3, loader()), id="one batch more"),
+        pytest.param(lambda: take(1, loader()), id="one less"),
+        pytest.param(lambda: take(2, loader(number=1)), id="another loader"),
+        pytest.param(lambda: take(1, loader(), loader(number=1)), id="two loaders"),
+        pytest.param(lambda: drawn([]), id="none"),
+    ],
+)
+def test_other_draws_have_another_mark(other):
+    assert take(2, loader()).mark != other().mark
+
+
+def test_another_epoch_is_another_draw():
+    later = loader()
+    later.epoch = 1
+    assert take(2, loader()).mark != take(2, later).mark
+
+
+def test_what_is_committed_is_behind():
+    one = loader()
+    before = take(2, one)
+    one.commit((0, 1, 2))
+    assert drawn([one]) == drawn([loader()]) != before
+
+
+marks = st.integers(0, 2**62 - 1)
+
+
+@given(st.lists(marks, min_size=1, max_size=5))
+def test_the_round_says_whether_all_drew_alike(values):
+    assert decode(reduced(*map(vote, values))).alike == (len(set(values)) == 1)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5))
+def test_a_proposal_counts_if_all_know_it(proposals):
+    agreed = decode(reduced(*(vote(7, proposal) for proposal in proposals)))
+    assert agreed.alike
+    assert agreed.proposal == (proposals[0] if len(set(proposals)) == 1 else 0)
+
+
+def test_a_flag_of_one_is_a_flag_of_all():
+    told = Vote(proposal=0, journaled=5, store=True, compare=True, drawn=3, void=True).encode()
+    agreed = decode(reduced(told, vote(3)))
+    assert (agreed.journaled, agreed.store, agreed.compare, agreed.void) == (
+        5,
+        True,
+        True,
+        True,
+    )
+    quiet = decode(reduced(vote(3), vote(3)))
+    assert (quiet.store, quiet.compare, quiet.void) == (False, False, False)
+
+
+class Group:
+    size = 3
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def test_a_roll_call_tells_all_who_drew_what():
+    usual, odd = take(1, loader()), take(2, loader())
+    workers = {4: usual, 5: odd, 8: usual}
+    calls = [RollCall(w, what).payload(Group(i)) for i, (w, what) in enumerate(workers.items())]
+    assert called(highest(*calls)) == workers
+    error = parted(3, workers)
+    assert "same batches for step 3: worker 5 drew 2 batches (16 samples, positions 0 to 15)" in (
+        str(error)
+    )
+    assert "workers 4 and 8 drew 1 batch (8 samples, positions 0 to 7)" in str(error)
+    assert isinstance(pickle.loads(pickle.dumps(error)), ReplicasDiffer)
+
+
+def test_the_one_that_parted_may_be_lost_before_it_can_be_asked():
+    usual = take(1, loader())
+    assert "one that has been lost since" in str(parted(3, {4: usual, 8: usual}))

@@ -1,0 +1,232 @@
+"""A run alone in its process: the same as plain torch, at next to no cost, and no socket."""
+
+import socket
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+from elastix.config import CheckpointConfig
+from elastix.errors import ConfigError
+from elastix.events import Reported, StateStored, StepCommitted, TensorsInherited
+from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
+from elastix.search.trial import Objectives
+from elastix.state import State
+from elastix.train.replica.link import Settings
+from elastix.train.replica.solo import run_alone
+from tests.search_parts import Net, accuracy, data
+
+
+def settings(tmp_path, **fields):
+    common = {"directory": tmp_path, "run": "solo", "min_workers": 1, "alone": True}
+    return Settings(**{**common, "seed": 3, "checkpoint": CheckpointConfig(), **fields})
+
+
+class Keeps:
+    """A model source that keeps what is left in memory."""
+
+    parents = ()
+    takes_final = True
+    has_ancestor = True
+
+    def __init__(self, state=None):
+        self.state = state
+        self.left = []
+
+    def inherit(self, model):
+        with torch.no_grad():
+            model.head.bias.fill_(0.5)
+        return {"ref": "0" * 64, "lineage_epochs": 4.0}
+
+    def warm_start(self, found, modules, others):
+        self.warmed = (found["ref"], list(modules), sorted(others))
+
+    def resume(self):
+        return self.state
+
+    def leave(self, leaving):
+        tensors = {name: tensor.clone() for name, tensor in leaving.state.tensors.items()}
+        self.left.append((State(tensors, leaving.state.meta), leaving.epochs, leaving.reason))
+        return "1" * 64
+
+
+def train(ctx):
+    model = Net(2).double()
+    ctx.config["models"].append(model)
+    model, optimizer = ctx.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+    loader = ctx.loader(data(), batch_size=32, shuffle=False)
+    for epoch in loader.epochs(3):
+        for x, y in epoch:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x.double()), y).backward()
+            optimizer.step()
+        ctx.report(epoch=epoch.number)
+
+
+def test_it_gives_bit_for_bit_what_plain_torch_gives(tmp_path):
+    models, events = [], []
+    keeps = Keeps()
+    outcome = run_alone(
+        train, {"models": models}, settings(tmp_path, model_source=keeps), events.append
+    )
+    assert (outcome.kind, outcome.epochs, outcome.step) == ("finished", 3, 9)
+    torch.manual_seed(3)
+    plain = Net(2).double()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.01)
+    for _ in range(3):
+        for x, y in DataLoader(data(), batch_size=32):
+            optimizer.zero_grad()
+            F.cross_entropy(plain(x.double()), y).backward()
+            optimizer.step()
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(models[0].state_dict()[name], tensor), name
+    assert [e.step for e in events if isinstance(e, StepCommitted)] == list(range(1, 10))
+    (state, epochs, reason) = keeps.left[0]
+    assert (epochs, reason) == (3, "final")
+    assert torch.equal(state.model["head.weight"], plain.head.weight)
+
+
+def test_no_socket_is_opened(tmp_path, monkeypatch):
+    def refuse(*_args, **_options):
+        raise AssertionError("a socket")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    before = threading.active_count()
+    outcome = run_alone(train, {"models": []}, settings(tmp_path, model_source=Keeps()), print)
+    assert outcome.kind == "finished"
+    assert threading.active_count() == before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("wait", [False, True])
+def test_without_a_heritage_nothing_is_kept_and_nobody_is_waited_for(tmp_path, wait):
+    checkpoint = CheckpointConfig(every_steps=2, wait=wait)
+    events = []
+    outcome = run_alone(
+        train, {"models": []}, settings(tmp_path, checkpoint=checkpoint), events.append
+    )
+    assert (outcome.kind, outcome.step) == ("finished", 9)
+    assert not [event for event in events if isinstance(event, StateStored)]
+
+
+def test_reports_need_no_model(tmp_path):
+    events = []
+    outcome = run_alone(lambda ctx: ctx.report(score=1.5), {}, settings(tmp_path), events.append)
+    assert outcome.kind == "finished"
+    assert [e.metrics for e in events if isinstance(e, Reported)] == [{"score": 1.5}]
+
+
+def test_a_pause_ends_at_the_boundary_after_a_report(tmp_path):
+    keeps, events = Keeps(), []
+    paused = settings(tmp_path, model_source=keeps, until_reports=2)
+    outcome = run_alone(train, {"models": []}, paused, events.append)
+    assert (outcome.kind, outcome.paused, outcome.step) == ("finished", True, 6)
+    state, epochs, reason = keeps.left[0]
+    assert (epochs, reason, state.meta["reports"]) == (2, "paused", 2)
+    events.clear()
+    rest = settings(tmp_path, model_source=Keeps(state))
+    outcome = run_alone(train, {"models": []}, rest, events.append)
+    assert (outcome.kind, outcome.paused, outcome.step) == ("finished", False, 9)
+    assert [(e.seq, e.metrics) for e in events if isinstance(e, Reported)] == [(2, {"epoch": 2})]
+
+
+def test_halted_between_steps(tmp_path):
+    halt = threading.Event()
+
+    def stops(ctx):
+        ctx.on_phase(lambda name, step: halt.set() if (name, step) == ("round", 1) else None)
+        train(ctx)
+
+    outcome = run_alone(stops, {"models": []}, settings(tmp_path), print, halt=halt)
+    assert (outcome.kind, outcome.step) == ("halted", 1)
+
+
+def test_inheriting_comes_before_prepare_and_is_told(tmp_path):
+    events = []
+
+    def inherits(ctx):
+        model = Net(1)
+        assert ctx.inherit(model)["lineage_epochs"] == 4.0
+        assert (model.head.bias == 0.5).all()
+        ctx.prepare(model)
+        ctx.inherit(model)
+
+    keeps = Keeps()
+    outcome = run_alone(inherits, {}, settings(tmp_path, model_source=keeps), events.append)
+    assert keeps.warmed == ("0" * 64, [""], ["rng"])
+    assert isinstance(outcome.error, ConfigError)
+    assert "ctx.inherit" in str(outcome.error)
+    assert [e.found["ref"] for e in events if isinstance(e, TensorsInherited)] == ["0" * 64]
+
+
+def test_inherit_is_nothing_outside_of_a_campaign(tmp_path):
+    found = []
+    run_alone(lambda ctx: found.append(ctx.inherit(Net(1))), {}, settings(tmp_path), print)
+    assert found == [None]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_child_of_the_same_architecture_goes_on_as_if_nothing_had_ended(tmp_path, keeps):
+    """With what the optimizer had gathered, to the last bit; without, it does not."""
+
+    def epochs(ctx):
+        torch.manual_seed(1)
+        model = Net(2).double()
+        ctx.inherit(model)
+        model, optimizer = ctx.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+        loader = ctx.loader(data(), batch_size=32, shuffle=False)
+        for epoch in loader.epochs(ctx.config["epochs"]):
+            for x, y in epoch:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x.double()), y).backward()
+                optimizer.step()
+            ctx.report(score=epoch.number)
+
+    terms = InheritTerms(
+        store=StoreDirectory(str(tmp_path / "store")),
+        campaign="c",
+        objectives=Objectives.of("score", "max"),
+        mode="lcs",
+        provider="parent",
+        optimizer=keeps,
+    )
+    refs = {}
+    for number, (name, passes, parent) in enumerate(
+        [("whole", 2, None), ("parent", 1, None), ("child", 1, "parent")]
+    ):
+        model_source = TrialModelSource(terms, number, {}, parent=refs.get(parent))
+        own = settings(tmp_path, model_source=model_source, run=name)
+        events = []
+        assert run_alone(epochs, {"epochs": passes}, own, events.append).kind == "finished"
+        (refs[name],) = (event.ref for event in events if isinstance(event, StateStored))
+    with terms.store.open() as store:
+        whole, child = (store.get(refs[name]) for name in ("whole", "child"))
+        assert any(name.startswith("@optimizer") for name in child.tensors) == keeps
+        same = all(torch.equal(whole.model[name], tensor) for name, tensor in child.model.items())
+        assert same == keeps
+        assert child.meta["lineage_epochs"] == 2
+
+
+def test_ctrl_c_is_not_taken_for_the_train_functions_own(tmp_path):
+    def interrupted(ctx):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_alone(interrupted, {}, settings(tmp_path), print)
+
+
+def test_evaluation(tmp_path):
+    found = []
+
+    def evaluates(ctx):
+        ctx.prepare(Net(1))
+        found.append(ctx.evaluate(accuracy, data(), batch_size=40))
+        found.append((ctx.rank, ctx.world_size))
+
+    assert (
+        run_alone(evaluates, {}, settings(tmp_path, model_source=Keeps()), print).kind == "finished"
+    )
+    assert 0 <= found[0]["accuracy"] <= 1
+    assert found[1] == (0, 1)

@@ -1,0 +1,163 @@
+"""`elastix campaign` and `elastix report` on a real book with trials in every state."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ConfigSpace import ConfigurationSpace, Float
+from typer.testing import CliRunner
+
+import elastix
+from elastix import cli
+from elastix.observe import journal
+from elastix.report import write_report
+from elastix.report.sources import campaign_record
+from elastix.search.executors.serial import Local
+from elastix.search.trial import Suggestion, Trial, TrialState
+from elastix.search.trial_database import TrialDatabase, TrialRow
+
+SPACE = ConfigurationSpace(space=[Float("x", (0.0, 1.0))], seed=1)
+STATES = ("finished", "stopped", "failed", "running", "waiting", "paused")
+HOSTILE = "\x1b]0;owned\x07[red]gone[/b] [link=https://example.org]click[/link]"
+
+
+def train(ctx: elastix.Context) -> None:
+    if 0.4 < ctx.config["x"] < 0.6:
+        raise ValueError(f"unlucky {HOSTILE}")
+    ctx.report(score=ctx.config["x"], loss=float("nan"), note=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    """A campaign that ended, with trials as a stop in the middle of anything leaves them."""
+    root = tmp_path_factory.mktemp("store")
+    run = elastix.RunConfig(name="mixed", store=str(root))
+    elastix.Campaign(
+        train,
+        space=SPACE,
+        metric="score",
+        budget=elastix.Budget(trials=12),
+        run=run,
+        executor=Local(),
+        inherit="none",
+        quiet=True,
+    ).run()
+    with TrialDatabase(run.directory) as database:
+        number = len(database.lines())
+        for state in ("stopped", "running", "waiting", "paused"):
+            suggestion = Suggestion({"x": number / 100})
+            database.commit([TrialRow(Trial(number, suggestion, TrialState(state)))])
+            number += 1
+        assert {line.trial.state.value for line in database.lines()} == set(STATES)
+    return root
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, list(words))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def strict(text: str):
+    """JSON as its standard has it: without NaN."""
+
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_the_report_has_a_row_for_every_trial(store):
+    record = campaign_record(
+        store, "mixed", journal.read(store / "runs" / "mixed" / "journal.jsonl")
+    )
+    assert {trial.state for trial in record.trials} == set(STATES)
+    assert all(trial.values == () for trial in record.trials if trial.state == "failed")
+    page = write_report("mixed", store).read_text()
+    assert all(f">{state}<" in page for state in STATES)
+
+
+def test_the_table_has_a_row_for_every_trial(store):
+    lines = run("campaign", "show", "mixed", "--top", "0", "-s", str(store)).splitlines()
+    assert len(lines) == 16
+    assert {line.split("\t")[1] for line in lines} == set(STATES)
+    found = strict(run("campaign", "show", "mixed", "--top", "0", "--json", "-s", str(store)))
+    unscored = [t for t in found["trials_shown"] if t["state"] in ("failed", "waiting")]
+    assert unscored
+    assert all(trial["values"] == {} for trial in unscored)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("hostile")
+    with elastix.Store(root) as opened:
+        tensors = {f"w{HOSTILE}": torch.zeros(2)}
+        ref = opened.put(elastix.State(tensors, {"note": HOSTILE, "loss": float("nan")}))
+        opened.put(elastix.State({"v": torch.zeros(1)}, {"note": "[/b]"}), parents=[ref])
+        opened.tag("odd", ref)
+    return root
+
+
+def on_a_terminal(*words: str) -> tuple[int, str]:
+    ours, theirs = pty.openpty()
+    code = "from elastix.cli import app; app()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "250", "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    told = b""
+    while True:
+        try:
+            part = os.read(ours, 1 << 16)
+        except OSError:  # EIO: the other end is closed
+            break
+        if not part:
+            break
+        told += part
+    os.close(ours)
+    return process.wait(), told.decode()
+
+
+def test_what_a_user_named_does_not_steer_a_terminal(hostile, store):
+    for words in (
+        ("store", "show", "odd", "-s", str(hostile)),
+        ("campaign", "show", "mixed", "--failed", "-s", str(store)),
+    ):
+        code, told = on_a_terminal(*words)
+        assert code == 0, told
+        assert "[red]gone[/b]" in told
+        assert "\x1b]" not in told, "no title, no hyperlink"
+        assert "\x07" not in told
+
+
+def test_what_a_user_named_stays_a_line_on_a_pipe(hostile):
+    for words in (("store", "show", "odd"), ("store", "diff", "odd", "odd")):
+        assert "\x1b" not in run(*words, "-s", str(hostile))
+    assert "\x1b" not in run("store", "show", "x\x1b[31m\ny", "-s", str(hostile), code=1)
+
+
+def test_json_for_programs_has_no_nan(hostile):
+    shown = strict(run("store", "show", "odd", "--json", "-s", str(hostile)))
+    assert shown["meta"]["loss"] is None
+    assert strict(run("store", "log", "--json", "-s", str(hostile)))
+
+
+@pytest.mark.parametrize("name", ["../../outside", "a/../mixed", "/etc", "..", "", "mixed/"])
+def test_a_runs_name_does_not_lead_out_of_the_store(store, tmp_path, name):
+    outside = store.parent / "outside"
+    outside.mkdir(exist_ok=True)
+    (outside / "journal.jsonl").write_bytes(
+        (store / "runs" / "mixed" / "journal.jsonl").read_bytes()
+    )
+    for verb in (("report",), ("campaign", "show")):
+        run(*verb, name, "-s", str(store), code=2)
+    assert [path.name for path in outside.iterdir()] == ["journal.jsonl"]
