@@ -36,7 +36,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.record import save
-from elastix.search.inherit import Inherited, Mode, Provider, inherit
+from elastix.config import InheritMode, InheritProvider
+from elastix.search.inherit import Inherited, inherit
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.searchers.random import Random
 from elastix.search.space import Space
@@ -63,8 +64,8 @@ class Variant:
     """How candidates are proposed, and what they begin with."""
 
     searcher: Callable[[], Searcher]
-    mode: Mode = "none"
-    provider: Provider = "parent"
+    mode: InheritMode = "none"
+    provider: InheritProvider = "parent"
     lineage_from_scratch: bool = False
     optimizer: bool = False
 

@@ -155,6 +155,42 @@ class RunConfig(_Config):
         return Path(self.store) / "runs" / self.name
 
 
+InheritMode = Literal["lcs", "lp", "none"]
+"""Which layers match: the longest common subsequence of them, the longest prefix, or none."""
+
+InheritProvider = Literal["parent", "store"]
+"""From which model: the one that a configuration was made from, or the best match in the store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InheritConfig(_Config):
+    """What a trial of a campaign takes from models that are trained already.
+
+    Attributes:
+        mode: "lcs", "lp" or "none": what `ctx.inherit` copies.
+        provider: from which model: "parent" that the suggestion was made from, or the best match
+            among this campaign's models in the "store". None: the parent if the searcher proposes
+            configurations with parents, as Evolution and ScreenedEvolution do, else the store.
+        optimizer: models are stored with what their optimizers have gathered, and `ctx.prepare`
+            goes on from that where tensors were copied. It saves a child the steps that Adam takes
+            to find its step sizes again, and costs two thirds of the store's bytes. None: with the
+            provider "parent" alone, as what a distant relative has gathered does not fit the
+            gradients behind so many fresh layers. Nothing is inherited if mode is "none".
+    """
+
+    mode: InheritMode = "lcs"
+    provider: InheritProvider | None = None
+    optimizer: bool | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.mode in ("lcs", "lp", "none") and self.provider in (None, "parent", "store"),
+            f"mode={self.mode!r}, provider={self.provider!r}: mode is "
+            '"lcs", "lp" or "none", provider "parent", "store" or None. Nothing was started.',
+        )
+        super().__post_init__()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget(_Config):
     """When a campaign has done enough. The first limit that is reached ends it.

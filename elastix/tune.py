@@ -27,8 +27,8 @@ from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.search import sample
 from torch import nn
 
+from elastix.config import InheritMode, InheritProvider
 from elastix.errors import ConfigError
-from elastix.search.inherit import Mode, Provider
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.space import Space
 from elastix.search.trial import Objectives, Searcher, Trial, TrialState
@@ -70,8 +70,8 @@ class Search(TuneSearcher):
         mode: str | None = None,
         seed: int = 0,
         store: str | Path | None = None,
-        mode_of_inheritance: Mode = "lcs",
-        provider: Provider = "parent",
+        mode_of_inheritance: InheritMode = "lcs",
+        provider: InheritProvider = "parent",
     ) -> None:
         super().__init__(metric=metric, mode=mode)
         if searcher is None:
@@ -83,7 +83,7 @@ class Search(TuneSearcher):
         self._nested = False
         self._seed = seed
         self._store = str(Path(store).resolve()) if store is not None else None
-        self._how: tuple[Mode, Provider] = (mode_of_inheritance, provider)
+        self._how: tuple[InheritMode, InheritProvider] = (mode_of_inheritance, provider)
         self._live: dict[str, Trial] = {}
         self._asked = 0
         self._objectives: Objectives | None = None

@@ -107,7 +107,7 @@ def search(store: Path) -> elastix.Results:
         searcher=elastix.Evolution(population=8, sample=4),
         metric="accuracy",
         budget=elastix.Budget(trials=24, parallel=2),
-        inherit="lcs",
+        inherit=elastix.InheritConfig(mode="lcs"),
         scaling=elastix.ScalingConfig(cpus_per_worker=0.25),
         run=elastix.RunConfig(name="digits-search", store=str(store)),
     ).run()

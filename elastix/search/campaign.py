@@ -24,16 +24,21 @@ from blake3 import blake3
 from ConfigSpace import ConfigurationSpace
 
 from elastix.arguments import able, all_able, flag, given, of_kind, require
-from elastix.config import Budget, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import (
+    Budget,
+    CheckpointConfig,
+    FailureConfig,
+    InheritConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from elastix.errors import ConfigError, Conflict, ElastixError, NotFound, StoreError
 from elastix.events import CampaignEnded, CampaignStarted, Events
 from elastix.observe.journal import Journal
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.trials_console import TrialsConsole
 from elastix.search.executors.work import Executor, TrainFunction, Work
-from elastix.search.inherit import Mode, Provider
-from elastix.search.loop import Loop
-from elastix.search.loop import LoopTerms as LoopTerms
+from elastix.search.loop import Loop, LoopTerms
 from elastix.search.model_sources import (
     InheritTerms,
     StoreDirectory,
@@ -44,10 +49,9 @@ from elastix.search.model_sources import (
 from elastix.search.results import Results
 from elastix.search.rungs import Rungs
 from elastix.search.searchers.evolution import Evolution
-from elastix.search.searchers.screened import ScreenedEvolution
 from elastix.search.space import Space, as_space
 from elastix.search.store_size import StoreSize
-from elastix.search.trial import Objectives, Searcher, Trial
+from elastix.search.trial import ExpectsTrials, Objectives, Searcher, Trial
 from elastix.search.trial_database import Role, TrialDatabase
 from elastix.store import Store
 
@@ -84,15 +88,7 @@ class Campaign:
         metric, mode: what is optimised, and whether "max" or "min"; several for a Pareto front.
             A trial's score is the last value that it reported.
         budget: when it has done enough.
-        inherit: "lcs", "lp" or "none": what `ctx.inherit` copies.
-        inherit_optimizer: models are stored with what their optimizers have gathered, and
-            `ctx.prepare` goes on from that where tensors were copied. It saves a child the steps
-            that Adam takes to find its step sizes again, and costs two thirds of the store's
-            bytes. By default with the provider "parent" alone: what a distant relative has
-            gathered does not fit the gradients behind so many fresh layers.
-        provider: from which model: "parent" that the suggestion was made from, or the best match
-            among this campaign's models in the "store". By default the parent with Evolution and
-            ScreenedEvolution, which have parents, and the store with any other searcher.
+        inherit: what a trial takes from models that are trained already, and from which.
         run: name, store and seed. The same name and store continue a campaign.
         rungs: Asha or Median: which trials go on.
         rerank: run so many of the best again without inheritance at the end; "scratch" means 5.
@@ -118,9 +114,7 @@ class Campaign:
         metric: str | Sequence[str],
         mode: str | Sequence[str] = "max",
         budget: Budget,
-        inherit: Mode = "lcs",
-        inherit_optimizer: bool | None = None,
-        provider: Provider | None = None,
+        inherit: InheritConfig | None = None,
         run: RunConfig | None = None,
         rungs: Rungs | None = None,
         rerank: Literal["scratch"] | int = 0,
@@ -134,11 +128,6 @@ class Campaign:
     ) -> None:
         _check_train(train)
         self.objectives = Objectives.of(metric, mode)
-        if inherit not in ("lcs", "lp", "none") or provider not in (None, "parent", "store"):
-            raise ConfigError(
-                f'inherit={inherit!r}, provider={provider!r}: inherit is "lcs", "lp" or "none", '
-                'provider "parent" or "store". Nothing was started.'
-            )
         again = 5 if rerank == "scratch" else rerank
         if type(again) is not int or again < 0 or type(retries) is not int or retries < 0:
             raise ConfigError(
@@ -157,13 +146,7 @@ class Campaign:
         self._space = space
         self._searcher = Evolution() if searcher is None else able("searcher", searcher, Searcher)
         self._budget = of_kind("budget", budget, Budget)
-        self._inherit: Mode = inherit
-        has_parents = isinstance(self._searcher, Evolution | ScreenedEvolution)
-        self._provider: Provider = provider or ("parent" if has_parents else "store")
-        chosen = self._provider == "parent"
-        if inherit_optimizer is not None:
-            chosen = flag("inherit_optimizer", inherit_optimizer)
-        self._inherit_optimizer = chosen and inherit != "none"
+        self._inherit = _settled(given("inherit", inherit, InheritConfig), self._searcher)
         self._rungs = None if rungs is None else able("rungs", rungs, Rungs)
         self._rerank = again
         self._scaling = given("scaling", scaling, ScalingConfig)
@@ -191,7 +174,7 @@ class Campaign:
             KeyboardInterrupt: Ctrl-C; `run()` again goes on.
         """
         searcher = copy.deepcopy(self._searcher)
-        if isinstance(searcher, Evolution):
+        if isinstance(searcher, ExpectsTrials):
             searcher.expect(self._budget.most_trials)
         searcher.start(self._space, objectives=len(self.objectives.names), seed=self._run.seed)
         directory = self._run.directory
@@ -306,9 +289,9 @@ class Campaign:
             store=opener,
             campaign=self.name,
             objectives=self.objectives,
-            mode=self._inherit,
-            provider=self._provider,
-            optimizer=self._inherit_optimizer,
+            mode=self._inherit.mode,
+            provider=self._inherit.provider or "store",
+            optimizer=bool(self._inherit.optimizer),
         )
         plain = from_scratch(terms)
 
@@ -332,7 +315,7 @@ class Campaign:
 
         return make
 
-    # ------------------------------------------------------------------ what the book says of us
+    # ------------------------------------------------------------------ what the database says
 
     def _introduce(self, database: TrialDatabase) -> tuple[bool, bool]:
         """Write down what this campaign is; whether searcher and space, and rungs, are as before.
@@ -347,8 +330,8 @@ class Campaign:
             "searcher": type(self._searcher).__name__,
             "space": _fingerprint(self._space),
             "rungs": _kind(self._rungs),
-            "inherit": self._inherit,
-            "provider": self._provider,
+            "inherit": self._inherit.mode,
+            "provider": self._inherit.provider,
             "budget": self._budget.to_dict(),
             "seed": self._run.seed,
             "began_s": time.time(),
@@ -375,7 +358,7 @@ class Campaign:
             objectives=dict(zip(self.objectives.names, self.objectives.modes, strict=True)),
             budget=self._budget.to_dict(),
             searcher=type(self._searcher).__name__,
-            inherit=f"{self._inherit} ({self._provider})" if self._inherit != "none" else "none",
+            inherit=_in_words(self._inherit),
             known=known,
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )
@@ -402,6 +385,19 @@ class Campaign:
         plain = copy.copy(self)
         plain._executor = None
         recipe.keep(plain, directory)
+
+
+def _settled(inherit: InheritConfig, searcher: Searcher) -> InheritConfig:
+    """With what it leaves open decided, by what the searcher proposes."""
+    has_parents = getattr(searcher, "proposes_parents", False)
+    provider = inherit.provider or ("parent" if has_parents else "store")
+    optimizer = provider == "parent" if inherit.optimizer is None else inherit.optimizer
+    optimizer = optimizer and inherit.mode != "none"
+    return InheritConfig(mode=inherit.mode, provider=provider, optimizer=optimizer)
+
+
+def _in_words(inherit: InheritConfig) -> str:
+    return "none" if inherit.mode == "none" else f"{inherit.mode} ({inherit.provider})"
 
 
 def _over(results: Results, outcome: str, message: str) -> CampaignEnded:

@@ -18,14 +18,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from elastix.config import InheritMode, InheritProvider
 from elastix.errors import ConfigError, NotFound, StateError
 from elastix.state import Ref, State
 from elastix.store import Signature, Store, shared, signature
 
 logger = logging.getLogger(__name__)
-
-Mode = Literal["lcs", "lp", "none"]
-Provider = Literal["parent", "store"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ def inherit(
     model: nn.Module,
     store: Store,
     *,
-    mode: Mode = "lcs",
-    provider: Provider = "parent",
+    mode: InheritMode = "lcs",
+    provider: InheritProvider = "parent",
     parent: Ref | None = None,
     own: Signature | None = None,
     where: Mapping[str, str | int | float | bool] | None = None,

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
+from elastix.config import InheritMode, InheritProvider
 from elastix.errors import NotFound, SearchError
-from elastix.search.inherit import Inherited, Mode, Provider, inherit
+from elastix.search.inherit import Inherited, inherit
 from elastix.search.trial import Config, Objectives
 from elastix.state import Ref, State, Stateful, optimizers_of, warm_start
 from elastix.store import Signature, Store, signature
@@ -54,8 +55,8 @@ class InheritTerms:
     store: StoreOpener
     campaign: str
     objectives: Objectives
-    mode: Mode
-    provider: Provider
+    mode: InheritMode
+    provider: InheritProvider
     optimizer: bool = False
 
 

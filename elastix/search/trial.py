@@ -250,6 +250,15 @@ class Objectives:
 
 
 @runtime_checkable
+class ExpectsTrials(Protocol):
+    """A searcher that goes by how many trials there will be."""
+
+    def expect(self, trials: int | None) -> None:
+        """Take that in, before `start`. None: nobody knows."""
+        ...
+
+
+@runtime_checkable
 class Searcher(Protocol):
     """Proposes. Not thread safe: one loop asks and tells. No clock, no Ray, no files of its own.
 
@@ -261,6 +270,9 @@ class Searcher(Protocol):
     `state_dict` is JSON; a searcher of the same arguments that is given it after `start` goes on
     as this one would have, except where its class says what it does instead. Its pending points
     are part of it.
+
+    One whose suggestions have parents says `proposes_parents = True`: a campaign's trials then
+    inherit from these by default. One that goes by the number of trials is an ExpectsTrials.
     """
 
     def start(

@@ -100,7 +100,7 @@ def main(store):
         budget=elastix.Budget(trials=3),
         run=elastix.RunConfig(name="search", store=store),
         scaling=elastix.ScalingConfig(num_workers=1, cpus_per_worker=2),
-        inherit="none",
+        inherit=elastix.InheritConfig(mode="none"),
     ).run()
     os.kill(pids[2], signal.SIGKILL)
     for pid in pids:  # and by the last one Ray has told of all that died before

@@ -20,7 +20,7 @@ def campaign(tmp_path, **options):
         searcher=elastix.Random(),
         metric="score",
         budget=elastix.Budget(trials=3, parallel=1),
-        inherit="none",
+        inherit=elastix.InheritConfig(mode="none"),
         run=elastix.RunConfig(name="nas", store=str(tmp_path)),
         quiet=True,
         **options,

@@ -5,10 +5,16 @@ import json
 
 import pytest
 
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    InheritConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from elastix.errors import ConfigError
 
-ALL = [ScalingConfig, RunConfig, CheckpointConfig, FailureConfig]
+ALL = [ScalingConfig, RunConfig, CheckpointConfig, FailureConfig, InheritConfig]
 
 
 @pytest.mark.parametrize(
@@ -149,3 +155,16 @@ def test_resources_are_in_the_words_of_ray_without_zeros():
 def test_a_run_is_kept_in_a_directory_and_not_at_an_address(store):
     with pytest.raises(ConfigError, match="opens it"):
         RunConfig(store=store)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"mode": "all"}, "mode"),
+        ({"provider": "friend"}, "provider"),
+        ({"optimizer": 1}, "optimizer"),
+    ],
+)
+def test_what_is_no_way_to_inherit_is_refused(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        InheritConfig(**wrong)

@@ -38,6 +38,7 @@ class Evolution:
     """
 
     history = HistoryOnceStarted()
+    proposes_parents = True
 
     def __init__(self, population: int | None = None, sample: int | None = None) -> None:
         for given in (population, sample):

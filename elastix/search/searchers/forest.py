@@ -93,9 +93,9 @@ class Forest:
         gone = count - len(losses)
         places: dict[int, NDArray[np.float64]] = {}
         with sklearn.config_context(skip_parameter_validation=True):
-            for number, (history, _) in enumerate(self._trees):
+            for number, (known, _) in enumerate(self._trees):
                 until = max(1, count - (count - number) % _EVERY)
-                if history == until:
+                if known == until:
                     continue
                 span = slice(max(0, until - gone - _SPAN), until - gone)
                 if until not in places:
@@ -114,13 +114,13 @@ class Forest:
         learned, so the deviation counts by the share of the other trees.
         """
         values = np.empty((_TREES, len(rows)))
-        history = np.zeros(len(rows))
+        known = np.zeros(len(rows))
         for number, (_, tree) in enumerate(self._trees):
             leaves = tree.apply(rows)
             values[number] = tree.value[leaves, 0, 0]
             if len(pending):
-                history += np.isin(leaves, tree.apply(pending))
-        lower: NDArray[np.float64] = values.mean(0) - kappa * values.std(0) * (1 - history / _TREES)
+                known += np.isin(leaves, tree.apply(pending))
+        lower: NDArray[np.float64] = values.mean(0) - kappa * values.std(0) * (1 - known / _TREES)
         return lower
 
 

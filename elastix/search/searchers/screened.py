@@ -58,6 +58,7 @@ class ScreenedEvolution:
     """
 
     history = HistoryOnceStarted()
+    proposes_parents = True
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.train.on_ray import takeover
 from elastix.train.on_ray.controller import Controller, RunRequest
-from elastix.train.on_ray.driver import follow, is_over, stop
+from elastix.train.on_ray.following import follow, is_over, stop
 from elastix.train.record.finished import mark, over, same
 from elastix.train.replica.context import Context
 from elastix.train.replica.model_source import ModelSource

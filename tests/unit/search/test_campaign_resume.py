@@ -28,7 +28,7 @@ def run(store, name, trials, **more):
         budget=elastix.Budget(trials=trials),
         run=elastix.RunConfig(name=name, store=str(store)),
         executor=Local(),
-        inherit="none",
+        inherit=elastix.InheritConfig(mode="none"),
         quiet=True,
         **options,
     ).run()

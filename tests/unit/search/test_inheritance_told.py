@@ -69,7 +69,7 @@ def test_a_search_in_which_nothing_was_made_from_another_claims_nothing(tmp_path
 
 def test_a_campaign_without_inheritance_has_nothing_to_say_about_it(tmp_path, capsys):
     train = lambda ctx: learns(ctx, inherits=False)  # noqa: E731
-    _, ended, told = search(tmp_path, train, capsys, inherit="none")
+    _, ended, told = search(tmp_path, train, capsys, inherit=elastix.InheritConfig(mode="none"))
     assert not any(event.ignored for event in ended)
     assert "no trial inherited" not in told
     assert "ctx.inherit(model)" not in told

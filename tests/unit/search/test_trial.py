@@ -4,6 +4,7 @@ import math
 import pytest
 
 import elastix
+from elastix.search.campaign import _settled
 from elastix.search.trial import Objectives, Suggestion, Trial, TrialState, config_key
 
 SUGGESTION = Suggestion({"lr": 0.1, "body": [{"op": "conv"}]}, elastix.Ref("a" * 64), 3)
@@ -76,3 +77,16 @@ def test_a_metric_that_is_never_reported_is_named_with_what_was(reported):
 def test_wrong_objectives_are_refused(metric, mode):
     with pytest.raises(elastix.ConfigError, match="metric"):
         Objectives.of(metric, mode)
+
+
+@pytest.mark.parametrize("said", [None, False, True])
+def test_trials_inherit_from_parents_if_the_searcher_says_that_it_proposes_them(said):
+    searcher = elastix.Random()
+    if said is not None:
+        searcher.proposes_parents = said
+    settled = _settled(elastix.InheritConfig(), searcher)
+    assert settled.provider == ("parent" if said else "store")
+    assert settled.optimizer is bool(said)
+    chosen = _settled(elastix.InheritConfig(provider="store", optimizer=True), searcher)
+    assert (chosen.provider, chosen.optimizer) == ("store", True)
+    assert not _settled(elastix.InheritConfig(mode="none", optimizer=True), searcher).optimizer

@@ -44,7 +44,7 @@ def store(tmp_path_factory) -> Path:
         budget=elastix.Budget(trials=12),
         run=run,
         executor=Local(),
-        inherit="none",
+        inherit=elastix.InheritConfig(mode="none"),
         quiet=True,
     ).run()
     with TrialDatabase(run.directory) as database:

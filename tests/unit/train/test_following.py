@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from elastix.train.on_ray import driver
+from elastix.train.on_ray import following
 from elastix.train.on_ray.controller import Followed
 
 
@@ -47,7 +47,7 @@ def test_lost_is_who_was_there(monkeypatch, answers, lost):
             raise answer
         return answer
 
-    monkeypatch.setattr(driver.ray, "get", get)
+    monkeypatch.setattr(following.ray, "get", get)
     said = Said()
-    assert driver.follow(CONTROLLER, said).over
+    assert following.follow(CONTROLLER, said).over
     assert said.lost == lost
