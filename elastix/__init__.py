@@ -10,6 +10,7 @@ from elastix.config import (
     Budget,
     CheckpointConfig,
     FailureConfig,
+    Guard,
     InheritConfig,
     ProfileConfig,
     RestoreConfig,
@@ -36,6 +37,7 @@ from elastix.errors import (
     TooManyFailures,
     TooNew,
     TrainError,
+    TrainingUnstable,
     WorkerFailed,
 )
 from elastix.state import Ref, State
@@ -78,6 +80,7 @@ __all__ = [
     "Evolution",
     "FailureConfig",
     "Full",
+    "Guard",
     "InheritConfig",
     "MLflow",
     "NeverReported",
@@ -107,6 +110,7 @@ __all__ = [
     "TooManyFailures",
     "TooNew",
     "TrainError",
+    "TrainingUnstable",
     "WandB",
     "WorkerFailed",
 ]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from elastix.arguments import check_fields, require
+from elastix.arguments import check_fields, of_kind, require
 
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 Recovery = Literal["forward", "rollback"]
@@ -348,6 +348,43 @@ class ProfileConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Guard(_Config):
+    """Which steps shall not count: those with a gradient or a loss that nobody would want.
+
+    A step is void on all workers, in its own commit round, if the averaged gradient is not finite,
+    or if its norm is far above the usual. Its batch is left out for good, and the journal says so.
+    Where a GradScaler is prepared, gradients that are not finite are its affair.
+
+    Attributes:
+        spike: a norm is far above the usual if its logarithm is so many times further above the
+            median than the last ones usually are from it. None: only what is not finite.
+        window: steps that the usual is taken from.
+        warmup: only after so many steps is there a usual.
+        metric: name of one that is reported with `ctx.report`; it is judged as the norm is, in the
+            step in hand, which is the next one if it is reported after backward.
+        most: the run ends with TrainingUnstable if more than so many steps of a window are void.
+    """
+
+    spike: float | None = 10.0
+    window: int = 200
+    warmup: int = 20
+    metric: str | None = None
+    most: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.spike is None or self.spike > 0,
+            f"Guard.spike must be > 0 or None, not {self.spike!r}.",
+        )
+        require(
+            2 <= self.warmup <= self.window,
+            f"Guard.warmup must be from 2 to window={self.window}, not {self.warmup!r}.",
+        )
+        require(self.most >= 0, f"Guard.most must be >= 0, not {self.most!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FailureConfig(_Config):
     """What counts as a failure, and how many are too many.
 
@@ -364,6 +401,8 @@ class FailureConfig(_Config):
         replace: start a replacement for each lost worker.
         recovery: what survivors do with the step that a worker was lost in. "forward": finish it
             from the gradients that they hold; "rollback": compute it again, with the same samples.
+        guard: which steps shall not count, with their batches; None: all count.
+        sentinel: compare digests of what workers hold in every step, and take out who differs.
     """
 
     max_worker_losses: int | None = None
@@ -373,9 +412,16 @@ class FailureConfig(_Config):
     start_timeout_s: float = 300.0
     replace: bool = True
     recovery: Recovery = "forward"
+    guard: Guard | None = None
+    sentinel: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        guard: Any = self.guard
+        if isinstance(guard, Mapping):  # from JSON
+            object.__setattr__(self, "guard", Guard.from_dict(guard))
+        elif guard is not None:
+            of_kind("guard", guard, Guard)
         require(
             self.recovery in _RECOVERIES,
             f"recovery must be one of {_RECOVERIES}, not {self.recovery!r}.",

@@ -15,6 +15,7 @@
     │   ├── WorkerFailed           the train function raised: the user's own error, with its rank
     │   ├── ControllerLost         the process that leads the run is gone and did not come back
     │   ├── ReplicasDiffer         workers that should hold the same State, or draw alike, do not
+    │   ├── TrainingUnstable       the guard had to leave out more batches than it may
     │   ├── QuorumLost             fewer workers than the minimum, and none came in time
     │   └── TooManyFailures        more losses than FailureConfig allows
     └── SearchError                a campaign that cannot go on
@@ -99,6 +100,10 @@ class ControllerLost(TrainError):
 
 class ReplicasDiffer(TrainError):
     """Workers hold different States, or went different ways in a step. The message names them."""
+
+
+class TrainingUnstable(TrainError):
+    """The guard had to leave out more batches than Guard.most allows."""
 
 
 class QuorumLost(TrainError):

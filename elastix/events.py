@@ -278,6 +278,33 @@ class ReplicasCompared(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicasDiverged(Event):
+    """Workers were seen to hold different States in the step after `step`, which did not count.
+
+    Attributes:
+        workers: those that were asked what they hold, two at least.
+        apart: workers that hold something else than most; all of them if there is no majority.
+        parts: what differs, as in ReplicasCompared.
+        cure: "evicted" (those apart, and the step is done again), or "went back" (all, to the last
+            State that is stored, which was found equal).
+    """
+
+    step: int
+    workers: tuple[int, ...]
+    apart: tuple[int, ...]
+    parts: tuple[str, ...]
+    cure: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepVoided(Event):
+    """The guard has voided what would have been `step`; its batches are left out for good."""
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateDropped(Event):
     """A stored State was removed by the retention rule."""
 
@@ -435,6 +462,8 @@ _EVENTS: dict[str, type[Event]] = {
         StateStored,
         StateNotStored,
         ReplicasCompared,
+        ReplicasDiverged,
+        StepVoided,
         StateDropped,
         WorkerRaised,
         RunEnded,
@@ -478,7 +507,7 @@ def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.load
             values["blocks"] = _spans(values.get("blocks", ()))
         if cls is GenerationFormed:
             values["members"] = tuple(values["members"])
-        if cls is ReplicasCompared:
+        if cls in (ReplicasCompared, ReplicasDiverged):
             values |= {name: tuple(values[name]) for name in ("workers", "apart", "parts")}
         return cls(**values)
     except (TypeError, KeyError, ValueError, AttributeError) as error:

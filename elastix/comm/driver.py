@@ -9,7 +9,7 @@ train.replica.evaluation), and who decides on generations (membership).
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
@@ -175,6 +175,10 @@ class GroupDriver:
     def step_left(self, outcome: OperationOutcome, proposal: int) -> None:
         """A step was left; see GroupProtocol.step_left."""
         self._protocol.step_left(outcome, proposal)
+
+    def stand_by(self, without: Sequence[int]) -> None:
+        """Block until there is a group without these workers; see GroupProtocol.stand_by."""
+        self._drive(self._protocol.stand_by(without))
 
     def boundary(self) -> None:
         """Between two steps: let agreed joiners in; wait while fewer than the minimum are left.

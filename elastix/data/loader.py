@@ -7,13 +7,13 @@ owner calls `commit` with who contributed.
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from elastix.data.cursor import Cursor, count, split, split_like
+from elastix.data.cursor import Cursor, count, merge, split, split_like
 from elastix.data.processes import ProcessDied, ProcessReader, die_with_parent
 from elastix.data.source import Source, to_device
 from elastix.data.window import Ratio, lowest
@@ -181,6 +181,17 @@ class Loader:
         self._ahead = self.cursor = self._ahead.give_back(lost) if lost else self._ahead
         self._drawn = []
         return committed
+
+    def leave_out(self, spans: Iterable[Span] = ()) -> tuple[Span, ...]:
+        """The batches drawn since the last commit are never used, nor are these positions.
+
+        Returns:
+            What the batches had.
+        """
+        drawn = merge(span for draw in self._drawn for span in draw.spans)
+        self._ahead = self.cursor = self._ahead.leave_out((*drawn, *spans))
+        self._drawn = []
+        return drawn
 
     def state_dict(self) -> dict[str, Any]:
         """The committed cursor, and what it counts."""

@@ -6,12 +6,14 @@ from elastix.events import (
     GenerationFormed,
     Recovered,
     ReplicasCompared,
+    ReplicasDiverged,
     Reported,
     Resumed,
     RunStarted,
     SamplesLeftOut,
     StateNotStored,
     StateStored,
+    StepVoided,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
@@ -70,6 +72,13 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             who = " ".join(map(str, event.apart))
             what = f"of workers {who} differ in {', '.join(event.parts)}"
             return f"REPLICAS DIFFER: States after step {event.step} {what}", "bold red"
+        case ReplicasDiverged():
+            who, what = " ".join(map(str, event.apart)), ", ".join(event.parts)
+            found = f"step {event.step + 1} void: States of workers {who} differ in {what}"
+            cure = "evicted" if event.cure == "evicted" else "all go back to the last stored State"
+            return f"{found}; {cure}", "red"
+        case StepVoided():
+            return f"step {event.step} void: {event.why}; its batches are left out", "yellow"
         case SamplesLeftOut():
             left_out = sum(stop - start for start, stop in event.spans)
             return f"{left_out} samples of loader {event.loader} are left out on purpose", "yellow"

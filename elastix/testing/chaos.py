@@ -68,7 +68,8 @@ class Flip:
 
     Attributes:
         worker: its id.
-        tensor: its name in a State: `body.weight`, or `@optimizer/state/body.weight/exp_avg`.
+        tensor: its name in a State: `body.weight`, or `@optimizer/state/body.weight/exp_avg`; or
+            `@gradient/body.weight` for what backward has left there.
         phase, step, detail, after: where, as for Kill.
         byte, bit: which one of the tensor's memory.
     """
@@ -134,7 +135,12 @@ def _strike(kill: Kill | Flip, log: Path | None, ctx: Context) -> None:
 
 def _flip(flip: Flip, ctx: Context) -> None:
     """In the live tensor itself, and without torch's noticing, as a fault of memory goes."""
-    memory = raw_bytes(ctx._member.capture().tensors[flip.tensor]).numpy()
+    name = flip.tensor.removeprefix("@gradient/")
+    if name == flip.tensor:
+        tensor: Any = ctx._member.capture().tensors[name]
+    else:
+        tensor = ctx._member._tracked.model.get_parameter(name).grad
+    memory = raw_bytes(tensor).numpy()
     memory[flip.byte] ^= 1 << flip.bit
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from elastix.comm.network.door import draw_secret
 from elastix.comm.network.meeting import Rendezvous
-from elastix.config import CheckpointConfig, FailureConfig, RestoreConfig
+from elastix.config import CheckpointConfig, FailureConfig, Guard, RestoreConfig
 from elastix.errors import ElastixError, StoreError, TrainError
 from elastix.events import Event, Events, Resumed, RunStarted, StepCommitted
 from elastix.store import Store
@@ -80,6 +80,8 @@ def run_local(
     hang_timeout_s: float | None = None,
     evict_slower_than: float | None = None,
     recovery: str = "forward",
+    guard: Guard | None = None,
+    sentinel: bool = True,
     checkpoint: CheckpointConfig | None = None,
     store: Path | None = None,
     restore: RestoreConfig | None = None,
@@ -106,6 +108,8 @@ def run_local(
         hang_timeout_s: as in FailureConfig; None evicts nobody.
         evict_slower_than: as in FailureConfig.
         recovery: as in FailureConfig.
+        guard: as in FailureConfig.
+        sentinel: as in FailureConfig.
         timeout_s: kill everything and raise TrainError after so long.
 
     Raises:
@@ -118,6 +122,8 @@ def run_local(
         evict_slower_than=evict_slower_than,
         replace=replace,
         recovery=recovery,  # type: ignore[arg-type]
+        guard=guard,
+        sentinel=sentinel,
     )
     settings = Settings(
         directory=directory,
@@ -126,6 +132,8 @@ def run_local(
         min_workers=min_workers,
         checkpoint=checkpoint or CheckpointConfig(),
         rollback=recovery == "rollback",
+        guard=guard,
+        sentinel=sentinel,
         shared=shared,
         secret=draw_secret(),
     )

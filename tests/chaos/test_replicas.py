@@ -44,7 +44,7 @@ def stored(directory: Path) -> set[int]:
 def test_a_flipped_bit_ends_the_run_and_names_the_worker(tmp_path, tensor, part, step, found_at):
     flipped = with_kills(train, [Flip(worker=1, tensor=tensor, step=step, bit=3)])
     with pytest.raises(ReplicasDiffer) as raised:
-        run_local(flipped, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
+        run_local(flipped, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY, sentinel=False)
     before = 8 if found_at == 10 else 4
     assert f"after step {found_at} worker 1 holds another State than workers 0 and 2" in str(
         raised.value
@@ -68,8 +68,8 @@ def test_a_run_that_was_stopped_goes_on_from_the_last_equal_state(tmp_path):
     """What was wrong is not in what it goes on from, and the audit covers what stands."""
     flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=5)])
     with pytest.raises(ReplicasDiffer):
-        run_local(flipped, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
-    run_local(train, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
+        run_local(flipped, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY, sentinel=False)
+    run_local(train, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY, sentinel=False)
     account = audit(journal.read(tmp_path / "journal.jsonl"))
     assert account.exact
     assert account.replicas.equal
@@ -77,7 +77,7 @@ def test_a_run_that_was_stopped_goes_on_from_the_last_equal_state(tmp_path):
 
 
 def test_a_quiet_run_is_compared_at_each_checkpoint_and_at_its_end(tmp_path):
-    run = run_local(train, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
+    run = run_local(train, 3, config=CONFIG, directory=tmp_path, checkpoint=EVERY, sentinel=False)
     assert [(e.step, e.workers) for e in compared(run.events)] == [
         (step, (0, 1, 2)) for step in (4, 8, 10)
     ]
@@ -119,7 +119,7 @@ def test_one_worker_has_nothing_to_compare(tmp_path):
 
 def test_whoever_is_left_alone_says_so(tmp_path):
     killed = with_kills(train, [Kill(worker=1, phase="round", step=6)])
-    run = run_local(killed, 2, config=CONFIG, directory=tmp_path, checkpoint=EVERY)
+    run = run_local(killed, 2, config=CONFIG, directory=tmp_path, checkpoint=EVERY, sentinel=False)
     text = str(audit(run.events).replicas)
     assert text.startswith("equal: compared once after step 4 by 2 workers")
     assert "one worker was left" in text

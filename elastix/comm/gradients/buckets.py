@@ -5,6 +5,7 @@ back. What it copied from stays as it was, so it can be filled again for another
 """
 
 import contextlib
+import math
 import mmap
 import sys
 from collections.abc import Iterable, Sequence
@@ -242,6 +243,21 @@ class GradientBucket(Bucket):
         for parameter, view, anybody in zip(self.parameters, self.views, used, strict=True):
             parameter.grad = view if anybody else None
 
+    def norm(self) -> float:
+        """After the reduction: of all that is in it. Not finite where a gradient is not."""
+        precise = self.dtype in (torch.float64, torch.complex128)
+        wide = None if precise else torch.float32
+        if self.dtype is torch.complex64:
+            wide = None
+        norm = float(torch.linalg.vector_norm(self._values, dtype=wide))
+        if math.isfinite(norm):
+            return norm
+        # A square may be too large where its root is not.
+        largest = float(torch.linalg.vector_norm(self._values, math.inf, dtype=wide))
+        if not math.isfinite(largest):
+            return largest
+        return largest * float(torch.linalg.vector_norm(self._values / largest, dtype=wide))
+
     def drop(self) -> None:
         """Nobody with samples is left in this step: no gradients, so that nothing is updated."""
         self.forget_parts()
@@ -311,6 +327,8 @@ class BufferBucket(Bucket):
     def __init__(self, places: Sequence[tuple[torch.nn.Module, str]], reduce: Reduce) -> None:
         self._places = list(places)
         self._held: list[torch.Tensor] = []
+        persistent = [name not in module._non_persistent_buffers_set for module, name in places]
+        self._persistent = persistent
         self._remembered: list[torch.Tensor] = []
         tensors = self._tensors()
         super().__init__(tensors, reduce, _WIDER.get(tensors[0].dtype, tensors[0].dtype))
@@ -325,6 +343,7 @@ class BufferBucket(Bucket):
         self._copy_in(tensors)
         self._base = self._values.clone()
         self._from_base()
+        self.remember()
         self._versions = [tensor._version for tensor in tensors]
 
     def _from_base(self) -> None:
@@ -357,12 +376,22 @@ class BufferBucket(Bucket):
 
     def remember(self) -> None:
         """The values of now may have to be put back."""
-        self._remembered = [tensor.clone() for tensor in self._tensors()]
+        tensors = self._tensors()
+        if self._remembered:
+            with torch.no_grad():
+                torch._foreach_copy_(self._remembered, tensors)
+        else:
+            self._remembered = [tensor.clone() for tensor in tensors]
+
+    @property
+    def remembered(self) -> list[torch.Tensor]:
+        """What would be put back, of those that are part of a State."""
+        pairs = zip(self._remembered, self._persistent, strict=True)
+        return [tensor for tensor, persistent in pairs if persistent]
 
     def put_back(self) -> None:
         """Put back what was remembered."""
-        if self._remembered:
-            self._write(self._remembered)
+        self._write(self._remembered)
         self._from_base()
 
     def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
@@ -384,6 +413,7 @@ class BufferBucket(Bucket):
             self._base.copy_(self._values)
         self._from_base()
         self._write(self.views)
+        self.remember()
 
     def imitate(self, flat: torch.Tensor) -> None:
         """Buffers become those of the other replica."""
@@ -392,6 +422,7 @@ class BufferBucket(Bucket):
             self._base.copy_(self._values)
         self._from_base()
         self._write(self.views)
+        self.remember()
 
     def _tensors(self) -> list[torch.Tensor]:
         return [module.get_buffer(name) for module, name in self._places]

@@ -20,6 +20,7 @@ buckets are launched at the end.
 Invariant: no `param.grad` and no buffer of a module changes before the step is agreed.
 """
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -332,6 +333,22 @@ class Reducer:
         else:  # all of a tiny batch was lost with its workers
             for gradients in self._gradients:
                 gradients.drop()
+
+    def norm(self) -> float | None:
+        """Of the gradient that is about to be agreed on; None if nobody has samples.
+
+        For the payload of the step: all buckets are reduced, and equal on all workers.
+        """
+        samples = self._counter.samples()
+        if not samples:
+            return None
+        factor = sum(weight.total for weight in self._weights) / samples
+        return factor * math.hypot(*(bucket.norm() for bucket in self._gradients))
+
+    @property
+    def kept_buffers(self) -> list[torch.Tensor]:
+        """Buffers as they were when the step began, as far as they are part of a State."""
+        return [tensor for buffers in self._buffers for tensor in buffers.remembered]
 
     def remember_buffers(self) -> None:
         """Buffers may have to be put back to what they are now."""

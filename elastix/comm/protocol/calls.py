@@ -13,6 +13,8 @@ _NAMES = {
     2: "in ctx.evaluate",
     3: "at the end of the train function",
     4: "in the roll call after a step",
+    6: "in the roll call of what workers hold, after a step",
+    7: "in the round after workers had parted",
     5: "in the step of an LBFGS optimizer",
 }
 

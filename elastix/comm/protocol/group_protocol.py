@@ -266,6 +266,15 @@ class GroupProtocol:
             yield from self._recovered(operation.kind)
         return outcome
 
+    def stand_by(self, without: Sequence[int]) -> Course[None]:
+        """Until there is a group without these members, as the controller was told to make one.
+
+        It may have been told by a peer, and this member may be in that group already.
+        """
+        members = self.group.members if self.group is not None else ()
+        if not self.joiner.following and not set(without).isdisjoint(members):
+            yield Await(lambda: self.superseded)
+
     def boundary(self) -> Course[None]:
         """Between two steps: let agreed joiners in; wait while fewer than the minimum are left.
 

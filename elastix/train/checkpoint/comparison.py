@@ -15,6 +15,12 @@ from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId
 
 _REMEMBERED = 64
+_LOOK_FOR = (
+    "Look for code that treats workers differently (a change of weights, buffers or optimizer on "
+    "one rank alone; a tracked object fed with one worker's own values: feed it with what all "
+    "have, or do not track it); for workers whose processors or libraries differ, since they round "
+    "differently; and, if none of this is so, for "
+)
 
 Parts = Mapping[str, str]
 """Digest of each part of a State, by its name."""
@@ -101,10 +107,29 @@ def fault(found: ReplicasCompared, equal_step: int | None) -> ReplicasDiffer:
     return ReplicasDiffer(
         f"after step {found.step} {who}; what differs: {', '.join(found.parts)}. {before} Nothing "
         f"was stored of step {found.step}, and the run was stopped. fit() again goes on from the "
-        "last stored State. Look for code that treats workers differently (a change of weights, "
-        "buffers or optimizer on one rank alone; a tracked object fed with one worker's own "
-        "values: feed it with what all have, or do not track it); for workers whose processors "
-        "or libraries differ, since they round differently; and, if none of this is so, for "
+        f"last stored State. {_LOOK_FOR}"
+        f"faulty memory on the {'node' if len(found.apart) == 1 else 'nodes'} of "
+        f"{name(found.apart)}."
+    )
+
+
+def diverged(found: ReplicasCompared) -> ReplicasDiffer:
+    """The error that ends a run whose replicas were seen to part in a step, if nothing else can.
+
+    Args:
+        found: that they are not equal, before the step after `found.step`.
+    """
+    rest = [worker for worker in found.workers if worker not in found.apart]
+    who = (
+        f"{name(found.apart)} {_holds(found.apart)} another State than {name(rest)}"
+        if rest
+        else (f"{name(found.workers)} hold different States, and no more than half hold the same")
+    )
+    return ReplicasDiffer(
+        f"after step {found.step} {who}; what differs: {', '.join(found.parts)}. The step after "
+        "it does not count, and the run was stopped: it has happened again and again, or there is "
+        "no State to go back to that all were seen to hold. fit() again goes on from the last "
+        f"stored State, if there is one. {_LOOK_FOR}"
         f"faulty memory on the {'node' if len(found.apart) == 1 else 'nodes'} of "
         f"{name(found.apart)}."
     )

@@ -22,6 +22,7 @@ from elastix.errors import ElastixError
 from elastix.events import (
     Event,
     GenerationFormed,
+    ReplicasDiverged,
     Resumed,
     RunEnded,
     StepCommitted,
@@ -49,6 +50,7 @@ from elastix.train.control.messages import (
     CatchUp,
     CaughtUp,
     Dismiss,
+    Diverged,
     Entered,
     FromWorker,
     Heartbeat,
@@ -180,6 +182,8 @@ class Conductor:
         self._finished = False
         self._interrupted = ""
         self._going_back = False
+        self._diverged_at: list[int] = []  # steps
+        self._apart: ElastixError | None = None  # why it goes back
         self._actions: list[Action] = []
 
     @property
@@ -302,6 +306,8 @@ class Conductor:
                     self._suspicions.setdefault(message.generation, now + _SUSPICION_S)
             case SawDeath():
                 self._lose(message.worker, "died", now)
+            case Diverged():
+                self._diverged(message, now)
             case Leave():
                 if not member.leaves:
                     self._ask_to_leave(worker, member, message.cause)
@@ -365,7 +371,10 @@ class Conductor:
 
     def went_back(self, stored: Resumed, now: float) -> list[Action]:
         """What was not stored is given up: found the group anew, from this State."""
-        self._going_back = False
+        apart, self._apart, self._going_back = self._apart, None, False
+        if apart is not None and not stored.ref:
+            self._fail(apart)  # there is no State that was ever found equal
+            return []
         for worker in [w for w, member in self._workers.items() if member.ready]:
             # A joiner that has caught up halfway must not pass for one that has the State.
             self._roster.lost(worker)
@@ -421,6 +430,31 @@ class Conductor:
             ):
                 self._vacant_since = float("-inf")
                 self._fill(now)
+
+    def _diverged(self, said: Diverged, now: float) -> None:
+        """Workers hold different States: what most hold stands, or what was stored last."""
+        apart = [worker for worker in said.apart if worker in self._workers]
+        if not apart or self._going_back:
+            return  # it was told before
+        evicts = len(said.apart) < len(said.workers)
+        self._diverged_at.append(said.step)
+        if not (evicts or self._failure.replace) or limits.diverges_often(self._diverged_at):
+            self._fail(said.error)
+            return
+        self._write(
+            ReplicasDiverged(
+                step=said.step,
+                workers=said.workers,
+                apart=said.apart,
+                parts=said.parts,
+                cure="evicted" if evicts else "went back",
+            )
+        )
+        if not evicts:
+            self._apart, self._going_back = said.error, True
+            return
+        for worker in apart:
+            self._lose(worker, "diverged", now)
 
     def _ask_to_leave(self, worker: int, member: _Member, cause: str) -> None:
         member.leaves = cause

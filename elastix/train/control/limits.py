@@ -3,12 +3,16 @@
 Not here: a group that waits for workers in vain (quorum.py).
 """
 
+from collections.abc import Sequence
+
 from elastix.config import FailureConfig
 from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
 from elastix.train.control.messages import Outcome
 
 _IN_A_ROW = 8
 _TIMES_THE_GROUP = 3
+_DIVERGENCES = 3
+_DIVERGENCE_STEPS = 20
 
 
 def too_many_losses(
@@ -36,6 +40,17 @@ def too_many_losses(
             "too little memory are the usual causes."
         )
     return None
+
+
+def diverges_often(steps: Sequence[int]) -> bool:
+    """Whether workers part so often that it is no accident of one of them.
+
+    Code that treats workers differently does so in every step, whoever is evicted for it.
+
+    Args:
+        steps: after which they were seen to have parted.
+    """
+    return len(steps) >= _DIVERGENCES and steps[-1] - steps[-_DIVERGENCES] < _DIVERGENCE_STEPS
 
 
 def raised(outcome: Outcome, worker: int) -> ElastixError:

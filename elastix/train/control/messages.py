@@ -79,6 +79,23 @@ class SawDeath:
     worker: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Diverged:
+    """Workers hold different States; all of them say so alike, and wait for a newer group.
+
+    Attributes:
+        step: the last committed one.
+        workers, apart, parts: as in ReplicasDiverged.
+        error: what ends the run if nothing can be done about it.
+    """
+
+    step: int
+    workers: tuple[int, ...]
+    apart: tuple[int, ...]
+    parts: tuple[str, ...]
+    error: ElastixError
+
+
 @dataclass(frozen=True)
 class Leave:
     """The worker is to go at the next boundary.
@@ -129,6 +146,7 @@ FromWorker = (
     | CaughtUp
     | Entered
     | Suspect
+    | Diverged
     | SawDeath
     | Leave
     | Heartbeat
@@ -138,7 +156,7 @@ FromWorker = (
     | Delivered
 )
 
-MUST_ARRIVE = (Started, Ready, Leave, RecordEvents, Offer, Withdrawn, Delivered)
+MUST_ARRIVE = (Started, Ready, Diverged, Leave, RecordEvents, Offer, Withdrawn, Delivered)
 """These are said until a controller has heeded them. Without the others nothing is lost: a new
 controller asks every worker what it holds, and heartbeats come again."""
 

@@ -216,6 +216,8 @@ class Controller:
             model_source=plan.model_source,
             until_reports=plan.until_reports,
             rollback=plan.failure.recovery == "rollback",
+            guard=plan.failure.guard,
+            sentinel=plan.failure.sentinel,
             secret=plan.secret,
         )
         begun: list[Event] = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from elastix.config import CheckpointConfig
+from elastix.config import CheckpointConfig, Guard
 from elastix.events import Event, Span
 from elastix.store import Store
 from elastix.train.control.messages import FromWorker
@@ -54,6 +54,8 @@ class Settings:
         model_source: what the run takes from other models and leaves to them; None for nothing.
         until_reports: pause at the end of the step after so many reports; None never does.
         rollback: a step in which a worker is lost is done again, with the same samples.
+        guard: which steps shall not count; None for none.
+        sentinel: compare in every step what workers hold.
         alone: the group is this worker and stays so; it may report without preparing anything.
         shared: workers of one host reduce gradients through memory that they share.
         secret: by which workers of the run know each other; see comm.network.door.
@@ -69,5 +71,7 @@ class Settings:
     until_reports: int | None = None
     alone: bool = False
     rollback: bool = False
+    guard: Guard | None = None
+    sentinel: bool = True
     shared: bool = True
     secret: bytes = field(default=b"", repr=False)

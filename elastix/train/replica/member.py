@@ -5,10 +5,11 @@ needs from the process around it is a Link.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import Dataset
@@ -25,36 +26,42 @@ from elastix.data.cursor import count
 from elastix.data.loader import Loader
 from elastix.data.source import Collate, Source
 from elastix.data.window import Ratio, Window
-from elastix.errors import ConfigError, ReplicasDiffer, StateError, StoreError
+from elastix.errors import ConfigError, StateError, StoreError, TrainError
 from elastix.events import (
     AncestorIgnored,
     EpochsPlanned,
     Recovered,
     Reported,
+    SamplesLeftOut,
     StateStored,
     StepCommitted,
+    StepVoided,
     TensorsInherited,
     WorkerJoined,
 )
 from elastix.state import State, Stateful
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId
+from elastix.train.checkpoint.comparison import compare, diverged
 from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.checkpoint.snapshot import Snapshot, Stager
-from elastix.train.control.messages import CaughtUp, Entered, Ready, Suspect
+from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, Suspect
 from elastix.train.replica.draws import RollCall, called, drawn, parted
 from elastix.train.replica.ending import Finish
 from elastix.train.replica.evaluation import Evaluation, Metric
+from elastix.train.replica.fingerprints import Fingerprints, Regroup
+from elastix.train.replica.guard import Alarm, Watch, number, ordered
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
 from elastix.train.replica.loss import MeanLoss, share_loss
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rewind import Rewind
+from elastix.train.replica.sentinel import Rotation
 from elastix.train.replica.tracked_objects import TrackedObjects
-from elastix.train.replica.vote import Vote, decode
+from elastix.train.replica.vote import Vote, VoteResult, decode
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +92,11 @@ class Member:
         redo = Reducer.kind if settings.rollback else 0
         self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo)
         self._rewind = Rewind()
+        self._rotation = Rotation()
+        self._fingerprints: Fingerprints | None = None
+        self._watch = Watch(settings.guard) if settings.guard is not None else None
+        self._metric: float | None = None  # reported since the last step, and judged with the next
+        self._step_from = time.monotonic()
         self._rate: RateScaling | None = None
         self._reducer: Reducer | None = None
         self._tracked = TrackedObjects()
@@ -100,7 +112,7 @@ class Member:
         self._peers: set[int] | None = None  # the group as it was at the last boundary
         self._compare = False  # somebody has joined since replicas were compared
         self._compare_now = False  # and so the group has agreed
-        self._parted: ReplicasDiffer | None = None
+        self._ended: TrainError | None = None  # why this run cannot go on
         self._doubted = False  # what a step was about, and it was said
         self._replicated = ReplicatedEvents(link.emit, self._first)
         inbox.on_urgent(self._replicated.send_again)
@@ -196,7 +208,9 @@ class Member:
         for other in live.others.values():
             if isinstance(other, torch.optim.Optimizer):
                 share_loss(other, self._mean_loss)
-        self._reducer = Reducer(list(live.modules.values()), self._driver, self)
+        self._reducer = reducer = Reducer(list(live.modules.values()), self._driver, self)
+        if self.settings.sentinel and not self.settings.alone:
+            self._fingerprints = Fingerprints(live, lambda: reducer.kept_buffers)
         layout = layout_of(live.modules)
         if not self.settings.alone:
             self._catch_up = CatchUpSender(self._interface, layout, self._secret)
@@ -234,6 +248,8 @@ class Member:
             "reports": self._reports,
             "stored_step": self._schedule.stored_step,
             "window": self._window.state_dict(),
+            "sentinel": self._rotation.state_dict(),
+            **({"guard": self._watch.state_dict()} if self._watch is not None else {}),
         }
         return self._tracked.capture(counts)
 
@@ -273,6 +289,9 @@ class Member:
         self._replicated.sequence = state.meta["serial"]
         self._reports = state.meta["reports"]
         self._window.load_state_dict(state.meta.get("window", {}))
+        self._rotation.load_state_dict(state.meta.get("sentinel", {}))
+        if self._watch is not None:
+            self._watch.load_state_dict(state.meta.get("guard", {}))
 
     def save(self, reason: str) -> None:
         """Have the State stored in the background. Returns when a snapshot is under way.
@@ -450,27 +469,60 @@ class Member:
             # While a snapshot is being stored, another one would hold up training.
             compare=first and self._compare and not self.saver.busy,
             drawn=drawn(self._tracked.loaders).mark,
+            held=self._fingerprint(),
             void=self._driver.void,
+            step_us=int(1e6 * (time.monotonic() - self._step_from)),
+            **self._to_be_judged(),
         )
         return torch.tensor(vote.encode(), dtype=torch.int64)
 
+    def _fingerprint(self) -> int:
+        """Of the part of the State whose turn it is; nobody compares it with a worker alone."""
+        if self._fingerprints is None or self.world_size < 2:
+            return 0
+        tensors = self._fingerprints.tensors()
+        pieces = self._rotation.pieces([tensor.nbytes for _, tensor in tensors])
+        return self._fingerprints.take(tensors, pieces)
+
+    def _to_be_judged(self) -> dict[str, int]:
+        """What the guard wants to know of the step."""
+        if self._watch is None or self._reducer is None:
+            return {}
+        norm = None if self._driver.void else self._reducer.norm()
+        scalers = [o for o in self._tracked.others.values() if isinstance(o, torch.amp.GradScaler)]
+        if norm is not None and scalers:  # what is not finite is their affair
+            norm = norm / scalers[0].get_scale() if math.isfinite(norm) else None
+        judged = {"norm": norm, "metric": self._metric}
+        return {name: ordered(value) for name, value in judged.items() if value is not None}
+
+    def _alarm(self, agreed: VoteResult) -> Alarm | None:
+        """What is wrong with a step that could count."""
+        if self._watch is None or agreed.void or not agreed.equal:
+            return None
+        return self._watch.judge(number(agreed.norm), number(agreed.metric))
+
     def committed(self, left: OperationOutcome) -> None:
-        """A step counts; or it is void, and its samples are drawn again."""
+        """A step counts; or it is void, and its samples are drawn again or left out."""
         self._finish_copies()
         agreed = decode(left.result.tolist())
         if not agreed.alike:
             roll = self._driver.run(RollCall(self.me, drawn(self._tracked.loaders)))
-            self._parted = parted(self.step + 1, called(roll.result))
-            raise self._parted
+            self._end(parted(self.step + 1, called(roll.result)))
         self._schedule.agreed(agreed.store)
         self._compare_now = self._compare_now or agreed.compare
         self._driver.step_left(left, agreed.proposal)
-        if agreed.void:
-            for loader in self._tracked.loaders:
-                loader.commit(())
-            self._window.void()
-            self._rewind.due = True
+        alarm = self._alarm(agreed)
+        self._metric, self._step_from = None, time.monotonic()
+        if agreed.void or not agreed.equal or alarm is not None:
+            self._take_back(alarm)
+            if not agreed.equal:
+                self._have_parted()
             return
+        if self._watch is not None:
+            self._watch.counted(number(agreed.norm), number(agreed.metric))
+        if self._fingerprints is not None:
+            sizes = [tensor.nbytes for _, tensor in self._fingerprints.tensors()]
+            self._rotation.committed(sizes, agreed.step_us)
         self.step += 1
         contributors = left.contributors
         if self._rate is not None:
@@ -489,9 +541,62 @@ class Member:
         )
         self._replicated.confirm(agreed.journaled)
 
+    def _take_back(self, alarm: Alarm | None) -> None:
+        """The step is void: its batches come again, unless it is for them that it is.
+
+        Raises:
+            TrainingUnstable: it was once too often.
+        """
+        self._window.void()
+        if not self._rewinds_exactly:
+            self._rewind.keep(self._tracked.others)  # what the rest of the loop's body may change
+        self._rewind.due = True
+        for loader in self._tracked.loaders:
+            if alarm is None:
+                loader.commit(())
+            elif spans := loader.leave_out():
+                self._replicated.emit(SamplesLeftOut(loader=loader.number, spans=spans))
+        if alarm is not None and self._watch is not None:
+            self._replicated.emit(StepVoided(step=self.step + 1, why=str(alarm)))
+            error = self._watch.voided(self.step + 1, alarm)
+            if error is not None:
+                self._end(error)
+
+    def _have_parted(self) -> None:
+        """Find out who holds another State than most, and wait for a group without them."""
+        if self._fingerprints is None:
+            return
+        roll = self._driver.run(self._fingerprints.roll_call(self.me))
+        found = compare(self.step, "step", self._fingerprints.told(roll.result))
+        if found is not None and not found.equal and not self._driver.watching:
+            self._link.send(
+                Diverged(
+                    step=found.step,
+                    workers=found.workers,
+                    apart=found.apart,
+                    parts=found.parts,
+                    error=diverged(found),
+                )
+            )
+            self._driver.stand_by(found.apart)
+        # Else it was somebody who has been lost since, or the others see to it. In any case the
+        # batch is to be split over those who are left, and they must know of each other.
+        self._driver.step_left(self._driver.run(Regroup()), 0)
+
+    @property
+    def _rewinds_exactly(self) -> bool:
+        """Whether all is kept at the beginning of each step, and not when one turns out void."""
+        return self.settings.rollback or self.settings.guard is not None
+
+    def _end(self, error: TrainError) -> NoReturn:
+        """The run cannot go on, whatever user code catches."""
+        self._ended = error
+        raise error
+
     def voided(self, result: torch.Tensor) -> bool:
-        """Whether a step that was left with this result is to be done again."""
-        return decode(result.tolist()).void
+        """Whether a step that was left with this result does not count."""
+        agreed = decode(result.tolist())
+        return agreed.void or not agreed.equal or self._alarm(agreed) is not None
 
     def _first(self) -> bool:
         """Whether this worker tells what all know: in its group, or in one that is to be entered.
@@ -508,10 +613,10 @@ class Member:
         """Between two steps: joiners enter, checkpoints are taken. Nothing within one.
 
         Raises:
-            ReplicasDiffer: the workers have parted before; user code may have caught it once.
+            TrainError: what has ended the run; user code may have caught it once.
         """
-        if self._parted is not None:
-            raise self._parted
+        if self._ended is not None:
+            raise self._ended
         self._check()
         if any(loader.pending for loader in self._tracked.loaders):
             return  # a further micro-batch of a step, or a second loader
@@ -519,10 +624,10 @@ class Member:
         self._link.await_controller()
         self._rewind.restore(self._tracked.others)
         self._driver.boundary()
-        if self.settings.rollback:
+        if self._rewinds_exactly:
             self._rewind.keep(self._tracked.others)
-            if self._reducer is not None:
-                self._reducer.remember_buffers()
+        if self._reducer is not None:
+            self._reducer.remember_buffers()
         compare, self._compare_now = self._compare_now, False
         self._look_who_joined()
         until = self.settings.until_reports
@@ -608,6 +713,7 @@ class Member:
             )
         loader = Loader(len(self._tracked.loaders), source, self)
         if not self._tracked.open(loader):
+            loader.leave_out(self.settings.left_out.get(loader.number, ()))
             self._replicated.emit(loader.opened())
         return loader
 
@@ -654,6 +760,10 @@ class Member:
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
         self._schedule.reported(self.step, metrics)
+        guard = self.settings.guard
+        name = guard.metric if guard is not None else None
+        if name is not None and name in metrics:
+            self._metric = float(metrics[name])
         event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
         self._reports += 1
         self._metrics.update(event.metrics)
@@ -677,10 +787,11 @@ class Member:
 
         Raises:
             StoreError: it could not be stored.
-            ReplicasDiffer: the workers hold different States, or have parted before.
+            ReplicasDiffer: the workers hold different States.
+            TrainError: what has ended the run before.
         """
-        if self._parted is not None:
-            raise self._parted
+        if self._ended is not None:
+            raise self._ended
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
         self._check(thoroughly=True)

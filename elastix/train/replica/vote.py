@@ -9,6 +9,8 @@ A vote is a row of numbers, which the round reduces by maximum. So a field has o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastix.train.replica.guard import ABSENT
+
 
 @dataclass(frozen=True, kw_only=True)
 class Vote:
@@ -18,23 +20,32 @@ class Vote:
         proposal: generation of the proposed group that this worker could enter, 0 for none;
             unanimous.
         drawn: hash of the batches of this step (draws); unanimous.
+        held: hash of a part of the State (fingerprints); unanimous.
         journaled: how far the journal has got, as rank 0 knows, -1 from others; highest.
         store: rank 0 finds it time for a checkpoint; highest.
         compare: rank 0 finds it time to compare the replicas; highest.
         void: the step is done for nothing, since it will be done again; highest.
+        step_us: since the step before; highest.
+        norm, metric: what the guard judges, in the order of guard.ordered; highest.
     """
 
     proposal: int
     drawn: int
+    held: int = 0
     journaled: int
     store: bool
     compare: bool
     void: bool
+    step_us: int = 0
+    norm: int = ABSENT
+    metric: int = ABSENT
 
     def encode(self) -> tuple[int, ...]:
         """As the round reduces it; `decode` has the same order."""
-        unanimous = self.proposal, -self.proposal, self.drawn, -self.drawn
-        return *unanimous, self.journaled, int(self.store), int(self.compare), int(self.void)
+        unanimous = (self.proposal, self.drawn, self.held)
+        flags = (int(self.store), int(self.compare), int(self.void))
+        highest = (self.journaled, *flags, self.step_us, self.norm, self.metric)
+        return *unanimous, *(-field for field in unanimous), *highest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,25 +56,38 @@ class VoteResult:
         proposal: generation of the proposed group that all could enter; 0 if they know different
             ones, or none.
         alike: all have drawn the same batches.
+        equal: all hold the same, as far as it was hashed.
         journaled: how far the journal has got.
         store, compare: as soon as this step is behind.
         void: the step is to be done again.
+        step_us: how long the step took the slowest.
+        norm, metric: as Vote has them.
     """
 
     proposal: int
     alike: bool
+    equal: bool
     journaled: int
     store: bool
     compare: bool
     void: bool
+    step_us: int
+    norm: int
+    metric: int
 
 
 def decode(reduced: Sequence[int]) -> VoteResult:
     """The verdict from what was reduced."""
-    proposal, lowest, drawn, other, journaled, store, compare, void = reduced
+    unanimous, (journaled, store, compare, void, *rest) = reduced[:6], reduced[6:]
+    (proposal, drawn, held), lowest = unanimous[:3], unanimous[3:]
+    step_us, norm, metric = rest
     return VoteResult(
-        proposal=proposal if proposal == -lowest else 0,
-        alike=drawn == -other,
+        proposal=proposal if proposal == -lowest[0] else 0,
+        alike=drawn == -lowest[1],
+        equal=held == -lowest[2],
+        step_us=step_us,
+        norm=norm,
+        metric=metric,
         journaled=journaled,
         store=store > 0,
         compare=compare > 0,

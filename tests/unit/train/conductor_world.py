@@ -234,7 +234,11 @@ class World:
         self._do(self.conductor.tick(self.now))
         if self.conductor.phase is Phase.GOING_BACK:
             self.step = self.stored_step
-            self._do(self.conductor.went_back(Resumed(step=self.step, ref=""), self.now))
+            self._do(
+                self.conductor.went_back(
+                    Resumed(step=self.step, ref="stored" if self.step else ""), self.now
+                )
+            )
         self._later(self._tick_s, self._tick)
 
     def _later(self, seconds, what):

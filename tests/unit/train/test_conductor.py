@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from elastix.errors import QuorumLost, TooManyFailures, TrainError
+from elastix.errors import QuorumLost, ReplicasDiffer, TooManyFailures, TrainError
 from elastix.events import (
     GenerationFormed,
+    ReplicasDiverged,
     Resumed,
     StepCommitted,
     WorkerLeft,
@@ -19,6 +20,7 @@ from elastix.events import (
 from elastix.train.control.actions import KillWorker, Relay, Tell, Write
 from elastix.train.control.conductor import Conductor, Phase
 from elastix.train.control.messages import (
+    Diverged,
     Heartbeat,
     Outcome,
     OutcomeKind,
@@ -476,3 +478,57 @@ def test_workers_of_one_node_watch_each_other_and_are_believed():
     assert not conductor.hear(2, SawDeath(4), 1.0), "it is known"
     assert not conductor.hear(4, SawDeath(2), 1.0), "it is lost itself"
     assert 2 in conductor.workers
+
+
+def diverged(world, apart=None):
+    """All members say that the worker of this rank holds something else; None: nobody knows who."""
+    members = world.conductor.membership.members
+    said = Diverged(
+        step=world.conductor.state.step,
+        workers=members,
+        apart=members if apart is None else (members[apart],),
+        parts=("model",),
+        error=ReplicasDiffer("they differ"),
+    )
+    world.stalled = True
+    for worker in members:
+        world._say(worker, said)
+
+
+def test_the_minority_is_evicted_and_replaced():
+    world = World(3)
+    world.at(20, lambda w: diverged(w, 1))
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(1, "diverged")]
+    assert [event.cure for event in world.events(ReplicasDiverged)] == ["evicted"]
+    assert (min(sizes(world)), sizes(world)[-1]) == (2, 3)
+    assert committed_once(world)
+
+
+def test_without_a_majority_all_go_back():
+    world = World(2)
+    world.stored_step = 3
+    world.at(20, diverged)
+    assert world.run().outcome == "finished"
+    assert [event.cure for event in world.events(ReplicasDiverged)] == ["went back"]
+    assert [event.step for event in world.events(Resumed)] == [3]
+    assert not lost(world)
+    assert committed_once(world)
+
+
+@pytest.mark.parametrize(("stored", "replace"), [(0, True), (3, False)])
+def test_the_run_ends_if_there_is_nothing_to_go_back_to_or_nobody_who_could(stored, replace):
+    world = World(2, replace=replace)
+    world.stored_step = stored
+    world.at(20, diverged)
+    ending = world.run()
+    assert (ending.outcome, ending.message) == ("failed", "they differ")
+
+
+def test_workers_that_part_three_times_in_a_few_steps_end_the_run():
+    world = World(5)
+    for number in range(3):
+        world.at(20 + number, lambda w: diverged(w, 0))
+    ending = world.run()
+    assert (ending.outcome, ending.message) == ("failed", "they differ")
+    assert len(world.events(ReplicasDiverged)) == 2

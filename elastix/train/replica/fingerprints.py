@@ -1,0 +1,131 @@
+"""Digests of a part of what a worker holds, and the round in which all tell theirs.
+
+Looked at are parameters, persistent buffers as they were when the step began, and the tensors of
+optimizers; what else was tracked is compared at checkpoints only. Taken when the step's gradient is
+reduced and not agreed on: so a worker whose parameters have changed since the step before, even
+while it computed, has no part in the step.
+
+Not here: which bytes (sentinel), and what follows (member).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from blake3 import blake3
+
+from elastix.comm.network.process_group import Group, Reduce
+from elastix.comm.protocol.operation import RoundAlone
+from elastix.state import raw_bytes
+from elastix.train.replica.sentinel import Piece
+from elastix.train.replica.tracked_objects import TrackedObjects
+
+_NOBODY = -1
+
+
+class Fingerprints:
+    """One worker's.
+
+    Args:
+        tracked: its objects.
+        buffers: as they were when the step began.
+
+    Attributes:
+        parts: the digests that were taken last, by part of the State: 62 bits each.
+    """
+
+    def __init__(
+        self, tracked: TrackedObjects, buffers: Callable[[], Sequence[torch.Tensor]]
+    ) -> None:
+        self.parts: dict[str, int] = {}
+        self._tracked = tracked
+        self._buffers = buffers
+        modules = tracked.modules.items()
+        self._parameters = [
+            (prefix.strip("@/") or "model", parameter)
+            for prefix, module in modules
+            for parameter in module.parameters()
+        ]
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """With the part that each belongs to, in an order that all workers have."""
+        found = [*self._parameters, *(("buffers", buffer) for buffer in self._buffers())]
+        for name, other in self._tracked.others.items():
+            if isinstance(other, torch.optim.Optimizer):
+                found += [(name, tensor) for tensor in _slots(other)]
+        return found
+
+    def take(self, tensors: Sequence[tuple[str, torch.Tensor]], pieces: Sequence[Piece]) -> int:
+        """Digest of these pieces, as a number that fits an int64 with either sign."""
+        hashes = {part: blake3() for part in self._names()}
+        for piece in pieces:
+            part, tensor = tensors[piece.place]
+            flat = raw_bytes(tensor)
+            if piece.stop - piece.start < flat.numel():
+                flat = flat[piece.start : piece.stop]
+            hashes[part].update(flat.numpy().data)
+        self.parts = {part: _number(found) for part, found in hashes.items()}
+        return _number(blake3(repr(sorted(self.parts.items())).encode()))
+
+    def roll_call(self, worker: int) -> "HeldCall":
+        """The round in which each tells what it took last."""
+        return HeldCall(worker, [self.parts.get(part, 0) for part in self._names()])
+
+    def told(self, result: torch.Tensor) -> dict[int, Mapping[str, str]]:
+        """By worker, the digest of each part, from what the roll call gave."""
+        names = self._names()
+        return {
+            worker: dict(zip(names, map(str, numbers), strict=True))
+            for worker, *numbers in result.tolist()
+        }
+
+    def _names(self) -> list[str]:
+        optimizers = (
+            name
+            for name, other in self._tracked.others.items()
+            if isinstance(other, torch.optim.Optimizer)
+        )
+        return sorted({"buffers", *(part for part, _ in self._parameters), *optimizers})
+
+
+class HeldCall(RoundAlone):
+    """A round in which each tells all others what it holds."""
+
+    kind = 6
+    reduce: Reduce = "max"
+
+    def __init__(self, worker: int, numbers: Sequence[int]) -> None:
+        self._row = [worker, *numbers]
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """One row for each member, of which this worker fills its own."""
+        table = torch.full((group.size, len(self._row)), _NOBODY)
+        table[group.rank] = torch.tensor(self._row)
+        return table
+
+
+class Regroup(RoundAlone):
+    """A round that tells nothing: whoever leaves it knows which generation all have come to."""
+
+    kind = 7
+    reduce: Reduce = "max"
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """A number that nobody looks at."""
+        del group
+        return torch.zeros(1, dtype=torch.int64)
+
+
+def _slots(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """What an optimizer has gathered; one that came from a State may have another order in it."""
+    return [
+        slot[key]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if (slot := optimizer.state.get(parameter))
+        for key in sorted(slot)
+        if isinstance(slot[key], torch.Tensor)
+    ]
+
+
+def _number(digest: blake3) -> int:
+    return int.from_bytes(digest.digest(8)) >> 2

@@ -1,0 +1,196 @@
+"""A bit that flips in one worker's memory is found in the step, and costs nobody else anything.
+
+Real processes, real memory. Found means: the worker is named and taken out, the step is done again,
+and the run ends with the bytes of one in which nothing had happened.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from elastix.config import CheckpointConfig
+from elastix.data.audit import audit
+from elastix.errors import ReplicasDiffer
+from elastix.events import ReplicasDiverged, Resumed, StepCommitted, StepVoided, WorkerLost
+from elastix.store import Store
+from elastix.testing.chaos import Flip, Kill, with_kills
+from elastix.testing.local import LocalRun, run_local
+from elastix.testing.replay import compare
+from tests.trainables import digest, train
+
+CONFIG = {"samples": 150, "batch_size": 30, "epochs": 2}  # 10 steps
+
+TENSORS = [
+    "head.weight",
+    "norm1.weight",
+    "norm1.running_var",
+    "norm2.num_batches_tracked",
+    "@optimizer/state/conv1.weight/exp_avg_sq",
+    "@optimizer/state/head.bias/step",
+]
+
+
+def of(kind, run: LocalRun):
+    return [event for event in run.events if isinstance(event, kind)]
+
+
+def final(directory: Path) -> str:
+    with Store(directory / "store", read_only=True) as store:
+        return digest(store.get(store.tags()["local/final"]))
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory) -> str:
+    """The bytes at the end of a run of three workers in which nothing happens."""
+    directory = tmp_path_factory.mktemp("quiet")
+    run = run_local(train, 3, config=CONFIG, directory=directory)
+    assert not of(ReplicasDiverged, run)
+    return final(directory)
+
+
+def flip(directory: Path, *flips: Flip | Kill) -> LocalRun:
+    """Workers are replaced before the step is done again, so that it is split as it was."""
+    return run_local(
+        with_kills(train, flips),
+        3,
+        config=CONFIG,
+        directory=directory,
+        min_workers=3,
+        replace=True,
+    )
+
+
+def part_of(tensor: str) -> str:
+    if tensor.startswith("@"):
+        return "optimizer"
+    return "buffers" if "running" in tensor or "tracked" in tensor else "model"
+
+
+@pytest.mark.parametrize("tensor", TENSORS)
+def test_a_flipped_bit_costs_a_worker_and_changes_nothing(tmp_path, quiet, tensor):
+    run = flip(tmp_path, Flip(worker=1, tensor=tensor, step=5, bit=3))
+    (found,) = of(ReplicasDiverged, run)
+    assert (found.step, found.workers, found.apart) == (5, (0, 1, 2), (1,))
+    assert (found.parts, found.cure) == ((part_of(tensor),), "evicted")
+    assert [(lost.worker, lost.cause) for lost in of(WorkerLost, run)] == [(1, "diverged")]
+    assert final(tmp_path) == quiet
+    account = audit(run.events)
+    assert account.exact
+    assert account.replicas.equal
+
+
+@pytest.mark.parametrize(
+    ("phase", "found_after"),
+    [("bucket", 6), ("filled", 6), ("round", 7), ("left", 7)],
+)
+def test_it_is_found_wherever_in_a_step_it_happens(tmp_path, quiet, phase, found_after):
+    """Before the vote in that step, though its gradient was computed before; else in the next."""
+    run = flip(tmp_path, Flip(worker=2, tensor="head.weight", phase=phase, step=6, bit=6))
+    assert [(e.step, e.apart) for e in of(ReplicasDiverged, run)] == [(found_after, (2,))]
+    assert final(tmp_path) == quiet
+
+
+def test_without_a_replacement_the_others_do_the_step_again(tmp_path):
+    flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=5)])
+    run = run_local(flipped, 3, config=CONFIG, directory=tmp_path)
+    assert [lost.worker for lost in of(WorkerLost, run)] == [1]
+    step = next(event for event in of(StepCommitted, run) if event.step == 6)
+    assert step.world_size == 2
+    assert sum(batch.samples for batch in step.batches) == 30  # the whole batch
+    assert audit(run.events).exact
+    assert compare(tmp_path).relative < 1e-9
+
+
+def test_two_workers_go_back_to_the_last_state_that_both_held(tmp_path):
+    """Nobody can say which of them is right. Both are replaced."""
+    flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=6)])
+    settings = {"config": CONFIG, "checkpoint": CheckpointConfig(every_steps=4)}
+    run = run_local(flipped, 2, directory=tmp_path / "run", replace=True, **settings)
+    (found,) = of(ReplicasDiverged, run)
+    assert (found.step, found.apart, found.cure) == (6, (0, 1), "went back")
+    assert [resumed.step for resumed in of(Resumed, run)] == [4]
+    assert audit(run.events).exact
+    assert audit(run.events).replicas.equal
+    assert compare(tmp_path / "run").relative < 1e-9
+
+
+def test_two_workers_without_a_stored_state_end(tmp_path):
+    flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=6)])
+    with pytest.raises(ReplicasDiffer, match="workers 0 and 1 hold different States"):
+        run_local(flipped, 2, config=CONFIG, directory=tmp_path, replace=True)
+
+
+def test_workers_that_part_again_and_again_end_the_run(tmp_path):
+    """Code that treats them differently would have one evicted after the other."""
+    flips = [
+        Flip(worker=worker, tensor="head.weight", phase="filled", step=step)
+        for worker, step in ((1, 3), (2, 5), (0, 6))
+    ]
+    with pytest.raises(ReplicasDiffer, match="again and again"):
+        flip(tmp_path, *flips)
+
+
+@pytest.mark.parametrize("phase", ["left", "round"])
+def test_the_one_that_parted_may_die_before_it_is_named(tmp_path, phase):
+    """In the roll call, or in the vote itself: then there is nobody left to name."""
+    kills = [
+        Flip(worker=1, tensor="head.weight", step=5),
+        Kill(worker=1, phase=phase, step=5, detail=6 if phase == "round" else 1),
+    ]
+    run = run_local(with_kills(train, kills), 3, config=CONFIG, directory=tmp_path)
+    assert [lost.worker for lost in of(WorkerLost, run)] == [1]
+    assert audit(run.events).exact
+    assert audit(run.events).replicas.equal
+    assert compare(tmp_path).relative < 1e-9
+
+
+def test_another_one_may_die_in_the_roll_call(tmp_path):
+    kills = [
+        Flip(worker=1, tensor="head.weight", step=5),
+        Kill(worker=2, phase="round", step=5, detail=6),
+    ]
+    run = run_local(
+        with_kills(train, kills),
+        4,
+        config=CONFIG,
+        directory=tmp_path,
+    )
+    assert {(lost.worker, lost.cause) for lost in of(WorkerLost, run)} == {
+        (1, "diverged"),
+        (2, "died"),
+    }
+    assert audit(run.events).exact
+    assert compare(tmp_path).relative < 1e-9
+
+
+def test_it_can_be_turned_off(tmp_path):
+    flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=5)])
+    with pytest.raises(ReplicasDiffer, match="after step 10 worker 1 holds another State"):
+        run_local(flipped, 3, config=CONFIG, directory=tmp_path, sentinel=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300))
+def test_more_flips(tmp_path, quiet, seed):
+    chance = random.Random(seed)
+    flipped = Flip(
+        worker=chance.randrange(3),
+        tensor=chance.choice(TENSORS),
+        step=chance.randrange(1, 9),
+        bit=chance.randrange(8),
+        byte=chance.randrange(4),
+    )
+    run = flip(tmp_path, flipped)
+    assert [e.apart for e in of(ReplicasDiverged, run)] == [(flipped.worker,)]
+    assert final(tmp_path) == quiet
+
+
+@pytest.mark.parametrize(
+    "steps", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_a_quiet_run_raises_no_alarm(tmp_path, steps):
+    config = {"model": "mlp", "samples": 60, "batch_size": 6, "epochs": steps // 10}
+    run = run_local(train, 2, config=config, directory=tmp_path, timeout_s=3500.0)
+    assert of(StepCommitted, run)[-1].step == steps
+    assert not of(ReplicasDiverged, run) + of(StepVoided, run) + of(WorkerLost, run)
