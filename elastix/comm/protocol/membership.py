@@ -79,6 +79,9 @@ class Roster:
         self._entering: set[int] = set()  # of them, those not known to have the State
         self._dead: set[int] = set()  # of them, known to be lost when nobody had the State any more
         self._settled = 0  # how many of them have confirmed the newest generation
+        self._let_go: dict[
+            int, tuple[int, ...]
+        ] = {}  # by proposal: members that are to leave there
         self._admitted: dict[int, int] = {}  # worker to the generation that let it in
         self._confirmed: dict[int, int] = {}  # worker to the newest generation it was in
         self._last_with: dict[int, int] = {}  # former member to the last generation it is in
@@ -190,16 +193,40 @@ class Roster:
 
     def entered(self, worker: int, generation: int) -> Membership | None:
         """A member confirms that it has the State and is in the group of `generation`."""
+        back = self._part_with(generation)
+        if back:
+            self._confirm(worker, generation)
+            return self._regroup(*back, cause="leave")
+        if not self._confirm(worker, generation):
+            return None  # it was taken out in the meantime, and will learn of it
+        return self._advance()
+
+    def _confirm(self, worker: int, generation: int) -> bool:
         admitted = self._admitted.get(worker, generation + 1)
         if worker not in self._members or generation < admitted:
-            return None  # it was taken out in the meantime, and will learn of it
+            return False
         self.holders.add(worker)
         self._entering.discard(worker)
         newest = self.newest.generation
         self._settled += (generation == newest) - (self._confirmed.get(worker) == newest)
         self._confirmed[worker] = generation
         self.founded = True
-        return self._advance()
+        return True
+
+    def _part_with(self, generation: int) -> list[int]:
+        """Somebody was in `generation`: all had agreed to go on without whom it let go.
+
+        Such a one may not have heard of it, since its last round failed. Its State is older than
+        what the others have committed since, so it must not lead a group when they are gone.
+
+        Returns:
+            Those who were called back when that was not known, and are not in a group since.
+        """
+        gone = self._let_go.pop(generation, ())
+        gone = tuple(w for w in gone if self._confirmed.get(w, 0) < generation)
+        self.holders.difference_update(gone)
+        self.leaving = [w for w in self.leaving if w not in gone]
+        return [w for w in gone if w in self._members]
 
     def leave(self, worker: int) -> Membership | None:
         """A worker is to go, at a boundary: its node is to be taken away, or it is too slow."""
@@ -218,7 +245,7 @@ class Roster:
         if worker in self.leaving:
             self.leaving.remove(worker)
         if self._awaited(worker, generation):
-            return self._regroup(without=worker, cause="leave")
+            return self._regroup(worker, cause="leave")
         return self._advance()
 
     def _drop(self, worker: int) -> None:
@@ -241,13 +268,13 @@ class Roster:
             self.leaving.remove(worker)
         if worker in self._finished or not (goes_anyway or worker in self._members):
             return None
-        return self._regroup(without=worker, cause="loss")
+        return self._regroup(worker, cause="loss")
 
     def doubt(self, generation: int) -> Membership | None:
         """Collectives fail in `generation` although nobody is known to be dead."""
         if generation < self._last_urgent:
             return None  # that group is history
-        return self._regroup(without=None, cause="doubt")
+        return self._regroup(cause="doubt")
 
     def finished(self, worker: int, generation: int) -> Membership | None:
         """A member is through with the train function; it left from the group of `generation`.
@@ -259,8 +286,9 @@ class Roster:
         self._entering.discard(worker)
         if worker in self.leaving:
             self.leaving.remove(worker)
-        if self._awaited(worker, generation):
-            return self._regroup(without=worker, cause="end")
+        back = self._part_with(generation)
+        if back or self._awaited(worker, generation):
+            return self._regroup(worker, *back, cause="end")
         return None
 
     def _awaited(self, worker: int, generation: int) -> bool:
@@ -268,13 +296,11 @@ class Roster:
         last = self._last_with.get(worker, 0)
         return (self.newest.generation if worker in self._members else last) > generation
 
-    def _regroup(self, without: int | None, cause: str) -> Membership | None:
+    def _regroup(self, *without: int, cause: str) -> Membership | None:
         """An urgent membership of those who have the State; of all, before anybody has it."""
         # Whoever is to leave has its share of the step in hand until it is gone.
         stay = [w for w in self.leaving if w not in self._members and w in self.holders]
-        gone = self._dead | (self._finished & self._members)
-        if without is not None and without in self._members:
-            gone.add(without)
+        gone = self._dead | ((self._finished | set(without)) & self._members)
         if not self.founded:
             # None or all of them have the State, and they will find out which. Nobody else may
             # come in before that.
@@ -284,7 +310,7 @@ class Roster:
             self._disband(self.newest.generation)
             return self._advance()
         again = self._unequipped(gone)
-        stay = [w for w in stay if w != without]
+        stay = [w for w in stay if w not in without]
         members = self._members_but(gone.union(again)) + tuple(stay)
         if not self._runs:
             self._stop_watching()
@@ -310,6 +336,8 @@ class Roster:
             return self._admit(set(), self._founders, urgent=True, cause="start")
         if self._entering or not self.holders:
             return None
+        if not self.newest.urgent and not self._settled:
+            return None  # who waits for more members enters a proposal unasked: all must the same
         go = {w for w in self.leaving if w in self._members}
         room = int(min(self._room, len(self.waiting)))
         if room > 0:
@@ -346,7 +374,7 @@ class Roster:
         self,
         members: tuple[int, ...],
         *,
-        gone: Iterable[int] = (),
+        gone: Collection[int] = (),
         come: Iterable[int] = (),
         urgent: bool,
         cause: str,
@@ -372,4 +400,6 @@ class Roster:
         self.newest = Membership(self.newest.generation + 1, members, urgent, cause)
         if urgent:
             self._last_urgent = self.newest.generation
+        elif gone:
+            self._let_go[self.newest.generation] = tuple(gone)
         return self.newest

@@ -11,7 +11,7 @@ copies of the member list when the group changes.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import islice
 
@@ -335,6 +335,11 @@ class Conductor:
                 self._release(worker, now)
                 self._say_farewell(worker, member, outcome)
                 self._push(self._roster.left(worker, outcome.generation))
+            case OutcomeKind.FENCED if member.leaves:  # it was let go before it heard that it was
+                self._release(worker, now)
+                self._push(self._roster.lost(worker))
+                newest = self._roster.newest.generation
+                self._say_farewell(worker, member, replace(outcome, generation=newest))
             case OutcomeKind.DISMISSED:
                 self._release(worker, now)
                 if self._roster.holders.isdisjoint(self._workers):  # rank 0 may still be storing

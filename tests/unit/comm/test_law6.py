@@ -78,6 +78,22 @@ def test_no_two_survivors_disagree(fixed, schedules):
     run_schedules(range(schedules), fixed)
 
 
+@pytest.mark.parametrize(
+    ("fixed", "seed"),
+    [
+        # A leaver whose last round failed went on alone when the others had finished without it,
+        pytest.param({"hiccups": 1, "leaves": 1}, 7820, id="left and led"),
+        # or met a newcomer, which had no result of an operation before its time;
+        pytest.param({"hiccups": 1, "leaves": 1}, 18711, id="left and met"),
+        # and of those who waited for more members each entered another proposal.
+        pytest.param({"hiccups": 1, "leaves": 1}, 15435, id="two proposals"),
+        pytest.param({"leaves": 2, "kill_every": 20, "spares": True}, 9101, id="two leave"),
+    ],
+)
+def test_schedules_that_were_lost_once(fixed, seed):
+    run_schedules(range(seed, seed + 1), fixed)
+
+
 def test_the_schedules_reach_every_way_through_a_recovery():
     fixed = without("joiners", "replace", "min_workers", "all_end", leaves=1)
     seen = run_schedules(range(2000), fixed)

@@ -294,6 +294,57 @@ def test_whoever_waits_for_a_worker_that_has_left_is_told_to_go_on_without_it():
     assert brief(roster.left(1, 2)) == (4, (0,), True, "leave")
 
 
+def test_a_leaver_is_not_called_back_once_somebody_has_gone_on_without_it():
+    """What it has in hand is behind the others, who may have committed more since."""
+    roster = founded(0, 1, 2)
+    assert brief(roster.leave(0)) == (2, (1, 2), False, "leave")
+    assert roster.entered(1, 2) is None
+    assert brief(roster.doubt(1)) == (3, (1, 2), True, "doubt")
+    assert roster.holders == {1, 2}
+    roster.lost(1)
+    roster.lost(2)
+    assert roster.extinct
+
+
+def test_a_leaver_that_was_called_back_is_sent_away_when_it_is_heard_that_it_was_left():
+    roster = founded(0, 1, 2)
+    roster.leave(0)
+    assert brief(roster.doubt(1)) == (3, (1, 2, 0), True, "doubt")
+    assert brief(roster.entered(1, 2)) == (4, (1, 2), True, "leave")
+    assert roster.left(0, 4) is None
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_leaver_does_not_go_on_alone_when_the_others_have_finished_without_it(heard):
+    roster = founded(0, 1)
+    roster.leave(0)
+    if heard:
+        roster.entered(1, 2)
+    roster.doubt(1)
+    assert roster.finished(1, 2) is None
+    assert roster.over
+
+
+def test_a_leaver_that_was_called_back_and_came_is_a_member_again():
+    roster = founded(0, 1, 2)
+    roster.leave(0)
+    assert roster.doubt(1).members == (1, 2, 0)
+    roster.entered(0, 3)
+    assert brief(roster.newest) == (4, (1, 2), False, "leave")
+    assert roster.entered(1, 2) is None
+    assert 0 in roster.holders
+    assert roster.doubt(3).members == (1, 2, 0)
+
+
+def test_a_proposal_is_followed_by_another_only_when_somebody_is_in_it():
+    """Who waits for more members enters one unasked, and all of them have to take the same."""
+    roster = founded(0, 1, 2)
+    assert brief(roster.leave(0)) == (2, (1, 2), False, "leave")
+    assert roster.leave(1) is None
+    assert come(roster, 7) is None
+    assert brief(roster.entered(2, 2)) == (3, (2, 7), False, "join")
+
+
 def test_the_last_ones_do_not_leave_before_others_have_the_state():
     roster = founded(0)
     assert roster.leave(0) is None
@@ -378,6 +429,7 @@ class Lives(RuleBasedStateMachine):
         self.next_worker = 0
         self.alive: list[int] = []
         self.removed: set[int] = set()
+        self.parted: set[int] = set()  # let go, as those who are left say; their processes live
 
     @property
     def going(self) -> bool:
@@ -423,7 +475,9 @@ class Lives(RuleBasedStateMachine):
     def entered(self, data):
         worker = data.draw(st.sampled_from(self.alive))
         generation = data.draw(st.sampled_from(self.issued)).generation
+        leaving = set(self.roster.leaving)
         self.take(self.roster.entered(worker, generation))
+        self.parted |= leaving - set(self.roster.leaving)
 
     @precondition(lambda self: self.alive and self.going)
     @rule(data=st.data())
@@ -462,7 +516,9 @@ class Lives(RuleBasedStateMachine):
         self.alive.remove(worker)
         self.removed.add(worker)
         generation = data.draw(st.sampled_from(self.issued)).generation
+        leaving = set(self.roster.leaving)
         self.take(self.roster.finished(worker, generation))
+        self.parted |= leaving - set(self.roster.leaving) - {worker}
 
     @precondition(lambda self: self.going)
     @rule(data=st.data())
@@ -480,7 +536,8 @@ class Lives(RuleBasedStateMachine):
         assert roster.holders <= there
         outside = set(roster.waiting) | set(roster.watching)
         assert not outside & there
-        assert set(self.alive) <= outside | there
+        assert not self.parted & (outside | there)
+        assert set(self.alive) <= outside | there | self.parted
 
 
 TestLives = Lives.TestCase

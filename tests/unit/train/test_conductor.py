@@ -170,6 +170,22 @@ def test_a_notice_is_heeded_at_a_boundary_and_costs_nobody_a_recovery():
     assert not lost(world)
 
 
+def test_a_leaver_that_the_others_went_on_without_is_no_loss():
+    world = World(3)
+
+    def left_behind(w):
+        w.notice(0)
+        del w.alive[0]
+        fenced = Outcome(kind=OutcomeKind.FENCED, step=w.step)
+        w._do(w.conductor.ended(0, fenced, w.now))
+
+    world.at(20, left_behind)
+    assert world.run().outcome == "finished"
+    (left,) = world.events(WorkerLeft)
+    assert (left.worker, left.cause) == (0, "notice")
+    assert not lost(world)
+
+
 def test_whoever_is_on_a_node_that_goes_leaves_before_that():
     world = World(4, nodes=2)
     world.at(20, lambda w: w.draining.add("node1"))
