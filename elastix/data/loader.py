@@ -114,6 +114,7 @@ class Loader:
         self._pace = pace
         self._within = False  # a loop over epochs
         self._planned = 1  # epochs of it
+        self._drawn_out = False  # the train function has come to the end of this epoch
         self._ahead = self.cursor
         self._drawn: list[Draw] = []
         self._binding: Ratio | None = None  # of the last batch drawn
@@ -124,14 +125,17 @@ class Loader:
     def epochs(self, total: int) -> Iterator["Epoch"]:
         """The epochs up to the `total`-th, from the one in progress: a joiner enters that one.
 
-        Samples left over by a `break` come first in the next epoch; none is skipped.
+        Samples left over by a `break` come first in the next epoch; none is skipped. The last one
+        may come twice: when all of its batches were drawn in advance, and some were lost after.
         """
         self._pace.planned(self.number, total)
         self._within, self._planned = True, total
         try:
             while self.epoch < total:
+                self._drawn_out = False
                 yield Epoch(self)
-                self.epoch += 1
+                if self.epoch + 1 < total or not (self._drawn_out and self.steps_left):
+                    self.epoch += 1
         finally:
             self._within = False
 
@@ -242,6 +246,7 @@ class Loader:
         binding = self._pace.binding(self.number)
         drawn = self.draw(self._ahead, binding)
         if drawn is None:
+            self._drawn_out = True
             self._pace.exhausted()
             return None
         draw, after = drawn
@@ -321,7 +326,8 @@ class Loader:
 class Epoch:
     """One pass over the data: yields this worker's share of each global batch.
 
-    `len` is the number of batches left. It may grow, when samples of a lost worker come back.
+    `len` is the number of batches left. It may grow, when samples of a lost worker come back. So
+    may what is iterated: whoever draws batches in advance may have come to the end before.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -336,8 +342,23 @@ class Epoch:
         return self._loader.steps_left
 
     def __iter__(self) -> Iterator[Any]:
-        while (batch := self._loader.next_batch()) is not None:
-            yield batch
+        return _Batches(self._loader)
+
+
+class _Batches:
+    """What an epoch has left, asked anew each time: a generator that has ended never goes on."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - whatever collate makes
+        batch = self._loader.next_batch()
+        if batch is None:
+            raise StopIteration
+        return batch
 
 
 class _Fetcher:

@@ -34,7 +34,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import Dataset
 
-from elastix.data.cursor import count
+from elastix.data.cursor import count, merge, subtract
 from elastix.data.source import Collate, Source, to_device
 from elastix.errors import ElastixError, TrainError
 from elastix.events import (
@@ -557,11 +557,15 @@ class _ReplayLoader:
         self._number = number
         self._source = source
         self._batches = deque(batches)
+        self._drawn_out = False
 
     def epochs(self, total: int) -> Iterator["_ReplayLoader"]:
         while self.epoch < total:
+            self._drawn_out = False
             yield self
-            self.epoch += 1
+            more = self._batches and self._batches[0][0].epoch == self.epoch
+            if self.epoch + 1 < total or not (self._drawn_out and more):
+                self.epoch += 1
 
     @property
     def number(self) -> int:
@@ -578,10 +582,22 @@ class _ReplayLoader:
         return -(-(coming - owed) // size)
 
     def __iter__(self) -> Iterator[Any]:
-        while self._batches and self._batches[0][0].epoch == self.epoch:
-            yield self._source.read(self._voice.draw(*self._batches.popleft()))
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - whatever collate makes
         if not self._batches:
             self._voice.boundary()
+        if not self._batches or self._batches[0][0].epoch != self.epoch or self._comes_back_later():
+            self._drawn_out = True
+            raise StopIteration
+        return self._source.read(self._voice.draw(*self._batches.popleft()))
+
+    def _comes_back_later(self) -> bool:
+        """The run's loader had come to an end: its next batch is owed by the step in hand."""
+        upcoming, _ = self._batches[0]
+        spans = (*(span for share in upcoming.shares.values() for span in share), *upcoming.owed)
+        drawn = (batch for batch in self._voice.drawn if batch.loader == self._number)
+        return not subtract(spans, merge(span for batch in drawn for span in batch.owed))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

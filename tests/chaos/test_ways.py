@@ -57,6 +57,20 @@ def test_with_a_kill(tmp_path, name):
     assert set(result.lost) == {1}
 
 
+@pytest.mark.parametrize(
+    ("name", "kill"),
+    [
+        ("batches_in_advance", Kill(worker=0, phase="left", step=3, after=1)),
+        ("alternating_accumulation", Kill(worker=2, phase="bucket", step=1, after=1)),
+        ("alternating_accumulation_with_norm", Kill(worker=2, phase="left", step=2, after=1)),
+    ],
+)
+def test_what_is_lost_after_the_end_of_an_epoch_was_seen_comes_back(tmp_path, name, kill):
+    """These draw the last batches of an epoch, and see that it has no more, within one step."""
+    result = assert_as_plain_torch(tmp_path, name, 3, [kill])
+    assert set(result.lost) == {kill.worker}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_before_anything_goes_wrong(tmp_path, name):
     with pytest.raises((ConfigError, TrainError)) as caught:

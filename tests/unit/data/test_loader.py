@@ -256,6 +256,44 @@ def test_an_epoch_grows_when_samples_come_back():
     assert len(epoch) == 2
 
 
+def test_whoever_came_to_the_end_before_samples_came_back_is_given_them():
+    """As a train function that draws several batches for a step comes to it within one."""
+    loader, pace = loader_of(0, (0, 1), length=10, batch_size=6, shuffle=False)
+    (epoch,) = (e for _, e in zip(range(1), loader.epochs(1), strict=False))
+    batches = iter(epoch)
+    assert [len(batch) for batch in batches] == [3, 2]
+    assert next(batches, None) is None
+    loader.commit((0,))
+    pace.group = (0,)
+    assert len(epoch) == 1
+    assert next(batches).tolist() == [3, 4, 5, 8, 9]
+    loader.commit((0,))
+    assert next(batches, None) is None
+
+
+@pytest.mark.parametrize(("lost", "numbers"), [(False, [0, 1]), (True, [0, 1, 1])])
+def test_the_last_epoch_comes_twice_if_samples_came_back_after_its_end(lost, numbers):
+    loader, pace = loader_of(0, (0, 1), length=10, batch_size=6)
+    seen = []
+    for epoch in loader.epochs(2):
+        seen.append(epoch.number)
+        ahead = list(epoch)
+        assert ahead
+        loader.commit((0,) if lost and len(seen) == 2 else pace.group)
+    assert seen == numbers
+    assert loader.cursor.left(1) == 0
+
+
+def test_an_epoch_that_was_left_by_a_break_does_not_come_twice():
+    loader, _ = loader_of(0, (0, 1), length=10, batch_size=6)
+    numbers = []
+    for epoch in loader.epochs(1):
+        numbers.append(epoch.number)
+        next(iter(epoch))
+        loader.commit((0,))
+    assert numbers == [0]
+
+
 @given(length=st.integers(1, 80), batch_size=st.integers(1, 20))
 def test_the_length_of_an_epoch_is_its_number_of_batches(length, batch_size):
     loader, _ = loader_of(length=length, batch_size=batch_size)
