@@ -8,6 +8,8 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from elastix.config import CheckpointConfig
 from elastix.data.audit import audit
@@ -17,7 +19,7 @@ from elastix.store import Store
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import LocalRun, run_local
 from elastix.testing.replay import compare
-from tests.trainables import digest, train
+from tests.trainables import digest, make, train
 
 CONFIG = {"samples": 150, "batch_size": 30, "epochs": 2}  # 10 steps
 
@@ -162,6 +164,30 @@ def test_another_one_may_die_in_the_roll_call(tmp_path):
     }
     assert audit(run.events).exact
     assert compare(tmp_path).relative < 1e-9
+
+
+def scaled(ctx):
+    """A loop with a GradScaler, which refuses to go on where no gradient is."""
+    model, optimizer, dataset = make(CONFIG)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    model, optimizer, scaler = ctx.prepare(model, optimizer, scaler)
+    for epoch in ctx.loader(dataset, batch_size=30).epochs(2):
+        for x, y in epoch:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+def test_a_grad_scaler_takes_the_void_step_for_an_overflow(tmp_path):
+    """And forgets it, since its scale is put back."""
+    again = {"directory": tmp_path / "again", "min_workers": 3, "replace": True}
+    flips = [Flip(worker=1, tensor="head.weight", step=5)]
+    run = run_local(with_kills(scaled, flips), 3, config=CONFIG, **again)
+    assert [e.apart for e in of(ReplicasDiverged, run)] == [(1,)]
+    run_local(scaled, 3, config=CONFIG, directory=tmp_path / "quiet")
+    assert final(tmp_path / "again") == final(tmp_path / "quiet")
 
 
 def test_it_can_be_turned_off(tmp_path):

@@ -361,6 +361,15 @@ class Reducer:
         for buffers in self._buffers:
             buffers.put_back()
 
+    def overflow(self) -> None:
+        """After a step that is void: gradients that a GradScaler takes for an overflow.
+
+        It refuses to go on where there are none.
+        """
+        for gradients in self._gradients:
+            for parameter in gradients.parameters:
+                parameter.grad = torch.full_like(parameter, math.inf)
+
     def parts(self) -> Sequence[torch.Tensor]:
         """The buckets as they were accepted, one after the other; none if nothing was."""
         if self._void or not self._counter.samples():

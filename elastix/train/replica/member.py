@@ -489,9 +489,9 @@ class Member:
         if self._watch is None or self._reducer is None:
             return {}
         norm = None if self._driver.void else self._reducer.norm()
-        scalers = [o for o in self._tracked.others.values() if isinstance(o, torch.amp.GradScaler)]
-        if norm is not None and scalers:  # what is not finite is their affair
-            norm = norm / scalers[0].get_scale() if math.isfinite(norm) else None
+        scaler = self._tracked.scaler
+        if norm is not None and scaler is not None:  # what is not finite is its affair
+            norm = norm / scaler.get_scale() if math.isfinite(norm) else None
         judged = {"norm": norm, "metric": self._metric}
         return {name: ordered(value) for name, value in judged.items() if value is not None}
 
@@ -518,6 +518,7 @@ class Member:
             if not agreed.equal:
                 self._have_parted()
             return
+        self._tracked.void = False
         if self._watch is not None:
             self._watch.counted(number(agreed.norm), number(agreed.metric))
         if self._fingerprints is not None:
@@ -550,7 +551,9 @@ class Member:
         self._window.void()
         if not self._rewinds_exactly:
             self._rewind.keep(self._tracked.others)  # what the rest of the loop's body may change
-        self._rewind.due = True
+        self._rewind.due = self._tracked.void = True
+        if self._tracked.scaler is not None and self._reducer is not None:
+            self._reducer.overflow()
         for loader in self._tracked.loaders:
             if alarm is None:
                 loader.commit(())
@@ -566,6 +569,7 @@ class Member:
         """Find out who holds another State than most, and wait for a group without them."""
         if self._fingerprints is None:
             return
+        self._check(thoroughly=True)  # a parameter that nobody averages has an error of its own
         roll = self._driver.run(self._fingerprints.roll_call(self.me))
         found = compare(self.step, "step", self._fingerprints.told(roll.result))
         if found is not None and not found.equal and not self._driver.watching:

@@ -28,18 +28,26 @@ class TrackedObjects:
         modules: by the prefix of their tensors; the model has the empty one.
         others: optimizers, schedulers and whatever else, by name; the random numbers too.
         loaders: in the order in which they were made.
+        void: the last step was; whatever gradients there are, no optimizer of these moves.
     """
 
     def __init__(self) -> None:
         self.modules: dict[str, torch.nn.Module] = {}
         self.others: dict[str, Stateful] = {"rng": RandomState()}
         self.loaders: list[Loader] = []
+        self.void = False
         self._unclaimed = State({})
 
     @property
     def model(self) -> torch.nn.Module:
         """The first module."""
         return self.modules[""]
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The first one that is at work."""
+        scalers = (o for o in self.others.values() if isinstance(o, torch.amp.GradScaler))
+        return next((scaler for scaler in scalers if scaler.is_enabled()), None)
 
     def prepare(self, objects: Sequence[Any], device: torch.device) -> None:
         """Take in model, optimizer and the rest; modules go to the device.
@@ -181,8 +189,13 @@ def _watch_optimizers(live: TrackedObjects) -> None:
         alive = reference()
         if alive is None:
             handle.remove()
-        elif optimizer not in seen:
+            return
+        if optimizer not in seen:
             alive.check_optimizer(optimizer)
             seen.add(optimizer)
+        if alive.void and any(optimizer is other for other in alive.others.values()):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     handle = register_optimizer_step_pre_hook(before_step)
