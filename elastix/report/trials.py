@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from elastix.search.pareto import dominates
+
 Mode = Literal["min", "max"]
 _FOREST = 100  # trees
 _LATEST = 1000  # trials that it learns from
@@ -143,18 +145,13 @@ class CampaignRecord:
         points.sort(key=lambda point: (point[0], point[1].number))  # whoever is beaten comes later
         front: list[tuple[tuple[float, ...], TrialRecord]] = []
         for costs, trial in points:
-            if not any(_beats(other, costs) for other, _ in front):
+            if not any(dominates(other, costs) for other, _ in front):
                 front.append((costs, trial))
         return [trial for _, trial in front]
 
     def _costs(self, trial: TrialRecord) -> tuple[float, ...]:
         losses = self._losses(trial)
         return losses if len(losses) > 1 else (*losses, trial.lineage_epochs)
-
-
-def _beats(a: Sequence[float], b: Sequence[float]) -> bool:
-    """At least as good everywhere, and not the same."""
-    return tuple(a) != tuple(b) and all(x <= y for x, y in zip(a, b, strict=True))
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "", lists: bool = True) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from signal import SIGKILL, Signals
-from typing import Any
+from typing import Any, cast
 
 from elastix.comm.network import process_group
 from elastix.state import raw_bytes
 from elastix.train.replica.context import Context
+from elastix.train.replica.member import Member
 
 
 class Harm(Enum):
@@ -135,11 +136,12 @@ def _strike(kill: Kill | Flip, log: Path | None, ctx: Context) -> None:
 
 def _flip(flip: Flip, ctx: Context) -> None:
     """In the live tensor itself, and without torch's noticing, as a fault of memory goes."""
+    member = cast("Member", ctx._member)  # faults are for runs, not for their replay
     name = flip.tensor.removeprefix("@gradient/")
     if name == flip.tensor:
-        tensor: Any = ctx._member.capture().tensors[name]
+        tensor: Any = member.capture().tensors[name]
     else:
-        tensor = ctx._member._tracked.model.get_parameter(name).grad
+        tensor = member._tracked.model.get_parameter(name).grad
     memory = raw_bytes(tensor).numpy()
     memory[flip.byte] ^= 1 << flip.bit
 

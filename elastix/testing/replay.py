@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
@@ -54,8 +54,7 @@ from elastix.store import Store
 from elastix.train.replica.context import Context
 from elastix.train.replica.evaluation import Metric, evaluating, measure
 from elastix.train.replica.learning_rate import RateScaling
-from elastix.train.replica.loss import share_loss
-from elastix.train.replica.member import Member
+from elastix.train.replica.rounds import share_loss
 
 _TIMEOUT_S = 600.0
 
@@ -99,14 +98,16 @@ def replay(
     opening = next(event for event in reversed(events) if isinstance(event, RunStarted))
     steps = _standing(events)
     train = pickle.loads((directory / "train.pkl").read_bytes())
-    turns = _turns(steps, events)
-    choir = _Choir(
-        [_whole(turn) for turn in turns] if whole else turns, opening.seed, torch.device(device)
+    replayed_steps = _replayed_steps(steps, events)
+    replaying = _Replay(
+        [_whole(replayed) for replayed in replayed_steps] if whole else replayed_steps,
+        opening.seed,
+        torch.device(device),
     )
     inherited = next((e for e in events if isinstance(e, TensorsInherited)), None)
     if inherited is not None:
-        choir.inherits(inherited.found, store or store_of(directory))
-    return choir.sing(train, opening.config)
+        replaying.inherits(inherited.found, store or store_of(directory))
+    return replaying.run(train, opening.config)
 
 
 def compare(
@@ -158,7 +159,7 @@ def _standing(events: Sequence[Event]) -> list[StepCommitted]:
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _ReplayedStep:
     """One step.
 
     Attributes:
@@ -171,17 +172,19 @@ class _Turn:
     present: frozenset[int] | None
 
 
-def _turns(steps: Sequence[StepCommitted], events: Sequence[Event]) -> list[_Turn]:
+def _replayed_steps(steps: Sequence[StepCommitted], events: Sequence[Event]) -> list[_ReplayedStep]:
     members: dict[int, frozenset[int]] = {}
     standing = {id(step) for step in steps}
-    turns = []
+    replayed_steps = []
     for event in events:
         if isinstance(event, GenerationFormed):
             members[event.generation] = frozenset(event.members)
         if isinstance(event, StepCommitted) and id(event) in standing:
             had = (worker for batch in event.batches for worker in _weights(batch))
-            turns.append(_Turn(event, tuple(dict.fromkeys(had)), members.get(event.generation)))
-    return turns
+            replayed_steps.append(
+                _ReplayedStep(event, tuple(dict.fromkeys(had)), members.get(event.generation))
+            )
+    return replayed_steps
 
 
 def _weights(batch: BatchShares) -> dict[int, int]:
@@ -191,16 +194,18 @@ def _weights(batch: BatchShares) -> dict[int, int]:
     return {int(worker): count(spans) for worker, spans in batch.shares.items()}
 
 
-def _whole(turn: _Turn) -> _Turn:
+def _whole(replayed: _ReplayedStep) -> _ReplayedStep:
     """The same step, as one worker would have taken it."""
     batches = []
-    for batch in turn.committed.batches:
+    for batch in replayed.committed.batches:
         spans = tuple(span for share in batch.shares.values() for span in share)
         batches.append(dataclasses.replace(batch, shares={0: spans} if spans else {}, whole=()))
-    return _Turn(dataclasses.replace(turn.committed, batches=tuple(batches)), (0,), None)
+    return _ReplayedStep(
+        dataclasses.replace(replayed.committed, batches=tuple(batches)), (0,), None
+    )
 
 
-_singing = threading.local()
+_current = threading.local()
 
 
 @contextmanager
@@ -209,17 +214,17 @@ def _outermost_backward_ends_the_step() -> Iterator[None]:
     plain = torch.autograd.backward
 
     def backward(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        voice: _Voice | None = getattr(_singing, "voice", None)
-        if voice is None or getattr(_singing, "within", False):
+        replica: _Replica | None = getattr(_current, "replica", None)
+        if replica is None or getattr(_current, "within", False):
             plain(*args, **kwargs)
             return
-        _singing.within = True
+        _current.within = True
         try:
-            with voice.one_pass():
+            with replica.one_pass():
                 plain(*args, **kwargs)
         finally:
-            _singing.within = False
-        voice.backward_over()
+            _current.within = False
+        replica.backward_over()
 
     vars(torch.autograd)["backward"] = backward
     try:
@@ -228,17 +233,19 @@ def _outermost_backward_ends_the_step() -> Iterator[None]:
         vars(torch.autograd)["backward"] = plain
 
 
-class _Choir:
+class _Replay:
     """Threads that run the same train function, each with a replica and a share of every batch."""
 
-    def __init__(self, turns: Sequence[_Turn], seed: int, device: torch.device) -> None:
-        self.turns = turns
-        width = max([1, *(len(turn.workers) for turn in turns)])
+    def __init__(
+        self, replayed_steps: Sequence[_ReplayedStep], seed: int, device: torch.device
+    ) -> None:
+        self.replayed_steps = replayed_steps
+        width = max([1, *(len(replayed.workers) for replayed in replayed_steps)])
         self.seed = seed
         self.device = device
         self.barrier = threading.Barrier(width, timeout=_TIMEOUT_S)
         self.first_prepared = threading.Event()
-        self.voices = [_Voice(self, number) for number in range(width)]
+        self.replicas = [_Replica(self, number) for number in range(width)]
         self.failure: BaseException | None = None
         self.inherited: Mapping[str, Any] | None = None
         self.ancestor = State({})
@@ -249,10 +256,10 @@ class _Choir:
         with Store(store, read_only=True) as opened:
             self.ancestor = opened.get(found["ref"])
 
-    def sing(self, train: Callable[[Context], None], config: Mapping[str, Any]) -> State:
+    def run(self, train: Callable[[Context], None], config: Mapping[str, Any]) -> State:
         threads = [
-            threading.Thread(target=self._run, args=(voice, train, config), daemon=True)
-            for voice in self.voices
+            threading.Thread(target=self._run_one, args=(replica, train, config), daemon=True)
+            for replica in self.replicas
         ]
         # The first builds its model alone: the random numbers are the process's.
         torch.manual_seed(self.seed)
@@ -263,42 +270,42 @@ class _Choir:
                 thread.join()
         if self.failure is not None:
             raise TrainError(f"the replay failed: {self.failure!r}") from self.failure
-        return self.voices[0].capture()
+        return self.replicas[0].capture()
 
-    def _run(
-        self, voice: "_Voice", train: Callable[[Context], None], config: Mapping[str, Any]
+    def _run_one(
+        self, replica: "_Replica", train: Callable[[Context], None], config: Mapping[str, Any]
     ) -> None:
-        _singing.voice = voice
+        _current.replica = replica
         try:
-            if voice.me > 0:
+            if replica.me > 0:
                 self.first_prepared.wait(_TIMEOUT_S)
-            train(Context(cast("Member", voice), config))
+            train(Context(replica, config))
         except _Over:
             return
-        except BaseException as error:  # noqa: BLE001 - a thread's border; sing raises it
+        except BaseException as error:  # noqa: BLE001 - a thread's border; run raises it
             if not isinstance(error, threading.BrokenBarrierError):
                 self.failure = self.failure or error
             self.first_prepared.set()
             self.barrier.abort()
 
 
-class _Voice:
-    """One replica. Has the methods of Member that Context calls."""
+class _Replica:
+    """One replica, in a thread of its own. See context.Replica."""
 
-    def __init__(self, choir: _Choir, number: int) -> None:
+    def __init__(self, replay: _Replay, number: int) -> None:
         self.me = number
         self.step = 0
         self.generation = 1
-        self.device = choir.device
+        self.device = replay.device
         self.settings = self
         self.alone = False
-        self.seed = choir.seed
+        self.seed = replay.seed
         self.scale = 0.0  # of the last backward pass
         self.counted = False  # anybody's samples in this step
         self.loss = 0.0
         self._rate: RateScaling | None = None
         self.modules: dict[str, torch.nn.Module] = {}
-        self._choir = choir
+        self._replay = replay
         self._loaders: list[_ReplayLoader] = []
         self._inherits: torch.nn.Module | None = None
         self._deferred = False
@@ -322,13 +329,13 @@ class _Voice:
 
     @property
     def world_size(self) -> int:
-        return len(self._choir.voices)
+        return len(self._replay.replicas)
 
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
-        found = self._choir.inherited
+        found = self._replay.inherited
         own = model.state_dict()
         for name, theirs in (found["tensors"] if found else {}).items():
-            own[name].copy_(self._choir.ancestor.tensors[theirs])
+            own[name].copy_(self._replay.ancestor.tensors[theirs])
         self._inherits = model if found else None
         return found
 
@@ -336,10 +343,12 @@ class _Voice:
         modules = [o for o in objects if isinstance(o, torch.nn.Module)]
         prefixes = ["", *(f"@module{i}/" for i in range(1, len(modules)))]
         self.modules = dict(zip(prefixes, (m.to(self.device) for m in modules), strict=True))
-        if self._choir.inherited and self._inherits is modules[0]:
+        if self._replay.inherited and self._inherits is modules[0]:
             optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
             others = {f"optimizer{n or ''}": other for n, other in enumerate(optimizers)}
-            warm_start(self.modules, others, self._choir.ancestor, self._choir.inherited["tensors"])
+            warm_start(
+                self.modules, others, self._replay.ancestor, self._replay.inherited["tensors"]
+            )
         for parameter in self.parameters():
             if parameter.requires_grad:
                 hook = self._ready
@@ -347,10 +356,10 @@ class _Voice:
         for other in objects:
             if isinstance(other, torch.optim.Optimizer):
                 share_loss(other, self._mean_loss)
-        self._choir.first_prepared.set()
+        self._replay.first_prepared.set()
         self._together()
         if self.me > 0:
-            for mine, first in zip(modules, self._choir.voices[0].modules.values(), strict=True):
+            for mine, first in zip(modules, self._replay.replicas[0].modules.values(), strict=True):
                 mine.load_state_dict(first.state_dict())
         self._together()
         self._begin()
@@ -371,9 +380,9 @@ class _Voice:
     def open_loader(self, source: Source) -> "_ReplayLoader":
         number = len(self._loaders)
         batches = [
-            (batch, turn)
-            for turn in self._choir.turns
-            for batch in turn.committed.batches
+            (batch, replayed)
+            for replayed in self._replay.replayed_steps
+            for batch in replayed.committed.batches
             if batch.loader == number
         ]
         loader = _ReplayLoader(self, number, source, batches)
@@ -382,11 +391,11 @@ class _Voice:
 
     @property
     def members(self) -> int:
-        turn = self._choir.turns[min(self.step, len(self._choir.turns) - 1)]
-        return turn.committed.world_size
+        replayed = self._replay.replayed_steps[min(self.step, len(self._replay.replayed_steps) - 1)]
+        return replayed.committed.world_size
 
     def boundary(self) -> None:
-        if self.step >= len(self._choir.turns):
+        if self.step >= len(self._replay.replayed_steps):
             raise _Over
 
     @contextmanager
@@ -420,10 +429,10 @@ class _Voice:
     def capture(self) -> State:
         return capture(self.modules, {}).clone()
 
-    def draw(self, batch: BatchShares, turn: _Turn) -> tuple[Span, ...]:
+    def draw(self, batch: BatchShares, replayed: _ReplayedStep) -> tuple[Span, ...]:
         """A batch is drawn; this thread's share of it."""
         self.drawn.append(batch)
-        mine = turn.workers[self.me] if self.me < len(turn.workers) else None
+        mine = replayed.workers[self.me] if self.me < len(replayed.workers) else None
         if self._passed:
             if self._begun:
                 self._move_buffers()
@@ -455,7 +464,7 @@ class _Voice:
 
     def _add(self, parameter: torch.nn.Parameter, part: torch.Tensor | None) -> None:
         if parameter.grad is not None and not self._begun:  # all have what the last step left
-            parameter.grad = parameter.grad / len(self._choir.voices)
+            parameter.grad = parameter.grad / len(self._replay.replicas)
         if part is not None and self.scale:
             scaled = part * self.scale
             parameter.grad = scaled if parameter.grad is None else parameter.grad + scaled
@@ -465,7 +474,7 @@ class _Voice:
         if self._shares is None:  # nothing was ever drawn
             self.scale, self.counted = float(self.me == 0), True
             return
-        present = self._choir.turns[self.step].present
+        present = self._replay.replayed_steps[self.step].present
         left = {w: n for w, n in self._shares.items() if present is None or w in present}
         total = sum(left.values())
         mine = left.get(self._worker, 0) if self._worker is not None else 0
@@ -495,46 +504,49 @@ class _Voice:
         """The outermost backward pass has ended; if it brought gradients, this is the step."""
         if not self._active:
             return
-        turn = self._choir.turns[self.step]
-        if len(self.drawn) != len(turn.committed.batches):
+        replayed = self._replay.replayed_steps[self.step]
+        batches = len(replayed.committed.batches)
+        if len(self.drawn) != batches:
             raise TrainError(
-                f"step {self.step + 1} of the journal has {len(turn.committed.batches)} batches; "
+                f"step {self.step + 1} of the journal has {batches} batches; "
                 f"the train function drew {len(self.drawn)}. Nothing can be compared. Was the "
                 "train function changed since?"
             )
         self._move_buffers()
         self._together()
         if self.me == 0:
-            _average(self._choir.voices)
+            _average(self._replay.replicas)
         self._together()
         if self._rate is not None:
-            self._rate.observe(turn.committed.world_size)
+            self._rate.observe(replayed.committed.world_size)
         self.step += 1
         self._begin()
 
     def _mean_loss(self, loss: float) -> float:
         self.loss = loss
         self._together()
-        total = sum(voice.scale * voice.loss for voice in self._choir.voices if voice.scale)
+        total = sum(
+            replica.scale * replica.loss for replica in self._replay.replicas if replica.scale
+        )
         self._together()
         return total
 
     def _together(self) -> None:
-        self._choir.barrier.wait()
+        self._replay.barrier.wait()
 
 
-def _average(voices: Sequence[_Voice]) -> None:
+def _average(replicas: Sequence[_Replica]) -> None:
     """Gradients become the sum of what the threads have; buffers change by the sum, or maximum."""
-    counted = any(voice.counted for voice in voices)
-    for replicas in zip(*(voice.parameters() for voice in voices), strict=True):
-        parts = [parameter.grad for parameter in replicas if parameter.grad is not None]
-        for parameter in replicas:
+    counted = any(replica.counted for replica in replicas)
+    for copies in zip(*(replica.parameters() for replica in replicas), strict=True):
+        parts = [parameter.grad for parameter in copies if parameter.grad is not None]
+        for parameter in copies:
             parameter.grad = torch.stack(parts).sum(0) if parts and counted else None
     with torch.no_grad():
-        for place, base in enumerate(voices[0].buffers_before):
-            buffers = [voice.buffers()[place] for voice in voices]
+        for place, base in enumerate(replicas[0].buffers_before):
+            buffers = [replica.buffers()[place] for replica in replicas]
             if base.is_floating_point() or base.is_complex():
-                change = torch.stack([voice.buffers_moved[place] for voice in voices]).sum(0)
+                change = torch.stack([replica.buffers_moved[place] for replica in replicas]).sum(0)
                 value = torch.where(change == 0, base, base + change)
             else:
                 value = torch.stack(buffers).amax(0)
@@ -543,17 +555,17 @@ def _average(voices: Sequence[_Voice]) -> None:
 
 
 class _ReplayLoader:
-    """Gives a voice its share of each committed batch."""
+    """Gives a replica its share of each committed batch."""
 
     def __init__(
         self,
-        voice: _Voice,
+        replica: _Replica,
         number: int,
         source: Source,
-        batches: Sequence[tuple[BatchShares, _Turn]],
+        batches: Sequence[tuple[BatchShares, _ReplayedStep]],
     ) -> None:
         self.epoch = 0
-        self._voice = voice
+        self._replica = replica
         self._number = number
         self._source = source
         self._batches = deque(batches)
@@ -575,10 +587,10 @@ class _ReplayLoader:
         """As the run's loader had it: what comes back of the step in hand is not known yet."""
         coming = sum(batch.samples for batch, _ in self._batches if batch.epoch == self.epoch)
         # What an earlier epoch's batch lost comes back in this one, if it has ended since.
-        owed = sum(count(b.owed) for b in self._voice.drawn if b.loader == self._number)
+        owed = sum(count(b.owed) for b in self._replica.drawn if b.loader == self._number)
         size = self._source.batch_size
         if self._source.per_worker:
-            size *= self._voice.members
+            size *= self._replica.members
         return -(-(coming - owed) // size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -586,17 +598,17 @@ class _ReplayLoader:
 
     def __next__(self) -> Any:  # noqa: ANN401 - whatever collate makes
         if not self._batches:
-            self._voice.boundary()
+            self._replica.boundary()
         if not self._batches or self._batches[0][0].epoch != self.epoch or self._comes_back_later():
             self._drawn_out = True
             raise StopIteration
-        return self._source.read(self._voice.draw(*self._batches.popleft()))
+        return self._source.read(self._replica.draw(*self._batches.popleft()))
 
     def _comes_back_later(self) -> bool:
         """The run's loader had come to an end: its next batch is owed by the step in hand."""
         upcoming, _ = self._batches[0]
         spans = (*(span for share in upcoming.shares.values() for span in share), *upcoming.owed)
-        drawn = (batch for batch in self._voice.drawn if batch.loader == self._number)
+        drawn = (batch for batch in self._replica.drawn if batch.loader == self._number)
         return not subtract(spans, merge(span for batch in drawn for span in batch.owed))
 
 

@@ -34,6 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.buckets import BufferBucket, GradientBucket, build_buckets
 from elastix.comm.network.process_group import Group, Pending, Reduce
+from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.catch_up import Watched
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.errors import ConfigError
@@ -83,7 +84,7 @@ class Reducer:
         ConfigError: nothing requires a gradient, or a tensor is of a type that cannot be averaged.
     """
 
-    kind = 1
+    kind = OperationKind.STEP
     reduce: Reduce = "max"
 
     def __init__(

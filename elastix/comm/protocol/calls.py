@@ -5,17 +5,31 @@ differently breaks this: one evaluates, or has come to its end, while the others
 """
 
 from collections.abc import Iterable, Mapping
+from enum import IntEnum
 
 from elastix.errors import TrainError
 
-_NAMES = {
-    1: "in a backward pass",
-    2: "in ctx.evaluate",
-    3: "at the end of the train function",
-    4: "in the roll call after a step",
-    6: "in the roll call of what workers hold, after a step",
-    7: "in the round after workers had parted",
-    5: "in the step of an LBFGS optimizer",
+
+class OperationKind(IntEnum):
+    """What members do together; the number is what they tell each other."""
+
+    STEP = 1
+    EVALUATION = 2
+    END = 3
+    ROLL_CALL = 4
+    MEAN_LOSS = 5
+    FINGERPRINTS = 6
+    REGROUP = 7
+
+
+_NAMES: Mapping[int, str] = {
+    OperationKind.STEP: "in a backward pass",
+    OperationKind.EVALUATION: "in ctx.evaluate",
+    OperationKind.END: "at the end of the train function",
+    OperationKind.ROLL_CALL: "in the roll call after a step",
+    OperationKind.FINGERPRINTS: "in the roll call of what workers hold, after a step",
+    OperationKind.REGROUP: "in the round after workers had parted",
+    OperationKind.MEAN_LOSS: "in the step of an LBFGS optimizer",
 }
 
 

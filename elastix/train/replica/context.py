@@ -1,9 +1,9 @@
-"""What the train function sees. Everything behind it is in member."""
+"""What the train function sees. Everything behind it is a Replica: a member."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 import torch
 from torch.utils.data import Dataset, default_collate
@@ -14,10 +14,96 @@ from elastix.errors import ConfigError
 from elastix.state import Stateful
 from elastix.train.replica.evaluation import Metric
 from elastix.train.replica.learning_rate import RateScaling, Rule
-from elastix.train.replica.member import Member
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+class _RunSettings(Protocol):
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def alone(self) -> bool: ...
+
+
+class Replica(Protocol):
+    """What a context needs of the worker behind it: a Member, or one that replays a run.
+
+    The methods are those of Context with its arguments checked; all are called in the training
+    thread.
+    """
+
+    me: int
+    step: int
+    device: torch.device
+
+    @property
+    def settings(self) -> _RunSettings:
+        """`alone`: nobody else trains, so metrics may be what one worker says."""
+        ...
+
+    @property
+    def prepared(self) -> bool:
+        """Whether `prepare` was called."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Place in the group; -1 outside."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Members of the group."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Version of the membership."""
+        ...
+
+    def prepare(self, objects: Sequence[Any]) -> None:
+        """Take in model, optimizer and the rest, and enter the group."""
+        ...
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        """Copy tensors of an ancestor; what was copied."""
+        ...
+
+    def track(self, objects: Mapping[str, Stateful]) -> None:
+        """Make further objects part of the State."""
+        ...
+
+    def open_loader(self, source: Source) -> Any:  # noqa: ANN401
+        """A Loader, or what stands in for one."""
+        ...
+
+    def scale_rate(self, scaling: RateScaling) -> None:
+        """Let learning rates follow the group's size."""
+        ...
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Defer the step."""
+        ...
+
+    def boundary(self) -> None:
+        """Between two steps."""
+        ...
+
+    def evaluate(
+        self, metric: Metric, dataset: Dataset[Any], batch_size: int, collate: Collate
+    ) -> dict[str, float]:
+        """Metrics over a dataset that the group shares out."""
+        ...
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Hand metrics to the journal."""
+        ...
+
+    def on_phase(self, listener: Callable[[str, int], None]) -> None:
+        """Call `listener` at each phase from now on."""
+        ...
 
 
 class Context:
@@ -30,7 +116,7 @@ class Context:
         config: what ElasticTrainer was given as `config`.
     """
 
-    def __init__(self, member: Member, config: Mapping[str, Any]) -> None:
+    def __init__(self, member: Replica, config: Mapping[str, Any]) -> None:
         self.config = config
         self._member = member
 
@@ -158,7 +244,8 @@ class Context:
             augment=augment,
             device=self.device,
         )
-        return self._member.open_loader(source)
+        loader: Loader = self._member.open_loader(source)
+        return loader
 
     def evaluate(
         self,

@@ -16,7 +16,7 @@ import torch
 from blake3 import blake3
 
 from elastix.comm.network.process_group import Group, Reduce
-from elastix.comm.protocol.calls import name
+from elastix.comm.protocol.calls import OperationKind, name
 from elastix.comm.protocol.operation import RoundAlone
 from elastix.data.cursor import count, merge
 from elastix.data.loader import Loader
@@ -68,7 +68,7 @@ def drawn(loaders: Sequence[Loader]) -> Drawn:
 class RollCall(RoundAlone):
     """A round in which each tells all others what it has drawn."""
 
-    kind = 4
+    kind = OperationKind.ROLL_CALL
     reduce: Reduce = "max"
 
     def __init__(self, worker: int, mine: Drawn) -> None:

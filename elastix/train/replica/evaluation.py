@@ -9,6 +9,7 @@ from blake3 import blake3
 from torch.utils.data import Dataset
 
 from elastix.comm.network.process_group import Group, Reduce
+from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.catch_up import Watched
 from elastix.comm.protocol.operation import RoundAlone
 from elastix.data.source import Collate, to_device
@@ -25,7 +26,7 @@ class Evaluation(RoundAlone):
     outlives the group that it was divided for.
     """
 
-    kind = 2
+    kind = OperationKind.EVALUATION
     reduce: Reduce = "sum"
 
     def __init__(

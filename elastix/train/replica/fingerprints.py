@@ -14,6 +14,7 @@ import torch
 from blake3 import blake3
 
 from elastix.comm.network.process_group import Group, Reduce
+from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.operation import RoundAlone
 from elastix.state import raw_bytes
 from elastix.train.replica.sentinel import Piece
@@ -90,7 +91,7 @@ class Fingerprints:
 class HeldCall(RoundAlone):
     """A round in which each tells all others what it holds."""
 
-    kind = 6
+    kind = OperationKind.FINGERPRINTS
     reduce: Reduce = "max"
 
     def __init__(self, worker: int, numbers: Sequence[int]) -> None:
@@ -106,7 +107,7 @@ class HeldCall(RoundAlone):
 class Regroup(RoundAlone):
     """A round that tells nothing: whoever leaves it knows which generation all have come to."""
 
-    kind = 7
+    kind = OperationKind.REGROUP
     reduce: Reduce = "max"
 
     def payload(self, group: Group) -> torch.Tensor:

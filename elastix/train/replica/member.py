@@ -49,16 +49,15 @@ from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.checkpoint.snapshot import Snapshot, Stager
 from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, Suspect
 from elastix.train.replica.draws import RollCall, called, drawn, parted
-from elastix.train.replica.ending import Finish
 from elastix.train.replica.evaluation import Evaluation, Metric
 from elastix.train.replica.fingerprints import Fingerprints, Regroup
 from elastix.train.replica.guard import Alarm, Watch, number, ordered
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
-from elastix.train.replica.loss import MeanLoss, share_loss
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rewind import Rewind
+from elastix.train.replica.rounds import Finish, MeanLoss, share_loss
 from elastix.train.replica.sentinel import Rotation
 from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.vote import Vote, VoteResult, decode

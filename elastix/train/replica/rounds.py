@@ -1,7 +1,8 @@
-"""The group's loss, for optimizers that decide by it: LBFGS, when it stops and how far it goes.
+"""Operations that are a round and nothing else: the end of a run, and the group's mean loss.
 
-Each worker's closure gives the loss of its own share. Were decisions made by that, replicas would
-part; so the optimizer is given the mean over the group. No Ray.
+The mean loss is for optimizers that decide by it: LBFGS, when it stops and how far it goes. Each
+worker's closure gives the loss of its own share. Were decisions made by that, replicas would part;
+so the optimizer is given the mean over the group.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,28 @@ from typing import Any
 import torch
 
 from elastix.comm.network.process_group import Group, Reduce
+from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.operation import RoundAlone
+
+
+class Finish(RoundAlone):
+    """A round in which all show that they have come to the end.
+
+    Args:
+        before: what rank 0 does before anybody leaves.
+    """
+
+    kind = OperationKind.END
+    reduce: Reduce = "max"
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self._before = before
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """Nothing to tell; that all are here is enough."""
+        if group.rank == 0:
+            self._before()
+        return torch.zeros(1)
 
 
 class MeanLoss(RoundAlone):
@@ -21,7 +43,7 @@ class MeanLoss(RoundAlone):
         samples: how many it has; its loss counts for nothing if it has none.
     """
 
-    kind = 5
+    kind = OperationKind.MEAN_LOSS
     reduce: Reduce = "sum"
 
     def __init__(self, loss: float, samples: int) -> None:
