@@ -41,7 +41,7 @@ from elastix.train.control.actions import (
 from elastix.train.control.conductor import Conductor, Phase, RunTerms
 from elastix.train.control.messages import FromWorker, Outcome, ToWorker
 from elastix.train.on_ray.trainer import keep_code
-from elastix.train.record.beginning import begin
+from elastix.train.record.beginning import begin, going_back
 from elastix.train.record.logbook import Logbook
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import Settings
@@ -229,6 +229,8 @@ class _Controller:
                 self._do(self._conductor.tick(time.monotonic()))
             if self._conductor.phase is Phase.GOING_BACK:
                 self._checkpoints.give_up()
+                train, config, settings, store = self._args
+                self._args = (train, config, going_back(settings), store)
                 last = self._checkpoints.last()
                 stored = Resumed(step=last.step if last else 0, ref=last.ref if last else "")
                 with self._lock:

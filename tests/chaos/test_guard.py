@@ -13,11 +13,11 @@ from elastix.config import CheckpointConfig, Guard
 from elastix.data.audit import audit
 from elastix.data.cursor import count
 from elastix.errors import TrainingUnstable
-from elastix.events import SamplesLeftOut, StepCommitted, StepVoided, WorkerLost
+from elastix.events import Resumed, SamplesLeftOut, StepCommitted, StepVoided, WorkerLost
 from elastix.observe import journal
 from elastix.state import capture
 from elastix.store import Store
-from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from tests.laws import assert_replicas_identical
 from tests.trainables import digest, make, note
@@ -191,6 +191,31 @@ def test_what_was_left_out_stays_out_when_the_run_goes_on(tmp_path):
         account = audit(journal.read(directory / "run" / "journal.jsonl"))
         assert account.exact, str(account)
         assert account.loaders[0].left_out == ((210, 240), (990, 1020))
+
+
+def test_what_was_left_out_stays_out_when_all_go_back(tmp_path):
+    """To a State of before the batch, since two workers held different ones after it."""
+    flips = [Flip(worker=1, tensor="head.weight", step=9)]
+    run = guarded(
+        tmp_path,
+        with_kills(Poisoned(((6, "nan"),)), flips),
+        workers=2,
+        replace=True,
+        checkpoint=CheckpointConfig(every_steps=4),
+    )
+    assert [e.step for e in run.events if isinstance(e, Resumed)] == [8]
+    assert audit(run.events).exact
+    again = guarded(
+        tmp_path / "earlier",
+        with_kills(Poisoned(((6, "nan"),)), [Flip(worker=1, tensor="head.weight", step=7)]),
+        workers=2,
+        replace=True,
+        checkpoint=CheckpointConfig(every_steps=4),
+    )
+    assert [e.step for e in again.events if isinstance(e, Resumed)] == [4]
+    account = audit(again.events)
+    assert account.exact, str(account)
+    assert account.loaders[0].left_out[0] == (180, 210)
 
 
 @pytest.mark.slow

@@ -100,11 +100,24 @@ def test_a_worker_killed_in_mid_backward_and_its_replacement(cluster, tmp_path):
     assert compare(result.directory).relative < 1e-9
 
 
-def test_a_flipped_bit_ends_the_run_and_names_the_worker(cluster, tmp_path, capsys):
+def test_a_worker_with_a_flipped_bit_is_evicted_and_the_step_done_again(cluster, tmp_path, capsys):
+    flipped = with_kills(trainables.train, [Flip(worker=2, tensor="head.weight", step=5)])
+    result = trainer(tmp_path, flipped).fit()
+    assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(2, "diverged")]
+    assert result.audit.exact
+    assert result.audit.replicas.equal
+    assert compare(result.directory).relative < 1e-9
+    said = capsys.readouterr().out
+    assert "step 6 void: States of workers 2 differ in model; evicted" in said
+
+
+def test_without_the_sentinel_a_checkpoint_shows_it_and_ends_the_run(cluster, tmp_path, capsys):
     flipped = with_kills(trainables.train, [Flip(worker=2, tensor="head.weight", step=5)])
     every = elastix.CheckpointConfig(every_steps=4)
+    failure = elastix.FailureConfig(sentinel=False)
+    unwatched = trainer(tmp_path, flipped, checkpoint=every, failure=failure)
     with pytest.raises(elastix.ReplicasDiffer, match="after step 8 worker 2 holds another State"):
-        trainer(tmp_path, flipped, checkpoint=every).fit()
+        unwatched.fit()
     assert "worker 2" in capsys.readouterr().out
     with elastix.Store(tmp_path, read_only=True) as store:
         steps = sorted(tag for tag in store.tags() if tag.startswith("test/step-"))

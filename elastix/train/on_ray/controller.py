@@ -65,7 +65,7 @@ from elastix.train.on_ray.slots import Slot, Slots
 from elastix.train.on_ray.takeover import Presence
 from elastix.train.on_ray.worker import Job, Worker
 from elastix.train.on_ray.worker_handle import WorkerHandle
-from elastix.train.record.beginning import begin
+from elastix.train.record.beginning import begin, going_back
 from elastix.train.record.logbook import Logbook
 from elastix.train.replica.link import Settings
 from elastix.train.replica.model_source import ModelSource
@@ -289,7 +289,9 @@ class Controller:
         """The last worker with the State is lost: found the group anew, from the stored State."""
         logger.warning("all workers lost, starting over run=%s", self._plan.run.name)
         self._checkpoints.give_up()
+        settings = going_back(self._job.settings)
         with self._lock:
+            self._job = replace(self._job, settings=settings)
             self._do(self._conductor.went_back(self._stored(), time.monotonic()))
 
     def _depart(self) -> None:

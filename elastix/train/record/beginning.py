@@ -47,5 +47,14 @@ def begin(
     return told, replace(settings, left_out=restore.left_out((*events, *told)))
 
 
+def going_back(settings: Settings) -> Settings:
+    """For workers that begin at a stored State again, in a run that goes on.
+
+    The State may be older than what the guard has left out since.
+    """
+    events = _read(settings.directory / "journal.jsonl")
+    return replace(settings, left_out=restore.left_out(events))
+
+
 def _read(path: Path) -> list[Event]:
     return list(journal.read(path)) if path.is_file() else []
