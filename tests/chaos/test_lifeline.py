@@ -11,10 +11,10 @@ import pytest
 from elastix.train.on_ray import lifeline
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="robust mutexes in a memfd")
-HOLDER = "from elastix.train import lifeline; print(lifeline.hold(), flush=True); input()"
+HOLDER = "from elastix.train.on_ray import lifeline; print(lifeline.hold(), flush=True); input()"
 FORKED = """
 import os
-from elastix.train import lifeline
+from elastix.train.on_ray import lifeline
 path = lifeline.hold()
 if os.fork() == 0:
     os._exit(0)

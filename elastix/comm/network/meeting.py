@@ -272,8 +272,8 @@ class Meeting(Store):
             try:
                 _send(self._connection, request)
                 return _receive(self._stream)
-            except (EOFError, ValueError) as error:  # ValueError: of a stream that is closed
-                raise ConnectionError(f"meeting {self._name} was left") from error
+            except (EOFError, ValueError, OSError) as error:  # ValueError: the stream is closed
+                raise ConnectionError(f"meeting {self._name} was left: {error!r}") from error
 
 
 def _send(connection: socket, fields: Sequence[bytes]) -> None:

@@ -241,7 +241,8 @@ def test_gc_does_not_move_another_tensor(tmp_path: Path) -> None:
 def test_gc_keeps_all_while_packs_are_missing(copy: tuple[Path, States]) -> None:
     """An index that names one pack for another would call the other one useless."""
     root, states = copy
-    change(root, "UPDATE packs SET name = 'f' || substr(name, 2)")
+    other = "CASE substr(name, 1, 1) WHEN 'f' THEN 'e' ELSE 'f' END"
+    change(root, f"UPDATE packs SET name = {other} || substr(name, 2)")
     with Store(root) as store:
         with pytest.raises(Corrupt, match="Nothing was collected"):
             store.gc()
