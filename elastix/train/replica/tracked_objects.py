@@ -90,7 +90,7 @@ class TrackedObjects:
         """
         if any(optimizer is held for other in self.others.values() for held in _held(other)):
             return
-        prepared = {id(p) for module in self.modules.values() for p in module.parameters()}
+        prepared = states.parameter_names(self.modules)
         if any(id(p) in prepared for group in optimizer.param_groups for p in group["params"]):
             raise ConfigError(
                 f"a {type(optimizer).__name__} that was not prepared is about to change prepared "
