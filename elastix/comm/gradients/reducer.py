@@ -327,23 +327,30 @@ class Reducer:
         if self._void:
             self._leave_no_trace()
             return
-        samples = self._counter.samples()
-        if samples:
-            for bucket in self._buckets:
-                bucket.accept(sum(weight.total for weight in self._weights) / samples)
-        else:  # all of a tiny batch was lost with its workers
+        factor = self._factor()
+        if factor is None:  # all of a tiny batch was lost with its workers
             for gradients in self._gradients:
                 gradients.drop()
+            return
+        for bucket in self._buckets:
+            bucket.accept(factor)
+
+    def _factor(self) -> float | None:
+        """After the reduction: makes of the sum in the buckets the mean over those who took part.
+
+        None if nobody has samples.
+        """
+        samples = self._counter.samples()
+        return sum(weight.total for weight in self._weights) / samples if samples else None
 
     def norm(self) -> float | None:
         """Of the gradient that is about to be agreed on; None if nobody has samples.
 
         For the payload of the step: all buckets are reduced, and equal on all workers.
         """
-        samples = self._counter.samples()
-        if not samples:
+        factor = self._factor()
+        if factor is None:
             return None
-        factor = sum(weight.total for weight in self._weights) / samples
         return factor * math.hypot(*(bucket.norm() for bucket in self._gradients))
 
     @property
