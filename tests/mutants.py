@@ -41,6 +41,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "elastix/comm/protocol/recovery.py": (f"{UNIT}/comm/test_recovery.py", LAW6),
     "elastix/comm/protocol/membership.py": (f"{UNIT}/comm/test_membership.py", LAW6, *CONDUCTOR),
     "elastix/data/cursor.py": (f"{UNIT}/data/test_cursor.py", LAW6),
+    "elastix/data/slices.py": (f"{UNIT}/data/test_slices.py",),
     "elastix/train/replica/vote.py": (f"{UNIT}/train/test_draws.py",),
     "elastix/train/control/conductor.py": CONDUCTOR,
     "elastix/train/control/failure_detector.py": (
