@@ -140,6 +140,11 @@ class Group:
         self._meeting = meeting  # NCCL connects when it is first used
         self._pending: list[Pending] = []
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all members see each other's memory."""
+        return self._exchange is not None
+
     def all_reduce(
         self,
         tensor: torch.Tensor,
@@ -154,9 +159,31 @@ class Group:
         options.reduceOp = _REDUCE[reduce]
         return self._start(lambda: self._pg.allreduce([tensor], options))
 
+    def through_memory(
+        self, room: shared_memory.SharedBuffer, sizes: Sequence[int], work: shared_memory.Work
+    ) -> Pending:
+        """See Exchange.begin. Only if the members share memory."""
+        if self._exchange is None:
+            raise ValueError("these members do not share memory")
+        return _SharedPending(self._exchange.begin(room, sizes, work), self._exchange)
+
     def all_gather(self, tensor: torch.Tensor, into: list[torch.Tensor]) -> Pending:
         """Collect everybody's `tensor` in rank order; all have one shape."""
         return self._start(lambda: self._pg.allgather([into], [tensor]))
+
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: Sequence[int],
+        sent_sizes: Sequence[int],
+    ) -> Pending:
+        """Give each member its part of `sent`; sizes by rank, in elements, may be 0."""
+        return self._start(
+            lambda: self._pg.alltoall_base(
+                received, sent, list(received_sizes), list(sent_sizes), dist.AllToAllOptions()
+            )
+        )
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
         """Overwrite `tensor` with that of rank `root`."""

@@ -25,7 +25,7 @@ import os
 import platform
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -269,6 +269,26 @@ class Reduction:
             callback()
 
 
+Rooms = Mapping[int, torch.Tensor]
+"""By rank, the room of each other member, flat."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a member does in a reduction.
+
+    Attributes:
+        into: where its result goes.
+        length: elements of the result. It is in the first so many of everybody's room, each
+            member's slice in its own.
+        add_up: computes this member's part of the result, in its room and in `into`.
+    """
+
+    into: torch.Tensor
+    length: int
+    add_up: Callable[[slice, Rooms], None]
+
+
 class Exchange:
     """The members of one generation, all on this host. Reductions are done one after the other."""
 
@@ -290,6 +310,26 @@ class Exchange:
 
     def all_reduce(self, room: SharedBuffer, tensor: torch.Tensor, add: bool) -> Reduction:
         """Reduce `tensor`, all of `room`, in place; sums, or the maximum. Never blocks."""
+        sizes = [tensor.nbytes] * len(self._mates)
+
+        def add_up(part: slice, rooms: Rooms) -> None:
+            total = tensor[part]
+            for other in self._others:
+                if add:
+                    total.add_(rooms[other][part])
+                else:
+                    torch.maximum(total, rooms[other][part], out=total)
+
+        return self.begin(room, sizes, Work(tensor, len(tensor), add_up))
+
+    def begin(self, room: SharedBuffer, sizes: Sequence[int], work: Work) -> Reduction:
+        """Have work done when all others have shown their rooms. Never blocks.
+
+        Args:
+            room: this member's.
+            sizes: bytes of everybody's room, by rank.
+            work: what to do.
+        """
         number = self._number
         self._number += 1
         board = self._mates[self._rank].board
@@ -300,7 +340,7 @@ class Exchange:
         def carry_out() -> None:
             error: Exception | None = None
             try:
-                self._reduce(number, tensor, add)
+                self._reduce(number, sizes, work)
             except _Stopped:
                 return
             except (OSError, ValueError, RuntimeError) as raised:
@@ -329,23 +369,18 @@ class Exchange:
     def _is_stopped(self) -> bool:
         return self._stopped
 
-    def _reduce(self, number: int, tensor: torch.Tensor, add: bool) -> None:
+    def _reduce(self, number: int, sizes: Sequence[int], work: Work) -> None:
         size, target = len(self._mates), self._base | number + 1
-        cuts = [len(tensor) * n // size for n in range(size + 1)]
+        cuts = [work.length * n // size for n in range(size + 1)]
         rooms = {}
         for other in self._others:
             self._mates[other].board.wait(_FILLED, target, self._is_stopped)
-            rooms[other] = self._map(other, number, tensor)
+            rooms[other] = self._map(other, number, sizes[other]).view(work.into.dtype)
         for start in range(cuts[self._rank], cuts[self._rank + 1], _CHUNK):
             part = slice(start, min(start + _CHUNK, cuts[self._rank + 1]))
             with self._touching:
                 self._check()
-                total = tensor[part]
-                for other in self._others:
-                    if add:
-                        total.add_(rooms[other][part])
-                    else:
-                        torch.maximum(total, rooms[other][part], out=total)
+                work.add_up(part, rooms)
         self._check_still_there(self._others)
         self._mates[self._rank].board.count(_SUMMED, target)
         for other in self._others:
@@ -354,7 +389,7 @@ class Exchange:
                 part = slice(start, min(start + _CHUNK, cuts[other + 1]))
                 with self._touching:
                     self._check()
-                    tensor[part].copy_(rooms[other][part])
+                    work.into[part].copy_(rooms[other][part])
             self._check_still_there([other])
 
     def _check_still_there(self, ranks: Sequence[int]) -> None:
@@ -366,11 +401,13 @@ class Exchange:
         if self._stopped:
             raise _Stopped
 
-    def _map(self, other: int, number: int, like: torch.Tensor) -> torch.Tensor:
+    def _map(self, other: int, number: int, expected: int) -> torch.Tensor:
         process = self._mates[other].process
         file, inode, size = self._mates[other].board.shown(number)
-        if size != like.nbytes:
-            raise RuntimeError(f"rank {other} has {size} bytes to reduce, this one {like.nbytes}")
+        if size != expected:
+            raise RuntimeError(
+                f"rank {other} has {size} bytes to reduce where this one expects {expected}"
+            )
         found = _Own.maps.get((process, inode))
         if found is None:
             handle = _open(process, file, inode)
@@ -378,4 +415,4 @@ class Exchange:
                 found = _Own.maps[process, inode] = _mapped(handle, size)
             finally:
                 os.close(handle)
-        return found.view(like.dtype)
+        return found

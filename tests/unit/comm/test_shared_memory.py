@@ -3,14 +3,19 @@
 import multiprocessing as mp
 import os
 import pickle
+import random
 import threading
+from dataclasses import dataclass
 from multiprocessing.connection import wait
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from elastix.comm.network import shared_memory
+from elastix.comm.network import shared_memory, tree_reduction
 from elastix.comm.network.shared_memory import Exchange, Peer, SharedBuffer, introduce, meet
+from elastix.comm.network.tree_reduction import Sharing
+from tests.unit.comm.slice_sums import bits, shared_out, slice_values, tree_total
 
 pytestmark = [
     pytest.mark.skipif(not shared_memory.available(), reason="no memory can be shared here"),
@@ -28,7 +33,7 @@ def hear(line):
     return pickle.loads(line.recv_bytes())
 
 
-def member(rank, line):
+def member(rank, line):  # noqa: C901 - a case an order
     """Does what it is told: see Members."""
     torch.set_num_threads(1)
     say(line, introduce())
@@ -57,6 +62,10 @@ def member(rank, line):
                 tensors[name].copy_(tensor)
             case ("reduce", generation, name, add):
                 reductions.append(exchanges[generation].all_reduce(rooms[name], tensors[name], add))
+            case ("tree", generation, name, *what):
+                group = Side(rank, len(mates), exchanges[generation])
+                rooms[name], tensors[name], reduction = over_tree(group, *what)
+                reductions.append(reduction)
             case ("await", number):
                 ended = reductions[number].over.wait(30)
                 say(line, (ended, repr(reductions[number].error), tensors))
@@ -65,6 +74,25 @@ def member(rank, line):
             case ("stop", generation):
                 exchanges[generation].stop()
                 say(line, tensors)
+
+
+@dataclass
+class Side:
+    """What a tree reduction needs of a group."""
+
+    rank: int
+    size: int
+    exchange: Exchange
+
+    def through_memory(self, room, sizes, work):
+        return SimpleNamespace(reduction=self.exchange.begin(room, sizes, work))
+
+
+def over_tree(side, rows, sharing, reduce, like):
+    into = torch.empty_like(like)
+    room = SharedBuffer(tree_reduction.room_bytes(len(rows), into))
+    begun = tree_reduction.begin(side, rows, Sharing(*sharing), reduce, into, room)
+    return room, into, begun.pending.reduction
 
 
 class Late:
@@ -288,3 +316,24 @@ def test_who_cannot_be_seen_is_no_mate(members, monkeypatch):
     assert meet([mine, other]) == []
     monkeypatch.setenv("ELASTIX_SHARED_MEMORY", "0")
     assert introduce() == ""
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_over_a_tree_the_sum_is_the_same_to_the_last_bit_for_any_sharing(members, count):
+    group = members(count)
+    group.tell(("enter", 1))
+    draws, number = random.Random(count), 0
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for length in (1, count + 1, 140_007):
+            leaves = slice_values(8, length, dtype)
+            for reduce in ("sum", "max"):
+                wanted = tree_total(leaves, reduce)
+                for _ in range(2):
+                    held, rows = shared_out(leaves, count, draws, reduce)
+                    name = f"{number}"
+                    for rank in range(count):
+                        what = rows[rank], (held, 8), reduce, wanted
+                        group.tell(("tree", 1, name, *what), rank)
+                    for result in group.results(number, name):
+                        assert torch.equal(bits(result), bits(wanted))
+                    number += 1
