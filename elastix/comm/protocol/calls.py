@@ -16,7 +16,7 @@ class OperationKind(IntEnum):
     STEP = 1
     EVALUATION = 2
     END = 3
-    ROLL_CALL = 4
+    DRAWS = 4
     MEAN_LOSS = 5
     FINGERPRINTS = 6
     REGROUP = 7
@@ -26,7 +26,7 @@ _NAMES: Mapping[int, str] = {
     OperationKind.STEP: "in a backward pass",
     OperationKind.EVALUATION: "in ctx.evaluate",
     OperationKind.END: "at the end of the train function",
-    OperationKind.ROLL_CALL: "in the roll call after a step",
+    OperationKind.DRAWS: "in the roll call after a step",
     OperationKind.FINGERPRINTS: "in the roll call of what workers hold, after a step",
     OperationKind.REGROUP: "in the round after workers had parted",
     OperationKind.MEAN_LOSS: "in the step of an LBFGS optimizer",

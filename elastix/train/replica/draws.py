@@ -10,19 +10,14 @@ batches; how the second is split depends on that.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
-import torch
 from blake3 import blake3
 
-from elastix.comm.network.process_group import Group, Reduce
-from elastix.comm.protocol.calls import OperationKind, name
-from elastix.comm.protocol.operation import RoundAlone
+from elastix.comm.protocol.calls import name
 from elastix.data.cursor import count, merge
 from elastix.data.loader import Loader
 from elastix.errors import ReplicasDiffer
-
-_NOBODY = -1
 
 
 @dataclass(frozen=True)
@@ -63,27 +58,6 @@ def drawn(loaders: Sequence[Loader]) -> Drawn:
         stop=max((stop for _, stop in spans), default=0),
         mark=int.from_bytes(blake3(repr(batches).encode()).digest(8)) >> 2,
     )
-
-
-class RollCall(RoundAlone):
-    """A round in which each tells all others what it has drawn."""
-
-    kind = OperationKind.ROLL_CALL
-    reduce: Reduce = "max"
-
-    def __init__(self, worker: int, mine: Drawn) -> None:
-        self._row = [worker, *astuple(mine)]
-
-    def payload(self, group: Group) -> torch.Tensor:
-        """One row for each member, of which this worker fills its own."""
-        table = torch.full((group.size, len(self._row)), _NOBODY)
-        table[group.rank] = torch.tensor(self._row)
-        return table
-
-
-def called(result: torch.Tensor) -> dict[int, Drawn]:
-    """By worker, what the roll call gave."""
-    return {row[0]: Drawn(*row[1:]) for row in result.tolist()}
 
 
 def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:

@@ -1,4 +1,4 @@
-"""Digests of a part of what a worker holds, and the round in which all tell theirs.
+"""Digests of a part of what a worker holds, to be compared with those of the others.
 
 Looked at are parameters, persistent buffers as they were when the step began, and the tensors of
 optimizers; what else was tracked is compared at checkpoints only. Taken when the step's gradient is
@@ -13,14 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from blake3 import blake3
 
-from elastix.comm.network.process_group import Group, Reduce
-from elastix.comm.protocol.calls import OperationKind
-from elastix.comm.protocol.operation import RoundAlone
 from elastix.state import raw_bytes
 from elastix.train.replica.sentinel import Piece
 from elastix.train.replica.tracked_objects import TrackedObjects
-
-_NOBODY = -1
 
 
 class Fingerprints:
@@ -67,17 +62,13 @@ class Fingerprints:
         self.parts = {part: _number(found) for part, found in hashes.items()}
         return _number(blake3(repr(sorted(self.parts.items())).encode()))
 
-    def roll_call(self, worker: int) -> "HeldCall":
-        """The round in which each tells what it took last."""
-        return HeldCall(worker, [self.parts.get(part, 0) for part in self._names()])
+    def numbers(self) -> list[int]:
+        """What was taken last, by part, in an order that all workers have."""
+        return [self.parts.get(part, 0) for part in self._names()]
 
-    def told(self, result: torch.Tensor) -> dict[int, Mapping[str, str]]:
-        """By worker, the digest of each part, from what the roll call gave."""
-        names = self._names()
-        return {
-            worker: dict(zip(names, map(str, numbers), strict=True))
-            for worker, *numbers in result.tolist()
-        }
+    def named(self, numbers: Sequence[int]) -> Mapping[str, str]:
+        """The digest of each part, from what `numbers` gave some worker."""
+        return dict(zip(self._names(), map(str, numbers), strict=True))
 
     def _names(self) -> list[str]:
         optimizers = (
@@ -86,34 +77,6 @@ class Fingerprints:
             if isinstance(other, torch.optim.Optimizer)
         )
         return sorted({"buffers", *(part for part, _ in self._parameters), *optimizers})
-
-
-class HeldCall(RoundAlone):
-    """A round in which each tells all others what it holds."""
-
-    kind = OperationKind.FINGERPRINTS
-    reduce: Reduce = "max"
-
-    def __init__(self, worker: int, numbers: Sequence[int]) -> None:
-        self._row = [worker, *numbers]
-
-    def payload(self, group: Group) -> torch.Tensor:
-        """One row for each member, of which this worker fills its own."""
-        table = torch.full((group.size, len(self._row)), _NOBODY)
-        table[group.rank] = torch.tensor(self._row)
-        return table
-
-
-class Regroup(RoundAlone):
-    """A round that tells nothing: whoever leaves it knows which generation all have come to."""
-
-    kind = OperationKind.REGROUP
-    reduce: Reduce = "max"
-
-    def payload(self, group: Group) -> torch.Tensor:
-        """A number that nobody looks at."""
-        del group
-        return torch.zeros(1, dtype=torch.int64)
 
 
 def _slots(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +20,7 @@ from elastix.comm.gradients.reducer import Reducer, Weight
 from elastix.comm.network.catch_up_stream import CatchUpSender
 from elastix.comm.network.layout import layout_of
 from elastix.comm.network.process_group import Wiring
+from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.protocol.participant import Joined, Recovery
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
@@ -48,16 +50,16 @@ from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.checkpoint.snapshot import Snapshot, Stager
 from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, Suspect
-from elastix.train.replica.draws import RollCall, called, drawn, parted
+from elastix.train.replica.draws import Drawn, drawn, parted
 from elastix.train.replica.evaluation import Evaluation, Metric
-from elastix.train.replica.fingerprints import Fingerprints, Regroup
+from elastix.train.replica.fingerprints import Fingerprints
 from elastix.train.replica.guard import Alarm, Watch, number, ordered
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rewind import Rewind
-from elastix.train.replica.rounds import Finish, MeanLoss, share_loss
+from elastix.train.replica.rounds import Finish, MeanLoss, Regroup, RollCall, share_loss, told
 from elastix.train.replica.sentinel import Rotation
 from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.vote import Vote, VoteResult, decode
@@ -505,8 +507,9 @@ class Member:
         self._finish_copies()
         agreed = decode(left.result.tolist())
         if not agreed.alike:
-            roll = self._driver.run(RollCall(self.me, drawn(self._tracked.loaders)))
-            self._end(parted(self.step + 1, called(roll.result)))
+            mine = astuple(drawn(self._tracked.loaders))
+            of_all = self._roll_call(OperationKind.DRAWS, mine)
+            self._end(parted(self.step + 1, {w: Drawn(*row) for w, row in of_all.items()}))
         self._schedule.agreed(agreed.store)
         self._compare_now = self._compare_now or agreed.compare
         self._driver.step_left(left, agreed.proposal)
@@ -569,8 +572,9 @@ class Member:
         if self._fingerprints is None:
             return
         self._check(thoroughly=True)  # a parameter that nobody averages has an error of its own
-        roll = self._driver.run(self._fingerprints.roll_call(self.me))
-        found = compare(self.step, "step", self._fingerprints.told(roll.result))
+        numbers = self._roll_call(OperationKind.FINGERPRINTS, self._fingerprints.numbers())
+        held = {worker: self._fingerprints.named(row) for worker, row in numbers.items()}
+        found = compare(self.step, "step", held)
         if found is not None and not found.equal and not self._driver.watching:
             self._link.send(
                 Diverged(
@@ -585,6 +589,10 @@ class Member:
         # Else it was somebody who has been lost since, or the others see to it. In any case the
         # batch is to be split over those who are left, and they must know of each other.
         self._driver.step_left(self._driver.run(Regroup()), 0)
+
+    def _roll_call(self, kind: OperationKind, mine: Sequence[int]) -> dict[int, list[int]]:
+        """By worker, what each tells all others. Collective."""
+        return told(self._driver.run(RollCall(kind, self.me, mine)).result)
 
     @property
     def _rewinds_exactly(self) -> bool:

@@ -1,11 +1,11 @@
-"""Operations that are a round and nothing else: the end of a run, and the group's mean loss.
+"""Operations that are a round and nothing else: roll calls, the end of a run, the mean loss.
 
 The mean loss is for optimizers that decide by it: LBFGS, when it stops and how far it goes. Each
 worker's closure gives the loss of its own share. Were decisions made by that, replicas would part;
 so the optimizer is given the mean over the group.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,45 @@ class Finish(RoundAlone):
         if group.rank == 0:
             self._before()
         return torch.zeros(1)
+
+
+class RollCall(RoundAlone):
+    """A round in which each tells all others some numbers; see `told`.
+
+    Args:
+        kind: what they are about; a roll call of one kind does not meet one of another.
+        worker: this one.
+        numbers: as many on all workers; each fits an int64.
+    """
+
+    reduce: Reduce = "max"
+
+    def __init__(self, kind: OperationKind, worker: int, numbers: Sequence[int]) -> None:
+        self.kind = kind
+        self._row = [worker, *numbers]
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """One row for each member, of which this worker fills its own."""
+        table = torch.full((group.size, len(self._row)), torch.iinfo(torch.int64).min)
+        table[group.rank] = torch.tensor(self._row)
+        return table
+
+
+def told(result: torch.Tensor) -> dict[int, list[int]]:
+    """By worker, the numbers that it gave in a roll call with this result."""
+    return {worker: numbers for worker, *numbers in result.tolist()}
+
+
+class Regroup(RoundAlone):
+    """A round that tells nothing: whoever leaves it knows which generation all have come to."""
+
+    kind = OperationKind.REGROUP
+    reduce: Reduce = "max"
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """A number that nobody looks at."""
+        del group
+        return torch.zeros(1, dtype=torch.int64)
 
 
 class MeanLoss(RoundAlone):

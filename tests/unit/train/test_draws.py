@@ -1,16 +1,19 @@
 """Workers that draw other batches than the rest are seen in the commit round, and named."""
 
 import pickle
+from dataclasses import astuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastix.comm.protocol.calls import OperationKind
 from elastix.data.loader import Loader
 from elastix.data.source import Source
 from elastix.errors import ReplicasDiffer
-from elastix.train.replica.draws import Drawn, RollCall, called, drawn, parted
+from elastix.train.replica.draws import Drawn, drawn, parted
+from elastix.train.replica.rounds import RollCall, told
 from elastix.train.replica.vote import Vote, decode
 
 
@@ -140,8 +143,11 @@ class Group:
 def test_a_roll_call_tells_all_who_drew_what():
     usual, odd = take(1, loader()), take(2, loader())
     workers = {4: usual, 5: odd, 8: usual}
-    calls = [RollCall(w, what).payload(Group(i)) for i, (w, what) in enumerate(workers.items())]
-    assert called(highest(*calls)) == workers
+    calls = [
+        RollCall(OperationKind.DRAWS, worker, astuple(what)).payload(Group(rank))
+        for rank, (worker, what) in enumerate(workers.items())
+    ]
+    assert {worker: Drawn(*row) for worker, row in told(highest(*calls)).items()} == workers
     error = parted(3, workers)
     assert "same batches for step 3: worker 5 drew 2 batches (16 samples, positions 0 to 15)" in (
         str(error)
