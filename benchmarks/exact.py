@@ -46,7 +46,7 @@ def measure(ctx: Context) -> None:
         return call
 
     member._fingerprint = timed("sentinel", member._fingerprint)
-    member._rotation.committed = timed("sentinel", member._rotation.committed)
+    member._fingerprints.over = timed("sentinel", member._fingerprints.over)
     member._reducer.remember_buffers = timed("sentinel", member._reducer.remember_buffers)
     member._to_be_judged = timed("guard", member._to_be_judged)
     member._alarm = timed("guard", member._alarm)

@@ -14,7 +14,7 @@ import torch
 from blake3 import blake3
 
 from elastix.state import raw_bytes
-from elastix.train.replica.sentinel import Piece
+from elastix.train.replica.sentinel import Rotation
 from elastix.train.replica.tracked_objects import TrackedObjects
 
 
@@ -24,25 +24,31 @@ class Fingerprints:
     Args:
         tracked: its objects.
         buffers: as they were when the step began.
+        rotation: whose turn it is.
 
     Attributes:
         parts: the digests that were taken last, by part of the State: 62 bits each.
     """
 
     def __init__(
-        self, tracked: TrackedObjects, buffers: Callable[[], Sequence[torch.Tensor]]
+        self,
+        tracked: TrackedObjects,
+        buffers: Callable[[], Sequence[torch.Tensor]],
+        rotation: Rotation,
     ) -> None:
         self.parts: dict[str, int] = {}
         self._tracked = tracked
         self._buffers = buffers
-        modules = tracked.modules.items()
+        self._rotation = rotation
+        self._sizes: list[int] = []  # of all tensors, in the step in hand; not known yet
         self._parameters = [
             (prefix.strip("@/") or "model", parameter)
-            for prefix, module in modules
+            for prefix, module in tracked.modules.items()
             for parameter in module.parameters()
         ]
+        self._of_modules = {"buffers", *(part for part, _ in self._parameters)}
 
-    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+    def _tensors(self) -> list[tuple[str, torch.Tensor]]:
         """With the part that each belongs to, in an order that all workers have."""
         found = [*self._parameters, *(("buffers", buffer) for buffer in self._buffers())]
         for name, other in self._tracked.others.items():
@@ -50,10 +56,12 @@ class Fingerprints:
                 found += [(name, tensor) for tensor in _slots(other)]
         return found
 
-    def take(self, tensors: Sequence[tuple[str, torch.Tensor]], pieces: Sequence[Piece]) -> int:
-        """Digest of these pieces, as a number that fits an int64 with either sign."""
+    def take(self) -> int:
+        """Digest of the part whose turn it is, as a number that fits an int64 with either sign."""
+        tensors = self._tensors()
+        self._sizes = _sizes(tensors)
         hashes = {part: blake3() for part in self._names()}
-        for piece in pieces:
+        for piece in self._rotation.pieces(self._sizes):
             part, tensor = tensors[piece.place]
             flat = raw_bytes(tensor)
             if piece.stop - piece.start < flat.numel():
@@ -61,6 +69,16 @@ class Fingerprints:
             hashes[part].update(flat.numpy().data)
         self.parts = {part: _number(found) for part, found in hashes.items()}
         return _number(blake3(repr(sorted(self.parts.items())).encode()))
+
+    def over(self, step_us: int | None) -> None:
+        """The step in hand is over.
+
+        Args:
+            step_us: how long it took the slowest worker; None if it does not count.
+        """
+        if step_us is not None:
+            self._rotation.committed(self._sizes or _sizes(self._tensors()), step_us)
+        self._sizes = []
 
     def numbers(self) -> list[int]:
         """What was taken last, by part, in an order that all workers have."""
@@ -76,7 +94,11 @@ class Fingerprints:
             for name, other in self._tracked.others.items()
             if isinstance(other, torch.optim.Optimizer)
         )
-        return sorted({"buffers", *(part for part, _ in self._parameters), *optimizers})
+        return sorted({*self._of_modules, *optimizers})
+
+
+def _sizes(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[int]:
+    return [tensor.nbytes for _, tensor in tensors]
 
 
 def _slots(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

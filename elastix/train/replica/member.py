@@ -211,7 +211,7 @@ class Member:
                 share_loss(other, self._mean_loss)
         self._reducer = reducer = Reducer(list(live.modules.values()), self._driver, self)
         if self.settings.sentinel and not self.settings.alone:
-            self._fingerprints = Fingerprints(live, lambda: reducer.kept_buffers)
+            self._fingerprints = Fingerprints(live, lambda: reducer.kept_buffers, self._rotation)
         layout = layout_of(live.modules)
         if not self.settings.alone:
             self._catch_up = CatchUpSender(self._interface, layout, self._secret)
@@ -481,9 +481,7 @@ class Member:
         """Of the part of the State whose turn it is; nobody compares it with a worker alone."""
         if self._fingerprints is None or self.world_size < 2:
             return 0
-        tensors = self._fingerprints.tensors()
-        pieces = self._rotation.pieces([tensor.nbytes for _, tensor in tensors])
-        return self._fingerprints.take(tensors, pieces)
+        return self._fingerprints.take()
 
     def _to_be_judged(self) -> dict[str, int]:
         """What the guard wants to know of the step."""
@@ -515,7 +513,10 @@ class Member:
         self._driver.step_left(left, agreed.proposal)
         alarm = self._alarm(agreed)
         self._metric, self._step_from = None, time.monotonic()
-        if agreed.void or not agreed.equal or alarm is not None:
+        void = agreed.void or not agreed.equal or alarm is not None
+        if self._fingerprints is not None:
+            self._fingerprints.over(None if void else agreed.step_us)
+        if void:
             self._take_back(alarm)
             if not agreed.equal:
                 self._have_parted()
@@ -523,9 +524,6 @@ class Member:
         self._tracked.void = False
         if self._watch is not None:
             self._watch.counted(number(agreed.norm), number(agreed.metric))
-        if self._fingerprints is not None:
-            sizes = [tensor.nbytes for _, tensor in self._fingerprints.tensors()]
-            self._rotation.committed(sizes, agreed.step_us)
         self.step += 1
         contributors = left.contributors
         if self._rate is not None:
