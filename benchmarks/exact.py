@@ -49,7 +49,7 @@ def measure(ctx: Context) -> None:
     member._fingerprints.over = timed("sentinel", member._fingerprints.over)
     member._reducer.remember_buffers = timed("sentinel", member._reducer.remember_buffers)
     member._to_be_judged = timed("guard", member._to_be_judged)
-    member._alarm = timed("guard", member._alarm)
+    member._verdict = timed("guard", member._verdict)
     member._watch.counted = timed("guard", member._watch.counted)
     x = torch.rand(batch, 1, 32, 32)
     y = torch.randint(10, (batch,))

@@ -62,7 +62,7 @@ from elastix.train.replica.rewind import Rewind
 from elastix.train.replica.rounds import Finish, MeanLoss, Regroup, RollCall, share_loss, told
 from elastix.train.replica.sentinel import Rotation
 from elastix.train.replica.tracked_objects import TrackedObjects
-from elastix.train.replica.vote import Vote, VoteResult, decode
+from elastix.train.replica.vote import Verdict, Vote, judge
 
 logger = logging.getLogger(__name__)
 
@@ -494,16 +494,15 @@ class Member:
         judged = {"norm": norm, "metric": self._metric}
         return {name: ordered(value) for name, value in judged.items() if value is not None}
 
-    def _alarm(self, agreed: VoteResult) -> Alarm | None:
-        """What is wrong with a step that could count."""
-        if self._watch is None or agreed.void or not agreed.equal:
-            return None
-        return self._watch.judge(number(agreed.norm), number(agreed.metric))
+    def _verdict(self, result: torch.Tensor) -> Verdict:
+        """Whether a step whose commit round has this result counts, and why not."""
+        return judge(result.tolist(), self._watch)
 
     def committed(self, left: OperationOutcome) -> None:
         """A step counts; or it is void, and its samples are drawn again or left out."""
         self._finish_copies()
-        agreed = decode(left.result.tolist())
+        verdict = self._verdict(left.result)
+        agreed = verdict.agreed
         if not agreed.alike:
             mine = astuple(drawn(self._tracked.loaders))
             of_all = self._roll_call(OperationKind.DRAWS, mine)
@@ -511,13 +510,11 @@ class Member:
         self._schedule.agreed(agreed.store)
         self._compare_now = self._compare_now or agreed.compare
         self._driver.step_left(left, agreed.proposal)
-        alarm = self._alarm(agreed)
         self._metric, self._step_from = None, time.monotonic()
-        void = agreed.void or not agreed.equal or alarm is not None
         if self._fingerprints is not None:
-            self._fingerprints.over(None if void else agreed.step_us)
-        if void:
-            self._take_back(alarm)
+            self._fingerprints.over(None if verdict.void else agreed.step_us)
+        if verdict.void:
+            self._take_back(verdict.alarm)
             if not agreed.equal:
                 self._have_parted()
             return
@@ -604,8 +601,7 @@ class Member:
 
     def voided(self, result: torch.Tensor) -> bool:
         """Whether a step that was left with this result does not count."""
-        agreed = decode(result.tolist())
-        return agreed.void or not agreed.equal or self._alarm(agreed) is not None
+        return self._verdict(result).void
 
     def _first(self) -> bool:
         """Whether this worker tells what all know: in its group, or in one that is to be entered.

@@ -9,7 +9,7 @@ A vote is a row of numbers, which the round reduces by maximum. So a field has o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastix.train.replica.guard import ABSENT
+from elastix.train.replica.guard import ABSENT, Alarm, Watch, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class VoteResult:
 
 
 def decode(reduced: Sequence[int]) -> VoteResult:
-    """The verdict from what was reduced."""
+    """The result from what was reduced."""
     unanimous, (journaled, store, compare, void, *rest) = reduced[:6], reduced[6:]
     (proposal, drawn, held), lowest = unanimous[:3], unanimous[3:]
     step_us, norm, metric = rest
@@ -93,3 +93,29 @@ def decode(reduced: Sequence[int]) -> VoteResult:
         compare=compare > 0,
         void=void > 0,
     )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a worker makes of the result: the same on all.
+
+    Attributes:
+        agreed: the result.
+        alarm: what the guard finds wrong with a step that could count.
+    """
+
+    agreed: VoteResult
+    alarm: Alarm | None
+
+    @property
+    def void(self) -> bool:
+        """The step does not count."""
+        return self.agreed.void or not self.agreed.equal or self.alarm is not None
+
+
+def judge(reduced: Sequence[int], watch: Watch | None) -> Verdict:
+    """The verdict from what was reduced, by a guard that has seen the steps before."""
+    agreed = decode(reduced)
+    if watch is None or agreed.void or not agreed.equal:
+        return Verdict(agreed, None)
+    return Verdict(agreed, watch.judge(number(agreed.norm), number(agreed.metric)))
