@@ -343,7 +343,6 @@ class BufferBucket(Bucket):
         self._copy_in(tensors)
         self._base = self._values.clone()
         self._from_base()
-        self.remember()
         self._versions = [tensor._version for tensor in tensors]
 
     def _from_base(self) -> None:
@@ -413,7 +412,6 @@ class BufferBucket(Bucket):
             self._base.copy_(self._values)
         self._from_base()
         self._write(self.views)
-        self.remember()
 
     def imitate(self, flat: torch.Tensor) -> None:
         """Buffers become those of the other replica."""
@@ -422,7 +420,6 @@ class BufferBucket(Bucket):
             self._base.copy_(self._values)
         self._from_base()
         self._write(self.views)
-        self.remember()
 
     def _tensors(self) -> list[torch.Tensor]:
         return [module.get_buffer(name) for module, name in self._places]

@@ -79,6 +79,7 @@ class Reducer:
         modules: their parameters that require a gradient are averaged, their buffers kept equal.
         driver: runs the operation.
         steps: see Steps.
+        may_void: a step may turn out void, so that buffers must be put back.
 
     Raises:
         ConfigError: nothing requires a gradient, or a tensor is of a type that cannot be averaged.
@@ -88,10 +89,16 @@ class Reducer:
     reduce: Reduce = "max"
 
     def __init__(
-        self, modules: Sequence[torch.nn.Module], driver: GroupDriver, steps: Steps
+        self,
+        modules: Sequence[torch.nn.Module],
+        driver: GroupDriver,
+        steps: Steps,
+        *,
+        may_void: bool,
     ) -> None:
         self._driver = driver
         self._steps = steps
+        self._may_void = may_void
         self._modules = list(modules)
         self._buckets = build_buckets(modules)
         self._gradients = [b for b in self._buckets if isinstance(b, GradientBucket)]
@@ -128,6 +135,7 @@ class Reducer:
             for place, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, place)
                 parameter.register_post_accumulate_grad_hook(hook)
+        self.remember_buffers()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -185,6 +193,7 @@ class Reducer:
             gradients.forget_parts()
         for buffers in self._buffers:
             buffers.rebase()
+        self.remember_buffers()
 
     def check(self, thoroughly: bool = False) -> None:
         """Between steps: that the last one has ended, and nothing was left out of it.
@@ -334,6 +343,7 @@ class Reducer:
             return
         for bucket in self._buckets:
             bucket.accept(factor)
+        self.remember_buffers()
 
     def _factor(self) -> float | None:
         """After the reduction: makes of the sum in the buckets the mean over those who took part.
@@ -355,11 +365,16 @@ class Reducer:
 
     @property
     def kept_buffers(self) -> list[torch.Tensor]:
-        """Buffers as they were when the step began, as far as they are part of a State."""
+        """Buffers as they were when the step began, as far as they are part of a State.
+
+        Only where a step may be void.
+        """
         return [tensor for buffers in self._buffers for tensor in buffers.remembered]
 
     def remember_buffers(self) -> None:
-        """Buffers may have to be put back to what they are now."""
+        """Buffers may have to be put back to what they are now, if a step may be void."""
+        if not self._may_void:
+            return
         for buffers in self._buffers:
             buffers.remember()
 
@@ -388,7 +403,9 @@ class Reducer:
         """Take over gradients and buffers that others agreed on, instead of one's own."""
         for bucket, flat in zip(self._buckets, watched.parts, strict=False):
             bucket.imitate(flat)
-        if not watched.parts:  # and buffers were put back after a forward pass of placeholders
+        if watched.parts:
+            self.remember_buffers()
+        else:  # and buffers were put back after a forward pass of placeholders
             for gradients in self._gradients:
                 gradients.drop()
 

@@ -209,8 +209,13 @@ class Member:
         for other in live.others.values():
             if isinstance(other, torch.optim.Optimizer):
                 share_loss(other, self._mean_loss)
-        self._reducer = reducer = Reducer(list(live.modules.values()), self._driver, self)
-        if self.settings.sentinel and not self.settings.alone:
+        self._reducer = reducer = Reducer(
+            list(live.modules.values()),
+            self._driver,
+            self,
+            may_void=self._rewinds_exactly or self._compares_steps,
+        )
+        if self._compares_steps:
             self._fingerprints = Fingerprints(live, lambda: reducer.kept_buffers, self._rotation)
         layout = layout_of(live.modules)
         if not self.settings.alone:
@@ -588,6 +593,11 @@ class Member:
     def _roll_call(self, kind: OperationKind, mine: Sequence[int]) -> dict[int, list[int]]:
         """By worker, what each tells all others. Collective."""
         return told(self._driver.run(RollCall(kind, self.me, mine)).result)
+
+    @property
+    def _compares_steps(self) -> bool:
+        """Whether what workers hold is compared in every step."""
+        return self.settings.sentinel and not self.settings.alone
 
     @property
     def _rewinds_exactly(self) -> bool:

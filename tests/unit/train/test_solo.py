@@ -6,9 +6,10 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
-from elastix.config import CheckpointConfig
+from elastix.comm.gradients.buckets import BufferBucket
+from elastix.config import CheckpointConfig, Guard
 from elastix.errors import ConfigError
 from elastix.events import Reported, StateStored, StepCommitted, TensorsInherited
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
@@ -230,3 +231,38 @@ def test_evaluation(tmp_path):
     )
     assert 0 <= found[0]["accuracy"] <= 1
     assert found[1] == (0, 1)
+
+
+def normed(ctx):
+    """A model with statistics in buffers, and a loss that is not finite for one batch."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ctx.config["models"].append(model)
+    for epoch in ctx.loader(ctx.config["data"], batch_size=4, shuffle=False).epochs(1):
+        for (x,) in epoch:
+            loss = model(x).mean()
+            (loss * float("nan") if x[0, 0] == ctx.config["bad"] else loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_buffers_are_copied_only_where_a_step_may_be_void(tmp_path, monkeypatch):
+    copies = []
+    monkeypatch.setattr(BufferBucket, "remember", copies.append)
+    config = {"models": [], "data": TensorDataset(torch.rand(12, 4)), "bad": -1.0}
+    run_alone(normed, config, settings(tmp_path), [].append)
+    assert copies == []
+
+
+def test_a_void_step_leaves_no_trace_in_buffers(tmp_path):
+    rows = torch.rand(12, 4, generator=torch.Generator().manual_seed(1))
+    config = {"models": [], "bad": float(rows[4, 0])}
+    guarded = settings(tmp_path, guard=Guard())
+    run_alone(normed, {**config, "data": TensorDataset(rows)}, guarded, [].append)
+    good = TensorDataset(torch.cat([rows[:4], rows[8:]]))
+    run_alone(normed, {**config, "data": good}, settings(tmp_path), [].append)
+    one, other = (model.state_dict() for model in config["models"])
+    assert {name: value.tolist() for name, value in one.items()} == {
+        name: value.tolist() for name, value in other.items()
+    }
