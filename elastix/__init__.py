@@ -1,9 +1,12 @@
 """Elastic PyTorch training on Ray: survivors finish the very step in which a worker died.
 
-The public API and nothing else; the lineage model store is `elastix.Store`.
+The public API and nothing else; the lineage model store is `elastix.Store`. What a search space is
+written with (`Integer`, `EqualsCondition` and so on) is ConfigSpace's own.
 """
 
 import importlib as _importlib
+import importlib.metadata as _metadata
+import importlib.util as _util
 import typing as _typing
 
 from elastix.config import (
@@ -40,11 +43,26 @@ from elastix.errors import (
     TrainingUnstable,
     WorkerFailed,
 )
-from elastix.state import Ref, State
-from elastix.store import Store
-from elastix.train.replica.context import Context
 
 if _typing.TYPE_CHECKING:
+    from ConfigSpace import (
+        AndConjunction,
+        Categorical,
+        ConfigurationSpace,
+        Constant,
+        EqualsCondition,
+        Float,
+        ForbiddenAndConjunction,
+        ForbiddenEqualsClause,
+        ForbiddenInClause,
+        GreaterThanCondition,
+        InCondition,
+        Integer,
+        LessThanCondition,
+        NotEqualsCondition,
+        OrConjunction,
+    )
+
     from elastix.data.formats.tables import Arrow, Parquet
     from elastix.data.formats.tar import Tar
     from elastix.data.shared import Shared
@@ -54,20 +72,32 @@ if _typing.TYPE_CHECKING:
     from elastix.search.campaign import Campaign
     from elastix.search.ensemble import Ensemble
     from elastix.search.results import Results
+    from elastix.search.rungs import Asha, Median
     from elastix.search.searchers.deephyper import DeepHyper
     from elastix.search.searchers.evolution import Evolution
     from elastix.search.searchers.optuna import Optuna
     from elastix.search.searchers.random import Random
     from elastix.search.searchers.screened import ScreenedEvolution
-    from elastix.train.on_ray.trainer import ElasticTrainer, Result
+    from elastix.search.space import Blocks, Space
+    from elastix.state import Ref, State
+    from elastix.store import Store
+    from elastix.train.on_ray.trainer import ElasticTrainer
+    from elastix.train.record.result import Result
+    from elastix.train.replica.context import Context
 
 __all__ = [
+    "AndConjunction",
     "Arrow",
+    "Asha",
+    "Blocks",
     "Budget",
     "Campaign",
+    "Categorical",
     "CheckpointConfig",
     "ConfigError",
+    "ConfigurationSpace",
     "Conflict",
+    "Constant",
     "Context",
     "ControllerLost",
     "Corrupt",
@@ -76,16 +106,28 @@ __all__ = [
     "ElastixError",
     "EmptySpace",
     "Ensemble",
+    "EqualsCondition",
     "EveryTrialFailed",
     "Evolution",
     "FailureConfig",
+    "Float",
+    "ForbiddenAndConjunction",
+    "ForbiddenEqualsClause",
+    "ForbiddenInClause",
     "Full",
+    "GreaterThanCondition",
     "Guard",
+    "InCondition",
     "InheritConfig",
+    "Integer",
+    "LessThanCondition",
     "MLflow",
+    "Median",
     "NeverReported",
+    "NotEqualsCondition",
     "NotFound",
     "Optuna",
+    "OrConjunction",
     "Parquet",
     "ProfileConfig",
     "QuorumLost",
@@ -101,6 +143,7 @@ __all__ = [
     "ScreenedEvolution",
     "SearchError",
     "Shared",
+    "Space",
     "State",
     "StateError",
     "Store",
@@ -116,20 +159,43 @@ __all__ = [
 ]
 
 _LATER = {
+    "AndConjunction": "ConfigSpace",
     "Arrow": "elastix.data.formats.tables",
+    "Asha": "elastix.search.rungs",
+    "Blocks": "elastix.search.space",
     "Campaign": "elastix.search.campaign",
+    "Categorical": "ConfigSpace",
+    "ConfigurationSpace": "ConfigSpace",
+    "Constant": "ConfigSpace",
+    "Context": "elastix.train.replica.context",
     "DeepHyper": "elastix.search.searchers.deephyper",
     "ElasticTrainer": "elastix.train.on_ray.trainer",
     "Ensemble": "elastix.search.ensemble",
+    "EqualsCondition": "ConfigSpace",
     "Evolution": "elastix.search.searchers.evolution",
+    "Float": "ConfigSpace",
+    "ForbiddenAndConjunction": "ConfigSpace",
+    "ForbiddenEqualsClause": "ConfigSpace",
+    "ForbiddenInClause": "ConfigSpace",
+    "GreaterThanCondition": "ConfigSpace",
+    "InCondition": "ConfigSpace",
+    "Integer": "ConfigSpace",
+    "LessThanCondition": "ConfigSpace",
     "MLflow": "elastix.observe.mlflow",
+    "Median": "elastix.search.rungs",
+    "NotEqualsCondition": "ConfigSpace",
     "Optuna": "elastix.search.searchers.optuna",
+    "OrConjunction": "ConfigSpace",
     "Parquet": "elastix.data.formats.tables",
     "Random": "elastix.search.searchers.random",
-    "Result": "elastix.train.on_ray.trainer",
+    "Ref": "elastix.state",
+    "Result": "elastix.train.record.result",
     "Results": "elastix.search.results",
     "ScreenedEvolution": "elastix.search.searchers.screened",
     "Shared": "elastix.data.shared",
+    "Space": "elastix.search.space",
+    "State": "elastix.state",
+    "Store": "elastix.store",
     "Tar": "elastix.data.formats.tar",
     "TensorBoard": "elastix.observe.tensorboard",
     "WandB": "elastix.observe.wandb",
@@ -137,7 +203,16 @@ _LATER = {
 
 
 def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked for
-    """Import what needs Ray or a library of its own when it is asked for: the store does not."""
+    """Import what is asked for when it is asked for: torch, Ray and spaces take seconds."""
     if name in _LATER:
         return getattr(_importlib.import_module(_LATER[name]), name)
+    if name == "__version__":
+        return _metadata.version(__name__)
+    if not name.startswith("_") and _util.find_spec(f"{__name__}.{name}") is not None:
+        return _importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module 'elastix' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are not imported yet too."""
+    return [*__all__, "__version__"]

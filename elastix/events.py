@@ -24,7 +24,13 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """A run begins, or goes on after a restart; `code` is a digest of its train function."""
+    """A run begins, or goes on after a restart.
+
+    Attributes:
+        code: a digest of its train function.
+        checkpoint: what CheckpointConfig.to_dict gives.
+        origin: where it was started from: "command", "directory", "host", "git" (the commit).
+    """
 
     name: str
     seed: int
@@ -32,6 +38,8 @@ class RunStarted(Event):
     scaling: Mapping[str, Any]
     versions: Mapping[str, str]
     code: str = ""
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)  # unknown to journals of before
+    origin: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,16 +15,26 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NewType, Protocol, runtime_checkable
+from html import escape
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from blake3 import blake3
 
 from elastix.errors import ConfigError, StateError
+from elastix.notebook import facts, size, table
 
-Ref = NewType("Ref", str)
-"""Digest of a manifest, 64 hexadecimal digits: the name of a State that never changes."""
+_SHOWN = 20  # tensors of a model in a notebook
+
+
+class Ref(str):
+    """Digest of a manifest, 64 hexadecimal digits: the name of a State that never changes."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f'<code title="{escape(self)}">{escape(self[:12])}</code>'
 
 
 @runtime_checkable
@@ -76,6 +86,9 @@ class Manifest:
         """The State's name."""
         return Ref(blake3(self.to_json().encode()).hexdigest())
 
+    def __repr__(self) -> str:
+        return f"Manifest({self.ref[:12]}, {len(self.tensors)} tensors)"
+
 
 @dataclass(frozen=True)
 class State:
@@ -116,6 +129,45 @@ class State:
     def model(self) -> dict[str, torch.Tensor]:
         """The model's tensors under their own names, as `load_state_dict` takes them."""
         return {name: t for name, t in self.tensors.items() if not name.startswith("@")}
+
+    def load_into(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Give a model these weights and put it in evaluation mode; it is returned.
+
+        Raises:
+            ConfigError: it is no module. StateError: it is another model than the State's.
+        """
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(
+                f"build(config) must return a torch.nn.Module, not {model!r}. Nothing was loaded."
+            )
+        try:
+            model.load_state_dict(self.model)
+        except RuntimeError as error:
+            raise StateError(
+                f"build(config) gives another model than was stored: {error}. Give the function "
+                "that the train function builds its model with."
+            ) from error
+        return model.eval()
+
+    def __repr__(self) -> str:
+        return f"State({len(self.model)} tensors of the model, {size(self.nbytes)} in all)"
+
+    def _repr_html_(self) -> str:
+        """The facts, and the tensors of the model, as many as one wants to scroll past."""
+        own = [
+            (n, dtype_name(t), str(list(t.shape)), size(t.nbytes)) for n, t in self.model.items()
+        ]
+        left_out = len(own) - _SHOWN
+        if left_out > 0:
+            own = [*own[:_SHOWN], (f"... {left_out} more", "", "", "")]
+        plain = {k: v for k, v in self.meta.items() if isinstance(v, bool | int | float | str)}
+        pairs = [
+            ("tensors", f"{len(self.tensors)}, of these {len(self.model)} of the model"),
+            ("bytes", size(self.nbytes)),
+            ("parents", " ".join(ref[:12] for ref in self.parents) or None),
+            *plain.items(),
+        ]
+        return facts("State", pairs) + table("Model", ("tensor", "dtype", "shape", "size"), own)
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -203,15 +203,10 @@ def _load(trial: Trial, store: Store, build: Build) -> nn.Module | None:
     except NotFound:
         logger.warning("ensemble trial=%s model=%s gone=true", trial.number, trial.ref[:12])
         return None
-    model = build(trial.config)
     try:
-        model.load_state_dict(state.model)
-    except RuntimeError as error:
-        raise StateError(
-            f"build(config) gives another model than trial {trial.number} has left: {error} "
-            "Nothing was stored. Give the function that its train function builds with."
-        ) from error
-    return model.eval()
+        return state.load_into(build(trial.config))
+    except StateError as error:
+        raise StateError(f"trial {trial.number}: {error} Nothing was stored.") from error
 
 
 def _batches(validation: Batch | Iterable[Batch]) -> list[Batch]:

@@ -4,7 +4,7 @@ Works while the campaign is running, and without Ray. Not here: changing anythin
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from elastix.arguments import given, plain
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound
+from elastix.notebook import facts, table
 from elastix.search.pareto import fronts, order
 from elastix.search.trial import Config, Objectives, Trial, check_kinds
 from elastix.search.trial_database import FILE, TrialDatabase, TrialRow, readable, unbegun
@@ -21,15 +22,17 @@ from elastix.store import Store
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
     from elastix.search.ensemble import Batch, Build, Ensemble
     from elastix.train.on_ray.trainer import ElasticTrainer, TrainFunction
 
 
+_SHOWN = 10  # trials in a notebook
 _KINDS_OF_FACTS = {"name": str, "searcher": str, "budget": Mapping, "began_s": int | float}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Best:
     """A trial worth having.
 
@@ -65,6 +68,16 @@ class Best:
         """
         with Store(self.store, read_only=True) as store:
             return store.get(self._model())
+
+    def model(self, build: Callable[[Config], "nn.Module"]) -> "nn.Module":
+        """Its model, in evaluation mode; `build(config)` makes it as the train function does.
+
+        Raises:
+            StateError: `build` gives another model than the trial has left.
+            NotFound: the trial left no model, or it was retired.
+        """
+        with Store(self.store, read_only=True) as store:
+            return store.get(self._model(), "[!@]*").load_into(build(self.config))
 
     def _model(self) -> Ref:
         if self.ref is None:
@@ -109,8 +122,15 @@ class Best:
         shown = ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())
         return f"trial {self.trial.number}: {shown}"
 
+    def __repr__(self) -> str:
+        return f"Best({self})"
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        found = {**self.values, "model": self.ref and self.ref[:12], **flatten(self.config)}
+        return facts(f"trial {self.trial.number}", found.items())
+
+
+@dataclass(frozen=True, repr=False)
 class Results(Sequence[Trial]):
     """The trials of a campaign, by number; those of `rerank` stand apart.
 
@@ -163,6 +183,17 @@ class Results(Sequence[Trial]):
             raise NotFound(f"there is no campaign {name!r} in {store}; there are: {there}.")
         with TrialDatabase(directory, read_only=True) as database:
             return cls.of(database, str(store))
+
+    def __repr__(self) -> str:
+        best = f", best {best}" if (best := next(iter(self.top(1)), None)) else ""
+        return f"Results({self.facts.get('name')!r}, {len(self)} trials{best})"
+
+    def _repr_html_(self) -> str:
+        names = self.objectives.names
+        columns = ("trial", *names, "epochs", "inherited", "parent", "config")
+        rows = [(b.trial.number, *_cells(b)) for b in self.top(_SHOWN)]
+        of = f"the best {len(rows)} of {len(self)} trials"
+        return table(f"campaign {self.facts.get('name')}: {of}", columns, rows)
 
     def __len__(self) -> int:
         return len(self.trials)
@@ -298,6 +329,16 @@ class Results(Sequence[Trial]):
                 f"{error}. Nothing was written. Install the extra: pip install 'elastix[optuna]'."
             ) from error
         return optuna_journal.write(self, Path(path), [flatten(trial.config) for trial in self])
+
+
+def _cells(best: Best) -> list[str]:
+    trial = best.trial
+    inherited = (trial.inherited or {}).get("share", 0.0)
+    parent = trial.suggestion.parent_number
+    config = ", ".join(f"{name}={value}" for name, value in flatten(trial.config).items())
+    values = [f"{value:.6g}" for value in best.values.values()]
+    shown = "-" if parent is None else str(parent)
+    return [*values, f"{trial.epochs:g}", f"{inherited:.0%}", shown, config]
 
 
 def names(store: str | Path) -> list[str]:

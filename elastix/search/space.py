@@ -16,21 +16,54 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from ConfigSpace import ConfigurationSpace, Constant, GreaterThanCondition, Integer
+from ConfigSpace.conditions import ConditionLike
+from ConfigSpace.forbidden import ForbiddenLike
+from ConfigSpace.hyperparameters import Hyperparameter
 from numpy.random import RandomState
 
+from elastix.arguments import of_kind
 from elastix.errors import ConfigError, EmptySpace
 from elastix.search import values
 from elastix.search.trial import Config, config_key
 from elastix.search.values import Parameter, Values, generator
 
+Clause = Parameter | ConditionLike | ForbiddenLike
+"""What a space is written with: hyperparameters, when they count, and what may not be."""
+
+_CLAUSES = (Hyperparameter, *get_args(ConditionLike), *get_args(ForbiddenLike))
 _ROUNDS = 8
 
 
-@dataclass(frozen=True)
+def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> ConfigurationSpace:
+    """Hyperparameters, conditions and forbidden clauses, in whatever order, as one space.
+
+    Raises:
+        ConfigError: something else is among them, or they contradict each other.
+    """
+    if isinstance(parts, ConfigurationSpace):
+        return parts
+    kinds = "hyperparameters, conditions and forbidden clauses"
+    what = f"{what} must be a ConfigurationSpace, or a list of {kinds}"
+    if not isinstance(parts, Iterable) or isinstance(parts, Hyperparameter):
+        raise ConfigError(f"{what}, not {parts!r}. Nothing was made.")
+    given = list(parts)
+    for part in given:
+        if not isinstance(part, _CLAUSES):
+            raise ConfigError(f"{what}; {part!r} is none of these. Nothing was made.")
+    space = ConfigurationSpace()
+    try:
+        space.add([part for part in given if isinstance(part, Hyperparameter)])
+        space.add([part for part in given if not isinstance(part, Hyperparameter)])
+    except (ValueError, KeyError) as error:  # ConfigSpace's own errors are of these
+        raise ConfigError(f"{what} that fit: {error}. Nothing was made.") from error
+    return space
+
+
+@dataclass(frozen=True, init=False)
 class Blocks:
     """A sequence of `min` to `max` blocks, each a configuration of `block`.
 
@@ -41,16 +74,38 @@ class Blocks:
 
     name: str
     block: ConfigurationSpace
-    min: int = 1
-    max: int = 8
+    min: int
+    max: int
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.min <= self.max or self.max < 1:
+    def __init__(
+        self,
+        name: str,
+        block: ConfigurationSpace | Iterable[Clause],
+        min: int = 1,  # noqa: A002 - as it is called
+        max: int = 8,  # noqa: A002 - as it is called
+    ) -> None:
+        """Describe a sequence.
+
+        Args:
+            name: under which a configuration has its list.
+            block: what each block chooses: hyperparameters with their conditions and forbidden
+                clauses, as a list or as a ConfigurationSpace.
+            min: the fewest blocks.
+            max: the most blocks.
+
+        Raises:
+            ConfigError: impossible lengths, or no such block.
+        """
+        lengths = type(min) is int and type(max) is int and 0 <= min <= max and max >= 1
+        if not isinstance(name, str) or not lengths:
             raise ConfigError(
-                f"Blocks({self.name!r}, min={self.min}, max={self.max}): there must be 0 <= min "
-                "<= max and room for one block. Nothing was made."
+                f"Blocks({name!r}, min={min!r}, max={max!r}): name must be text, and min and max "
+                "whole numbers with 0 <= min <= max and room for one block. Nothing was made."
             )
-        values.check_choices(self.block, f"a block of {self.name!r}")
+        space = _gathered(block, f"a block of {name!r}")
+        for field, value in (("name", name), ("block", space), ("min", min), ("max", max)):
+            object.__setattr__(self, field, value)
+        values.check_choices(space, f"a block of {name!r}")
 
     def sample(self, rng: RandomState, *, evenly: bool = False) -> list[Values]:
         """A random length, then random blocks; `evenly` as for a Space."""
@@ -103,7 +158,11 @@ class Blocks:
 class Space:
     """A ConfigSpace with block sequences.
 
-        space = Space([Float("lr", (1e-4, 1e-1), log=True)], Blocks("body", block, min=2, max=6))
+        kind, size = Categorical("kind", ["conv", "pool"]), Categorical("size", [3, 5])
+        space = Space(
+            [Float("lr", (1e-4, 1e-1), log=True)],
+            Blocks("body", [kind, size, EqualsCondition(size, kind, "conv")], min=2, max=6),
+        )
 
     Attributes:
         plain: the hyperparameters outside of sequences.
@@ -112,27 +171,26 @@ class Space:
 
     def __init__(
         self,
-        plain: ConfigurationSpace | Iterable[Parameter] = (),
+        plain: ConfigurationSpace | Iterable[Clause] = (),
         *blocks: Blocks,
         valid: Callable[[Config], bool] | None = None,
     ) -> None:
         """Put a space together.
 
         Args:
-            plain: conditions and forbidden clauses come along.
+            plain: hyperparameters, with their conditions and forbidden clauses: a list, or a
+                ConfigurationSpace.
             blocks: sequences, with names that differ from each other's and from those in `plain`.
             valid: says of a configuration whether it may be tried, for what forbidden clauses
                 cannot express.
 
         Raises:
-            ConfigError: names collide, or a choice is no JSON scalar.
+            ConfigError: names collide, a choice is no JSON scalar, or something else was given.
             EmptySpace: there is nothing to choose, or no configuration is valid.
         """
-        if not isinstance(plain, ConfigurationSpace):
-            hyperparameters = list(plain)
-            plain = ConfigurationSpace()
-            plain.add(hyperparameters)
-        self.plain = plain
+        for part in blocks:
+            of_kind("each of blocks", part, Blocks)
+        self.plain = plain = _gathered(plain, "the space")
         self.blocks = {part.name: part for part in blocks}
         self._valid = valid
         names = [*plain, *(part.name for part in blocks)]
@@ -162,10 +220,10 @@ class Space:
         parts = [repr(self.plain), *map(repr, self.blocks.values())]
         return f"Space({', '.join(parts)}{f', valid={rule}' if self._valid else ''})"
 
-    def plus(self, *hyperparameters: Parameter) -> "Space":
+    def plus(self, *clauses: Clause) -> "Space":
         """This space with further plain hyperparameters, such as those of an optimizer."""
         plain = deepcopy(self.plain)
-        plain.add(list(hyperparameters))
+        plain.add(list(clauses))
         return Space(plain, *self.blocks.values(), valid=self._valid)
 
     # ---------------------------------------------------------------------------------- proposals

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from blake3 import blake3
 from pyarrow.fs import FileSystem
 
 from elastix.errors import ConfigError, NotFound, ReadOnly, StoreError
+from elastix.notebook import facts, size, table
 from elastix.state import Manifest, Ref, State, TensorInfo
 from elastix.store import exchange, lineage
 from elastix.store.gc import Collected
@@ -39,6 +41,7 @@ from elastix.store.verify import Damage, Stats
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@-]{0,199}")
 _ATTEMPTS = 16
+_SHOWN = 10  # models in a notebook
 SHARES_SEAL_AT_BYTES = 16 << 20  # of a run's checkpoints most are dropped soon: packs that go whole
 
 
@@ -97,6 +100,7 @@ class Store:
         """
         root, remote, folder = locate(path, filesystem, index)
         self._packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
+        self._where = str(path)
         self._read_only = read_only
         self._pid = os.getpid()
         if remote is None:
@@ -125,6 +129,33 @@ class Store:
                 self._writer.close()
         if self._own:
             self._ledger.close()
+
+    def __repr__(self) -> str:
+        return f"Store({self._where!r})"
+
+    def _repr_html_(self) -> str:
+        """What is in it, and the latest models."""
+        try:
+            found, entries = self.stats(), self.log(limit=_SHOWN)
+        except StoreError as error:  # closed, say: a notebook shows that and goes on
+            return facts(repr(self), [("not readable", error)])
+        pairs = [
+            ("models", found.models),
+            ("bytes of all models", size(found.logical_bytes)),
+            ("bytes on disk", size(found.physical_bytes)),
+        ]
+        columns = ("ref", "score", "stored", "size", "tags")
+        rows = [
+            (
+                entry.ref[:12],
+                "-" if entry.score is None else f"{entry.score:.4g}",
+                f"{datetime.fromtimestamp(entry.time_s):%Y-%m-%d %H:%M:%S}",
+                size(entry.nbytes),
+                " ".join(entry.tags) or "-",
+            )
+            for entry in entries
+        ]
+        return facts(repr(self), pairs) + table("The latest models", columns, rows)
 
     def __enter__(self) -> Self:
         return self

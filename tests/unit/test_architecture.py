@@ -45,7 +45,7 @@ def test_all_is_what_is_exported():
 
 def test_public_names_are_documented():
     for name in elastix.__all__:
-        if name != "Ref":
+        if elastix._LATER.get(name) != "ConfigSpace":  # whose own documentation is elsewhere
             assert getattr(elastix, name).__doc__, name
 
 

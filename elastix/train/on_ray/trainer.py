@@ -5,15 +5,13 @@ import functools
 import inspect
 import logging
 import os
-import platform
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import ray
-import torch
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -26,9 +24,8 @@ from elastix.config import (
     RunConfig,
     ScalingConfig,
 )
-from elastix.data.audit import Audit, audit
 from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError
-from elastix.events import Event, Reported, RunStarted, StateStored, WorkerLost, WorkerStarted
+from elastix.events import Event, RunStarted, WorkerLost, WorkerStarted
 from elastix.observe import journal
 from elastix.observe.console import Console
 from elastix.observe.deaths import Deaths
@@ -36,12 +33,13 @@ from elastix.observe.lock import Lock, holder
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.progress import Progress
 from elastix.observe.timeline import merge
-from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.train.on_ray import takeover
 from elastix.train.on_ray.controller import Controller, RunRequest
 from elastix.train.on_ray.following import follow, is_over, stop
 from elastix.train.record.finished import mark, over, same
+from elastix.train.record.origin import origin, versions
+from elastix.train.record.result import Result
 from elastix.train.replica.context import Context
 from elastix.train.replica.model_source import ModelSource
 from elastix.train.replica.profiler import FOLDER
@@ -51,42 +49,6 @@ Watch = Callable[[Sequence[Event]], None]
 
 logger = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a finished run leaves.
-
-    Attributes:
-        ref: of the final State.
-        metrics: the last value of each metric that was reported.
-        audit: over the whole run, restarts included: the account of samples, and of how far the
-            replicas were compared.
-        worker_losses: workers lost since this `fit` began.
-        directory: of the run: its journal.
-        store: where its States are, tagged `NAME/final`, `NAME/best`, `NAME/last`.
-    """
-
-    ref: Ref
-    metrics: Mapping[str, Any]
-    audit: Audit
-    worker_losses: int
-    directory: Path
-    store: str = ""
-
-    @property
-    def events(self) -> Iterator[Event]:
-        """Everything that happened, from the journal."""
-        return journal.read(self.directory / "journal.jsonl")
-
-    def load(self) -> State:
-        """The final State, mapped from disk.
-
-        Raises:
-            NotFound: it was retired since. Corrupt: names what is damaged.
-        """
-        with Store(self.store, read_only=True) as store:
-            return store.get(self.ref)
 
 
 class ElasticTrainer:
@@ -285,8 +247,10 @@ class ElasticTrainer:
             seed=self._run.seed,
             config=self._config,
             scaling=self._scaling.to_dict(),
-            versions=_versions(),
+            versions={**versions(), "ray": ray.__version__},
             code=mark(train, self._model_source.parents if self._model_source is not None else ()),
+            checkpoint=self._checkpoint.to_dict(),
+            origin=origin(),
         )
 
     def _finished(self, directory: Path, opening: RunStarted) -> Result | None:
@@ -299,7 +263,7 @@ class ElasticTrainer:
         before = _history(directory)
         if not over(before, opening):
             return None
-        result = _result(directory, losses=0)
+        result = Result.of(directory, losses=0)
         try:
             with Store(self._run.store, read_only=True) as store:
                 store.manifest(result.ref)
@@ -390,7 +354,7 @@ class ElasticTrainer:
             if ended.error is not None:
                 console.failed(ended.error)
                 raise ended.error
-            result = _result(directory, ended.losses)
+            result = Result.of(directory, ended.losses)
             console.finished(result.ref, result.metrics, result.audit)
             return result
 
@@ -520,24 +484,3 @@ def _history(directory: Path, attached: bool = False) -> Progress:
     for event in events:
         progress.add(event)
     return progress
-
-
-def _result(directory: Path, losses: int) -> Result:
-    ref = Ref("")
-    metrics: dict[str, Any] = {}
-    for event in journal.read(directory / "journal.jsonl"):
-        if isinstance(event, StateStored):
-            ref = Ref(event.ref)
-        elif isinstance(event, Reported):
-            metrics.update(event.metrics)
-    account = audit(journal.read(directory / "journal.jsonl"))
-    return Result(ref, metrics, account, losses, directory, str(directory.parents[1]))
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "ray": ray.__version__,
-        "cpus": str(os.cpu_count()),
-    }

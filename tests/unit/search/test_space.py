@@ -18,6 +18,7 @@ from ConfigSpace import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import elastix
 from elastix.errors import ConfigError, EmptySpace
 from elastix.search.space import Blocks, Space, as_space
 from elastix.search.trial import config_key
@@ -296,3 +297,43 @@ def test_what_is_no_configuration(change):
     with pytest.raises(ConfigError):
         space.check({**space.sample(1), **change})
     assert not space.is_valid({**space.sample(1), **change})
+
+
+def test_a_space_is_written_as_a_list_in_any_order():
+    kind, size = elastix.Categorical("kind", ["conv", "pool"]), elastix.Integer("size", (3, 7))
+    block = [elastix.EqualsCondition(size, kind, "conv"), size, kind]
+    rate = elastix.Float("lr", (1e-4, 1e-1), log=True)
+    space = elastix.Space([rate], elastix.Blocks("body", block, min=2, max=3))
+    for seed in range(20):
+        config = space.sample(seed)
+        space.check(config)
+        for part in config["body"]:
+            assert ("size" in part) == (part["kind"] == "conv")
+    with_forbidden = elastix.Space([kind, elastix.ForbiddenEqualsClause(kind, "pool")])
+    assert {with_forbidden.sample(seed)["kind"] for seed in range(20)} == {"conv"}
+
+
+KIND, SIZE = elastix.Categorical("kind", ["conv", "pool"]), elastix.Integer("size", (3, 7))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: elastix.Space([3]),
+        lambda: elastix.Space(3),
+        lambda: elastix.Space("lr"),
+        lambda: elastix.Space({"lr": (0.0, 1.0)}),
+        lambda: elastix.Space([KIND, KIND]),
+        lambda: elastix.Space([elastix.EqualsCondition(SIZE, KIND, "conv")]),
+        lambda: elastix.Space([KIND], [KIND]),
+        lambda: elastix.Blocks("body", [3]),
+        lambda: elastix.Blocks("body", KIND),
+        lambda: elastix.Blocks(3, [KIND]),
+        lambda: elastix.Blocks("body", [KIND], min="2"),
+        lambda: elastix.Blocks("body", [KIND], min=3, max=2),
+        lambda: elastix.Blocks("body", []),
+    ],
+)
+def test_what_is_no_space_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"Nothing was (made|started)"):
+        wrong()

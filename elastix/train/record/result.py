@@ -1,0 +1,167 @@
+"""What a run leaves, read from its journal and its store. Needs no Ray."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import nn
+
+from elastix.config import RunConfig
+from elastix.data.audit import Audit, audit
+from elastix.errors import NotFound
+from elastix.events import Event, Reported, RunStarted, StateStored
+from elastix.notebook import facts
+from elastix.observe import journal, reports
+from elastix.observe.progress import Progress, shown
+from elastix.state import Ref, State
+from elastix.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run leaves. `fit` returns it; `Result.open` gets it back later.
+
+    Attributes:
+        ref: of the final State; of the last one stored, if the run is not finished.
+        metrics: the last value of each metric that was reported.
+        audit: over the whole run, restarts included: the account of samples, and of how far the
+            replicas were compared.
+        worker_losses: workers lost since this `fit` began; in the whole run, if it was opened.
+        directory: of the run: its journal.
+        store: where its States are, tagged `NAME/final`, `NAME/best`, `NAME/last`.
+    """
+
+    ref: Ref
+    metrics: Mapping[str, Any]
+    audit: Audit
+    worker_losses: int
+    directory: Path
+    store: str = ""
+
+    @classmethod
+    def of(cls, directory: Path, losses: int | None = None) -> Self:
+        """Of the run that has its journal in this directory; `losses` if not all of them count."""
+        progress, metrics, ref = Progress(), dict[str, Any](), Ref("")
+        for event in journal.read(directory / "journal.jsonl"):
+            progress.add(event)
+            if isinstance(event, StateStored):
+                ref = Ref(event.ref)
+            elif isinstance(event, Reported):
+                metrics.update(event.metrics)
+        account = audit(journal.read(directory / "journal.jsonl"))
+        lost = len(progress.losses) if losses is None else losses
+        return cls(ref, metrics, account, lost, directory, str(directory.parents[1]))
+
+    @classmethod
+    def open(cls, store: str | Path, name: str) -> Self:
+        """Of a run in a store, finished or not.
+
+        Raises:
+            ConfigError: no run can have that name. NotFound: there is no such run.
+            Corrupt: its journal is not what was written.
+        """
+        directory = RunConfig(name=name, store=str(store)).directory.resolve()
+        if not (directory / "journal.jsonl").is_file():
+            raise NotFound(f"there is no run {name!r} in {store}. `elastix runs` lists them.")
+        return cls.of(directory)
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        return self.directory.name
+
+    @property
+    def events(self) -> Iterator[Event]:
+        """Everything that happened, from the journal."""
+        return journal.read(self.directory / "journal.jsonl")
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What the train function was given."""
+        started = [event for event in self.events if isinstance(event, RunStarted)]
+        return started[-1].config
+
+    @property
+    def history(self) -> "pd.DataFrame":
+        """What was reported: a row for each step with a report, a column for each metric.
+
+        The index is the step; `seconds` counts from when the run first began.
+        """
+        import pandas as pd  # takes a second
+
+        rows = reports.history(self.events)
+        columns = list(dict.fromkeys(["step", "seconds", *(name for row in rows for name in row)]))
+        return pd.DataFrame(rows, columns=columns).set_index("step")
+
+    @property
+    def best(self) -> reports.BestValue:
+        """The best value of the metric that checkpoints go by, its step and its State's ref.
+
+        Raises:
+            NotFound: `CheckpointConfig.best` named no metric, or none that was reported.
+        """
+        best = self._best()
+        if best.value is not None:
+            return best.value
+        if best.metric is None:
+            raise NotFound(
+                f"run {self.name!r} has no best State: no metric was named. Give "
+                "CheckpointConfig(best='accuracy'), or the name of another metric."
+            )
+        known = ", ".join(self.metrics) or "nothing"
+        raise NotFound(
+            f"run {self.name!r} has no best State: best={best.metric!r} was never reported; "
+            f"reported: {known}."
+        )
+
+    def load(self) -> State:
+        """The final State, mapped from disk.
+
+        Raises:
+            NotFound: it was retired since. Corrupt: names what is damaged.
+        """
+        with Store(self.store, read_only=True) as store:
+            return store.get(self.ref)
+
+    def model(self, build: Callable[[Any], nn.Module], *, best: bool = False) -> nn.Module:
+        """The trained model, in evaluation mode.
+
+        Args:
+            build: makes the model of the run's config, as the train function does.
+            best: take the best State and not the final one.
+
+        Raises:
+            StateError: `build` gives another model than was trained.
+            NotFound: the State was retired since, or there is no best one.
+        """
+        ref = self.best.ref if best else self.ref
+        with Store(self.store, read_only=True) as store:
+            return store.get(ref, "[!@]*").load_into(build(self.config))
+
+    def _best(self) -> reports.BestSoFar:
+        best = reports.BestSoFar()
+        for event in self.events:
+            best.add(event)
+        return best
+
+    def __repr__(self) -> str:
+        return f"Result({self.name!r}, {self.ref[:12]}, {shown(self.metrics) or 'no metrics'})"
+
+    def _repr_html_(self) -> str:
+        best = self._best().value
+        state = f" (State {best.ref[:12]})" if best is not None and best.ref else ""
+        return facts(
+            f"run {self.name}",
+            [
+                ("metrics", shown(self.metrics) or None),
+                ("best", best and f"{shown({best.metric: best.value})}, step {best.step}{state}"),
+                ("state", self.ref[:12] or None),
+                ("samples", self.audit),
+                ("workers lost", self.worker_losses),
+                ("store", self.store),
+            ],
+        )
