@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from elastix.data.cursor import Blocks, indices, runs
 from elastix.data.formats.indexed import InBlocks, by_position
 from elastix.data.horizon import ReaderPosition
+from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.shared import Shared
 from elastix.errors import ConfigError
 from elastix.events import Span
@@ -33,6 +34,8 @@ class Source:
         batch_size: samples of a global batch; of each worker's share with `per_worker`.
         seed: of the order, with the epoch; of augmentation, with the position.
         augment: makes what is collated of a sample; see `rng_at`.
+        exact: what dataset, augmentation and collation draw from the global generators is a
+            function of the position too; see `_Seeded`.
         num_workers: processes that load ahead; 0 loads in the training thread.
         prefetch: batches that each of them loads ahead.
         device: where tensors of a batch are moved.
@@ -48,6 +51,7 @@ class Source:
     seed: int = 0
     collate: Collate = default_collate
     augment: Augment | None = None
+    exact: bool = False
     num_workers: int = 0
     prefetch: int = 2
     device: torch.device
@@ -96,9 +100,9 @@ class Source:
         return indices(spans, self.seed, self.length, self.shuffle, self.blocks, self.mixed)
 
     def keys(self, spans: Sequence[Span]) -> list[Any]:
-        """What to ask `keyed` for: indices, with the positions if there is augmentation."""
+        """What to ask `keyed` for: indices, with the positions if these matter."""
         wanted: list[int] = self.indices(spans).tolist()
-        if self.augment is None:
+        if self.augment is None and not self.exact:
             return wanted
         positions = [p for start, stop in spans or ((0, len(wanted)),) for p in range(start, stop)]
         return list(zip(wanted, positions, strict=True))
@@ -106,6 +110,8 @@ class Source:
     @cached_property
     def keyed(self) -> Dataset[Any]:
         """Samples as they are collated, by `keys`: what processes that load ahead are given."""
+        if self.exact:
+            return _Seeded(self.dataset, self.augment, self.seed)
         if self.augment is None:
             return self.dataset
         return _Augmented(self.dataset, self.augment, self.seed)
@@ -164,6 +170,37 @@ class _Augmented(Dataset[Any]):
             self._augment(sample, rng_at(self._seed, position))
             for sample, (_, position) in zip(samples, keys, strict=True)
         ]
+
+
+class _Seeded(Dataset[Any]):
+    """Samples by (index, position), with the global generators set for each.
+
+    They are set once more before the samples are collated, which comes next in the same thread. A
+    dataset that gives several samples at once draws for all of them from what is set for the
+    first: so it is given the same ones together whoever reads them, which slices are.
+    """
+
+    def __init__(self, dataset: Dataset[Any], augment: Augment | None, seed: int) -> None:
+        self._dataset = dataset
+        self._augment = augment
+        self._seed = seed
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+        at_once = hasattr(self._dataset, "__getitems__")
+        samples: list[Any] = []
+        for here in [keys] if at_once else [[key] for key in keys]:
+            seed_generators(seed_at(self._seed, "sample", here[0][1]))
+            found = samples_at(self._dataset, [index for index, _ in here])
+            samples += [
+                self._augmented(s, position) for s, (_, position) in zip(found, here, strict=True)
+            ]
+        seed_generators(seed_at(self._seed, "collate", keys[0][1]))
+        return samples
+
+    def _augmented(self, sample: Any, position: int) -> Any:  # noqa: ANN401
+        if self._augment is None:
+            return sample
+        return self._augment(sample, rng_at(self._seed, position))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -1,14 +1,13 @@
 """What replicas have in common, and what they must not."""
 
 import json
-import random
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from blake3 import blake3
 
+from elastix.data.random_numbers import seed_generators
 from elastix.state import State, Stateful
 
 _OWN = "rng"
@@ -62,20 +61,7 @@ def kind_of(other: Stateful) -> str:
     return "scaler" if isinstance(other, torch.amp.GradScaler) else type(other).__name__.lower()
 
 
-def seed(value: int) -> None:
-    """Equal random numbers on all workers, so that they build equal models."""
-    if torch.cuda.is_available():
-        torch.manual_seed(value)
-    else:  # it looks for every kind of device and takes a millisecond
-        torch.default_generator.manual_seed(value)
-    np.random.seed(value % 2**32)
-    random.seed(value)
-
-
 def diverge(worker: int) -> None:
     """Give this worker random numbers of its own: equal dropout masks on all would be a waste."""
     material = torch.get_rng_state().numpy().tobytes() + str(worker).encode()
-    own = int.from_bytes(blake3(material).digest(8)) >> 1
-    torch.manual_seed(own)
-    np.random.seed(own % 2**32)
-    random.seed(own)
+    seed_generators(int.from_bytes(blake3(material).digest(8)) >> 1)

@@ -26,6 +26,7 @@ from elastix.comm.protocol.participant import Joined, Recovery
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.data.cursor import count
 from elastix.data.loader import Loader
+from elastix.data.random_numbers import seed_generators
 from elastix.data.source import Collate, Source
 from elastix.data.window import Ratio, Window
 from elastix.errors import ConfigError, StateError, StoreError, TrainError
@@ -188,7 +189,7 @@ class Member:
 
     def seed(self) -> None:
         """Equal random numbers on all workers, so that they build equal models."""
-        state_digests.seed(self.settings.seed)
+        seed_generators(self.settings.seed)
 
     def prepare(self, objects: Sequence[Any]) -> None:
         """Take in model, optimizer and the rest, and enter the group. Collective; blocks."""
