@@ -120,12 +120,16 @@ class RunConfig(_Config):
         seed: of initial weights and of the order of samples.
         detached: the run goes on without the process that called `fit`, on a Ray cluster that
             outlives it; `fit` of the same name and store attaches to it again.
+        exact: the final State has the same bytes for any number of workers, whoever is lost and
+            whoever joins. Loaders are cut into slices, a power of two. Not promised: the same bytes
+            on other hardware, with other thread counts or versions.
     """
 
     name: str = "run"
     store: str = "runs/store"
     seed: int = 0
     detached: bool = False
+    exact: bool = False
 
     def __post_init__(self) -> None:
         store: Any = self.store

@@ -30,6 +30,7 @@ class RunStarted(Event):
         code: a digest of its train function.
         checkpoint: what CheckpointConfig.to_dict gives.
         origin: where it was started from: "command", "directory", "host", "git" (the commit).
+        exact: as in RunConfig.
     """
 
     name: str
@@ -40,6 +41,7 @@ class RunStarted(Event):
     code: str = ""
     checkpoint: Mapping[str, Any] = field(default_factory=dict)  # unknown to journals of before
     origin: Mapping[str, str] = field(default_factory=dict)
+    exact: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

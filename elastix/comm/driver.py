@@ -391,7 +391,8 @@ class GroupDriver:
 
     def _adopt(self, wanted: want.Adopt) -> Joined:
         given = wanted.given
-        layouts.compare([given.layout, self._layout])
+        names = ["the group", f"worker {self._wiring.me}"]
+        layouts.compare([given.layout, self._layout], names)
         self._participant.adopt_state(given.state)
         return Joined(time.monotonic() - self._subscribed, given.state.nbytes)
 

@@ -82,6 +82,7 @@ def run_local(
     recovery: str = "forward",
     guard: Guard | None = None,
     sentinel: bool = True,
+    exact: bool = False,
     checkpoint: CheckpointConfig | None = None,
     store: Path | None = None,
     restore: RestoreConfig | None = None,
@@ -110,6 +111,7 @@ def run_local(
         recovery: as in FailureConfig.
         guard: as in FailureConfig.
         sentinel: as in FailureConfig.
+        exact: as in RunConfig.
         timeout_s: kill everything and raise TrainError after so long.
 
     Raises:
@@ -134,6 +136,7 @@ def run_local(
         rollback=recovery == "rollback",
         guard=guard,
         sentinel=sentinel,
+        exact=exact,
         shared=shared,
         secret=draw_secret(),
     )
@@ -196,7 +199,14 @@ class _Controller:
             fail=self._fail,
             sync=self._log.sync,
         )
-        opening = RunStarted(name=_NAME, seed=settings.seed, config=config, scaling={}, versions={})
+        opening = RunStarted(
+            name=_NAME,
+            seed=settings.seed,
+            exact=settings.exact,
+            config=config,
+            scaling={},
+            versions={},
+        )
         self._log.open(settings.directory / "journal.jsonl", opening, stays=False, patience_s=0.0)
         self._checkpoints = Checkpoints(
             Store(kept.store), settings.run, settings.checkpoint, outlets

@@ -1,4 +1,7 @@
-"""Whether all workers have prepared the same model: a line for each parameter and buffer."""
+"""Whether all workers have prepared the same model: a line for each parameter and buffer.
+
+A first line may say what they compute with, where that has to be the same too.
+"""
 
 import json
 from collections.abc import Mapping
@@ -11,10 +14,17 @@ from elastix.comm.network.transfer import Wait
 from elastix.errors import ConfigError
 from elastix.state import dtype_name
 
+_KIND = "computes with "
 
-def layout_of(modules: Mapping[str, torch.nn.Module]) -> list[str]:
-    """The lines of some modules, by the prefixes of their parameters' names."""
-    lines = []
+
+def layout_of(modules: Mapping[str, torch.nn.Module], kind: str = "") -> list[str]:
+    """The lines of some modules, by the prefixes of their parameters' names.
+
+    Args:
+        modules: those that were prepared.
+        kind: what this worker computes with, if that matters.
+    """
+    lines = [_KIND + kind] if kind else []
     for prefix, module in modules.items():
         for kind, named in (
             ("parameter", module.named_parameters()),
@@ -51,16 +61,21 @@ def check(group: Group, layout: list[str], device: torch.device, wait: Wait) -> 
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     texts = [torch.empty_like(padded, device=device) for _ in range(group.size)]
     wait(group.all_gather(padded.to(device), texts))
-    compare([json.loads(bytes(t.cpu().tolist()).rstrip(b"\0")) for t in texts])
+    found = [json.loads(bytes(t.cpu().tolist()).rstrip(b"\0")) for t in texts]
+    compare(found, [f"worker {member}" for member in group.members])
 
 
-def compare(layouts: list[list[str]]) -> None:
-    """Layouts by rank.
+def compare(layouts: list[list[str]], names: list[str]) -> None:
+    """Layouts by rank, and whose they are.
 
     Raises:
-        ConfigError: they differ; names the first line that does.
+        ConfigError: they differ; names the first line that does, or all workers by what they
+            compute with.
     """
     reference = layouts[0]
+    kinds = ["".join(layout[:1]).removeprefix(_KIND) for layout in layouts]
+    if reference and reference[0].startswith(_KIND) and len(set(kinds)) > 1:
+        raise _unlike(kinds, names)
     for rank, layout in enumerate(layouts[1:], start=1):
         for place in range(max(len(reference), len(layout))):
             here = reference[place] if place < len(reference) else "nothing"
@@ -71,3 +86,15 @@ def compare(layouts: list[list[str]]) -> None:
                     f"0 and {there} on rank {rank}. No step was taken. Build the model from "
                     "ctx.config alone, not from the rank or from unseeded random choices."
                 )
+
+
+def _unlike(kinds: list[str], names: list[str]) -> ConfigError:
+    who = [
+        f"{', '.join(n for n, k in zip(names, kinds, strict=True) if k == kind)}: {kind}"
+        for kind in dict.fromkeys(kinds)
+    ]
+    return ConfigError(
+        f"RunConfig(exact=True) and workers that compute differently. {'; '.join(who)}. They would "
+        "round differently, and the result would depend on who computes what. No step was taken. "
+        "Use workers of one kind, with the same number of threads, or leave exact out."
+    )

@@ -218,6 +218,7 @@ class Controller:
             rollback=plan.failure.recovery == "rollback",
             guard=plan.failure.guard,
             sentinel=plan.failure.sentinel,
+            exact=plan.run.exact,
             secret=plan.secret,
         )
         begun: list[Event] = []

@@ -41,6 +41,7 @@ from elastix.train.record.finished import mark, over, same
 from elastix.train.record.origin import origin, versions
 from elastix.train.record.result import Result
 from elastix.train.replica.context import Context
+from elastix.train.replica.exactness import check_configs
 from elastix.train.replica.model_source import ModelSource
 from elastix.train.replica.profiler import FOLDER
 
@@ -101,6 +102,7 @@ class ElasticTrainer:
         self._run = given("run", run, RunConfig)
         self._checkpoint = given("checkpoint", checkpoint, CheckpointConfig)
         self._failure = given("failure", failure, FailureConfig)
+        check_configs(self._run, self._failure)
         self._restore = given("restore", restore, RestoreConfig)
         self._profile = None if profile is None else of_kind("profile", profile, ProfileConfig)
         self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
@@ -245,6 +247,7 @@ class ElasticTrainer:
         return RunStarted(
             name=self._run.name,
             seed=self._run.seed,
+            exact=self._run.exact,
             config=self._config,
             scaling=self._scaling.to_dict(),
             versions={**versions(), "ray": ray.__version__},

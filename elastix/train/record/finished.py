@@ -119,5 +119,5 @@ def over(before: Progress, now: RunStarted) -> bool:
 
 def same(then: RunStarted, now: RunStarted) -> bool:
     """Whether one config, seed and train function were asked for, from one parent."""
-    asked = (now.code, now.seed, json.loads(json.dumps(dict(now.config))))
-    return bool(now.code) and (then.code, then.seed, dict(then.config)) == asked
+    asked = (now.code, now.seed, now.exact, json.loads(json.dumps(dict(now.config))))
+    return bool(now.code) and (then.code, then.seed, then.exact, dict(then.config)) == asked

@@ -12,8 +12,10 @@ from elastix.comm.network.process_group import Group, Reduce
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.catch_up import Watched
 from elastix.comm.protocol.operation import RoundAlone
+from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.source import Collate, to_device
 from elastix.errors import ConfigError
+from elastix.state import RandomState
 
 Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
 """`metric(model, batch)`: the mean over the batch, or several by name."""
@@ -57,6 +59,11 @@ class Evaluation(RoundAlone):
             parts = [self._batch(range(s, min(s + self._batch_size, stop))) for s in starts]
             return torch.stack(parts).sum(0)
 
+    def means(self, result: torch.Tensor) -> dict[str, float]:
+        """By name, from what the round gave."""
+        samples, *sums = result.tolist()
+        return {name: total / samples for name, total in zip(self.names or (), sums, strict=True)}
+
     def detail(self) -> int:
         """The names of the metrics, and how many samples are shared out."""
         told = repr((self.names, len(self._dataset)))  # type: ignore[arg-type]
@@ -79,6 +86,49 @@ class Evaluation(RoundAlone):
             )
         self.names = list(found)
         return torch.tensor([1.0, *found.values()], dtype=torch.float64) * len(where)
+
+
+class ExactEvaluation(Evaluation):
+    """The same to the last bit for any number of members.
+
+    What is shared out are whole batches, which are the same whoever evaluates them, the random
+    numbers that are drawn for them too. The round carries the sums of each, as no other member adds
+    anything to them, and all add them up in one order.
+    """
+
+    def __init__(self, *given: Any, seed: int) -> None:  # noqa: ANN401
+        """`seed` of what is drawn; the rest as Evaluation takes it."""
+        super().__init__(*given)
+        self._seed = seed
+
+    def payload(self, group: Group) -> torch.Tensor:
+        """A row for each batch of the dataset; those of other members are zeros."""
+        length = len(self._dataset)  # type: ignore[arg-type]
+        starts = range(0, length, self._batch_size)
+        first, after = (len(starts) * (group.rank + i) // group.size for i in (0, 1))
+        before = RandomState().state_dict()
+        with evaluating(self._model):
+            rows = [self._row(start, length) for start in starts[first:after]]
+            width = len(rows[0]) if rows else len(self._batch(range(1)))
+        RandomState().load_state_dict(before)
+        table = torch.zeros(len(starts), width, dtype=torch.float64)
+        if rows:
+            table[first:after] = torch.stack(rows)
+        return table.flatten() + 0.0  # -0.0 plus the zero of another member is 0.0
+
+    def _row(self, start: int, length: int) -> torch.Tensor:
+        seed_generators(seed_at(self._seed, "evaluate", start))
+        return self._batch(range(start, min(start + self._batch_size, length)))
+
+    def means(self, result: torch.Tensor) -> dict[str, float]:
+        """By name, from the sums of all batches."""
+        return super().means(result.view(-1, 1 + len(self.names or ())).sum(0))
+
+    def imitate(self, watched: Watched) -> None:
+        """See Evaluation."""
+        before = RandomState().state_dict()
+        super().imitate(watched)
+        RandomState().load_state_dict(before)
 
 
 def measure(metric: Metric, model: torch.nn.Module, batch: Any) -> dict[str, float]:  # noqa: ANN401

@@ -56,6 +56,7 @@ class Settings:
         rollback: a step in which a worker is lost is done again, with the same samples.
         guard: which steps shall not count; None for none.
         sentinel: compare in every step what workers hold.
+        exact: the State is the same to the last bit for any number of workers.
         alone: the group is this worker and stays so; it may report without preparing anything.
         shared: workers of one host reduce gradients through memory that they share.
         secret: by which workers of the run know each other; see comm.network.door.
@@ -73,5 +74,6 @@ class Settings:
     rollback: bool = False
     guard: Guard | None = None
     sentinel: bool = True
+    exact: bool = False
     shared: bool = True
     secret: bytes = field(default=b"", repr=False)

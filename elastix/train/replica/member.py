@@ -52,7 +52,8 @@ from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.checkpoint.snapshot import Snapshot, Stager
 from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, Suspect
 from elastix.train.replica.draws import Drawn, drawn, parted
-from elastix.train.replica.evaluation import Evaluation, Metric
+from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
+from elastix.train.replica.exactness import check_loader, check_rate_scaling, computes_with
 from elastix.train.replica.fingerprints import Fingerprints
 from elastix.train.replica.guard import Alarm, Watch, number, ordered
 from elastix.train.replica.learning_rate import RateScaling
@@ -218,7 +219,8 @@ class Member:
         )
         if self._compares_steps:
             self._fingerprints = Fingerprints(live, lambda: reducer.kept_buffers, self._rotation)
-        layout = layout_of(live.modules)
+        kind = computes_with(self.device) if self.settings.exact else ""
+        layout = layout_of(live.modules, kind)
         if not self.settings.alone:
             self._catch_up = CatchUpSender(self._interface, layout, self._secret)
             self._driver.catch_joiners_up(self._catch_up)
@@ -283,9 +285,10 @@ class Member:
         return max(there, key=lambda state: int(state.meta["step"]), default=None)
 
     def adopt_state(self, state: State) -> None:
-        """Become equal to a peer, but for the random numbers to come."""
+        """Become equal to a peer; if it need not be exact, but for the random numbers to come."""
         self._adopt(state)
-        state_digests.diverge(self.me)
+        if not self.settings.exact:
+            state_digests.diverge(self.me)
 
     def _adopt(self, state: State) -> None:
         self._tracked.adopt(state)
@@ -721,6 +724,8 @@ class Member:
         Raises:
             ConfigError: fewer samples in a batch than workers, or another dataset than before.
         """
+        if self.settings.exact:
+            check_loader(source)
         if source.batch_size < self.world_size and not source.per_worker:
             raise ConfigError(
                 f"a global batch of {source.batch_size} cannot be split over {self.world_size} "
@@ -737,6 +742,8 @@ class Member:
         """Learning rates follow the group's size from now on."""
         if self._rate is not None:
             raise ConfigError("ctx.scale_rate was called twice. Call it once, for one optimizer.")
+        if self.settings.exact:
+            check_rate_scaling()
         self.track({"rate": scaling})
         self._rate = scaling
 
@@ -757,13 +764,12 @@ class Member:
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
         self._check(thoroughly=True)
-        work = Evaluation(self._tracked.model, metric, dataset, batch_size, collate, self.device)
+        given = (self._tracked.model, metric, dataset, batch_size, collate, self.device)
+        exact, seed = self.settings.exact, self.settings.seed
+        work = ExactEvaluation(*given, seed=seed) if exact else Evaluation(*given)
         self._finish_copies()
         self.phase("evaluate", self.step)
-        sums = self._driver.run(work).result.tolist()
-        return {
-            name: total / sums[0] for name, total in zip(work.names or (), sums[1:], strict=True)
-        }
+        return work.means(self._driver.run(work).result)
 
     def _mean_loss(self, loss: float) -> float:
         """Over the group, by the shares of the last pass. Collective."""

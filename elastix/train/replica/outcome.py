@@ -2,12 +2,14 @@
 
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from elastix.comm.protocol.participant import Fenced, Released
 from elastix.errors import ElastixError, QuorumLost, StoreError
 from elastix.train.control.messages import Outcome, OutcomeKind
 from elastix.train.replica.context import Context
+from elastix.train.replica.exactness import deterministic_operators
 from elastix.train.replica.member import Member, Paused
 
 
@@ -29,12 +31,13 @@ def run_train(
     member.seed()
     paused = False
     try:
-        try:
-            train(Context(member, config))
-        except Paused:
-            paused = True
-        if member.prepared:
-            member.finish("paused" if paused else "final")
+        with deterministic_operators() if member.settings.exact else nullcontext():
+            try:
+                train(Context(member, config))
+            except Paused:
+                paused = True
+            if member.prepared:
+                member.finish("paused" if paused else "final")
         if member.watching:  # it took no part: nobody has to know that it is through
             return Outcome(kind=OutcomeKind.LEFT, step=member.step)
         return Outcome(

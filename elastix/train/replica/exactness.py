@@ -1,0 +1,129 @@
+"""What `RunConfig(exact=True)` asks of a worker: that it computes what any other would.
+
+Random numbers are set at each place of the run, operators are those that give the same every time,
+and workers that round differently are refused. Not here: the order of sums (comm.slice_tree).
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from elastix.config import FailureConfig, RunConfig
+from elastix.data.random_numbers import seed_at, seed_generators
+from elastix.data.source import Source
+from elastix.errors import ConfigError
+
+_OPERATOR = re.compile(r"^(\S+) does not have a deterministic implementation")
+
+
+def check_configs(run: RunConfig, failure: FailureConfig) -> None:
+    """Refuse options whose effect depends on the number of workers.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if run.exact and failure.guard is not None and failure.guard.metric is not None:
+        raise ConfigError(
+            f"RunConfig(exact=True) and Guard(metric={failure.guard.metric!r}): a reported loss is "
+            "that of one worker's slices, so which steps are void would depend on the number of "
+            "workers. Nothing was started. Leave metric out: the guard judges the norm of the "
+            "gradient, which is the same for any number."
+        )
+
+
+def check_loader(source: Source) -> None:
+    """Refuse a loader whose batches are shared out sample by sample.
+
+    Raises:
+        ConfigError: says what to write.
+    """
+    raise ConfigError(
+        "RunConfig(exact=True) needs slices, which are the same whoever computes them. No loader "
+        "was made. Write ctx.loader(..., slices=8), a power of two that divides batch_size, and "
+        "the loop that belongs to it (docs/train-function.md), or leave exact out."
+    )
+
+
+def check_rate_scaling() -> None:
+    """Refuse learning rates that follow the group.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(
+        "ctx.scale_rate under RunConfig(exact=True): learning rates would follow the number of "
+        "workers, and the result with them. Nothing was scaled. Leave one of the two out."
+    )
+
+
+def seed_slice(seed: int, step: int, number: int) -> None:
+    """What the model draws for a slice depends on the slice, and not on who computes it."""
+    seed_generators(seed_at(seed, "slice", step, number))
+
+
+def seed_step(seed: int, step: int) -> None:
+    """What comes after the slices of a step draws the same on all workers."""
+    seed_generators(seed_at(seed, "step", step))
+
+
+def computes_with(device: torch.device) -> str:
+    """On what a worker's last bits depend: two that say the same are taken to round alike."""
+    parts = [f"torch {torch.__version__}", f"{_processor()}"]
+    parts.append(torch.backends.cpu.get_cpu_capability())
+    threads = torch.get_num_threads()
+    parts.append(f"{threads} thread{'s' if threads > 1 else ''}")
+    if device.type == "cuda":
+        parts.append(torch.cuda.get_device_name(device))
+    return ", ".join(parts)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown processor"
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown processor"
+
+
+@contextmanager
+def deterministic_operators() -> Iterator[None]:
+    """Within: operators give the same bits each time, or raise.
+
+    Raises:
+        ConfigError: one cannot; names it.
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark,
+    )
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+    torch.use_deterministic_algorithms(True)
+    # It fills what nobody has written yet, which costs time and no correct program sees.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False  # chooses algorithms by the clock
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error)
+        if "torch.use_deterministic_algorithms" not in said:
+            raise
+        found = _OPERATOR.match(said)
+        name = found[1] if found else "an operator"
+        raise ConfigError(
+            f"RunConfig(exact=True) and {name}: torch has no implementation of it that "
+            "gives the same bits every time. The run ends; what was "
+            "committed before is exact. Use another operator in its place, or leave exact out. "
+            f"torch says: {said.splitlines()[0]}"
+        ) from error
+    finally:
+        enabled, warn_only, fill, benchmark = before
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = benchmark

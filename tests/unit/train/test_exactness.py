@@ -1,0 +1,154 @@
+"""What exact=True asks of a worker: operators, random numbers, evaluations, what is refused."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from elastix.comm.network.layout import compare, layout_of
+from elastix.config import FailureConfig, Guard, RunConfig
+from elastix.errors import ConfigError
+from elastix.train.replica.evaluation import Evaluation, ExactEvaluation
+from elastix.train.replica.exactness import (
+    check_configs,
+    computes_with,
+    deterministic_operators,
+    seed_slice,
+    seed_step,
+)
+
+CPU = torch.device("cpu")
+
+
+def drawn():
+    return [torch.rand(1).item(), random.random(), np.random.rand()]
+
+
+# ------------------------------------------------------------------------------------ evaluation
+
+
+class Samples(torch.utils.data.Dataset):
+    """The last batch is a short one; a sample draws a number."""
+
+    def __len__(self):
+        return 103
+
+    def __getitem__(self, index):
+        return torch.tensor([index * 1.1e5]) + torch.rand(1)
+
+
+def dropped(model, batch):
+    """A metric that draws."""
+    return {"loss": model(batch).mean() * torch.rand(1).item(), "largest": batch.max() / 3}
+
+
+def evaluated(kind, size, **more):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    sums = 0
+    for rank in range(size):
+        torch.manual_seed(rank)  # whatever was drawn before
+        work = kind(model, dropped, Samples(), 10, torch.stack, CPU, **more)
+        before = drawn()
+        torch.manual_seed(rank)
+        sums = sums + work.payload(SimpleNamespace(rank=rank, size=size))
+        if kind is ExactEvaluation:
+            assert drawn()[0] == before[0], "an evaluation drew from what comes after it"
+    return work.means(sums)
+
+
+def test_an_exact_evaluation_is_the_same_to_the_last_bit_for_any_number_of_members():
+    alone = evaluated(ExactEvaluation, 1, seed=3)
+    assert set(alone) == {"loss", "largest"}
+    for size in (2, 3, 5, 20):  # of twenty some have no batch
+        assert evaluated(ExactEvaluation, size, seed=3) == alone
+    assert evaluated(ExactEvaluation, 1, seed=4) != alone
+
+
+def test_an_exact_evaluation_means_what_any_evaluation_means():
+    exact, usual = evaluated(ExactEvaluation, 2, seed=3), evaluated(Evaluation, 1)
+    assert exact["largest"] == pytest.approx(usual["largest"], rel=1e-5)
+
+
+# -------------------------------------------------------------------------------- random numbers
+
+
+def test_each_slice_and_each_step_has_random_numbers_of_its_own():
+    seen = []
+    for seed in (0, 1):
+        for step in (0, 1):
+            for number in (0, 1):
+                seed_slice(seed, step, number)
+                seen.append(drawn())
+            seed_step(seed, step)
+            seen.append(drawn())
+    assert len({numbers[0] for numbers in seen}) == len(seen)
+    drawn()
+    seed_slice(0, 0, 1)
+    assert drawn() == seen[1]
+
+
+# ------------------------------------------------------------------------------------- operators
+
+
+def test_an_operator_that_may_give_other_bits_is_refused_by_name():
+    def put():
+        with deterministic_operators():
+            torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+
+    with pytest.raises(ConfigError, match=r"exact=True\) and put_: torch has no implementation"):
+        put()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))[0] == 1
+
+
+def test_other_errors_stay_what_they_are():
+    def raised():
+        with deterministic_operators():
+            torch.zeros(2) @ torch.zeros(3)
+
+    with pytest.raises(RuntimeError, match="size"):
+        raised()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_was_asked_for_before_is_asked_for_afterwards():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with deterministic_operators():
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# --------------------------------------------------------------------------------------- refused
+
+
+def test_workers_that_compute_differently_are_named():
+    model = {"": torch.nn.Linear(2, 1)}
+    kinds = ["torch 2.9, AVX512, 1 thread", "torch 2.9, AVX2, 1 thread"]
+    layouts = [layout_of(model, kinds[n]) for n in (0, 1, 0)]
+    compare(layouts[::2], ["worker 3", "worker 5"])
+    with pytest.raises(ConfigError) as raised:
+        compare(layouts, ["worker 3", "worker 4", "worker 5"])
+    assert f"worker 3, worker 5: {kinds[0]}; worker 4: {kinds[1]}" in str(raised.value)
+
+
+def test_what_a_worker_computes_with_has_all_that_its_last_bits_depend_on(monkeypatch):
+    here = computes_with(CPU)
+    assert torch.__version__ in here
+    assert torch.backends.cpu.get_cpu_capability() in here
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert computes_with(CPU) != here
+
+
+def test_a_guard_that_goes_by_what_one_worker_reports_is_refused():
+    run = RunConfig(exact=True)
+    check_configs(run, FailureConfig(guard=Guard()))
+    check_configs(RunConfig(), FailureConfig(guard=Guard(metric="loss")))
+    with pytest.raises(ConfigError, match="Guard"):
+        check_configs(run, FailureConfig(guard=Guard(metric="loss")))
