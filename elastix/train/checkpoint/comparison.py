@@ -96,20 +96,13 @@ def fault(found: ReplicasCompared, equal_step: int | None) -> ReplicasDiffer:
         found: that they are not.
         equal_step: after which step they were equal the last time; None if never compared before.
     """
-    rest = [worker for worker in found.workers if worker not in found.apart]
-    if rest:
-        who = f"{name(found.apart)} {_holds(found.apart)} another State than {name(rest)}"
-    else:
-        who = f"{name(found.workers)} hold different States, and no more than half hold the same"
     before = "They had not been compared before in this run."
     if equal_step is not None:
         before = f"They were equal when last compared, after step {equal_step}."
-    return ReplicasDiffer(
-        f"after step {found.step} {who}; what differs: {', '.join(found.parts)}. {before} Nothing "
-        f"was stored of step {found.step}, and the run was stopped. fit() again goes on from the "
-        f"last stored State. {_LOOK_FOR}"
-        f"faulty memory on the {'node' if len(found.apart) == 1 else 'nodes'} of "
-        f"{name(found.apart)}."
+    return _differ(
+        found,
+        f"{before} Nothing was stored of step {found.step}, and the run was stopped. fit() again "
+        "goes on from the last stored State.",
     )
 
 
@@ -119,21 +112,23 @@ def diverged(found: ReplicasCompared) -> ReplicasDiffer:
     Args:
         found: that they are not equal, before the step after `found.step`.
     """
+    return _differ(
+        found,
+        "The step after it does not count, and the run was stopped: it has happened again and "
+        "again, or there is no State to go back to that all were seen to hold. fit() again goes on "
+        "from the last stored State, if there is one.",
+    )
+
+
+def _differ(found: ReplicasCompared, what_was_done: str) -> ReplicasDiffer:
     rest = [worker for worker in found.workers if worker not in found.apart]
-    who = (
-        f"{name(found.apart)} {_holds(found.apart)} another State than {name(rest)}"
-        if rest
-        else (f"{name(found.workers)} hold different States, and no more than half hold the same")
-    )
+    one = len(found.apart) == 1
+    if rest:
+        hold = "holds" if one else "hold"
+        who = f"{name(found.apart)} {hold} another State than {name(rest)}"
+    else:
+        who = f"{name(found.workers)} hold different States, and no more than half hold the same"
     return ReplicasDiffer(
-        f"after step {found.step} {who}; what differs: {', '.join(found.parts)}. The step after "
-        "it does not count, and the run was stopped: it has happened again and again, or there is "
-        "no State to go back to that all were seen to hold. fit() again goes on from the last "
-        f"stored State, if there is one. {_LOOK_FOR}"
-        f"faulty memory on the {'node' if len(found.apart) == 1 else 'nodes'} of "
-        f"{name(found.apart)}."
+        f"after step {found.step} {who}; what differs: {', '.join(found.parts)}. {what_was_done} "
+        f"{_LOOK_FOR}faulty memory on the {'node' if one else 'nodes'} of {name(found.apart)}."
     )
-
-
-def _holds(workers: tuple[int, ...]) -> str:
-    return "holds" if len(workers) == 1 else "hold"
