@@ -9,9 +9,8 @@ import math
 import multiprocessing
 import pickle
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -21,28 +20,16 @@ from typing import Any
 from elastix.comm.network.door import draw_secret
 from elastix.comm.network.meeting import Rendezvous
 from elastix.config import CheckpointConfig, FailureConfig, Guard, RestoreConfig
-from elastix.errors import ElastixError, StoreError, TrainError
-from elastix.events import Event, Events, Resumed, RunStarted, StepCommitted
+from elastix.errors import ElastixError, TrainError
+from elastix.events import Event, Events, RunStarted
 from elastix.store import Store
 from elastix.testing.local_worker import HOST, work
-from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
-from elastix.train.control.actions import (
-    Action,
-    EndWorker,
-    Forget,
-    KillWorker,
-    Relay,
-    StartWorker,
-    Tell,
-    Vacate,
-    Vacated,
-    Write,
-)
-from elastix.train.control.conductor import Conductor, Phase, RunTerms
+from elastix.train.control.actions import Vacated
+from elastix.train.control.conductor import Phase, RunTerms
 from elastix.train.control.messages import FromWorker, Outcome, ToWorker
 from elastix.train.on_ray.trainer import keep_code
-from elastix.train.record.beginning import begin, going_back
-from elastix.train.record.logbook import Logbook
+from elastix.train.record.beginning import begin
+from elastix.train.record.shell import Shell
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import Settings
 
@@ -173,7 +160,7 @@ class _Room:
     again: bool
 
 
-class _Controller:
+class _Controller(Shell):
     """The shell around the conductor, in the calling thread. Ray's: train.on_ray.controller."""
 
     def __init__(
@@ -186,19 +173,10 @@ class _Controller:
         room: _Room,
     ) -> None:
         self.run = LocalRun(settings.directory)
-        self._lock = threading.RLock()
-        self._conductor = Conductor(terms)
-        self._room = room
         listeners = Events()
         listeners.subscribe(self.run.events.append)
-        self._log = Logbook(listeners)
-        outlets = Outlets(
-            send=self._tell,
-            emit=self._emit,
-            journaled=lambda: self._log.state.step,
-            fail=self._fail,
-            sync=self._log.sync,
-        )
+        super().__init__(terms, listeners)
+        self._room = room
         opening = RunStarted(
             name=_NAME,
             seed=settings.seed,
@@ -208,19 +186,17 @@ class _Controller:
             versions={},
         )
         self._log.open(settings.directory / "journal.jsonl", opening, stays=False, patience_s=0.0)
-        self._checkpoints = Checkpoints(
-            Store(kept.store), settings.run, settings.checkpoint, outlets
-        )
+        self._keep_checkpoints(Store(kept.store), settings.run, settings.checkpoint)
         self._spawner = multiprocessing.get_context("forkserver")
         self._spawner.set_forkserver_preload(_WARM)
         self._rendezvous = Rendezvous(HOST, settings.secret)
         try:
-            begun, settings = begin(self._checkpoints, settings, kept.restore)
+            begun, self._settings = begin(self._checkpoints, settings, kept.restore)
         except ElastixError:
             self._checkpoints.close()
             self._log.close()
             raise
-        self._args = (train, config, settings, kept.store)
+        self._train, self._config, self._store = train, config, kept.store
         self._processes: dict[int, BaseProcess] = {}
         self._lines: dict[int, Connection] = {}
         self._released: dict[int, Connection] = {}  # of those whose outcome is known
@@ -238,13 +214,7 @@ class _Controller:
                 self._look_for_room()
                 self._do(self._conductor.tick(time.monotonic()))
             if self._conductor.phase is Phase.GOING_BACK:
-                self._checkpoints.give_up()
-                train, config, settings, store = self._args
-                self._args = (train, config, going_back(settings), store)
-                last = self._checkpoints.last()
-                stored = Resumed(step=last.step if last else 0, ref=last.ref if last else "")
-                with self._lock:
-                    self._do(self._conductor.went_back(stored, time.monotonic()))
+                self._go_back()
             by_line = {line: worker for worker, line in self._lines.items()}
             for line in wait(list(by_line), timeout=_TICK_S):
                 self._serve(by_line[line], line)  # type: ignore[index,arg-type]
@@ -253,16 +223,13 @@ class _Controller:
 
     def close(self) -> None:
         """Leave no process behind."""
-        with self._lock:
-            self._do(self._conductor.close())
+        self._close()
+
+    def _let_go(self) -> None:
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
             process.join()
-        self._checkpoints.close()
-        with self._lock:
-            self._emit(self._conductor.ending())
-            self._log.close()
 
     def _serve(self, worker: int, line: Connection) -> None:
         """Hear what a worker has to say, unless it was ended just now."""
@@ -283,32 +250,6 @@ class _Controller:
             else:
                 self._do(self._conductor.hear(worker, message, now))
 
-    def _do(self, actions: Sequence[Action]) -> None:
-        """Carry out what the conductor wants done. Under the lock."""
-        for action in actions:
-            match action:
-                case Tell():
-                    self._tell(action.to, action.message)
-                case Write():
-                    self._emit(action.event, action.sequence)
-                    if isinstance(action.event, StepCommitted):
-                        self._checkpoints.poke()
-                case StartWorker():
-                    self._start(action.worker)
-                case KillWorker():
-                    self.run.lost[action.worker] = time.monotonic()
-                    self._end(action.worker)
-                case EndWorker():
-                    self._end(action.worker)
-                case Vacate():
-                    self._room.free += self._room.again and action.place is Vacated.FREE
-                case Relay():
-                    self._checkpoints.told(action.worker, action.message)
-                case Forget():
-                    self._checkpoints.lost(action.worker)
-        if any(isinstance(action, Vacate) for action in actions):
-            self._look_for_room()
-
     def _look_for_room(self) -> None:
         free = self._room.free
         self._do(self._conductor.room(free, more=free > 0, now=time.monotonic()))
@@ -316,12 +257,21 @@ class _Controller:
     def _start(self, worker: int) -> None:
         self._room.free -= 1
         here, there = self._spawner.Pipe()
-        args = (worker, there, self._rendezvous.address, *self._args)
+        run = (self._train, self._config, self._settings, self._store)
+        args = (worker, there, self._rendezvous.address, *run)
         process = self._spawner.Process(target=work, args=args)  # no daemon: it has children
         process.start()
         there.close()
         self._processes[worker] = process
         self._lines[worker] = here
+
+    def _vacate(self, worker: int, place: Vacated) -> None:
+        del worker
+        self._room.free += self._room.again and place is Vacated.FREE
+
+    def _kill(self, worker: int) -> None:
+        self.run.lost[worker] = time.monotonic()
+        self._end(worker)
 
     def _end(self, worker: int) -> None:
         """Whoever is through with its run ends when its line is closed."""
@@ -337,16 +287,3 @@ class _Controller:
                     line.send(message)
                 except OSError:
                     continue  # it is dead, and `wait` will say so
-
-    def _fail(self, error: ElastixError) -> None:
-        """Any thread."""
-        with self._lock:
-            self._conductor.fail(error)
-
-    def _emit(self, event: Event, sequence: int | None = None) -> None:
-        """Write an event; a journal that cannot be written ends the run. Any thread."""
-        with self._lock:
-            try:
-                self._log.write(event, sequence)
-            except StoreError as error:
-                self._conductor.fail(error)

@@ -1,9 +1,9 @@
 """The controller: one Ray actor a run. Starts workers, learns of deaths, passes messages on.
 
 It decides nothing: that is the business of the conductor (train.control), whose actions it carries
-out. The train function's progress does not pass through it, except for events on their way to the
-journal. It runs in a thread of its own, beside workers' calls and the driver's calls, all
-under one lock, and none blocks while it holds the lock.
+out (train.record.shell). The train function's progress does not pass through it, except for events
+on their way to the journal. It runs in a thread of its own, beside workers' calls and the driver's
+calls, all under one lock, and none blocks while it holds the lock.
 """
 
 import logging
@@ -34,24 +34,12 @@ from elastix.config import (
     ScalingConfig,
 )
 from elastix.errors import ElastixError, StoreError, TrainError
-from elastix.events import Event, Events, Resumed, StepCommitted
+from elastix.events import Event, Events
 from elastix.observe.metrics import Metrics
 from elastix.store import Store
 from elastix.train.checkpoint import restore
-from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
-from elastix.train.control.actions import (
-    Action,
-    EndWorker,
-    Forget,
-    KillWorker,
-    Relay,
-    StartWorker,
-    Tell,
-    Vacate,
-    Vacated,
-    Write,
-)
-from elastix.train.control.conductor import Conductor, Found, Phase, RunTerms
+from elastix.train.control.actions import Vacated
+from elastix.train.control.conductor import Found, Phase, RunTerms
 from elastix.train.control.messages import (
     FromWorker,
     Outcome,
@@ -65,8 +53,8 @@ from elastix.train.on_ray.slots import Slot, Slots
 from elastix.train.on_ray.takeover import Presence
 from elastix.train.on_ray.worker import Job, Worker
 from elastix.train.on_ray.worker_handle import WorkerHandle
-from elastix.train.record.beginning import begin, going_back
-from elastix.train.record.logbook import Logbook
+from elastix.train.record.beginning import begin
+from elastix.train.record.shell import Shell
 from elastix.train.replica.link import Settings
 from elastix.train.replica.model_source import ModelSource
 
@@ -120,7 +108,7 @@ class Followed:
     losses: int = 0
 
 
-class Controller:
+class Controller(Shell):
     """See the module. It leaves no worker behind.
 
     If its process dies, Ray starts it anew with the same plan: then it goes on with the workers
@@ -129,28 +117,25 @@ class Controller:
 
     def __init__(self, plan: RunRequest) -> None:
         self._plan = plan
-        self._lock = threading.RLock()
-        self._news = threading.Condition(self._lock)
-        self._me = ray.get_runtime_context().current_actor
-        self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), plan.secret)
         scaling = plan.scaling
-        self._conductor = Conductor(
-            RunTerms(
-                founders=plan.size,
-                min_workers=scaling.min_workers,
-                max_workers=scaling.max_workers,
-                failure=plan.failure,
-                first_step_s=plan.failure.start_timeout_s,
-            )
-        )
-        most = scaling.max_workers + scaling.spares
-        self._slots = Slots(
-            plan.placement, plan.size, most, scaling.resources_per_worker, plan.run_id
+        terms = RunTerms(
+            founders=plan.size,
+            min_workers=scaling.min_workers,
+            max_workers=scaling.max_workers,
+            failure=plan.failure,
+            first_step_s=plan.failure.start_timeout_s,
         )
         listeners = Events()
         if plan.metrics:
             listeners.subscribe(Metrics(plan.run.name).read)
-        self._log = Logbook(listeners)
+        super().__init__(terms, listeners)
+        self._news = threading.Condition(self._lock)
+        self._me = ray.get_runtime_context().current_actor
+        self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), plan.secret)
+        most = scaling.max_workers + scaling.spares
+        self._slots = Slots(
+            plan.placement, plan.size, most, scaling.resources_per_worker, plan.run_id
+        )
         self._handles: dict[int, WorkerHandle] = {}
         self._places: dict[int, Slot] = {}  # where a worker is, until the place is given back
         self._unwritable = False
@@ -176,7 +161,8 @@ class Controller:
                     while self._conductor.phase is not Phase.OVER:
                         self._watch()
                 finally:
-                    self._end()
+                    self._checkpoints.settle(_SETTLE_S)  # stored while their holders live
+                    self._close()
         except ElastixError as error:
             self._fail(error)
         except Exception as error:
@@ -197,16 +183,9 @@ class Controller:
     def _open(self, again: bool) -> bool:
         """Store, journal and workers; False if the run was over when its controller died."""
         plan = self._plan
-        outlets = Outlets(
-            send=self._tell,
-            emit=self._emit,
-            journaled=lambda: self._log.state.step,
-            fail=self._fail,
-            sync=self._log.sync,
-        )
         store = plan.model_source.open_store() if plan.model_source is not None else None
         store = store or Store(plan.run.store)
-        self._checkpoints = Checkpoints(store, plan.run.name, plan.checkpoint, outlets)
+        self._keep_checkpoints(store, plan.run.name, plan.checkpoint)
         settings = Settings(
             directory=plan.directory,
             run=plan.run.name,
@@ -229,7 +208,7 @@ class Controller:
             settings = replace(settings, left_out=restore.left_out(before))
         else:
             begun, settings = begin(self._checkpoints, settings, plan.restore)
-        self._job = self._make_job(settings)
+        self._settings = settings
         if (ended := self._log.ended) is not None:
             if ended.outcome != "finished":
                 self._fail(TrainError(f"the run had {ended.outcome}: {ended.message}"))
@@ -280,20 +259,6 @@ class Controller:
                 self._listen(handle, one.lifeline)
         holders = sum(one.holder for one in present)
         logger.info("took over workers=%d holders=%d", len(self._handles), holders)
-
-    def _stored(self) -> Resumed:
-        """Where the run goes on from if nobody has the State."""
-        last = self._checkpoints.last()
-        return Resumed(step=last.step if last else 0, ref=last.ref if last else "")
-
-    def _go_back(self) -> None:
-        """The last worker with the State is lost: found the group anew, from the stored State."""
-        logger.warning("all workers lost, starting over run=%s", self._plan.run.name)
-        self._checkpoints.give_up()
-        settings = going_back(self._job.settings)
-        with self._lock:
-            self._job = replace(self._job, settings=settings)
-            self._do(self._conductor.went_back(self._stored(), time.monotonic()))
 
     def _depart(self) -> None:
         """A detached controller ends itself when a driver has heard the outcome, or none asks."""
@@ -366,11 +331,6 @@ class Controller:
             raise StoreError(f"{method!r} is no question to a store.")
         return getattr(self._checkpoints.store.ledger, method)(*args, **options)
 
-    def _fail(self, error: ElastixError) -> None:
-        """The run cannot go on. Any thread; what came first counts."""
-        with self._lock:
-            self._conductor.fail(error)
-
     # ------------------------------------------------------------------ watching workers
 
     def _watch(self) -> None:
@@ -419,13 +379,13 @@ class Controller:
 
     # ------------------------------------------------------------------ acting
 
-    def _make_job(self, settings: Settings) -> Job:
+    def _make_job(self) -> Job:
         plan = self._plan
         gpus = plan.scaling.gpus_per_worker
         return Job(
             train=plan.train,
             config=plan.config,
-            settings=settings,
+            settings=self._settings,
             store=plan.run.store,
             address=self._rendezvous.address,
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
@@ -434,31 +394,6 @@ class Controller:
             affinity=plan.scaling.affinity,
             profile=plan.profile,
         )
-
-    def _do(self, actions: Sequence[Action]) -> None:
-        """Carry out what the conductor wants done. Under the lock."""
-        for action in actions:
-            match action:
-                case Tell():
-                    self._tell(action.to, action.message)
-                case Write():
-                    self._emit(action.event, action.sequence)
-                    if isinstance(action.event, StepCommitted):
-                        self._checkpoints.poke()
-                case StartWorker():
-                    self._start(action.worker)
-                case KillWorker():
-                    self._handles.pop(action.worker).kill()
-                case EndWorker():
-                    self._handles.pop(action.worker).end()
-                case Vacate():
-                    self._vacate(action.worker, action.place)
-                case Relay():
-                    self._checkpoints.told(action.worker, action.message)
-                case Forget():
-                    self._checkpoints.lost(action.worker)
-        if any(isinstance(action, Vacate) for action in actions):
-            self._look_for_room()
 
     def _start(self, worker: int) -> None:
         slot = self._slots.take()
@@ -478,11 +413,17 @@ class Controller:
                     slot.group, placement_group_bundle_index=slot.bundle
                 ),
             )
-            .remote(worker, self._me, self._job, slot)
+            .remote(worker, self._me, self._make_job(), slot)
         )
         actor.run.remote()
         self._handles[worker] = WorkerHandle(worker, actor, actor.outcome.remote())
         self._places[worker] = slot
+
+    def _kill(self, worker: int) -> None:
+        self._handles.pop(worker).kill()
+
+    def _end(self, worker: int) -> None:
+        self._handles.pop(worker).end()
 
     def _vacate(self, worker: int, place: Vacated) -> None:
         slot = self._places.pop(worker)
@@ -504,23 +445,12 @@ class Controller:
                     handle.actor.hear.remote(message)
 
     def _emit(self, event: Event, sequence: int | None = None) -> bool:
-        """Write an event; a journal that cannot be written ends the run."""
         with self._news:
-            try:
-                self._log.write(event, sequence)
-            except StoreError as error:
+            if not super()._emit(event, sequence):
                 self._unwritable = True
-                self._conductor.fail(error)
                 return False
             self._news.notify_all()
             return True
 
-    def _end(self) -> None:
-        self._checkpoints.settle(_SETTLE_S)  # what was accepted is stored while holders live
-        with self._lock:
-            self._do(self._conductor.close())
-        self._checkpoints.close()
-        with self._lock:
-            self._slots.close()
-            self._emit(self._conductor.ending())
-            self._log.close()
+    def _let_go(self) -> None:
+        self._slots.close()
