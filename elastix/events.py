@@ -242,6 +242,7 @@ class StateStored(Event):
         state_bytes: of all its tensors. stored_bytes: of these, what was new to the store.
         store_s: from the first worker's offer to the commit.
         stall_s: how long it held up training, on the worker where it did so longest.
+        digest: of an exact run, equal to that of an undisturbed one after this step.
     """
 
     ref: str
@@ -251,6 +252,7 @@ class StateStored(Event):
     store_s: float
     stall_s: float = 0.0
     state_bytes: int = 0
+    digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

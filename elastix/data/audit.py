@@ -15,6 +15,7 @@ from elastix.events import (
     Resumed,
     SamplesLeftOut,
     Span,
+    StateStored,
     StepCommitted,
 )
 
@@ -89,6 +90,8 @@ class Audit:
         steps_lost: numbers that no committed step has, below the last.
         digest: equal for two runs that used the same samples, whatever happened on the way.
         replicas: what was compared, and whether it was equal; `exact` says nothing of that.
+        state: of a run with RunConfig(exact=True), what is equal for any two of the same config and
+            seed: the step of the last State that was stored, and its digest; None for others.
     """
 
     steps: int
@@ -96,6 +99,7 @@ class Audit:
     loaders: tuple[LoaderAudit, ...]
     digest: str
     replicas: ReplicasAudit = ReplicasAudit()
+    state: tuple[int, str] | None = None
 
     @property
     def exact(self) -> bool:
@@ -106,7 +110,11 @@ class Audit:
     @property
     def lines(self) -> dict[str, str]:
         """What is proved, of what, for people."""
-        return {"samples": self._samples(), "replicas": str(self.replicas)}
+        said = {"samples": self._samples(), "replicas": str(self.replicas)}
+        if self.state is not None:
+            step, digest = self.state
+            said["state"] = f"{digest[:12]}: after step {step}, whatever happened on the way"
+        return said
 
     def __str__(self) -> str:
         return "\n".join(f"{what} {text}" for what, text in self.lines.items())
@@ -138,6 +146,7 @@ def audit(events: Iterable[Event]) -> Audit:
     streams: dict[int, _Stream] = {}
     steps: list[StepCommitted] = []
     compared: list[ReplicasCompared] = []
+    state: tuple[int, str] | None = None
     for event in events:
         if isinstance(event, LoaderOpened):
             streams.setdefault(event.loader, _Stream(event))
@@ -150,6 +159,8 @@ def audit(events: Iterable[Event]) -> Audit:
             stream = streams[event.loader]
             fresh = subtract(event.spans, stream.left_out)
             stream.left_out = merge((*stream.left_out, *fresh))
+        elif isinstance(event, StateStored) and event.digest:
+            state = event.step, event.digest
         elif isinstance(event, ReplicasCompared):
             compared.append(event)
         elif isinstance(event, StepCommitted):
@@ -176,6 +187,7 @@ def audit(events: Iterable[Event]) -> Audit:
         loaders=accounts,
         digest=hashlib.sha256(text.encode()).hexdigest(),
         replicas=_replicas(steps, compared),
+        state=state,
     )
 
 

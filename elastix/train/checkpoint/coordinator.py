@@ -36,6 +36,7 @@ from elastix.train.checkpoint.assembly import (
 from elastix.train.checkpoint.comparison import Comparisons, fault
 from elastix.train.checkpoint.restore import newest
 from elastix.train.checkpoint.retention import Kept
+from elastix.train.checkpoint.state_digests import exact_digest
 
 logger = logging.getLogger(__name__)
 PATIENCE_S = 10.0  # how long the offers of all members are waited for
@@ -307,6 +308,7 @@ class Checkpoints:
                 store_s=time.monotonic() - assembly.first_s,
                 stall_s=max(offer.stall_s for offer in (chief, *assembly.offers.values())),
                 state_bytes=sum(share.nbytes for share in assembly.shares),
+                digest=exact_digest(self.store.manifest(ref)) if chief.meta.get("exact") else "",
             )
         )
         self._end(assembly, Release(assembly.mark, ref))

@@ -8,10 +8,20 @@ import torch
 from blake3 import blake3
 
 from elastix.data.random_numbers import seed_generators
-from elastix.state import State, Stateful
+from elastix.state import Manifest, State, Stateful
 
 _OWN = "rng"
 """Each worker has random numbers of its own, or all would draw the same dropout masks."""
+
+
+_OF_THE_WAY = {
+    "serial": "events sent: those of losses and joins are counted too",
+    "stored_step": "checkpoints may go by the clock",
+    "window": "ratios in which batches are split over workers; there are none in slices",
+    "sentinel": "what is hashed when goes by the length of steps",
+    "run": "its name",
+}
+_OF_LOADERS = {"paces": "how fast workers are, and whose slices follow from it"}
 
 
 def digests(state: State) -> dict[str, str]:
@@ -43,6 +53,22 @@ def digest(state: State) -> str:
 def whole(parts: Mapping[str, str]) -> str:
     """The digest of a State from those of its parts."""
     return blake3(json.dumps(sorted(parts.items())).encode()).hexdigest()
+
+
+def exact_digest(manifest: Manifest) -> str:
+    """Of all that an exact run has in common with an undisturbed one; computed from digests alone.
+
+    Left out by name is what tells of the way and not of the place (`_OF_THE_WAY`), and by which
+    speeds slices were divided (`_OF_LOADERS`). The random numbers are in it.
+    """
+    tensors = {
+        name: [info.dtype, list(info.shape), info.digest] for name, info in manifest.tensors.items()
+    }
+    meta = {name: value for name, value in manifest.meta.items() if name not in _OF_THE_WAY}
+    for name in meta:
+        if name.startswith("@loader/"):
+            meta[name] = {k: v for k, v in meta[name].items() if k not in _OF_LOADERS}
+    return blake3(json.dumps([tensors, meta], sort_keys=True).encode()).hexdigest()
 
 
 def _part(name: str) -> str:

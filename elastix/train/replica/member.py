@@ -259,6 +259,7 @@ class Member:
             "window": self._window.state_dict(),
             "sentinel": self._rotation.state_dict(),
             **({"guard": self._watch.state_dict()} if self._watch is not None else {}),
+            **({"exact": True} if self.settings.exact else {}),
         }
         return self._tracked.capture(counts)
 

@@ -13,6 +13,7 @@ from elastix.events import (
     BatchShares,
     LoaderOpened,
     Resumed,
+    StateStored,
     StepCommitted,
     from_record,
     to_record,
@@ -187,3 +188,15 @@ def test_a_batch_that_several_had_whole_counts_once():
     account = audit([opened(), from_record(json.loads(json.dumps(to_record(step))))])
     assert account.exact
     assert account.loaders[0].samples == 20
+
+
+def test_of_an_exact_run_it_says_the_digest_of_the_state_stored_last():
+    def stored(step, digest):
+        return StateStored(
+            ref="r", step=step, reason="", stored_bytes=0, store_s=0.0, digest=digest
+        )
+
+    events = [opened(), commit(1, (0, 4))]
+    assert "state" not in audit([*events, stored(1, "")]).lines
+    lines = audit([*events, stored(1, "a" * 64), stored(2, "b" * 64)]).lines
+    assert lines["state"] == f"{'b' * 12}: after step 2, whatever happened on the way"

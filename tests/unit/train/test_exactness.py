@@ -10,6 +10,8 @@ import torch
 from elastix.comm.network.layout import compare, layout_of
 from elastix.config import FailureConfig, Guard, RunConfig
 from elastix.errors import ConfigError
+from elastix.state import State
+from elastix.train.checkpoint.state_digests import exact_digest
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation
 from elastix.train.replica.exactness import (
     check_configs,
@@ -152,3 +154,40 @@ def test_a_guard_that_goes_by_what_one_worker_reports_is_refused():
     check_configs(RunConfig(), FailureConfig(guard=Guard(metric="loss")))
     with pytest.raises(ConfigError, match="Guard"):
         check_configs(run, FailureConfig(guard=Guard(metric="loss")))
+
+
+# --------------------------------------------------------------------------------------- digests
+
+
+def stored(**changes):
+    tensors = {"w": torch.ones(2), "@rng/torch": torch.zeros(3), "@optimizer/w/m": torch.ones(2)}
+    loader = {"position": 8, "owed": [], "paces": {"us": [[0, 12]]}}
+    meta = {"step": 3, "reports": 1, "serial": 9, "stored_step": 2, "window": {}, "sentinel": {}}
+    meta |= {"@loader/0": loader, "@optimizer": {"lr": 0.1}, "run": "a", "exact": True}
+    for name, value in changes.items():
+        (tensors if isinstance(value, torch.Tensor) else meta)[name] = value
+    return exact_digest(State(tensors, meta).manifest())
+
+
+def test_the_digest_of_an_exact_state_leaves_out_what_tells_of_the_way():
+    loader = {"position": 8, "owed": [], "paces": {"us": [[0, 99], [1, 7]]}}
+    way = {"serial": 10, "stored_step": 3, "window": {"now": 1}, "sentinel": {"n": 1}, "run": "b"}
+    assert stored(**way, **{"@loader/0": loader}) == stored()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"w": torch.tensor([1.0, 1.0000001])},
+        {"@rng/torch": torch.ones(3)},
+        {"@optimizer/w/m": torch.zeros(2)},
+        {"step": 4},
+        {"reports": 2},
+        {"@optimizer": {"lr": 0.2}},
+        {"@loader/0": {"position": 9, "owed": []}},
+        {"@tracked": 1},
+    ],
+    ids=str,
+)
+def test_the_digest_of_an_exact_state_covers_everything_else(change):
+    assert stored(**change) != stored()
