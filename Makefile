@@ -8,14 +8,16 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help demo test coverage mutants check bench bench-short chaos examples screenshots pins clean
+.PHONY: help demo test coverage mutants check bench bench-short chaos examples screenshots docs wheel pins clean
 
 help:
 	@echo "make demo      search a convnet, then train the winner while workers are killed and stopped"
 	@echo "make test      the tests (some minutes)"
 	@echo "make coverage  the same, and which lines they ran"
 	@echo "make mutants   break the lines that decide, one at a time: do the fast tests notice? (an hour)"
-	@echo "make check     format, lint, types, import contracts"
+	@echo "make check     format, lint, types, import contracts, the documents"
+	@echo "make docs      the documents as a site, in build/site"
+	@echo "make wheel     dist/elastix-VERSION-py3-none-any.whl, for pip install elsewhere"
 	@echo "make chaos     the long failure tests"
 	@echo "make bench     the benchmarks, beside torch DDP, torchft and Ray Train"
 	@echo "make examples  every example, as CI runs them"
@@ -26,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 		|| { echo "elastix needs Python 3.11 or newer; try make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 demo: $(READY)
@@ -41,11 +43,18 @@ coverage: $(READY)
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants --number 300
 
-check: $(READY)
+check: $(READY) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Strict: a broken link, a page outside the navigation, or a name that the API page cannot find fails.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel --outdir dist .
 
 examples: $(READY)
 	set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done
@@ -71,7 +80,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.inherit --out benchmarks/results/inherit.json
 	$(BIN)/python -m benchmarks.ensemble --out benchmarks/results/ensemble.json
 	$(BIN)/python -m benchmarks.estimate --out benchmarks/results/estimate.json
-	$(BIN)/python -m benchmarks.table --update README.md
+	$(BIN)/python -m benchmarks.install --out benchmarks/results/install.json
+	$(BIN)/python -m benchmarks.table --update
 
 bench-short: $(READY)
 	$(BIN)/python -m benchmarks.overhead --rounds 4 --steps 3 --out build/overhead.json

@@ -53,7 +53,7 @@ def counts(root: Path) -> dict[str, Any]:
         "longest_file": _largest({_short(p, package): n for p, n in lines.items()}),
         "most_attributes": _largest(attributes),
         "widest_constructor": _largest(widths),
-        "words_in_readme": len(_words(root / "README.md")),
+        "words": len(_words(root)),
     }
 
 
@@ -138,11 +138,14 @@ def _circles(rooms: set[str], arrows: set[tuple[str, str]]) -> int:
     return sum(room in reached(room) for room in rooms)
 
 
-def _words(readme: Path) -> list[str]:
-    """First column of the table of words."""
-    text = readme.read_text()
-    start = text.find("## Words")
-    return [] if start < 0 else _WORDS.findall(text[start : text.find("\n## ", start + 3)])[1:]
+def _words(root: Path) -> list[str]:
+    """First column of the table of words, wherever the tree has it."""
+    for name in ("docs/concepts.md", "README.md"):
+        path = root / name
+        text = path.read_text() if path.exists() else ""
+        if (start := text.find("## Words")) >= 0:
+            return _WORDS.findall(text[start:].partition("\n## ")[0])[1:]
+    return []
 
 
 if __name__ == "__main__":

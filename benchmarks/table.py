@@ -1,7 +1,7 @@
-"""The README's tables, made from benchmarks/results: goals and measurements, and peers beside us.
+"""The documents' tables, made from benchmarks/results: goals and measurements, peers beside us.
 
-`python -m benchmarks.table` prints them; `--update README.md` puts each between its markers in the
-file, `<!-- NAME: begin -->` and `<!-- NAME: end -->`. What was not measured says so, and so does
+`python -m benchmarks.table` prints them; `--update` puts each into the document that shows it,
+between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. What was not measured says so, and so does
 what missed its goal.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.record import ABOUT
 
 RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
 
 Results = Mapping[str, Any]
 
@@ -312,7 +313,49 @@ def regrets(folder: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"benchmarks": goals, "recoveries": recoveries, "regrets": regrets}
+HEADLINE = {
+    "SIGKILL to agreed gradient, median, s": "from a SIGKILL to the agreed gradient, median, s",
+    "samples dropped": "samples dropped in ten kills",
+    "step time over DDP's, convnet": "step time over that of torch's DDP, convnet",
+    "goodput with a kill every 30 s": "goodput with a kill every 30 s",
+    "over Tune with reuse_actors": "no-op trials per second, over Ray Tune's with reuse_actors",
+    "epochs of full training, from scratch over LCS": "epochs to train a search's winner from "
+    "scratch, over those from its inherited weights",
+}
+"""The rows of the README's small table: what each measures, and how the README says it."""
+
+
+def headline(folder: Path = RESULTS) -> str:
+    """The few rows that the README shows, in Markdown."""
+    lines = _header(["what", "measured", "by"])
+    rows = {row.what: row for row in ROWS}
+    for what, said in HEADLINE.items():
+        row = rows[what]
+        value = _value(row, _read(folder / f"{row.benchmark}.json"))
+        shown = "not measured" if value is None else row.shown.format(value)
+        lines.append(f"| {said} | {shown} | `benchmarks.{row.benchmark}` |")
+    return "\n".join(lines)
+
+
+def install(folder: Path = RESULTS) -> str:
+    """A sentence on what installing takes."""
+    found = _read(folder / "install.json")
+    if found is None:
+        return "How long that takes was not measured."
+    mega = {name: round(found[name] / 1e6) for name in ("bytes", "torch_bytes", "ray_bytes")}
+    return (
+        f"The wheel has {found['wheel_bytes'] / 1e6:.1f} MB. With torch's CPU build the "
+        f"environment takes {mega['bytes']:,} MB on the disk ({found['packages']} packages; torch "
+        f"has {mega['torch_bytes']:,} MB of it, Ray {mega['ray_bytes']:,} MB), and `pip install` "
+        f"took {found['install_s']:.0f} s (`python -m benchmarks.install`, two cores)."
+    )
+
+
+DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"install": install, "headline": headline},
+    "docs/benchmarks.md": {"benchmarks": goals, "recoveries": recoveries, "regrets": regrets},
+}
+"""Which document shows which tables, by path and name."""
 
 
 def _header(columns: Sequence[str]) -> list[str]:
@@ -320,12 +363,19 @@ def _header(columns: Sequence[str]) -> list[str]:
 
 
 def _line(row: Row, results: Results | None) -> str:
-    try:
-        value = row.measure(results or {})
-    except (KeyError, TypeError, ZeroDivisionError):
+    value = _value(row, results)
+    if value is None:
         return f"| {row.what} | {row.goal} | not measured | |"
     verdict = "" if row.reached(value, results or {}) else "**missed**"
     return f"| {row.what} | {row.goal} | {row.shown.format(value)} | {verdict} |"
+
+
+def _value(row: Row, results: Results | None) -> float | None:
+    """What was measured; None if nothing was."""
+    try:
+        return row.measure(results or {})
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None
 
 
 def _when(about: Results, benchmark: str) -> str:
@@ -356,15 +406,16 @@ def updated(text: str, name: str, content: str) -> str:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--update", type=Path, help="Markdown file with the markers")
-    options = parser.parse_args()
-    if options.update is None:
-        sys.stdout.write("\n\n".join(table() for table in TABLES.values()) + "\n")
+    parser.add_argument("--update", action="store_true", help="write them into the documents")
+    if not parser.parse_args().update:
+        tables = (table() for shown in DOCUMENTS.values() for table in shown.values())
+        sys.stdout.write("\n\n".join(tables) + "\n")
         return
-    text = options.update.read_text(encoding="utf-8")
-    for name, table in TABLES.items():
-        text = updated(text, name, table())
-    options.update.write_text(text, encoding="utf-8")
+    for path, shown in DOCUMENTS.items():
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for name, table in shown.items():
+            text = updated(text, name, table())
+        (ROOT / path).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Pictures of the report: light and dark, wide and narrow. `python -m tests.screenshots OUT`.
 
 Two pages are of made-up data, so that they have everything; the third is of a real run whose
-workers are killed, and the top of it is the picture in the README (docs/report.png, `--readme`).
+workers are killed (`--readme`): its membership timeline is the picture in the README
+(docs/membership.png), the top of its page the one in docs/reports.md (docs/report.png).
 """
 
 import contextlib
 import sys
 import tempfile
 from pathlib import Path
+
+from selenium.webdriver.common.by import By
 
 from elastix.events import RunEnded
 from elastix.observe.journal import Journal
@@ -22,7 +25,7 @@ from tests.browser import chromium, look, missing, open_page
 from tests.report_data import BEGAN, campaign, run_events
 
 _SIZES = {"wide": 1360, "narrow": 420}
-_README = (1180, 1010)  # pixels of the picture there
+_README = (1180, 1010)  # pixels of the page's top
 
 
 def pages(out: Path) -> dict[str, Path]:
@@ -71,7 +74,10 @@ def main(out: Path, readme: bool) -> int:
             look(browser, *_README, False)
             open_page(browser, real_page(out))
             browser.save_screenshot("docs/report.png")
-            print("docs/report.png")
+            browser.find_element(By.CSS_SELECTOR, "figure:has(#membership)").screenshot(
+                "docs/membership.png"
+            )
+            print("docs/report.png", "docs/membership.png", sep="\n")
             return 0
         for name, path in pages(out).items():
             for size, width in _SIZES.items():

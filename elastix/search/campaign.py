@@ -85,16 +85,18 @@ class Campaign:
         train: what ElasticTrainer runs too; calls `ctx.report` with the metric.
         space: a ConfigSpace, or a Space with Blocks.
         searcher: proposes; Evolution by default.
-        metric, mode: what is optimised, and whether "max" or "min"; several for a Pareto front.
-            A trial's score is the last value that it reported.
+        metric: what is optimised; several for a Pareto front. A trial's score is the last value
+            that it reported.
+        mode: whether "max" or "min" of it is best; one for all metrics, or one for each.
         budget: when it has done enough.
         inherit: what a trial takes from models that are trained already, and from which.
         run: name, store and seed. The same name and store continue a campaign.
         rungs: Asha or Median: which trials go on.
         rerank: run so many of the best again without inheritance at the end; "scratch" means 5.
         scaling: what a trial occupies; several workers make each trial an elastic group.
-        checkpoint, failure: of trials that are such groups. `failure.max_worker_losses` is also
-            how often any trial may lose its worker, 3 by default.
+        checkpoint: of trials that are such groups.
+        failure: of trials that are such groups. `failure.max_worker_losses` is also how often any
+            trial may lose its worker, 3 by default.
         retries: how often a trial that raised is run again.
         executor: where trials run; a Pool of Ray workers by default.
         loggers: readers of the campaign's events in this process: TensorBoard, MLflow, WandB, your

@@ -1,20 +1,46 @@
-"""The README's numbers are those of benchmarks/results, and a missed goal is said."""
+"""The documents' numbers are those of benchmarks/results, and a missed goal is said."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from benchmarks.table import TABLES, goals, recoveries, regrets, updated
+from benchmarks.table import (
+    DOCUMENTS,
+    ROOT,
+    ROWS,
+    goals,
+    headline,
+    install,
+    recoveries,
+    regrets,
+    updated,
+)
 
-README = Path(__file__).parents[3] / "README.md"
+SHOWN = [(path, name) for path, tables in DOCUMENTS.items() for name in tables]
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_the_readme_shows_the_results_that_are_committed(name):
-    text = README.read_text(encoding="utf-8")
-    found = updated(text, name, TABLES[name]())
-    assert found == text, "run python -m benchmarks.table --update README.md"
+@pytest.mark.parametrize(("path", "name"), SHOWN)
+def test_a_document_shows_the_results_that_are_committed(path, name):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    found = updated(text, name, DOCUMENTS[path][name]())
+    assert found == text, "run python -m benchmarks.table --update"
+
+
+def test_the_few_numbers_are_those_of_the_many(tmp_path):
+    assert headline(tmp_path).count("not measured") == 6
+    (tmp_path / "goodput.json").write_text(json.dumps({"elastix": 0.913}))
+    line = "| goodput with a kill every 30 s | 0.91 | `benchmarks.goodput` |"
+    assert line in headline(tmp_path).splitlines()
+    assert any(row.what == "goodput with a kill every 30 s" for row in ROWS)
+
+
+def test_what_installing_takes_is_a_sentence(tmp_path):
+    assert "not measured" in install(tmp_path)
+    found = {"wheel_bytes": 512_000, "bytes": 1_234_000_000, "torch_bytes": 700_000_000}
+    found |= {"ray_bytes": 200_000_000, "packages": 90, "install_s": 61.7}
+    (tmp_path / "install.json").write_text(json.dumps(found))
+    said = install(tmp_path)
+    assert all(part in said for part in ("0.5 MB", "1,234 MB", "62 s"))
 
 
 def test_reached_missed_and_not_measured(tmp_path):

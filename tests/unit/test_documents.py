@@ -1,0 +1,58 @@
+"""What the documents promise to a reader: links lead somewhere, no public name is missing."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import elastix
+from elastix import errors
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def anchors(path):
+    """As GitHub and mkdocs make them of headings without markup."""
+    plain = (re.sub(r"[^\w\- ]", "", text.lower()) for text in _HEADING.findall(path.read_text()))
+    return {text.strip().replace(" ", "-") for text in plain}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_link_within_the_repository_leads_somewhere(path):
+    text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+    for target, anchor in _LINK.findall(text):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        found = path.parent / target if target else path
+        assert found.exists(), f"{path.name} links to {target}"
+        if anchor:
+            assert anchor in {re.sub("-+", "-", one) for one in anchors(found)}, f"#{anchor}"
+
+
+def test_the_api_page_has_every_public_name():
+    page = (ROOT / "docs" / "api.md").read_text()
+    named = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: ")}
+    in_errors = {name for name in elastix.__all__ if hasattr(errors, name)}
+    assert set(elastix.__all__) - in_errors <= named
+    assert "::: elastix.errors" in page
+
+
+def test_the_readme_names_every_page_that_a_reader_looks_for():
+    readme = (ROOT / "README.md").read_text()
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    behind = {"index.md", "changelog.md", "api.md", "store-format.md"}
+    pages = set(re.findall(r"'([\w-]+\.md)'", str(site)))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} == pages
+    assert all(f"docs/{page}" in readme for page in pages - behind)
+
+
+def test_readmes_first_program_is_whole():
+    """It runs as printed: nothing hidden comes before it."""
+    readme = (ROOT / "README.md").read_text()
+    before, _, _ = readme.partition("```python")
+    assert "invisible-code-block" not in before
