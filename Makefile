@@ -48,6 +48,7 @@ check: $(READY) docs
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 # Strict: a broken link, a page outside the navigation, or a name that the API page cannot find fails.
 docs: $(READY)

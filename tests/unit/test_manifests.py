@@ -12,7 +12,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "tests" / "schemas" / "ray.io_v1.json").read_text())
-FILES = sorted((ROOT / "jobs" / "kubernetes").glob("*.yaml"))
+FOLDER = ROOT / "jobs" / "kubernetes"
+QUEUE = FOLDER / "kueue-queue.yaml"
+FILES = sorted(set(FOLDER.glob("*.yaml")) - {QUEUE})
 KUBERNETES = kubernetes_validate.latest_version()
 
 
@@ -45,7 +47,7 @@ def test_a_manifest_fits_its_schema(path):
 
 def spoiled():
     """Manifests with one thing wrong each."""
-    sound = load(ROOT / "jobs" / "kubernetes" / "rayjob.yaml")
+    sound = load(FOLDER / "rayjob.yaml")
 
     def change(edit):
         manifest = copy.deepcopy(sound)
@@ -86,8 +88,68 @@ def test_a_cluster_asks_for_a_token_and_shares_store_and_memory(path):
 
 
 def test_the_job_runs_a_recipe_on_the_same_cluster():
-    cluster, job = (
-        load(ROOT / "jobs" / "kubernetes" / f"{name}.yaml") for name in ("raycluster", "rayjob")
-    )
+    cluster, job = (load(FOLDER / f"{name}.yaml") for name in ("raycluster", "rayjob"))
     assert job["spec"]["rayClusterSpec"] == cluster["spec"]
     assert job["spec"]["entrypoint"].split()[:2] == ["python", "jobs/train.py"]
+
+
+def test_the_job_in_a_queue_is_the_job_with_its_minimum_first():
+    queued, job = (load(FOLDER / f"{name}.yaml") for name in ("rayjob-kueue", "rayjob"))
+    metadata, cluster = queued["metadata"], cluster_of(queued)
+    assert metadata.pop("annotations") == {"kueue.x-k8s.io/elastic-job": "true"}
+    queue = metadata.pop("labels")["kueue.x-k8s.io/queue-name"]
+    assert cluster.pop("enableInTreeAutoscaling") is True  # Kueue wants it of elastic Ray jobs
+    (group,) = cluster["workerGroupSpecs"]
+    assert group["replicas"] == group["minReplicas"]
+    group["replicas"] = cluster_of(job)["workerGroupSpecs"][0]["replicas"]
+    assert queued == job
+    kinds = {part["kind"]: part for part in yaml.safe_load_all(QUEUE.read_text())}
+    assert kinds["LocalQueue"]["metadata"]["name"] == queue
+    assert kinds["LocalQueue"]["spec"]["clusterQueue"] == kinds["ClusterQueue"]["metadata"]["name"]
+
+
+def test_the_queue_has_room_for_the_largest_job():
+    cluster = cluster_of(load(FOLDER / "rayjob-kueue.yaml"))
+    (group,) = cluster["workerGroupSpecs"]
+    amount = lambda text: float(str(text).removesuffix("Gi"))  # noqa: E731
+
+    def wanted(template, name):
+        (container,) = template["spec"]["containers"]
+        return amount(container["resources"]["requests"].get(name, 0))
+
+    kinds = {part["kind"]: part for part in yaml.safe_load_all(QUEUE.read_text())}
+    (resources,) = kinds["ClusterQueue"]["spec"]["resourceGroups"]
+    (flavor,) = resources["flavors"]
+    assert flavor["name"] == kinds["ResourceFlavor"]["metadata"]["name"]
+    assert [each["name"] for each in flavor["resources"]] == resources["coveredResources"]
+    for each in flavor["resources"]:
+        head = wanted(cluster["headGroupSpec"]["template"], each["name"])
+        worker = wanted(group["template"], each["name"])
+        assert amount(each["nominalQuota"]) >= head + group["maxReplicas"] * worker
+
+
+def test_the_image_of_the_manifests_is_what_the_dockerfile_makes():
+    said = (ROOT / "Dockerfile").read_text()
+    images = {
+        container["image"]
+        for path in FILES
+        for template in pods_of(load(path))
+        for container in template["spec"]["containers"]
+    }
+    assert all(f"docker build -t {image} ." in said for image in images)
+
+
+def test_the_dockerfile_copies_what_may_be_copied():
+    """Each path exists, and .dockerignore, which leaves out all else, lets it in."""
+    copied = [
+        word
+        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY") and "--from" not in line
+        for word in line.split()[1:-1]
+        if not word.startswith("--")
+    ]
+    allowed = (ROOT / ".dockerignore").read_text().split()
+    assert copied
+    for path in copied:
+        assert (ROOT / path).exists()
+        assert f"!{path}" in allowed
