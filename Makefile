@@ -83,6 +83,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.estimate --out benchmarks/results/estimate.json
 	$(BIN)/python -m benchmarks.install --out benchmarks/results/install.json
 	$(BIN)/python -m benchmarks.table --update
+	$(BIN)/python -m benchmarks.startup --out benchmarks/results/startup.json
 
 bench-short: $(READY)
 	$(BIN)/python -m benchmarks.overhead --rounds 4 --steps 3 --out build/overhead.json

@@ -5,7 +5,6 @@ written with (`Integer`, `EqualsCondition` and so on) is ConfigSpace's own.
 """
 
 import importlib as _importlib
-import importlib.metadata as _metadata
 import importlib.util as _util
 import typing as _typing
 
@@ -207,7 +206,7 @@ def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked f
     if name in _LATER:
         return getattr(_importlib.import_module(_LATER[name]), name)
     if name == "__version__":
-        return _metadata.version(__name__)
+        return _importlib.import_module("importlib.metadata").version(__name__)
     if not name.startswith("_") and _util.find_spec(f"{__name__}.{name}") is not None:
         return _importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module 'elastix' has no attribute {name!r}")

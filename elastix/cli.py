@@ -7,13 +7,12 @@ import json
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
 
 from elastix.errors import ConfigError, ElastixError
-from elastix.store import Entry, Store
 from elastix.verbs import campaigns, data, output
 from elastix.verbs.dashboard import grafana
 from elastix.verbs.doctor import doctor
@@ -24,6 +23,9 @@ from elastix.verbs.output import says as _says
 from elastix.verbs.report import report
 from elastix.verbs.run import run
 from elastix.verbs.status import status
+
+if TYPE_CHECKING:
+    from elastix.store import Entry, Store
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
@@ -39,10 +41,30 @@ Where = Annotated[
 ]
 
 
+def _read(path: str) -> "Store":
+    """A store to look at."""
+    from elastix.store import Store  # not for --help
+
+    return Store(path, read_only=True)
+
+
+def _written(path: str) -> "Store":
+    """A store to change, which is begun if there is none."""
+    from elastix.store import Store
+
+    return Store(path)
+
+
+def _existing(path: str) -> "Store":
+    """A store to change; a mistyped path must not begin another one."""
+    _read(path).close()
+    return _written(path)
+
+
 def _names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Tags and refs, for a shell that completes them."""
     try:
-        with Store(ctx.params.get("store") or _STORE, read_only=True) as opened:
+        with _read(ctx.params.get("store") or _STORE) as opened:
             known = [*opened.tags(), *(entry.ref[:12] for entry in opened.log(limit=50))]
     except ElastixError:
         return []
@@ -64,7 +86,7 @@ def main(debug: Debug = False) -> None:
     output.show_tracebacks(debug)
 
 
-def _line(entry: Entry) -> tuple[str, ...]:
+def _line(entry: "Entry") -> tuple[str, ...]:
     return (
         entry.ref[:12],
         " ".join(parent[:12] for parent in entry.parents) or "-",
@@ -85,7 +107,7 @@ def log(
     as_json: AsJson = False,
 ) -> None:
     """List models, the latest first."""
-    with Store(store, read_only=True) as opened:
+    with _read(store) as opened:
         entries = opened.log(ref, limit)
     columns = ("ref", "parents", "score", "stored", "tensors", "size", "tags")
     _print(as_json, [asdict(e) for e in entries], columns, map(_line, entries))
@@ -95,7 +117,7 @@ def log(
 @_says
 def show(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
     """Show one model: its tensors, who first wrote each, its metadata."""
-    with Store(store, read_only=True) as opened:
+    with _read(store) as opened:
         manifest = opened.manifest(ref)
         rows = [
             (name, info.dtype, list(info.shape), opened.owner(ref, name))
@@ -124,7 +146,7 @@ def _short(text: str) -> str:
 @_says
 def diff(a: Name, b: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
     """Compare two models: tensors and metadata."""
-    with Store(store, read_only=True) as opened:
+    with _read(store) as opened:
         found = opened.diff(a, b)
     rows: list[tuple[str, str, str]] = [("=", f"{len(found.same)} tensors", "")]
     for sign, names in (("+", found.added), ("-", found.removed), ("~", found.changed)):
@@ -145,7 +167,7 @@ def nearest(
     """Find the stored model that shares most layers with this one (itself left out)."""
     if mode not in ("lp", "lcs"):
         raise ConfigError(f"--mode must be lp or lcs, not {mode!r}.")
-    with Store(store, read_only=True) as opened:
+    with _read(store) as opened:
         signature = opened.signature(ref)
         if signature is None:
             raise ConfigError(f"{ref!r} was stored without a signature; nothing to compare.")
@@ -181,7 +203,7 @@ def export(
     if path.exists() and not (force and path.is_file()):
         how = "Give another name." if path.is_dir() else "Give another name, or --force."
         raise ConfigError(f"{path} exists. Nothing was written. {how}")
-    with Store(store, read_only=True) as opened:
+    with _read(store) as opened:
         if catalogue:
             opened.catalogue(path)
         else:
@@ -200,7 +222,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Store a safetensors file."""
-    with Store(store) as opened:
+    with _written(store) as opened:
         ref = opened.import_(path, parents=parent or None)
         if tag is not None:
             opened.tag(tag, ref)
@@ -211,7 +233,7 @@ def import_(
 @_says
 def verify(store: Where = _STORE, as_json: AsJson = False) -> None:
     """Read every byte and compare digests. Exit code 1 if anything is damaged."""
-    with Store(store, read_only=True) as opened:
+    with _read(store) as opened:
         damage = opened.verify()
         models = opened.stats().models
     rows = [((d.model or "-")[:12], d.tensor or "-", d.what) for d in damage]
@@ -221,12 +243,6 @@ def verify(store: Where = _STORE, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
     if not as_json:
         typer.echo(f"{models} models, nothing damaged")
-
-
-def _existing(path: str) -> Store:
-    """A store to change; a mistyped path must not begin another one."""
-    Store(path, read_only=True).close()
-    return Store(path)
 
 
 @store_app.command()
@@ -244,7 +260,7 @@ def gc(store: Where = _STORE, as_json: AsJson = False) -> None:
 @_says
 def stats(store: Where = _STORE, as_json: AsJson = False) -> None:
     """Count models and bytes."""
-    with Store(store, read_only=True) as opened:
+    with _read(store) as opened:
         found = opened.stats()
     value = {**asdict(found), "dedup_ratio": found.dedup_ratio}
     rows = [(k, decimal(v) if k.endswith("_bytes") else round(v, 3)) for k, v in value.items()]
@@ -286,7 +302,7 @@ def tag(
 @_says
 def tags(store: Where = _STORE, as_json: AsJson = False) -> None:
     """List the tags."""
-    with Store(store, read_only=True) as opened:
+    with _read(store) as opened:
         found = opened.tags()
     _print(as_json, found, ("tag", "ref"), found.items())
 
@@ -295,7 +311,7 @@ def tags(store: Where = _STORE, as_json: AsJson = False) -> None:
 @_says
 def lineage(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
     """List what a model derives from and what derives from it, nearest first."""
-    with Store(store, read_only=True) as opened:
+    with _read(store) as opened:
         above, below = opened.ancestors(ref), opened.descendants(ref)
     rows = [*(("ancestor", name) for name in above), *(("descendant", name) for name in below)]
     _print(as_json, {"ancestors": above, "descendants": below}, ("which", "ref"), rows)
@@ -305,7 +321,7 @@ def lineage(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
 @_says
 def rebuild(store: Where = _STORE, as_json: AsJson = False) -> None:
     """Make the index anew from the packs, when it is damaged or lost."""
-    with Store(store) as opened:
+    with _written(store) as opened:
         opened.rebuild()
         found = opened.stats()
     value = {"models": found.models, "packs": found.packs}

@@ -10,20 +10,27 @@ parameter name, never by index, so they survive a change of the model around the
 Invariant: `restore(capture(objects), objects)` changes no bit of the objects.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from blake3 import blake3
 
 from elastix.errors import ConfigError, StateError
+from elastix.later import later
 from elastix.notebook import facts, size, table
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = later("torch")
 
 _SHOWN = 20  # tensors of a model in a notebook
 
@@ -103,7 +110,7 @@ class State:
         """Logical bytes: each name counts, tied or not."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def clone(self) -> "State":
+    def clone(self) -> State:
         """A copy on the CPU that later training cannot change. Tied tensors stay tied."""
         copies: dict[tuple[Any, ...], torch.Tensor] = {}
         tensors = {}

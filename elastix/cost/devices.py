@@ -1,13 +1,20 @@
 """What hardware can do, from the makers' data sheets; and this machine, measured."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from elastix.errors import ConfigError
+from elastix.later import later
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = later("torch")
 
 _MATMUL = 1024
 _COPIED_BYTES = 64 << 20

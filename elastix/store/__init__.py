@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 from elastix.store.gc import Collected
 from elastix.store.lineage import Diff, Layer, Signature, shared
 from elastix.store.shares import Share, Vanished
-from elastix.store.signatures import signature
 from elastix.store.soup import Soup
 from elastix.store.store import Entry, Match, Store
 from elastix.store.verify import Damage, Stats
 
 if TYPE_CHECKING:
     from elastix.store.server import StoreServer
+    from elastix.store.signatures import signature
 
 __all__ = [
     "Collected",
@@ -33,7 +33,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name is
-    """StoreServer is imported when it is first asked for: a Store alone needs no Ray."""
+    """What a Store alone does without is imported when it is first asked for: Ray, torch.fx."""
+    if name == "signature":
+        from elastix.store.signatures import signature
+
+        return signature
     if name == "StoreServer":
         from elastix.store.server import StoreServer
 

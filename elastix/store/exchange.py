@@ -5,6 +5,8 @@ Not here: the store's own files (packs.py, records.py).
 Invariant: what `export` wrote comes back from `read` to the last bit, or `read` names what differs.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import secrets
@@ -12,19 +14,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from elastix.errors import Corrupt, NotFound, StoreError
+from elastix.later import later
 from elastix.state import Ref, State, identity
 from elastix.store.local_packs import sync_directory
 from elastix.store.packs import storage_errors
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import torch
+
     from elastix.store.store import Entry
+else:
+    pa, pq, torch = map(later, ("pyarrow", "pyarrow.parquet", "torch"))
 
 _FORMAT = 1
 
@@ -38,6 +43,8 @@ def export(state: State, path: Path) -> None:
         StoreError: it cannot be written, or safetensors has no such dtype; then whatever was
             under `path` is still there.
     """
+    from safetensors.torch import save_file  # imports torch
+
     manifest = state.manifest()
     first: dict[tuple[Any, ...], str] = {}
     tied = {}
@@ -120,7 +127,7 @@ def _exported(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str], pa
     return state
 
 
-def catalogue(entries: Sequence["Entry"], path: Path) -> None:
+def catalogue(entries: Sequence[Entry], path: Path) -> None:
     """One row a model."""
     table = pa.table(
         {

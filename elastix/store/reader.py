@@ -7,6 +7,8 @@ no memory that is written to with another's, nor two tensors of it that were not
 handed out whose digest was not compared.
 """
 
+from __future__ import annotations
+
 import fnmatch
 import math
 import re
@@ -14,18 +16,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from blake3 import blake3
 
 from elastix.errors import Corrupt, NotFound, StoreError
+from elastix.later import later
 from elastix.state import Ref, State
 from elastix.store.index import Row
 from elastix.store.ledger import Ledger
 from elastix.store.packs import Packs, View, read_record
 from elastix.store.records import ALIGNMENT, Kind, Model, Place, parse_header
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = later("torch")
 
 _ATTEMPTS = 16
 _MODELS_KEPT = 256
@@ -193,7 +200,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(fnmatch.translate, names)) or "(?!)")
 
 
-class Tensors(Mapping[str, torch.Tensor]):
+class Tensors(Mapping[str, "torch.Tensor"]):
     """Tensors of one model, built when they are asked for. Holds a view of each pack.
 
     The views are its own: a page of them that is written to becomes private to these tensors.

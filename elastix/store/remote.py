@@ -6,6 +6,8 @@ memory. Every owner of an index leaves a note in `owners/`; with more than one, 
 garbage, for each lacks what the others have lately acknowledged.
 """
 
+from __future__ import annotations
+
 import os
 import secrets
 import socket
@@ -15,16 +17,21 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 from blake3 import blake3
-from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from elastix.errors import ConfigError, Conflict, NotFound, StoreError
+from elastix.later import later
 from elastix.store.packs import Buffer, View, check_name, storage_errors
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import fs
+else:
+    pa, fs = later("pyarrow"), later("pyarrow.fs")
 
 _COLLECTING = ".collecting"
 _TAIL_BYTES = 64 << 10  # holds the contents of most packs, and a small model's manifest
@@ -34,9 +41,9 @@ _AHEAD = 64  # packs whose ends are fetched before they are wanted
 
 def locate(
     path: str | os.PathLike[str],
-    filesystem: FileSystem | None,
+    filesystem: fs.FileSystem | None,
     index: str | os.PathLike[str] | None,
-) -> tuple[str, FileSystem | None, Path]:
+) -> tuple[str, fs.FileSystem | None, Path]:
     """Root, file system (None: a local directory) and directory of the index.
 
     Raises:
@@ -51,7 +58,7 @@ def locate(
     root = text
     if filesystem is None:
         try:
-            filesystem, root = FileSystem.from_uri(text)
+            filesystem, root = fs.FileSystem.from_uri(text)
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"{text!r} is no place that pyarrow.fs knows: {error}.") from error
     name = blake3(f"{filesystem.type_name}:{text}".encode()).hexdigest()[:16]
@@ -76,21 +83,21 @@ class RemotePacks:
 
     folder = None
 
-    def __init__(self, filesystem: FileSystem, root: str) -> None:
+    def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
         self._fs = filesystem
         self._root = root
         self._folder = f"{root.rstrip('/')}/packs"
 
-    def claims(self, index: Path) -> "RemoteClaims":  # noqa: D102
+    def claims(self, index: Path) -> RemoteClaims:  # noqa: D102
         return RemoteClaims(self._fs, self._root, index)
 
     def sizes(self) -> dict[str, int]:  # noqa: D102
         with _remote_errors(f"listing {self._folder}"):
-            selector = FileSelector(self._folder, allow_not_found=True)
+            selector = fs.FileSelector(self._folder, allow_not_found=True)
             found = {
                 info.base_name: int(info.size)
                 for info in self._fs.get_file_info(selector)
-                if info.type == FileType.File and info.base_name.endswith(".pack")
+                if info.type == fs.FileType.File and info.base_name.endswith(".pack")
             }
         return {check_name(pack): size for pack, size in found.items()}
 
@@ -100,7 +107,7 @@ class RemotePacks:
             length = max(0, min(length, file.size() - offset))
             return bytes(file.read_at(length, offset))
 
-    def view(self, pack: str) -> "_Ranges":  # noqa: D102
+    def view(self, pack: str) -> _Ranges:  # noqa: D102
         path = f"{self._folder}/{check_name(pack)}"
         with _remote_errors(f"opening {path}"):
             return _Ranges(self._fs.open_input_file(path), path)
@@ -128,7 +135,7 @@ class RemotePacks:
         """Never: a pack that is visible is whole."""
         return False
 
-    def writer(self) -> "RemoteWriter":  # noqa: D102
+    def writer(self) -> RemoteWriter:  # noqa: D102
         return RemoteWriter(self._fs, self._folder)
 
 
@@ -167,7 +174,7 @@ class RemoteClaims:
     its own when it opens the same index again.
     """
 
-    def __init__(self, filesystem: FileSystem, root: str, index: Path) -> None:
+    def __init__(self, filesystem: fs.FileSystem, root: str, index: Path) -> None:
         self._fs = filesystem
         self._folder = f"{root.rstrip('/')}/owners"
         host = socket.gethostname()
@@ -217,8 +224,8 @@ class RemoteClaims:
 
     def _listed(self) -> list[str]:
         with _remote_errors(f"listing {self._folder}"):
-            found = self._fs.get_file_info(FileSelector(self._folder, allow_not_found=True))
-        return sorted(info.base_name for info in found if info.type == FileType.File)
+            found = self._fs.get_file_info(fs.FileSelector(self._folder, allow_not_found=True))
+        return sorted(info.base_name for info in found if info.type == fs.FileType.File)
 
     def _told(self, name: str) -> str:
         path = f"{self._folder}/{name}"
@@ -242,7 +249,7 @@ class RemoteClaims:
 class RemoteWriter:
     """Streams one pack per put; `sync` closes it, and only then is it there."""
 
-    def __init__(self, filesystem: FileSystem, folder: str) -> None:
+    def __init__(self, filesystem: fs.FileSystem, folder: str) -> None:
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self._fs = filesystem
         self._folder = folder

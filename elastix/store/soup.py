@@ -7,19 +7,24 @@ is taken in only if what it gives is no worse by validation than without it.
 Source: Wortsman et al., Model soups, ICML'22 (the greedy one).
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from elastix.errors import ConfigError, StateError
+from elastix.later import later
 from elastix.state import Ref, State
 
 if TYPE_CHECKING:
+    import torch
+
     from elastix.store.store import Store
+else:
+    torch = later("torch")
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +54,7 @@ class Soup:
         return len(self.parents) > 1
 
 
-def cook(store: "Store", refs: Sequence[str], validate: Validate) -> Soup:
+def cook(store: Store, refs: Sequence[str], validate: Validate) -> Soup:
     """Average greedily, and store the average. See Store.soup."""
     known = list(dict.fromkeys(store.manifest(ref).ref for ref in refs))
     if len(known) < 2:
@@ -102,7 +107,7 @@ def _score(validate: Validate, state: State, ref: Ref) -> float:
     return float(score)
 
 
-def _check(store: "Store", refs: Sequence[Ref]) -> None:
+def _check(store: Store, refs: Sequence[Ref]) -> None:
     """Refuse what cannot be averaged, or means nothing if it is."""
     first, *others = refs
     tensors = store.manifest(first).tensors

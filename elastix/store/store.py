@@ -7,6 +7,8 @@ Invariant: what `put` returned can be got back bit for bit until it is retired, 
 is killed when; what cannot be read is named and leaves the rest readable.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import time
@@ -15,10 +17,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from blake3 import blake3
-from pyarrow.fs import FileSystem
 
 from elastix.errors import ConfigError, NotFound, ReadOnly, StoreError
 from elastix.notebook import facts, size, table
@@ -38,6 +39,9 @@ from elastix.store.shares import Share, Vanished, joined
 from elastix.store.soup import Soup, Validate, cook
 from elastix.store.tensors import flatten, plain
 from elastix.store.verify import Damage, Stats
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@-]{0,199}")
 _ATTEMPTS = 16

@@ -3,18 +3,25 @@
 Not here: bytes into tensors (reader.py). No byte is copied that torch shows as it stands.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from blake3 import blake3
 
 from elastix.errors import StateError
+from elastix.later import later
 from elastix.state import State, TensorInfo, dtype_name, identity, raw_bytes
 from elastix.store.records import DTYPES
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = later("torch")
 
 _THREADED_BYTES = 32 << 20  # for less, threads cost more than they gain
 _THREADS = min(4, os.cpu_count() or 1)

@@ -4,20 +4,24 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from elastix.errors import NotFound, StoreError
-from elastix.search.results import Best, Results, names
-from elastix.search.trial import Trial
 from elastix.verbs.output import AsJson, complain, print_table, says, undisturbed
+
+if TYPE_CHECKING:
+    from elastix.search.results import Best, Results
+    from elastix.search.trial import Trial
 
 _STORE = "runs/store"
 
 
 def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
     """Campaigns of the store, for a shell that completes them."""
+    from elastix.search.results import names  # not for --help
+
     found = names(ctx.params.get("store") or _STORE)
     return [name for name in found if name.startswith(incomplete)]
 
@@ -36,6 +40,8 @@ app = typer.Typer(no_args_is_help=True, help="Look at searches, and go on with t
 @says
 def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
     """List the campaigns of a store, the latest first."""
+    from elastix.search.results import Results, names
+
     values = []
     broken: StoreError | None = None
     for name in names(store):
@@ -66,6 +72,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the trials of a campaign, the best first; with lineage_epochs beside every score."""
+    from elastix.search.results import Results
+
     results = Results.open(store, name)
     if parquet is not None:
         results.to_parquet(parquet)
@@ -107,8 +115,9 @@ def _resume(
     parallel: int | None,
     *,
     quiet: bool,
-) -> Results:
+) -> "Results":
     from elastix.search.executors import recipe  # it needs Ray
+    from elastix.search.results import Results
 
     Results.open(store, name)  # or says which campaigns there are
     sys.path.insert(0, str(Path.cwd()))
@@ -120,13 +129,13 @@ def _resume(
     return found
 
 
-def _chosen(results: Results, top: int) -> list[Trial]:
+def _chosen(results: "Results", top: int) -> "list[Trial]":
     if not top:
         return [*results.trials, *results.reranked]
     return [best.trial for best in results.top(top)]
 
 
-def _failures(results: Results, as_json: bool) -> None:
+def _failures(results: "Results", as_json: bool) -> None:
     found = [trial for trial in results if trial.state == "failed"]
     values = [
         {"trial": t.number, "config": dict(t.config), "traceback": t.traceback} for t in found
@@ -142,7 +151,7 @@ def _last_line(traceback: str | None) -> str:
     return lines[-1] if lines else "-"
 
 
-def _overview(results: Results) -> dict[str, Any]:
+def _overview(results: "Results") -> dict[str, Any]:
     states = [trial.state for trial in results]
     best = results.top(1)
     return {
@@ -158,15 +167,15 @@ def _overview(results: Results) -> dict[str, Any]:
     }
 
 
-def _value(best: Best) -> str:
+def _value(best: "Best") -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in best.values.items())
 
 
-def _values(trial: Trial, results: Results) -> tuple[float, ...]:
+def _values(trial: "Trial", results: "Results") -> tuple[float, ...]:
     return results.objectives.values(trial.losses)
 
 
-def _row(trial: Trial, results: Results) -> list[Any]:
+def _row(trial: "Trial", results: "Results") -> list[Any]:
     scores = [f"{v:.4g}" for v in _values(trial, results)] or ["-"] * len(results.objectives.names)
     share = (trial.inherited or {}).get("share")
     parent = trial.suggestion.parent_number
@@ -183,13 +192,13 @@ def _row(trial: Trial, results: Results) -> list[Any]:
     ]
 
 
-def _text(trial: Trial) -> str:
+def _text(trial: "Trial") -> str:
     return ", ".join(
         f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in trial.config.items()
     )
 
 
-def _plain(trial: Trial, results: Results) -> dict[str, Any]:
+def _plain(trial: "Trial", results: "Results") -> dict[str, Any]:
     values = dict(zip(results.objectives.names, _values(trial, results), strict=False))
     return {
         "trial": trial.number,

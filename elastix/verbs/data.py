@@ -5,10 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from elastix.data.formats import streams
-from elastix.data.formats.files import found
-from elastix.data.formats.tables import Arrow, Parquet
-from elastix.data.formats.tar import make_index
 from elastix.errors import ConfigError
 from elastix.verbs.output import AsJson, print_table, says, undisturbed
 from elastix.verbs.run import load
@@ -39,6 +35,8 @@ def index(
     over, or a function that makes one), have no index: with --out their samples are written once
     to a tar archive, with its index, for elastix.Tar. Those of a stream are pickled in it.
     """
+    from elastix.data.formats.files import found  # not for --help
+
     if out is not None:
         with undisturbed(as_json):
             rows = [_written(paths, out)]
@@ -53,6 +51,9 @@ def _row(path: Path, samples: int, note: str) -> dict[str, Any]:
 
 
 def _indexed(path: Path) -> dict[str, Any]:
+    from elastix.data.formats.tables import Arrow, Parquet
+    from elastix.data.formats.tar import make_index
+
     with path.open("rb") as file:
         magic = file.read(6)
     if magic[:4] == b"PAR1":
@@ -72,6 +73,10 @@ def _indexed(path: Path) -> dict[str, Any]:
 
 
 def _written(paths: list[str], out: Path) -> dict[str, Any]:
+    from elastix.data.formats import streams
+    from elastix.data.formats.files import found
+    from elastix.data.formats.tar import make_index
+
     script, colon, name = paths[0].rpartition(":")
     if colon and script.endswith(".py") and len(paths) == 1:
         stream = getattr(load(Path(script)), name, None)

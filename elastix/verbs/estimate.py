@@ -1,5 +1,7 @@
 """`elastix estimate`: what a training run costs before it is started."""
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 import json
@@ -8,17 +10,23 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.filesize import decimal
 
 from elastix.cost.devices import DEVICES, this_machine
-from elastix.cost.plan import Plan, plan
-from elastix.cost.trace import Cost, trace
 from elastix.errors import ConfigError
+from elastix.later import later
 from elastix.verbs.output import AsJson, print_table, undisturbed
+
+if TYPE_CHECKING:
+    import torch
+
+    from elastix.cost.plan import Plan
+    from elastix.cost.trace import Cost
+else:
+    torch = later("torch")
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
 
@@ -56,6 +64,9 @@ def estimate(
 
     Nothing is trained: two steps of the model are traced on tensors without memory.
     """
+    from elastix.cost.plan import plan  # not for --help
+    from elastix.cost.trace import trace
+
     if device not in ("here", *DEVICES):
         raise ConfigError(f"--device is here or one of {sorted(DEVICES)}, not {device!r}.")
     share = math.ceil(batch_size / workers)

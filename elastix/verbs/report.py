@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from elastix.report import runs_in, write_report
 from elastix.verbs.output import AsJson, print_table
 
 _STORE = "runs/store"
@@ -14,6 +13,8 @@ _STORE = "runs/store"
 
 def _runs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Runs of the store, for a shell that completes them."""
+    from elastix.report import runs_in  # not for --help
+
     names = runs_in(Path(ctx.params.get("store") or _STORE))
     return [name for name in names if name.startswith(incomplete)]
 
@@ -35,6 +36,8 @@ def report(
 
     The page has its plots and data inside and needs no network. Calling this again makes it anew.
     """
+    from elastix.report import write_report
+
     path = write_report(name, store, out)
     print_table(as_json, {"path": str(path), "bytes": path.stat().st_size}, ("report",), [(path,)])
     if browse:

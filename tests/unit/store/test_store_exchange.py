@@ -4,12 +4,12 @@ import os
 import struct
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import save_file
 
 from elastix.errors import Corrupt, Full, NotFound
 from elastix.state import Ref, State, raw_bytes
-from elastix.store import exchange
 from elastix.store.exchange import export, read
 
 
@@ -120,7 +120,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, fails):
     def full(*_args, **_kwargs):
         raise OSError(28, "no space left")
 
-    owner = {"fsync": os, "save_file": exchange, "replace": type(path)}[fails]
+    owner = {"fsync": os, "save_file": safetensors.torch, "replace": type(path)}[fails]
     monkeypatch.setattr(owner, fails, full)
     for target in (path, tmp_path / "new"):
         with pytest.raises(Full, match="no space left"):

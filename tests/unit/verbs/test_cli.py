@@ -85,7 +85,7 @@ def test_what_nobody_foresaw_is_a_message_and_its_traceback_comes_on_request(sto
     def broken(*args):
         raise ZeroDivisionError("it")
 
-    monkeypatch.setattr("elastix.verbs.report.write_report", broken)
+    monkeypatch.setattr("elastix.report.write_report", broken)
     assert "ZeroDivisionError: it" in run("report", "digits", code=1).stderr
     result = CliRunner().invoke(cli.app, ["--debug", "report", "digits"])
     assert isinstance(result.exception, ZeroDivisionError)

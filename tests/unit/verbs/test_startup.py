@@ -1,0 +1,76 @@
+"""What verbs import: whoever lists models or asks for help does not wait for torch and Ray."""
+
+import json
+import subprocess
+import sys
+
+import torch
+from typer.testing import CliRunner
+
+from elastix import cli
+from elastix.observe.journal import Journal
+from elastix.state import State
+from elastix.store import Store
+from tests.report_data import run_events
+
+SLOW = ("torch", "ray", "pandas", "sklearn", "ConfigSpace", "deephyper", "pyarrow")
+
+PROGRAM = f"""
+import json, sys
+from typer.testing import CliRunner
+from elastix import cli
+
+found = []
+for words in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(cli.app, words)
+    found.append([done.exit_code, [name for name in {SLOW!r} if name in sys.modules]])
+print(json.dumps(found))
+"""
+
+
+def test_no_listing_and_no_help_waits_for_torch_or_ray(tmp_path):
+    with Store(tmp_path) as store:
+        first = store.put(State({"w": torch.ones(3)}))
+        second = store.put(State({"w": torch.zeros(3)}), parents=[first])
+        store.tag("best", second)
+    with Journal(tmp_path / "runs" / "digits" / "journal.jsonl") as journal:
+        for event in run_events(steps=10):
+            journal.append(event)
+    (tmp_path / "grafana").mkdir()
+    where = ["--store", str(tmp_path)]
+    verbs = [
+        ["--help"],
+        *([verb, "--help"] for verb in ("run", "status", "doctor", "estimate", "data")),
+        ["grafana", "--out", str(tmp_path / "grafana")],
+        *(["store", verb, *where] for verb in ("log", "tags", "stats", "verify", "gc")),
+        *(["store", verb, "best", *where] for verb in ("show", "lineage")),
+        ["store", "diff", "best", first, *where],
+        ["store", "tag", "good", "best", *where],
+        ["campaign", "list", *where],
+        ["report", "digits", *where],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(verbs)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for words, (code, slow) in zip(verbs, json.loads(done.stdout), strict=True):
+        assert (code, slow) == (0, []), words
+
+
+def test_what_needs_torch_gets_it_when_it_needs_it(tmp_path):
+    """A store that was opened without torch hands out tensors all the same."""
+    with Store(tmp_path) as store:
+        store.tag("best", store.put(State({"w": torch.arange(3.0)})))
+    program = (
+        "import sys, elastix\n"
+        "store = elastix.Store(sys.argv[1], read_only=True)\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(store.get('best').tensors['w'].tolist())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.stdout == "[0.0, 1.0, 2.0]\n", done.stderr
+    path = tmp_path / "x.safetensors"
+    words = ["store", "export", "best", str(path), "--store", str(tmp_path)]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
