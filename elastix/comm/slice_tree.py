@@ -150,8 +150,8 @@ class PartialSums(Generic[T]):
         self._root = Node(slices.bit_length() - 1, 0)
         self._add = add
 
-    def insert(self, number: int, value: T) -> None:
-        """A slice that has been computed."""
+    def insert(self, number: int, value: T) -> Node:
+        """A slice that has been computed; the node that it is part of now."""
         node = Node(0, number)
         while node != self._root:
             left, right = node.parent.children
@@ -163,6 +163,7 @@ class PartialSums(Generic[T]):
                 value = self._add(value, theirs) if node == left else self._add(theirs, value)
             node = node.parent
         self.sums[node] = value
+        return node
 
     def in_order(self) -> Sequence[tuple[Node, T]]:
         """From left to right."""

@@ -115,10 +115,14 @@ class Bucket:
     def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
         """Copy in whatever is not copied yet, times its ratio's scale; that of now is `ratio`."""
 
-    def launch(self, group: Group, share: int) -> None:
-        """Start the reduction; `share` is this worker's number of samples."""
+    def close(self, share: int) -> None:
+        """Nothing more is filled in; it is about so many samples."""
         self._flag()
         self._count.fill_(share if self.counts else 0)
+
+    def launch(self, group: Group, share: int) -> None:
+        """Start the reduction; `share` is this worker's number of samples."""
+        self.close(share)
         self.pending = group.all_reduce(self.flat, self.reduce, self.room)
 
     def samples(self) -> float:

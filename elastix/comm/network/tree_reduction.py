@@ -78,7 +78,7 @@ def begin(
     sharing: Sharing,
     reduce: Reduce,
     into: torch.Tensor,
-    room: shared_memory.SharedBuffer | None = None,
+    room: "Room | None" = None,
 ) -> TreeReduction:
     """Start a reduction. Never blocks.
 
@@ -88,8 +88,7 @@ def begin(
         sharing: at least one slice has samples.
         reduce: how rows add up.
         into: where the root goes: as long as a row.
-        room: memory that the others see, of `room_bytes`, for members that share memory; None to
-            go through sockets.
+        room: for members that share memory; None to go through sockets. All have one, or none.
     """
     if group.size == 1:
         return _Here(group, rows, sharing, reduce, into)
@@ -98,9 +97,22 @@ def begin(
     return _ThroughSockets(group, rows, sharing, reduce, into)
 
 
-def room_bytes(rows: int, into: torch.Tensor) -> int:
-    """How large a room has to be; who has no rows needs place for its part of the result."""
-    return max(1, rows) * into.nbytes
+class Room:
+    """Memory for the rows of one member, that the others see; used for one reduction at a time."""
+
+    def __init__(self, rows: int, like: torch.Tensor) -> None:
+        """For so many rows, each like that tensor."""
+        self.buffer = shared_memory.SharedBuffer(_room_bytes(rows, like))
+        self.flat = self.buffer.tensor(like.dtype)
+
+    def fits(self, rows: int, like: torch.Tensor) -> bool:
+        """Whether it is as large as all expect it to be."""
+        return self.buffer.size == _room_bytes(rows, like)
+
+
+def _room_bytes(rows: int, like: torch.Tensor) -> int:
+    """Who has no rows needs place for its part of the result."""
+    return max(1, rows) * like.nbytes
 
 
 class _Here:
@@ -134,12 +146,12 @@ class _ThroughMemory:
         sharing: Sharing,
         reduce: Reduce,
         into: torch.Tensor,
-        room: shared_memory.SharedBuffer,
+        room: Room,
     ) -> None:
-        own, length = room.tensor(into.dtype), len(into)
+        own, length = room.flat, len(into)
         for number, row in enumerate(rows):
             own[number * length : (number + 1) * length].copy_(row)
-        sizes = [room_bytes(len(nodes), into) for nodes in sharing.nodes]
+        sizes = [_room_bytes(len(nodes), into) for nodes in sharing.nodes]
 
         def add_up(part: slice, rooms: shared_memory.Rooms) -> None:
             def value(at: Operand) -> torch.Tensor:
@@ -151,7 +163,7 @@ class _ThroughMemory:
             into[part].copy_(own[part])
 
         work = shared_memory.Work(into, length, add_up)
-        self.pending: Pending = group.through_memory(room, sizes, work)
+        self.pending: Pending = group.through_memory(room.buffer, sizes, work)
 
     def go_on(self) -> None:
         pass

@@ -14,7 +14,7 @@ import torch
 
 from elastix.comm.network import shared_memory, tree_reduction
 from elastix.comm.network.shared_memory import Exchange, Peer, SharedBuffer, introduce, meet
-from elastix.comm.network.tree_reduction import Sharing
+from elastix.comm.network.tree_reduction import Room, Sharing
 from tests.unit.comm.slice_sums import bits, shared_out, slice_values, tree_total
 
 pytestmark = [
@@ -90,9 +90,9 @@ class Side:
 
 def over_tree(side, rows, sharing, reduce, like):
     into = torch.empty_like(like)
-    room = SharedBuffer(tree_reduction.room_bytes(len(rows), into))
+    room = Room(len(rows), into)
     begun = tree_reduction.begin(side, rows, Sharing(*sharing), reduce, into, room)
-    return room, into, begun.pending.reduction
+    return room.buffer, into, begun.pending.reduction
 
 
 class Late:

@@ -1,0 +1,78 @@
+"""What a worker adds up of a bucket, slice by slice."""
+
+import random
+
+import pytest
+import torch
+
+from elastix.comm.gradients.buckets import build_buckets
+from elastix.comm.gradients.slice_sums import SliceSums
+from elastix.comm.network.process_group import Alone, Wiring
+from elastix.comm.network.tree_reduction import Sharing
+from tests.unit.comm.slice_sums import bits, tree_total
+
+ALONE = Alone(Wiring(address=("", 0), interface="", backend="gloo", me=0, members=(0,)))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+
+def slices_of(bucket, present):
+    """Fills the bucket as a slice would, and says with what."""
+    generator = torch.Generator().manual_seed(3)
+    filled = {}
+    for number in present:
+        if bucket.dtype.is_floating_point:
+            exponents = torch.randint(-20, 20, bucket.flat.shape, generator=generator)
+            values = torch.ldexp(torch.randn(bucket.flat.shape, generator=generator), exponents)
+        else:
+            values = torch.randint(-9, 9, bucket.flat.shape, generator=generator)
+        filled[number] = values.to(bucket.dtype)
+    return filled
+
+
+def complete(filled, bucket, samples):
+    """With the flags and the count that the bucket adds by itself."""
+    bucket.flat.copy_(filled)
+    bucket.close(samples)
+    return bucket.flat.clone()
+
+
+@pytest.mark.parametrize("absent", [(), (2, 5, 6, 7)])
+def test_the_bucket_becomes_the_sum_over_the_tree_in_any_order_of_slices(absent):
+    present = [number for number in range(8) if number not in absent]
+    draws = random.Random(0)
+    for bucket in build_buckets([Model()]):
+        sums = SliceSums(bucket)
+        for _ in range(3):  # memory is used again from step to step
+            filled = slices_of(bucket, present)
+            leaves = {n: complete(filled[n], bucket, n + 1) for n in present}
+            sums.begin(present, 8)
+            for number in draws.sample(present, len(present)):
+                bucket.flat.copy_(filled[number])
+                sums.take(number, number + 1)
+                bucket.flat.fill_(7)
+                sums.take(number, number + 1)  # it is there already
+            reduction = sums.launch(ALONE, Sharing((frozenset(present),), 8))
+            reduction.finish()
+            wanted = tree_total(leaves, bucket.reduce, 0, 8)
+            assert torch.equal(bits(bucket.flat), bits(wanted))
+
+
+def test_what_was_taken_stays_when_it_has_been_reduced():
+    bucket = build_buckets([Model()])[0]
+    sums = SliceSums(bucket)
+    sums.begin(range(4), 4)
+    for number, filled in slices_of(bucket, range(4)).items():
+        bucket.flat.copy_(filled)
+        sums.take(number, 1)
+    sharing = Sharing((frozenset(range(4)),), 4)
+    sums.launch(ALONE, sharing).finish()
+    first = bucket.flat.clone()
+    bucket.flat.fill_(7)
+    sums.launch(ALONE, sharing).finish()
+    assert torch.equal(bits(bucket.flat), bits(first))
