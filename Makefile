@@ -82,8 +82,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.ensemble --out benchmarks/results/ensemble.json
 	$(BIN)/python -m benchmarks.estimate --out benchmarks/results/estimate.json
 	$(BIN)/python -m benchmarks.install --out benchmarks/results/install.json
-	$(BIN)/python -m benchmarks.table --update
 	$(BIN)/python -m benchmarks.startup --out benchmarks/results/startup.json
+	$(BIN)/python -m benchmarks.table --update
 
 bench-short: $(READY)
 	$(BIN)/python -m benchmarks.overhead --rounds 4 --steps 3 --out build/overhead.json

@@ -88,6 +88,7 @@ class Console:
 
     def show(self, event: Event) -> None:
         """Take note of an event, and tell of it if it means anything to a person."""
+        odd_before = set(self.progress.not_finite)
         self.progress.add(event)
         if isinstance(event, Recovered):  # each survivor tells; the first is news
             news = event.generation > self._recovered_in
@@ -97,6 +98,9 @@ class Console:
         text, style = line(event)
         if text and news:
             self._tell(event.t, text, style)
+        for name, step in self.progress.not_finite.items():
+            if name not in odd_before:
+                self._tell(event.t, _odd(name, step), "bold yellow")
         if isinstance(event, Reported) and self._unreported() and not self._missed:
             self._missed = True
             self._tell(event.t, f"{self._unreported()} yet; no best State until it is", "yellow")
@@ -122,6 +126,8 @@ class Console:
         self._print(f"{self._name} finished   {shown(metrics)}", "bold green")
         if self._unreported():
             self._print(f"  no best State: {self._unreported()}", "bold yellow")
+        for name, step in progress.not_finite.items():
+            self._print(f"  {_odd(name, step)}", "bold yellow")
         self._print(f"  {progress.step} steps in {self._running}{_goodput(progress)}")
         slowest = progress.slowest_recovery_s
         worst = "" if slowest is None else f", slowest recovery {slowest:.2f} s"
@@ -300,6 +306,11 @@ def group_line(progress: Progress) -> str:
     if progress.losses:
         text += f"   last loss: {_what_became_of(progress.losses[-1])}"
     return text
+
+
+def _odd(name: str, step: int) -> str:
+    """A metric that is no finite number any more."""
+    return f"{name} was first reported as not finite at step {step}"
 
 
 def _goodput(progress: Progress) -> str:

@@ -4,6 +4,7 @@ A fold over events that console, status and report share, so that they never dis
 only clock is the time in the events. Not here: the proof of exactly-once (data.audit).
 """
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from elastix.events import (
     WorkerLost,
     WorkerRaised,
 )
+from elastix.observe.reports import BestSoFar
 
 _WINDOW_S = 60.0  # of the present rate
 _GRAIN_S = 0.5  # steps closer together than this are counted as one
@@ -120,6 +122,8 @@ class Progress:
         run: how this `fit` was set up.
         outcome: how the run ended; empty while it goes on.
         first_failure: the first traceback of a train function since this `fit` began.
+        not_finite: by metric, the first step at which it was reported as NaN or infinite.
+        best: the best value so far of the metric that checkpoints go by.
     """
 
     def __init__(self) -> None:
@@ -137,6 +141,8 @@ class Progress:
         self.outcome = ""
         self.message = ""
         self.first_failure: WorkerRaised | None = None
+        self.not_finite: dict[str, int] = {}
+        self.best = BestSoFar()
         self.goodput = Goodput()
         self._streams: dict[int, _Stream] = {}
         self._recent: deque[tuple[float, int]] = deque()
@@ -146,6 +152,7 @@ class Progress:
     def add(self, event: Event) -> None:  # noqa: C901 - a case per event
         """Count one more event."""
         self.last_t = max(self.last_t, event.t)
+        self.best.add(event)
         match event:
             case RunStarted():
                 self._start(event)
@@ -168,8 +175,7 @@ class Progress:
             case WorkerJoined():
                 self.joins.append(event)
             case Reported():
-                self.metrics.update(event.metrics)
-                self.metrics_step = event.step
+                self._report(event)
             case StateStored():
                 self.stored = event
             case WorkerRaised():
@@ -267,6 +273,7 @@ class Progress:
     def _resume(self, event: Resumed) -> None:
         """Commits after that step are void: their time was spent, their samples do not count."""
         self.step = event.step
+        self.not_finite = {n: step for n, step in self.not_finite.items() if step <= event.step}
         for stream in self._streams.values():
             stream.go_back(event.step)
         stand = sum(stream.samples for stream in self._streams.values())
@@ -292,6 +299,13 @@ class Progress:
             self._recent.append((event.t, self.samples))
         while self._recent[0][0] < event.t - _WINDOW_S and len(self._recent) > 2:
             self._recent.popleft()
+
+    def _report(self, event: Reported) -> None:
+        self.metrics.update(event.metrics)
+        self.metrics_step = event.step
+        for name, value in event.metrics.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                self.not_finite.setdefault(name, event.step)
 
     def _lose(self, event: WorkerLost) -> None:
         self._disturbed = True

@@ -303,6 +303,7 @@ class _Replica:
         self.scale = 0.0  # of the last backward pass
         self.counted = False  # anybody's samples in this step
         self.loss = 0.0
+        self.values: dict[str, float] = {}
         self._rate: RateScaling | None = None
         self.modules: dict[str, torch.nn.Module] = {}
         self._replay = replay
@@ -419,6 +420,16 @@ class _Replica:
         everything = collate([dataset[i] for i in range(len(dataset))])  # type: ignore[arg-type]
         with evaluating(self.modules[""]):
             return measure(metric, self.modules[""], to_device(everything, self.device))
+
+    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
+        """By the shares of the last batch, as the run had it but for who was lost meanwhile."""
+        self.values = dict(values)
+        self._together()
+        weights = [(replica.values, replica.scale) for replica in self._replay.replicas]
+        whole = sum(scale for _, scale in weights)
+        means = {name: sum(v[name] * w for v, w in weights if w) / (whole or 1) for name in values}
+        self._together()
+        return means
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Nobody reads it."""

@@ -20,6 +20,7 @@ class OperationKind(IntEnum):
     MEAN_LOSS = 5
     FINGERPRINTS = 6
     REGROUP = 7
+    MEAN = 8
 
 
 _NAMES: Mapping[int, str] = {
@@ -30,6 +31,7 @@ _NAMES: Mapping[int, str] = {
     OperationKind.FINGERPRINTS: "in the roll call of what workers hold, after a step",
     OperationKind.REGROUP: "in the round after workers had parted",
     OperationKind.MEAN_LOSS: "in the step of an LBFGS optimizer",
+    OperationKind.MEAN: "in ctx.mean",
 }
 
 
@@ -62,10 +64,10 @@ def apart(operation: int, kinds: Mapping[int, int]) -> TrainError | None:
 
 
 def unlike(details: Mapping[int, int]) -> TrainError | None:
-    """The error if workers evaluate different things; None if they do not.
+    """The error if workers evaluate or average different things; None if they do not.
 
     Args:
-        details: by worker, a number that stands for what it evaluates.
+        details: by worker, a number that stands for what it evaluates or averages.
     """
     groups: dict[int, list[int]] = {}
     for worker, detail in sorted(details.items()):
@@ -75,10 +77,10 @@ def unlike(details: Mapping[int, int]) -> TrainError | None:
     few, *rest = sorted(groups.values(), key=len)
     others = sorted(worker for group in rest for worker in group)
     return TrainError(
-        f"{name(few)} called ctx.evaluate with a dataset of another length, or with metrics of "
-        f"other names, than {name(others)}. Nothing was computed, and the run was stopped. All "
-        "workers must give it the whole dataset, which is shared out among them, and a metric "
-        "whose names do not depend on the batch."
+        f"{name(few)} called ctx.evaluate with a dataset of another length, or ctx.evaluate or "
+        f"ctx.mean with other names, than {name(others)}. Nothing was computed, and the run was "
+        "stopped. All workers must give ctx.evaluate the whole dataset, which is shared out among "
+        "them, and names that depend neither on the batch nor on the rank."
     )
 
 

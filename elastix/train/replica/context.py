@@ -97,6 +97,10 @@ class Replica(Protocol):
         """Metrics over a dataset that the group shares out."""
         ...
 
+    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Means over the group."""
+        ...
+
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
         ...
@@ -274,9 +278,44 @@ class Context:
             raise ConfigError("ctx.evaluate needs a dataset with samples and a batch_size >= 1.")
         return self._member.evaluate(metric, dataset, batch_size, collate_fn)
 
+    def mean(self, **values: float | torch.Tensor) -> dict[str, float]:
+        """Means over the group of numbers that each worker has of its own share of the batch.
+
+            ctx.report(**ctx.mean(loss=loss, accuracy=accuracy))
+
+        A worker counts by its samples in the last batch that it drew, so the mean of a loss that
+        is a mean over the batch is that of the whole global batch; without a loader all count
+        alike. What a lost worker had is not in it. For a dataset that is shared out, see
+        `evaluate`.
+
+        Collective. Blocks for a round of the group: call it every so many steps. In a run with
+        `exact=True` its last digits depend on the number of workers: decide nothing by it.
+
+        Args:
+            values: numbers or tensors of one element; the same names on all workers.
+
+        Returns:
+            Mean by name, equal on all workers.
+
+        Raises:
+            ConfigError: nothing to average, or something that is no number.
+        """
+        if not self._member.settings.alone:
+            self._need_prepare("mean")
+        if not values:
+            raise ConfigError("ctx.mean got nothing to average. Call it as ctx.mean(loss=loss).")
+        numbers = {name: _plain(name, value, "mean") for name, value in values.items()}
+        for name, value in numbers.items():
+            if not isinstance(value, int | float):
+                raise ConfigError(
+                    f"ctx.mean got {name}={value!r}, which is no number. Nothing was computed."
+                )
+        return self._member.mean({name: float(value) for name, value in numbers.items()})
+
     def report(self, **metrics: float | str | torch.Tensor | None) -> None:
         """Hand metrics to journal and console, as the lowest rank has them. Never blocks.
 
+        They are one worker's: of its own share of the batch, say. `ctx.mean` gives the group's.
         All workers must call it, as rank 0 may be lost in between.
         """
         if not self._member.settings.alone:
@@ -319,9 +358,8 @@ class Context:
         """Call `listener(name, detail)` in the training thread wherever this worker gets to.
 
         For traces and for tests that kill a worker at a chosen place. Names: wait, boundary, batch,
-        bucket (detail: its number), filled, round, left, evaluate, report, enter, meet, give, take,
-        pause,
-        released.
+        bucket (detail: its number), filled, round, left, evaluate, mean, report, enter, meet, give,
+        take, pause, released.
         """
         self._member.on_phase(listener)
 
@@ -333,7 +371,7 @@ class Context:
             )
 
 
-def _plain(name: str, value: Any) -> Any:  # noqa: ANN401
+def _plain(name: str, value: Any, call: str = "report") -> Any:  # noqa: ANN401
     plain = value
     if hasattr(value, "item") and not isinstance(value, float | str):
         with suppress(RuntimeError, TypeError, ValueError):  # of several elements
@@ -344,6 +382,6 @@ def _plain(name: str, value: Any) -> Any:  # noqa: ANN401
         return plain
     kind = f"{type(value).__name__}" + (" beyond all floats" if isinstance(plain, int) else "")
     raise ConfigError(
-        f"ctx.report got {name} of type {kind}. Nothing was reported. Metrics are "
-        "numbers, text or tensors of one element."
+        f"ctx.{call} got {name} of type {kind}. Nothing was done with it. Metrics are numbers, "
+        "text or tensors of one element."
     )

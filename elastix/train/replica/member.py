@@ -61,7 +61,7 @@ from elastix.train.replica.link import Link, Settings
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rewind import Rewind
-from elastix.train.replica.rounds import Finish, MeanLoss, Regroup, RollCall, share_loss, told
+from elastix.train.replica.rounds import Finish, GroupMean, Regroup, RollCall, share_loss, told
 from elastix.train.replica.sentinel import Rotation
 from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.vote import Verdict, Vote, judge
@@ -772,13 +772,21 @@ class Member:
         self.phase("evaluate", self.step)
         return work.means(self._driver.run(work).result)
 
+    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Over the group, by the shares of the last batch. Collective."""
+        self._check()
+        self.phase("mean", self.step)
+        return self._mean(OperationKind.MEAN, values)
+
     def _mean_loss(self, loss: float) -> float:
-        """Over the group, by the shares of the last pass. Collective."""
+        return self._mean(OperationKind.MEAN_LOSS, {"loss": loss}, empty=0.0)["loss"]
+
+    def _mean(
+        self, kind: OperationKind, values: Mapping[str, float], empty: float = math.nan
+    ) -> dict[str, float]:
         ratio = self._window.ratio
-        work = MeanLoss(loss, ratio.get(self.me, 0) if ratio else 1)
-        total, samples = self._driver.run(work).result.tolist()
-        # Without samples, all of them are lost: still the same number on all workers.
-        return total / samples if samples else 0.0
+        work = GroupMean(kind, values, ratio.get(self.me, 0) if ratio else 1)
+        return work.means(self._driver.run(work).result, empty)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""

@@ -1,14 +1,15 @@
-"""Operations that are a round and nothing else: roll calls, the end of a run, the mean loss.
+"""Operations that are a round and nothing else: roll calls, the end of a run, means of numbers.
 
 The mean loss is for optimizers that decide by it: LBFGS, when it stops and how far it goes. Each
 worker's closure gives the loss of its own share. Were decisions made by that, replicas would part;
 so the optimizer is given the mean over the group.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from blake3 import blake3
 
 from elastix.comm.network.process_group import Group, Reduce
 from elastix.comm.protocol.calls import OperationKind
@@ -74,26 +75,37 @@ class Regroup(RoundAlone):
         return torch.zeros(1, dtype=torch.int64)
 
 
-class MeanLoss(RoundAlone):
-    """An operation: the mean of the workers' losses, weighed by their samples.
+class GroupMean(RoundAlone):
+    """An operation: the means of the workers' numbers, weighed by their samples.
 
     Args:
-        loss: of this worker's share.
-        samples: how many it has; its loss counts for nothing if it has none.
+        kind: who asks; a mean of one kind does not meet one of another.
+        values: by name, over this worker's share; the same names on all workers.
+        samples: how many it has; its numbers count for nothing if it has none.
     """
 
-    kind = OperationKind.MEAN_LOSS
     reduce: Reduce = "sum"
 
-    def __init__(self, loss: float, samples: int) -> None:
-        self._loss = loss
+    def __init__(self, kind: OperationKind, values: Mapping[str, float], samples: int) -> None:
+        self.kind = kind
+        self._values = dict(sorted(values.items()))
         self._samples = samples
 
     def payload(self, group: Group) -> torch.Tensor:
-        """The sum over the share, and its size."""
+        """The size of the share, and the sums over it."""
         del group
-        total = self._loss * self._samples if self._samples else 0.0
-        return torch.tensor([total, self._samples], dtype=torch.float64)
+        sums = [v * self._samples if self._samples else 0.0 for v in self._values.values()]
+        return torch.tensor([self._samples, *sums], dtype=torch.float64)
+
+    def detail(self) -> int:
+        """The names."""
+        return int.from_bytes(blake3(repr(list(self._values)).encode()).digest(8)) >> 2
+
+    def means(self, result: torch.Tensor, empty: float = float("nan")) -> dict[str, float]:
+        """By name; `empty` if nobody is left who had samples: still the same on all."""
+        samples, *sums = result.tolist()
+        means = [total / samples if samples else empty for total in sums]
+        return dict(zip(self._values, means, strict=True))
 
 
 def share_loss(optimizer: torch.optim.Optimizer, mean: Callable[[float], float]) -> None:

@@ -229,3 +229,12 @@ def test_what_happened_before_there_was_a_console_has_the_time_zero():
     with console:
         console.show(WorkerLost(worker=1, rank=1, generation=2, cause="died", t=BEGAN - 0.3))
     assert "    0.00  worker 1 lost" in file.getvalue()
+
+
+def test_what_is_no_number_any_more_is_told_once_with_its_first_step():
+    console, file, clock = console_of(tty=False)
+    for step, loss in ((1, 0.5), (2, float("nan")), (3, float("inf"))):
+        play(console, clock, [Reported(t=clock.now, seq=step, step=step, metrics={"loss": loss})])
+    assert file.getvalue().count("loss was first reported as not finite at step 2") == 1
+    console.finished("ab" * 32, {"loss": float("nan")}, "samples exact")
+    assert file.getvalue().count("loss was first reported as not finite at step 2") == 2

@@ -266,3 +266,17 @@ def test_a_void_step_leaves_no_trace_in_buffers(tmp_path):
     assert {name: value.tolist() for name, value in one.items()} == {
         name: value.tolist() for name, value in other.items()
     }
+
+
+def test_a_mean_of_one_is_its_own_and_what_is_no_number_is_refused(tmp_path):
+    found = []
+
+    def train(ctx):
+        found.append(ctx.mean(loss=torch.tensor(2.0), n=3))
+        for wrong in ({}, {"a": "text"}, {"a": None}, {"a": torch.ones(2)}, {"a": [1]}):
+            with pytest.raises(ConfigError):
+                ctx.mean(**wrong)
+
+    outcome = run_alone(train, {}, settings(tmp_path), print)
+    assert outcome.kind == "finished", outcome
+    assert found == [{"loss": 2.0, "n": 3.0}]

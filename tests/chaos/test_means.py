@@ -1,0 +1,71 @@
+"""ctx.mean: the mean over the whole batch, equal on all workers, whoever dies in it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from elastix.data.audit import audit
+from elastix.errors import TrainError
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.local import run_local
+from tests.trainables import note, notes
+
+DATA = TensorDataset(torch.arange(40.0)[:, None])
+
+
+def averaging(ctx):
+    """Batches of 10 over 3 workers: shares of 4, 3 and 3 samples."""
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    log = Path(ctx.config["log"]) / f"{ctx.worker}.jsonl"
+    for epoch in ctx.loader(DATA, batch_size=10, shuffle=False).epochs(1):
+        for (x,) in epoch:
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            means = ctx.mean(x=x.mean(), ones=1)
+            note(log, ctx.step, [means["x"], means["ones"]])
+
+
+def unlike(ctx):
+    model = torch.nn.Linear(1, 1)
+    ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    ctx.mean(**{f"rank{ctx.rank}": 1.0})
+
+
+def test_it_is_the_mean_over_the_global_batch(tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    run_local(averaging, 3, config={"log": str(logs)}, directory=tmp_path / "run")
+    found = notes(logs)
+    assert set(found) == {0, 1, 2}
+    for steps in found.values():
+        assert steps == {step: [10 * step - 5.5, 1.0] for step in range(1, 5)}
+
+
+@pytest.mark.parametrize("worker", [0, 2])
+def test_survivors_of_a_kill_in_it_have_the_same_mean_of_what_is_left(tmp_path, worker):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    train = with_kills(averaging, [Kill(worker=worker, phase="mean", step=2)])
+    result = run_local(train, 3, config={"log": str(logs)}, directory=tmp_path / "run")
+    assert set(result.lost) == {worker}
+    assert audit(result.events).exact
+    first, second = (steps for name, steps in notes(logs).items() if name != worker)
+    assert first == second
+    left = torch.cat([DATA.tensors[0][10:14], DATA.tensors[0][14:17], DATA.tensors[0][17:20]])
+    share = slice(0, 4) if worker == 0 else slice(7, 10)
+    gone = left[share].sum()
+    expected = float((left.sum() - gone) / (10 - len(left[share])))
+    assert first[2][0] == pytest.approx(expected, abs=1e-9)
+    # Its share of the third batch was lost with it, and comes first in the fourth.
+    owed = DATA.tensors[0][20:24] if worker == 0 else DATA.tensors[0][27:30]
+    fourth = torch.cat([owed, DATA.tensors[0][30 : 40 - len(owed)]])
+    assert first[4][0] == pytest.approx(float(fourth.mean()), abs=1e-5)
+
+
+def test_other_names_on_other_workers_end_the_run(tmp_path):
+    with pytest.raises(TrainError, match=r"ctx\.mean with other names"):
+        run_local(unlike, 2, directory=tmp_path / "run")
