@@ -45,12 +45,13 @@ def measure(ctx: Context) -> None:
 
         return call
 
-    member._fingerprint = timed("sentinel", member._fingerprint)
-    member._fingerprints.over = timed("sentinel", member._fingerprints.over)
+    checks = member._checks
+    checks._held = timed("sentinel", checks._held)
+    checks.fingerprints.over = timed("sentinel", checks.fingerprints.over)
     member._reducer.remember_buffers = timed("sentinel", member._reducer.remember_buffers)
-    member._to_be_judged = timed("guard", member._to_be_judged)
-    member._verdict = timed("guard", member._verdict)
-    member._watch.counted = timed("guard", member._watch.counted)
+    checks._judged = timed("guard", checks._judged)
+    checks.verdict = timed("guard", checks.verdict)
+    checks._watch.counted = timed("guard", checks._watch.counted)
     x = torch.rand(batch, 1, 32, 32)
     y = torch.randint(10, (batch,))
     steps: list[float] = []

@@ -77,3 +77,13 @@ class Settings:
     exact: bool = False
     shared: bool = True
     secret: bytes = field(default=b"", repr=False)
+
+    @property
+    def compares_steps(self) -> bool:
+        """Whether what workers hold is compared in every step."""
+        return self.sentinel and not self.alone
+
+    @property
+    def rewinds_exactly(self) -> bool:
+        """Whether all is kept at the beginning of each step, and not when one turns out void."""
+        return self.rollback or self.guard is not None

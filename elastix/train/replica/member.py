@@ -54,17 +54,16 @@ from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, S
 from elastix.train.replica.draws import Drawn, drawn, parted
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
 from elastix.train.replica.exactness import check_loader, check_rate_scaling, computes_with
-from elastix.train.replica.fingerprints import Fingerprints
-from elastix.train.replica.guard import Alarm, Watch, number, ordered
+from elastix.train.replica.guard import Alarm
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rewind import Rewind
 from elastix.train.replica.rounds import Finish, GroupMean, Regroup, RollCall, share_loss, told
-from elastix.train.replica.sentinel import Rotation
+from elastix.train.replica.step_checks import StepChecks
 from elastix.train.replica.tracked_objects import TrackedObjects
-from elastix.train.replica.vote import Verdict, Vote, judge
+from elastix.train.replica.vote import Vote
 
 logger = logging.getLogger(__name__)
 
@@ -95,14 +94,10 @@ class Member:
         redo = Reducer.kind if settings.rollback else 0
         self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo)
         self._rewind = Rewind()
-        self._rotation = Rotation()
-        self._fingerprints: Fingerprints | None = None
-        self._watch = Watch(settings.guard) if settings.guard is not None else None
-        self._metric: float | None = None  # reported since the last step, and judged with the next
-        self._step_from = time.monotonic()
         self._rate: RateScaling | None = None
         self._reducer: Reducer | None = None
         self._tracked = TrackedObjects()
+        self._checks = StepChecks(settings, self._tracked)
         self._window = Window()
         self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
         self._asked_to_inherit = False
@@ -211,14 +206,13 @@ class Member:
         for other in live.others.values():
             if isinstance(other, torch.optim.Optimizer):
                 share_loss(other, self._mean_loss)
-        self._reducer = reducer = Reducer(
+        self._reducer = Reducer(
             list(live.modules.values()),
             self._driver,
             self,
-            may_void=self._rewinds_exactly or self._compares_steps,
+            may_void=self.settings.rewinds_exactly or self.settings.compares_steps,
         )
-        if self._compares_steps:
-            self._fingerprints = Fingerprints(live, lambda: reducer.kept_buffers, self._rotation)
+        self._checks.prepared(self._reducer)
         kind = computes_with(self.device) if self.settings.exact else ""
         layout = layout_of(live.modules, kind)
         if not self.settings.alone:
@@ -257,8 +251,7 @@ class Member:
             "reports": self._reports,
             "stored_step": self._schedule.stored_step,
             "window": self._window.state_dict(),
-            "sentinel": self._rotation.state_dict(),
-            **({"guard": self._watch.state_dict()} if self._watch is not None else {}),
+            **self._checks.state_dict(),
             **({"exact": True} if self.settings.exact else {}),
         }
         return self._tracked.capture(counts)
@@ -300,9 +293,7 @@ class Member:
         self._replicated.sequence = state.meta["serial"]
         self._reports = state.meta["reports"]
         self._window.load_state_dict(state.meta.get("window", {}))
-        self._rotation.load_state_dict(state.meta.get("sentinel", {}))
-        if self._watch is not None:
-            self._watch.load_state_dict(state.meta.get("guard", {}))
+        self._checks.load_state_dict(state.meta)
 
     def save(self, reason: str) -> None:
         """Have the State stored in the background. Returns when a snapshot is under way.
@@ -480,38 +471,15 @@ class Member:
             # While a snapshot is being stored, another one would hold up training.
             compare=first and self._compare and not self.saver.busy,
             drawn=drawn(self._tracked.loaders).mark,
-            held=self._fingerprint(),
             void=self._driver.void,
-            step_us=int(1e6 * (time.monotonic() - self._step_from)),
-            **self._to_be_judged(),
+            **self._checks.vote(void=self._driver.void, alone=self.world_size < 2),
         )
         return torch.tensor(vote.encode(), dtype=torch.int64)
-
-    def _fingerprint(self) -> int:
-        """Of the part of the State whose turn it is; nobody compares it with a worker alone."""
-        if self._fingerprints is None or self.world_size < 2:
-            return 0
-        return self._fingerprints.take()
-
-    def _to_be_judged(self) -> dict[str, int]:
-        """What the guard wants to know of the step."""
-        if self._watch is None or self._reducer is None:
-            return {}
-        norm = None if self._driver.void else self._reducer.norm()
-        scaler = self._tracked.scaler
-        if norm is not None and scaler is not None:  # what is not finite is its affair
-            norm = norm / scaler.get_scale() if math.isfinite(norm) else None
-        judged = {"norm": norm, "metric": self._metric}
-        return {name: ordered(value) for name, value in judged.items() if value is not None}
-
-    def _verdict(self, result: torch.Tensor) -> Verdict:
-        """Whether a step whose commit round has this result counts, and why not."""
-        return judge(result.tolist(), self._watch)
 
     def committed(self, left: OperationOutcome) -> None:
         """A step counts; or it is void, and its samples are drawn again or left out."""
         self._finish_copies()
-        verdict = self._verdict(left.result)
+        verdict = self._checks.verdict(left.result)
         agreed = verdict.agreed
         if not agreed.alike:
             mine = astuple(drawn(self._tracked.loaders))
@@ -520,17 +488,13 @@ class Member:
         self._schedule.agreed(agreed.store)
         self._compare_now = self._compare_now or agreed.compare
         self._driver.step_left(left, agreed.proposal)
-        self._metric, self._step_from = None, time.monotonic()
-        if self._fingerprints is not None:
-            self._fingerprints.over(None if verdict.void else agreed.step_us)
+        self._checks.over(verdict)
         if verdict.void:
             self._take_back(verdict.alarm)
             if not agreed.equal:
                 self._have_parted()
             return
         self._tracked.void = False
-        if self._watch is not None:
-            self._watch.counted(number(agreed.norm), number(agreed.metric))
         self.step += 1
         contributors = left.contributors
         if self._rate is not None:
@@ -556,7 +520,7 @@ class Member:
             TrainingUnstable: it was once too often.
         """
         self._window.void()
-        if not self._rewinds_exactly:
+        if not self.settings.rewinds_exactly:
             self._rewind.keep(self._tracked.others)  # what the rest of the loop's body may change
         self._rewind.due = self._tracked.void = True
         if self._tracked.scaler is not None and self._reducer is not None:
@@ -566,19 +530,20 @@ class Member:
                 loader.commit(())
             elif spans := loader.leave_out():
                 self._replicated.emit(SamplesLeftOut(loader=loader.number, spans=spans))
-        if alarm is not None and self._watch is not None:
+        if alarm is not None:
             self._replicated.emit(StepVoided(step=self.step + 1, why=str(alarm)))
-            error = self._watch.voided(self.step + 1, alarm)
+            error = self._checks.voided(self.step + 1, alarm)
             if error is not None:
                 self._end(error)
 
     def _have_parted(self) -> None:
         """Find out who holds another State than most, and wait for a group without them."""
-        if self._fingerprints is None:
+        fingerprints = self._checks.fingerprints
+        if fingerprints is None:
             return
         self._check(thoroughly=True)  # a parameter that nobody averages has an error of its own
-        numbers = self._roll_call(OperationKind.FINGERPRINTS, self._fingerprints.numbers())
-        held = {worker: self._fingerprints.named(row) for worker, row in numbers.items()}
+        numbers = self._roll_call(OperationKind.FINGERPRINTS, fingerprints.numbers())
+        held = {worker: fingerprints.named(row) for worker, row in numbers.items()}
         found = compare(self.step, "step", held)
         if found is not None and not found.equal and not self._driver.watching:
             self._link.send(
@@ -599,16 +564,6 @@ class Member:
         """By worker, what each tells all others. Collective."""
         return told(self._driver.run(RollCall(kind, self.me, mine)).result)
 
-    @property
-    def _compares_steps(self) -> bool:
-        """Whether what workers hold is compared in every step."""
-        return self.settings.sentinel and not self.settings.alone
-
-    @property
-    def _rewinds_exactly(self) -> bool:
-        """Whether all is kept at the beginning of each step, and not when one turns out void."""
-        return self.settings.rollback or self.settings.guard is not None
-
     def _end(self, error: TrainError) -> NoReturn:
         """The run cannot go on, whatever user code catches."""
         self._ended = error
@@ -616,7 +571,7 @@ class Member:
 
     def voided(self, result: torch.Tensor) -> bool:
         """Whether a step that was left with this result does not count."""
-        return self._verdict(result).void
+        return self._checks.verdict(result).void
 
     def _first(self) -> bool:
         """Whether this worker tells what all know: in its group, or in one that is to be entered.
@@ -644,7 +599,7 @@ class Member:
         self._link.await_controller()
         self._rewind.restore(self._tracked.others)
         self._driver.boundary()
-        if self._rewinds_exactly:
+        if self.settings.rewinds_exactly:
             self._rewind.keep(self._tracked.others)
         if self._reducer is not None:
             self._reducer.remember_buffers()
@@ -791,10 +746,7 @@ class Member:
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
         self._schedule.reported(self.step, metrics)
-        guard = self.settings.guard
-        name = guard.metric if guard is not None else None
-        if name is not None and name in metrics:
-            self._metric = float(metrics[name])
+        self._checks.reported(metrics)
         event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
         self._reports += 1
         self._metrics.update(event.metrics)

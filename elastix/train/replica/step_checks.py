@@ -1,0 +1,121 @@
+"""What a worker finds out of a step for the vote on it, and whether the step counts.
+
+The sentinel's part is a digest of what the worker holds (fingerprints); the guard's are the norm of
+the reduced gradient and a reported metric (guard). Both look at the steps before, which is part of
+the State: a joiner must look where the others look, and judge as they do.
+
+Not here: what travels (vote), and what follows when a step does not count (member).
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from elastix.comm.gradients.reducer import Reducer
+from elastix.errors import TrainingUnstable
+from elastix.train.replica.fingerprints import Fingerprints
+from elastix.train.replica.guard import Alarm, Watch, number, ordered
+from elastix.train.replica.link import Settings
+from elastix.train.replica.sentinel import Rotation
+from elastix.train.replica.tracked_objects import TrackedObjects
+from elastix.train.replica.vote import Verdict, judge
+
+
+class StepChecks:
+    """One worker's.
+
+    Args:
+        settings: which checks are wanted.
+        tracked: the worker's objects.
+
+    Attributes:
+        fingerprints: where what workers hold is compared in every step, from `prepared` on.
+    """
+
+    def __init__(self, settings: Settings, tracked: TrackedObjects) -> None:
+        self.fingerprints: Fingerprints | None = None
+        self._settings = settings
+        self._tracked = tracked
+        self._reducer: Reducer | None = None
+        self._rotation = Rotation()
+        self._watch = Watch(settings.guard) if settings.guard is not None else None
+        self._metric: float | None = None  # reported since the last step, and judged with the next
+        self._since = time.monotonic()
+
+    def prepared(self, reducer: Reducer) -> None:
+        """The objects are tracked, and their gradients are averaged by `reducer`."""
+        self._reducer = reducer
+        if self._settings.compares_steps:
+            self.fingerprints = Fingerprints(
+                self._tracked, lambda: reducer.kept_buffers, self._rotation
+            )
+
+    def reported(self, metrics: Mapping[str, Any]) -> None:
+        """`ctx.report` was called."""
+        guard = self._settings.guard
+        if guard is not None and guard.metric is not None and guard.metric in metrics:
+            self._metric = float(metrics[guard.metric])
+
+    def vote(self, *, void: bool, alone: bool) -> dict[str, int]:
+        """What goes into the vote on the step in hand, as fields of Vote.
+
+        Args:
+            void: it will not count in any case.
+            alone: nobody holds a State that this worker's could be compared with.
+        """
+        return {
+            "held": self._held(alone),
+            "step_us": int(1e6 * (time.monotonic() - self._since)),
+            **self._judged(void),
+        }
+
+    def _held(self, alone: bool) -> int:
+        """Digest of the part of the State whose turn it is."""
+        return 0 if self.fingerprints is None or alone else self.fingerprints.take()
+
+    def _judged(self, void: bool) -> dict[str, int]:
+        """What the guard wants to know."""
+        if self._watch is None or self._reducer is None:
+            return {}
+        norm = None if void else self._reducer.norm()
+        scaler = self._tracked.scaler
+        if norm is not None and scaler is not None:  # what is not finite is its affair
+            norm = norm / scaler.get_scale() if math.isfinite(norm) else None
+        judged = {"norm": norm, "metric": self._metric}
+        return {name: ordered(value) for name, value in judged.items() if value is not None}
+
+    def verdict(self, result: torch.Tensor) -> Verdict:
+        """Whether a step whose vote has this result counts, and why not."""
+        return judge(result.tolist(), self._watch)
+
+    def over(self, verdict: Verdict) -> None:
+        """The step of this verdict is over."""
+        agreed = verdict.agreed
+        self._metric, self._since = None, time.monotonic()
+        if self.fingerprints is not None:
+            self.fingerprints.over(None if verdict.void else agreed.step_us)
+        if self._watch is not None and not verdict.void:
+            self._watch.counted(number(agreed.norm), number(agreed.metric))
+
+    def voided(self, step: int, alarm: Alarm) -> TrainingUnstable | None:
+        """The guard has voided a step; the error that ends the run if that was once too often.
+
+        Args:
+            step: the number that it would have had.
+            alarm: why.
+        """
+        return self._watch.voided(step, alarm) if self._watch is not None else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the checks know of the steps so far, as part of a State's metadata."""
+        guard = {"guard": self._watch.state_dict()} if self._watch is not None else {}
+        return {"sentinel": self._rotation.state_dict(), **guard}
+
+    def load_state_dict(self, meta: Mapping[str, Any]) -> None:
+        """As a State's metadata have it; States of runs without a check have nothing of it."""
+        self._rotation.load_state_dict(meta.get("sentinel", {}))
+        if self._watch is not None:
+            self._watch.load_state_dict(meta.get("guard", {}))
