@@ -1,12 +1,12 @@
-"""When a State is due to be stored: the same answer on all workers. Pure, but for a clock.
+"""When a State is due to be stored or compared: the same on all workers. Pure, but for a clock.
 
-Steps and reports are the same everywhere; time is not, so rank 0 says in the commit round that
-it is up.
+Steps and reports are the same everywhere. Time is not, nor is who has seen whom join; of these
+rank 0 says in the commit round that something is due.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from elastix.config import CheckpointConfig
@@ -17,17 +17,21 @@ class Schedule:
 
     Attributes:
         stored_step: of the State that was last taken for storing, or the run began with.
+        compare: somebody has joined since replicas were compared.
     """
 
     def __init__(
         self, config: CheckpointConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.stored_step = 0
+        self.compare = False
         self._scored_step = 0
         self._config = config
         self._clock = clock
         self._stored_s = clock()
         self._agreed = False
+        self._compare_agreed = False
+        self._peers: frozenset[int] = frozenset()  # the group at the last boundary
         self._score: tuple[int, float] | None = None  # step, and higher is better
 
     def stored(self, step: int) -> None:
@@ -43,9 +47,29 @@ class Schedule:
         every_s = self._config.every_s
         return every_s is not None and self._clock() - self._stored_s >= every_s
 
-    def agreed(self, due: bool) -> None:
-        """What the commit round gave."""
-        self._agreed = self._agreed or due
+    def agreed(self, store: bool, compare: bool) -> None:
+        """What the commit round gave: whether to do so at the next boundary."""
+        self._agreed = self._agreed or store
+        self._compare_agreed = self._compare_agreed or compare
+
+    def grouped(self, step: int, members: Collection[int]) -> None:
+        """These are the group, at the boundary of a step.
+
+        If somebody has joined, replicas are to be compared at the next boundary but one or so. Not
+        at this one: the newcomer has just been given what the others hold. Founders of a fresh run
+        have nothing to compare yet.
+        """
+        before, self._peers = self._peers, frozenset(members)
+        self.compare = self.compare or (step > 0 and bool(self._peers - before))
+
+    def compares_now(self) -> bool:
+        """Whether a comparison was agreed on since this was last asked."""
+        agreed, self._compare_agreed = self._compare_agreed, False
+        return agreed
+
+    def compared(self) -> None:
+        """A State is on its way with which the others' can be compared."""
+        self.compare = False
 
     def reported(self, step: int, metrics: Mapping[str, Any]) -> None:
         """`ctx.report` was called."""

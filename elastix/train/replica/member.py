@@ -7,7 +7,7 @@ needs from the process around it is a Link.
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from typing import Any, NoReturn
@@ -29,7 +29,7 @@ from elastix.data.loader import Loader
 from elastix.data.random_numbers import seed_generators
 from elastix.data.source import Collate, Source
 from elastix.data.window import Ratio, Window
-from elastix.errors import ConfigError, StateError, StoreError, TrainError
+from elastix.errors import ConfigError, StoreError, TrainError
 from elastix.events import (
     AncestorIgnored,
     EpochsPlanned,
@@ -49,7 +49,6 @@ from elastix.train.checkpoint.comparison import compare, diverged
 from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.schedule import Schedule
-from elastix.train.checkpoint.snapshot import Snapshot, Stager
 from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, Suspect
 from elastix.train.replica.draws import Drawn, drawn, parted
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
@@ -61,6 +60,7 @@ from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rewind import Rewind
 from elastix.train.replica.rounds import Finish, GroupMean, Regroup, RollCall, share_loss, told
+from elastix.train.replica.state_copies import StateCopies
 from elastix.train.replica.step_checks import StepChecks
 from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.vote import Vote
@@ -102,14 +102,9 @@ class Member:
         self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
         self._asked_to_inherit = False
         self._catch_up: CatchUpSender | None = None
-        self._given: Snapshot | None = None
-        self._overlaps = True  # copies are made while the train function goes on
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.send, link.open_store)
-        self._saved = CheckpointId(0)
-        self._peers: set[int] | None = None  # the group as it was at the last boundary
-        self._compare = False  # somebody has joined since replicas were compared
-        self._compare_now = False  # and so the group has agreed
+        self._copies = StateCopies(self._tracked, self.saver)
         self._ended: TrainError | None = None  # why this run cannot go on
         self._doubted = False  # what a step was about, and it was said
         self._replicated = ReplicatedEvents(link.emit, self._first)
@@ -295,68 +290,41 @@ class Member:
         self._window.load_state_dict(state.meta.get("window", {}))
         self._checks.load_state_dict(state.meta)
 
-    def save(self, reason: str) -> None:
-        """Have the State stored in the background. Returns when a snapshot is under way.
+    def save(self, reason: str) -> CheckpointId:
+        """Have the State stored in the background, when it was compared with the other workers'.
 
-        Before that it is compared with what the other workers hold.
+        Returns:
+            When a snapshot is under way: its mark, for `await_stored`.
         """
         self._check(thoroughly=True)
         score = self._schedule.score(self.step)
-        self._saved = CheckpointId(self.step, 2 if reason == "final" else int(score is not None))
-        self._snapshot(reason, self._saved, score)
+        mark = CheckpointId(self.step, 2 if reason == "final" else int(score is not None))
+        self._snapshot(reason, mark, score)
         self._schedule.stored(self.step)
+        return mark
 
     def _snapshot(
         self, reason: str, mark: CheckpointId, score: float | None = None, *, stored: bool = True
     ) -> None:
-        state = self.capture()
         members = self._members_now()
         occasion = Occasion(mark=mark, reason=reason, members=members, score=score, stored=stored)
-        self.saver.save(state, occasion, self._late(state))
-        self._compare = False
+        self._copies.save(self.capture(), occasion)
+        self._schedule.compared()
         self.phase("snapshot", self.step)
 
     def _copy_for_joiners(self) -> Callable[[], State]:
         """A copy of the State as it is, made while the next step is computed."""
         self.phase("give", self.step)
-        state = self.capture()
-        self._given = given = Stager().take(state, self.step, self._late(state))
+        return self._copies.give(self.capture(), self.step)
 
-        def complete() -> State:
-            given.finish()
-            if given.torn:
-                raise StateError(f"the State cannot be given to a joiner: {given.torn}.")
-            return given.state
-
-        return complete
-
-    def _late(self, state: State) -> Collection[str]:
-        """What may be copied while the train function goes on."""
-        return self._tracked.late(state) if self._overlaps else ()
-
-    def _finish_copies(self) -> None:
-        """The train function may change what is being captured, from here on."""
-        torn = self.saver.finish()
-        if self._given is not None:
-            self._given.finish()
-            torn = torn or self._given.torn
-            self._given = None
-        if torn and self._overlaps:
-            self._overlaps = False
-            logger.warning(
-                "a snapshot cannot be used: %s. Something changes parameters between the start "
-                "of a step and its backward. From now on States are copied at once.",
-                torn,
-            )
-
-    def await_stored(self) -> None:
-        """Block until the State that `save` was called for last is stored.
+    def await_stored(self, mark: CheckpointId) -> None:
+        """Block until the State of that mark is stored, or compared if it is not to be stored.
 
         Raises:
             StoreError: it could not be stored.
             ReplicasDiffer: the workers hold different States.
         """
-        release = self.saver.wait(self._saved)
+        release = self.saver.wait(mark)
         if release.error is not None:
             raise release.error
 
@@ -469,7 +437,7 @@ class Member:
             journaled=self._link.journaled() if first else -1,
             store=first and self._schedule.time_is_up(),
             # While a snapshot is being stored, another one would hold up training.
-            compare=first and self._compare and not self.saver.busy,
+            compare=first and self._schedule.compare and not self.saver.busy,
             drawn=drawn(self._tracked.loaders).mark,
             void=self._driver.void,
             **self._checks.vote(void=self._driver.void, alone=self.world_size < 2),
@@ -478,15 +446,14 @@ class Member:
 
     def committed(self, left: OperationOutcome) -> None:
         """A step counts; or it is void, and its samples are drawn again or left out."""
-        self._finish_copies()
+        self._copies.finish()
         verdict = self._checks.verdict(left.result)
         agreed = verdict.agreed
         if not agreed.alike:
             mine = astuple(drawn(self._tracked.loaders))
             of_all = self._roll_call(OperationKind.DRAWS, mine)
             self._end(parted(self.step + 1, {w: Drawn(*row) for w, row in of_all.items()}))
-        self._schedule.agreed(agreed.store)
-        self._compare_now = self._compare_now or agreed.compare
+        self._schedule.agreed(agreed.store, agreed.compare)
         self._driver.step_left(left, agreed.proposal)
         self._checks.over(verdict)
         if verdict.void:
@@ -603,8 +570,9 @@ class Member:
             self._rewind.keep(self._tracked.others)
         if self._reducer is not None:
             self._reducer.remember_buffers()
-        compare, self._compare_now = self._compare_now, False
-        self._look_who_joined()
+        compare = self._schedule.compares_now()
+        if not self._driver.watching:
+            self._schedule.grouped(self.step, self._members_now())
         until = self.settings.until_reports
         if until is not None and self._reports >= until:
             raise Paused
@@ -624,10 +592,10 @@ class Member:
             self._snapshot("join", CheckpointId(self.step, -1), stored=False)
 
     def _checkpoint(self, reason: str) -> None:
-        self.save(reason)
+        mark = self.save(reason)
         if self.settings.checkpoint.wait:
             try:
-                self.await_stored()
+                self.await_stored(mark)
             except StoreError as error:  # it stands in the journal; the final State must do better
                 logger.warning("checkpoint not stored step=%d error=%s", self.step, error)
 
@@ -635,17 +603,6 @@ class Member:
         """That nothing was left out of the steps so far; see Reducer.check."""
         if self._reducer is not None:
             self._reducer.check(thoroughly)
-
-    def _look_who_joined(self) -> None:
-        """After somebody has joined, replicas are compared at the next boundary but one or so.
-
-        Not at this one: the newcomer has just been given what the others hold. Founders of a fresh
-        run have nothing to compare yet.
-        """
-        before, self._peers = self._peers, set(self._members_now())
-        fresh = self._peers - (before or set())
-        if fresh and self.step > 0 and not self._driver.watching:
-            self._compare = True
 
     def members(self) -> tuple[int, ...]:
         """The workers over which the next batch is split."""
@@ -665,7 +622,7 @@ class Member:
 
     def exhausted(self) -> None:
         """At the end of an epoch other weights are tried, say."""
-        self._finish_copies()
+        self._copies.finish()
 
     def planned(self, loader: int, epochs: int) -> None:
         """So many epochs are meant to be made. For progress bars; may get lost with rank 0."""
@@ -723,7 +680,7 @@ class Member:
         given = (self._tracked.model, metric, dataset, batch_size, collate, self.device)
         exact, seed = self.settings.exact, self.settings.seed
         work = ExactEvaluation(*given, seed=seed) if exact else Evaluation(*given)
-        self._finish_copies()
+        self._copies.finish()
         self.phase("evaluate", self.step)
         return work.means(self._driver.run(work).result)
 
@@ -780,18 +737,18 @@ class Member:
         self._check(thoroughly=True)
         if self.settings.model_source is not None and self.settings.model_source.takes_final:
             if self.world_size > 1:
-                self._saved = CheckpointId(self.step, 2)
-                self._snapshot(reason, self._saved, stored=False)
+                mark = CheckpointId(self.step, 2)
+                self._snapshot(reason, mark, stored=False)
                 self._driver.run(Finish())  # nobody waits for the verdict while others need him
-                self.await_stored()
+                self.await_stored(mark)
             self._driver.run(Finish(lambda: self._bequeath(reason)))
             return
         if self.settings.alone:
             self._driver.run(Finish())
             return
-        self.save(reason)
+        mark = self.save(reason)
         self._driver.run(Finish())
-        self.await_stored()
+        self.await_stored(mark)
 
     def _bequeath(self, reason: str) -> None:
         """Leave the State to other models. Blocks this worker, and those that wait for it."""

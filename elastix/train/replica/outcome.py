@@ -58,8 +58,7 @@ def run_train(
         return Outcome(kind=OutcomeKind.FENCED, step=member.step, summary=str(fenced))
     except QuorumLost as error:
         try:
-            member.save("quorum lost")
-            member.await_stored()
+            member.await_stored(member.save("quorum lost"))
         except StoreError as failure:
             error.add_note(f"The State could not be stored: {failure}")
         return Outcome(kind=OutcomeKind.DISMISSED, rank=member.rank, step=member.step, error=error)

@@ -83,7 +83,7 @@ def test_time_counts_when_the_group_agrees_on_it():
     clock.now = 60.0
     assert schedule.time_is_up()
     assert schedule.due(5) == ""  # rank 0 may see it otherwise
-    schedule.agreed(True)
+    schedule.agreed(store=True, compare=False)
     assert schedule.due(5) == "every_s"
     schedule.stored(5)
     assert not schedule.time_is_up()
@@ -134,3 +134,50 @@ def test_impossible_restore_settings_are_refused(options):
 def test_restore_settings_survive_json():
     config = RestoreConfig(step=3, leave_out=[4, 5])
     assert RestoreConfig.from_dict(config.to_dict()) == config
+
+
+def compared_at(groups, first=0):
+    """At which boundaries of a run with these groups replicas are compared, if all agree at once.
+
+    Args:
+        groups: the members at each boundary, a step after the other.
+        first: the step of the first boundary.
+    """
+    schedule = Schedule(CheckpointConfig())
+    found = []
+    for step, members in enumerate(groups, first):
+        if schedule.compares_now():
+            found.append(step)
+            schedule.compared()
+        schedule.grouped(step, members)
+        schedule.agreed(store=False, compare=schedule.compare)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("groups", "first", "boundaries"),
+    [
+        ([(0, 1)] * 5, 0, []),
+        ([(0, 1)] * 5, 7, [8]),
+        ([(0, 1), (0, 1), (0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 1, 2)], 0, [3]),
+        ([(0, 1), (1,), (1,), (1, 2), (1, 2), (1, 2)], 0, [4]),
+        ([(0, 1), (0,), (0,), (0,)], 0, []),
+    ],
+    ids=["founders of a fresh run", "of one that goes on", "a joiner", "a replacement", "a loss"],
+)
+def test_replicas_are_compared_once_after_somebody_has_joined(groups, first, boundaries):
+    assert compared_at(groups, first) == boundaries
+
+
+def test_who_has_joined_is_compared_even_if_that_is_agreed_on_later():
+    schedule = Schedule(CheckpointConfig())
+    schedule.grouped(3, (0, 1))
+    for step in range(4, 8):
+        schedule.grouped(step, (0, 1))
+        assert schedule.compare
+        assert not schedule.compares_now()
+    schedule.agreed(store=False, compare=True)
+    schedule.agreed(store=False, compare=False)  # a further step before the boundary
+    assert schedule.compares_now()
+    assert not schedule.compares_now()
+    assert schedule.due(8) == ""
