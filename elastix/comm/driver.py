@@ -59,6 +59,7 @@ class GroupDriver:
         self._inbox = inbox
         self._wiring = wiring
         self._device = device if wiring.backend == "nccl" else torch.device("cpu")
+        self._begun: want.Course[OperationOutcome]  # the operation in hand, when it was suspended
         self._layout: list[str] = []
         self._catch_up: CatchUpSender | None = None
         self._rebuilding_since = self._rebuild_s = 0.0
@@ -172,6 +173,19 @@ class GroupDriver:
         """
         return self._drive(self._protocol.run(operation))
 
+    def begin(self, operation: Operation) -> OperationOutcome | None:
+        """The same for an operation that may lack something in a smaller group; see its `lacks`.
+
+        Returns:
+            None if that is to be computed first, before `resume`.
+        """
+        self._begun = self._protocol.run(operation)
+        return self.resume()
+
+    def resume(self) -> OperationOutcome | None:
+        """Go on with the operation that was begun; see `begin`."""
+        return self._advance(self._begun)
+
     def step_left(self, outcome: OperationOutcome, proposal: int) -> None:
         """A step was left; see GroupProtocol.step_left."""
         self._protocol.step_left(outcome, proposal)
@@ -211,10 +225,18 @@ class GroupDriver:
     # ------------------------------------------------------------------ driving
 
     def _drive(self, course: want.Course[_T]) -> _T:
-        """Carry out what a course wants until it is over; whatever is raised is thrown into it."""
+        """Carry out what a course wants until it is over."""
+        return self._advance(course)  # type: ignore[return-value]  # what was begun lacks nothing
+
+    def _advance(self, course: want.Course[_T]) -> _T | None:
+        """Carry out what a course wants; whatever is raised is thrown into it.
+
+        Returns:
+            What it came to; None if it wants the train function to compute something.
+        """
         try:
             wanted = next(course)
-            while True:
+            while not isinstance(wanted, want.Compute):
                 try:
                     answer = self._answers[type(wanted)](wanted)
                 except BaseException as error:  # noqa: BLE001 - the course lets through what it does not know
@@ -224,6 +246,7 @@ class GroupDriver:
         except StopIteration as over:
             result: _T = over.value
             return result
+        return None
 
     def _await(self, wanted: want.Await) -> None:
         if wanted.phase:

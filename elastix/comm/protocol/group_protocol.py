@@ -39,6 +39,7 @@ from elastix.comm.protocol.wants import (
     Build,
     CompareCalls,
     CompareLayouts,
+    Compute,
     Conclude,
     Course,
     Doubt,
@@ -376,6 +377,7 @@ class GroupProtocol:
         group = cast("GroupHandle", self.group)  # whoever is not superseded is in one
         if not hand.complete:
             if not hand.void:
+                yield from self._compute(group, operation)
                 yield from self._ask(ReduceBuckets(group, operation))
             hand.complete = self.generation
         hand.payload, detail = yield Payload(group, operation)
@@ -384,6 +386,16 @@ class GroupProtocol:
         result = yield from self._ask(ReducePayload(group, operation, hand.payload))
         contributors = self._inbox.members[hand.complete]
         return OperationOutcome(result, hand.complete, self.generation, contributors)
+
+    def _compute(self, group: GroupHandle, operation: Operation) -> Course[None]:
+        """Until this member has computed all that falls to it in this group.
+
+        Nobody else can be through with the operation, or hold all of it, before that.
+        """
+        while operation.lacks(group.members):
+            yield Compute(group.members)
+            if self.superseded:
+                raise Superseded
 
     def _compare_calls(self, group: GroupHandle, kind: int, detail: int) -> Course[None]:
         """Before a round alone: that all are in the same call, since payloads have other sizes.

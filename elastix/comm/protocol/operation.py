@@ -48,6 +48,13 @@ class Operation(Protocol):
         """How the payloads of the round add up."""
         ...
 
+    def lacks(self, members: Sequence[int]) -> bool:
+        """Whether the train function has more to compute for it, if these members do it.
+
+        Never what another of them has computed, whichever members did it before.
+        """
+        ...
+
     def prepare(self, generation: int) -> None:
         """Do what can be done alone before the members of `generation` have met."""
         ...
@@ -82,6 +89,11 @@ class Operation(Protocol):
 
 class RoundAlone:
     """The base of an operation without buckets: its round, and the result of it, are all."""
+
+    def lacks(self, members: Sequence[int]) -> bool:
+        """Nothing."""
+        del members
+        return False
 
     def prepare(self, generation: int) -> None:
         """Nothing."""

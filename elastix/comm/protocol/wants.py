@@ -125,6 +125,16 @@ class PassOn(NamedTuple):
 # ------------------------------------------------------------------ one operation
 
 
+class Compute(NamedTuple):
+    """Have the train function compute what the operation lacks, if these members do it. Sends None.
+
+    Other than all else it takes as long as the train function takes, which is at work and not
+    waiting: the driver gives the thread back to it, and goes on when it is asked to.
+    """
+
+    members: tuple[int, ...]
+
+
 class ReduceBuckets(NamedTuple):
     """Start all that goes before the round, and wait until it is over. Meets peers; sends None."""
 
@@ -259,6 +269,7 @@ Want = (
     | TakeState
     | AllHaveState
     | PassOn
+    | Compute
     | ReduceBuckets
     | Payload
     | CompareCalls

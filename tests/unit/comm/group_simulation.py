@@ -26,13 +26,14 @@ from elastix.comm.protocol.participant import Fenced, Joined, Released
 from elastix.comm.protocol.recovery import decide
 from elastix.comm.protocol.wants import Await, Failed, Superseded
 from elastix.data.cursor import Cursor, merge, split
+from elastix.data.slices import Assignment, shares
 from elastix.train.replica.vote import Vote, decode
 
 STEP, EVALUATE, FINISH = 1, 2, 3
 _BUCKETS = ("bucket 0", "bucket 1")
 _ROUNDS = {STEP: "round of a step", EVALUATE: "evaluation", FINISH: "end"}
-_EVALUATION = SimpleNamespace(kind=EVALUATE)
-_END = SimpleNamespace(kind=FINISH)
+_EVALUATION = SimpleNamespace(kind=EVALUATE, lacks=lambda members: False)
+_END = SimpleNamespace(kind=FINISH, lacks=lambda members: False)
 
 Choose = Callable[[int], int]
 
@@ -61,6 +62,7 @@ class Scenario:
         kill_every: one of so many moments is a kill or a hiccup, while there are any left.
         hiccups: how often the network fails one worker although nobody is dead.
         leaves: how often a worker is asked to leave.
+        slices: into so many each batch is cut; 0: into a share for each worker.
         rollback: a step that would have to be reduced again is void, and done again.
         spares: whether workers beyond the first number are kept back.
         all_end: everybody has to get out of the last operation, also if others are gone by then.
@@ -84,6 +86,7 @@ class Scenario:
     length: int = 16
     batch_size: int = 8
     evaluate: bool = False
+    slices: int = 0
     weights: tuple[int, int, int, int] = (1, 1, 1, 1)
 
 
@@ -188,12 +191,25 @@ class Step:
         self.generation = 0  # of the group in which buckets are being launched
         self.weighed = 0  # the generation by whose members' samples gradients are divided
         self.launched: list[Collective] = []
+        self.computed: set[int] = set()  # slices
 
     def begin(self, members: tuple[int, ...]) -> None:
         protocol = self.worker.protocol
         self.members, self.plan = members, protocol.plan
         self.generation = self.weighed = protocol.generation
         self.launched = []
+        self.computed = set()
+
+    def own(self, members: tuple[int, ...]) -> list[int]:
+        """Slices that fall to this worker if these members do the step, and are not computed."""
+        if not self.worker.sim.scenario.slices:
+            return []
+        owners = self.worker.sim.owners(self.members, frozenset(members))
+        mine = (number for number, owner in enumerate(owners) if owner == self.worker.me)
+        return [number for number in mine if number not in self.computed]
+
+    def lacks(self, members: tuple[int, ...]) -> bool:
+        return bool(self.own(members))
 
     def backward(self) -> None:
         if self.worker.protocol.usable:
@@ -215,7 +231,8 @@ class Step:
         worker = self.worker
         tag = _BUCKETS[len(self.launched)]
         contribution = (worker.protocol.hand.number, self.plan, self.weighed)
-        self.launched.append(worker.post(worker.protocol.group, tag, contribution))
+        value = contribution, tuple(self.computed)
+        self.launched.append(worker.post(worker.protocol.group, tag, value))
 
 
 class Worker:
@@ -282,9 +299,12 @@ class Worker:
 
     def step(self, drawn):
         protocol, step = self.protocol, self.train_step
-        yield COMPUTING  # forward
         follows = protocol.joiner.following
         step.begin(drawn[0])
+        yield COMPUTING  # forward
+        for number in [] if follows else step.own(protocol.group.members):
+            step.computed.add(number)
+            yield COMPUTING
         for _ in _BUCKETS:
             if not follows:
                 step.backward()
@@ -391,6 +411,7 @@ class Simulation:
         self.generations = 0
         self.groups: dict = {}
         self.decisions: dict = {}
+        self.owned: dict = {}
         self.workers: list[Worker] = []
         self.hands: set[int] = set()
         self.runnable = Bag()
@@ -415,11 +436,21 @@ class Simulation:
     # ------------------------------------------------------------------ data
 
     def commit(self, worker: Worker, drawn, contributors: tuple[int, ...]) -> Cursor:
-        used, after = committed(drawn, contributors)
+        # Of a batch that is cut into slices whatever was handed over is in the step.
+        used, after = committed(drawn, drawn[0] if self.scenario.slices else contributors)
         operation = worker.protocol.hand.number - 1
         if self.committed.setdefault(operation, used) != used:
             raise Violation(f"worker {worker.me} commits other samples in {operation}")
         return after
+
+    def owners(self, members: tuple[int, ...], alive: frozenset[int]) -> tuple[int, ...]:
+        """By slice of a batch that was planned for `members`."""
+        known = self.owned.get((members, alive))
+        if known is None:
+            even = [1] * len(members)
+            assignment = Assignment(members, shares(even, self.scenario.slices), tuple(even))
+            known = self.owned[members, alive] = assignment.owners(alive)
+        return known
 
     def give_back(self, drawn) -> Cursor:
         """Nothing of a void step counts."""
@@ -467,6 +498,13 @@ class Simulation:
 
     def pass_on(self, worker: Worker, want: wants.PassOn) -> Collective:
         return worker.post(want.group, "pass on", want.held, want.group.members[want.source])
+
+    def compute(self, worker: Worker, want: wants.Compute) -> Computing:
+        """One slice of a member that was lost."""
+        step = worker.train_step
+        step.computed.add(step.own(want.members)[0])
+        self.seen["handed over"] += 1
+        return Computing()
 
     def reduce_buckets(self, worker: Worker, want: wants.ReduceBuckets):
         return want.operation.launch() if want.operation.kind == STEP else None
@@ -597,9 +635,12 @@ class Simulation:
         if tag in ("meet", "calls"):
             collective.result = [values[member] for member in collective.members]
         elif tag in _BUCKETS:
-            different = set(values.values())
+            different = {contribution for contribution, _ in values.values()}
             if len(different) > 1:
                 raise Violation(f"a bucket adds up gradients of {different}")
+            slices = [number for _, computed in values.values() for number in computed]
+            if sorted(slices) != list(range(self.scenario.slices)):
+                raise Violation(f"a bucket adds up the slices {slices}")
             collective.result = (frozenset(values), different.pop())
         elif tag == _ROUNDS[STEP]:
             votes = set(values.values())
@@ -789,6 +830,9 @@ class Simulation:
             self.note(f"KILL worker {worker.me}")
         worker.thread.close()
         self.seen["killed"] += 1
+        at_work = worker.waits.__class__ is Computing and worker.waits is not COMPUTING
+        if at_work and worker.waits.answer is None:
+            self.seen["killed while it computed for another"] += 1
         self.end(worker)
 
     def hiccup(self, worker: Worker) -> None:
@@ -906,6 +950,7 @@ _ANSWERS = {
     wants.TakeState: Simulation.take_state,
     wants.AllHaveState: Simulation.all_have_state,
     wants.PassOn: Simulation.pass_on,
+    wants.Compute: Simulation.compute,
     wants.ReduceBuckets: Simulation.reduce_buckets,
     wants.Payload: Simulation.payload,
     wants.CompareCalls: Simulation.compare_calls,

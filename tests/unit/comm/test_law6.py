@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from elastix.comm.protocol.group_protocol import GroupProtocol
 from elastix.comm.protocol.membership import Membership, Roster
 from elastix.comm.protocol.recovery import Decision, decide
+from elastix.comm.protocol.wants import Compute
 from elastix.errors import TrainError
 from tests.unit.comm.group_simulation import (
     Scenario,
@@ -68,6 +69,15 @@ def run_schedules(seeds: range, fixed: dict, **broken) -> Counter[str]:
         pytest.param({"leaves": 2, "kill_every": 20, "spares": True}, id="kills, leaves, spares"),
         pytest.param({"hiccups": 1, "rollback": True}, id="rollback"),
         pytest.param({"hiccups": 1, "leaves": 1}, id="everything"),
+        pytest.param(
+            without("joiners", "replace", "min_workers", "all_end", kill_every=15, slices=8),
+            id="slices: kills and joiners",
+        ),
+        pytest.param(
+            {"kills": 3, "hiccups": 1, "leaves": 1, "kill_every": 20, "slices": 5},
+            id="slices: everything",
+        ),
+        pytest.param({"hiccups": 1, "rollback": True, "slices": 3}, id="slices: rollback"),
     ],
 )
 @pytest.mark.parametrize(
@@ -101,6 +111,13 @@ def test_the_schedules_reach_every_way_through_a_recovery():
     ways = (*ways, "released", "followed")
     for what in ways:
         assert seen[what] >= 10, (what, seen)
+
+
+def test_schedules_hand_slices_over_and_kill_those_who_compute_them():
+    fixed = without("all_end", kill_every=12, slices=8, kills=3, workers=5, length=24)
+    seen = run_schedules(range(1000), fixed)
+    for what in ("handed over", "killed while it computed for another", "accepted", "passed on"):
+        assert seen[what] >= 50, (what, seen)
 
 
 def test_nobody_disagrees_in_runs_that_last():
@@ -191,6 +208,19 @@ class KeepsItsBuckets(GroupProtocol):
         self.hand.complete = before or self.hand.complete
 
 
+class HandsNothingOver(GroupProtocol):
+    def _compute(self, group, operation):
+        yield from ()
+
+
+class ComputesForWhoeverIsThere(GroupProtocol):
+    """What falls to it in the plan, whoever of that is left."""
+
+    def _compute(self, group, operation):
+        while operation.lacks((self._me,)):
+            yield Compute((self._me,))
+
+
 class KeepsTheDead(Roster):
     def lost(self, worker: int) -> Membership | None:
         super().lost(worker)
@@ -206,6 +236,12 @@ BROKEN = {
     "keeps the weight when all reduce again": {"keep_weight": True},
     "never takes the dead out": {"roster": KeepsTheDead},
 }
+
+
+@pytest.mark.parametrize("broken", [HandsNothingOver, ComputesForWhoeverIsThere])
+def test_a_broken_way_to_hand_slices_over_is_caught(broken):
+    with pytest.raises(Violation):
+        run_schedules(range(4000), without(slices=6), protocol=broken)
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)

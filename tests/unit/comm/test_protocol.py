@@ -21,6 +21,7 @@ from elastix.comm.protocol.wants import (
     Build,
     CompareCalls,
     CompareLayouts,
+    Compute,
     Conclude,
     Doubt,
     Failed,
@@ -43,8 +44,8 @@ from elastix.comm.protocol.wants import (
 )
 from elastix.errors import TrainError
 
-STEP = SimpleNamespace(kind=1)
-EVALUATION = SimpleNamespace(kind=2)
+STEP = SimpleNamespace(kind=1, lacks=lambda members: False)
+EVALUATION = SimpleNamespace(kind=2, lacks=lambda members: False)
 
 
 def group(generation, *members):
@@ -833,3 +834,60 @@ def test_old_news_changes_nothing():
     assert (inbox.urgent.generation, inbox.proposed.generation) == (3, 5)
     assert sorted(inbox.members) == [2, 3, 4, 5]
     assert [inbox.fresh(Membership(g, ())) for g in (3, 5, 6)] == [False, False, True]
+
+
+# ---------------------------------------------------------------------------- slices of the lost
+
+
+class Sliced:
+    """A step in which this member computes two of three slices if it is alone."""
+
+    kind = 1
+
+    def __init__(self):
+        self.computed = 1
+
+    def lacks(self, members):
+        return self.computed < (2 if len(members) < 3 else 1)
+
+
+def test_what_falls_to_a_member_is_computed_before_buckets_are_reduced_again():
+    protocol, inbox = member(members=(0, 1, 2))
+    operation = Sliced()
+    play = Played(protocol.run(operation))
+    inbox.publish(Membership(2, (0, 1)))
+    play(ReduceBuckets, Superseded())
+    enters(play, 2, 0, 1, positions=[at(5, kind=1), at(5, kind=1)])
+    play(TellEntered)
+    operation.computed += 1
+    assert play(Compute).members == (0, 1)
+    play(ReduceBuckets)
+    play(Payload, ("mine", None))
+    play(ReducePayload, "agreed")
+    assert play(Conclude).outcome.contributors == (0, 1)
+
+
+def test_nothing_is_computed_for_a_step_that_stands():
+    protocol, inbox = member(members=(0, 1, 2))
+    play = Played(protocol.run(Sliced()))
+    play(ReduceBuckets)
+    play(Payload, ("mine", None))
+    inbox.publish(Membership(2, (0, 1)))
+    play(ReducePayload, Superseded())
+    enters(play, 2, 0, 1, positions=[at(5, complete=1, kind=1), at(5, complete=1, kind=1)])
+    play(TellEntered)
+    play(Payload, ("mine", None))
+
+
+def test_news_while_a_member_computes_come_first_when_it_is_through():
+    protocol, inbox = member(members=(0, 1, 2))
+    operation = Sliced()
+    play = Played(protocol.run(operation))
+    inbox.publish(Membership(2, (0, 1)))
+    play(ReduceBuckets, Superseded())
+    enters(play, 2, 0, 1, positions=[at(5, kind=1), at(5, kind=1)])
+    play(TellEntered)
+    operation.computed += 1
+    inbox.publish(Membership(3, (0,)))
+    play(Compute)
+    enters(play, 3, 0, positions=[at(5, kind=1)])
