@@ -86,6 +86,7 @@ class LoaderOpened(Event):
     Attributes:
         blocks: if it is shuffled in blocks: pairs of how many, and the samples of each.
         mixed: blocks that are shuffled together.
+        slices: into how many each batch is cut; 0 for a share for each worker.
     """
 
     loader: int
@@ -95,6 +96,7 @@ class LoaderOpened(Event):
     seed: int
     blocks: tuple[tuple[int, int], ...] = ()
     mixed: int = 0
+    slices: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,18 @@ class StepCommitted(Event):
     generation: int
     world_size: int
     batches: tuple[BatchShares, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlicesHandedOver(Event):
+    """Slices of lost workers were computed by others within the same step, so that it is whole.
+
+    Attributes:
+        moved: (whose they were, who has computed them, how many).
+    """
+
+    step: int
+    moved: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,6 +477,7 @@ _EVENTS: dict[str, type[Event]] = {
         LoaderOpened,
         EpochsPlanned,
         StepCommitted,
+        SlicesHandedOver,
         WorkerLost,
         WorkerLeft,
         WorkerSlow,
@@ -517,6 +532,8 @@ def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.load
             values["spans"] = _spans(values["spans"])
         if cls is LoaderOpened:
             values["blocks"] = _spans(values.get("blocks", ()))
+        if cls is SlicesHandedOver:
+            values["moved"] = tuple((int(a), int(b), int(n)) for a, b, n in values["moved"])
         if cls is GenerationFormed:
             values["members"] = tuple(values["members"])
         if cls in (ReplicasCompared, ReplicasDiverged):

@@ -8,15 +8,16 @@ owner calls `commit` with who contributed.
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
 from elastix.data.cursor import Cursor, count, merge, split, split_like
+from elastix.data.draw import Draw, SlicedDraw, sliced
 from elastix.data.processes import ProcessDied, ProcessReader, die_with_parent
+from elastix.data.slices import Paces
 from elastix.data.source import Source, to_device
-from elastix.data.window import Ratio, lowest
+from elastix.data.window import Ratio
 from elastix.errors import ConfigError, TrainError
 from elastix.events import BatchShares, LoaderOpened, Span
 
@@ -49,6 +50,10 @@ class Pace(Protocol):
         """A batch begins; it is split in this ratio, and usually has this size."""
         ...
 
+    def begin_step(self, loader: "Loader", draw: SlicedDraw, at: Cursor) -> Any:  # noqa: ANN401
+        """A batch begins that is cut into slices: what the loop is given to iterate over."""
+        ...
+
     def exhausted(self) -> None:
         """The epoch has no batch left: what the train function does next is no step."""
         ...
@@ -58,58 +63,20 @@ class Pace(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Draw:
-    """A global batch that is not committed yet: whose samples are which.
-
-    Attributes:
-        spans: all of it.
-        shares: by place in `members`.
-        whole: it could not be split in the ratio that binds it, so who counts for anything has all.
-            Their weights add up to 1, and so the mean over them is that over the batch.
-    """
-
-    epoch: int
-    members: tuple[int, ...]
-    spans: tuple[Span, ...]
-    shares: tuple[tuple[Span, ...], ...]
-    whole: bool = False
-
-    def share_of(self, worker: int) -> tuple[Span, ...]:
-        """The spans of one worker; empty if the batch was planned without it."""
-        return self.shares[self.members.index(worker)] if worker in self.members else ()
-
-    @property
-    def ratio(self) -> Ratio:
-        """In which it is split, if it is."""
-        return lowest({m: count(s) for m, s in zip(self.members, self.shares, strict=True)})
-
-    def commit(self, loader: int, contributors: Sequence[int]) -> BatchShares:
-        """What counts of it, and what is owed."""
-        kept = {m: s for m, s in zip(self.members, self.shares, strict=True) if m in contributors}
-        kept = {member: spans for member, spans in kept.items() if spans}
-        if self.whole:
-            shares, whole = dict.fromkeys(list(kept)[:1], self.spans), tuple(kept)
-            owed = () if kept else self.spans
-        else:
-            shares, whole = kept, ()
-            lost = (self.share_of(m) for m in self.members if m not in contributors)
-            owed = tuple(span for share in lost for span in share)
-        return BatchShares(loader=loader, epoch=self.epoch, shares=shares, owed=owed, whole=whole)
-
-
 class Loader:
     """What `ctx.loader` returns.
 
     Attributes:
         epoch: the epoch in progress, from 0.
         cursor: what is committed.
+        paces: how fast workers compute slices, if there are any.
     """
 
     def __init__(self, number: int, source: Source, pace: Pace) -> None:
         self.number = number
         self.epoch = 0
         self.cursor = Cursor(source.length)
+        self.paces = Paces()
         self._source = source
         self._pace = pace
         self._within = False  # a loop over epochs
@@ -163,6 +130,7 @@ class Loader:
             seed=source.seed,
             blocks=source.blocks,
             mixed=source.mixed,
+            slices=source.slices or 0,
         )
 
     @property
@@ -209,6 +177,7 @@ class Loader:
             "seed": self._source.seed,
             "shuffle": self._source.shuffle,
             **({**in_blocks, "mixed": self._source.mixed} if self._source.blocks else {}),
+            **({"paces": self.paces.state_dict()} if self._source.slices else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -238,10 +207,14 @@ class Loader:
         )
         self.epoch = state_dict["epoch"]
         self._ahead = self.cursor = Cursor(source.length, state_dict["position"], owed, left_out)
+        self.paces.load_state_dict(state_dict.get("paces", {}))
         self._drawn = []
 
     def next_batch(self) -> Any | None:  # noqa: ANN401 - whatever collate makes
-        """This worker's share of the next global batch; None at the end of the epoch."""
+        """This worker's share of the next global batch, or the batch as a step of slices.
+
+        None at the end of the epoch.
+        """
         self._pace.boundary()
         binding = self._pace.binding(self.number)
         drawn = self.draw(self._ahead, binding)
@@ -250,6 +223,8 @@ class Loader:
             self._pace.exhausted()
             return None
         draw, after = drawn
+        if isinstance(draw, SlicedDraw):
+            return self._next_step(draw, after)
         self._binding = binding
         self._look_at_cost(draw)
         share = draw.share_of(self._pace.me)
@@ -259,6 +234,30 @@ class Loader:
         self._drawn.append(draw)
         self._pace.drawn(self.number, self._batch_size, draw.ratio if binding is None else binding)
         return batch
+
+    def _next_step(self, draw: SlicedDraw, after: Cursor) -> Any:  # noqa: ANN401 - see Pace
+        at, self._ahead = self._ahead, after
+        self._source.announce(self.epoch, self._planned, at.position, after.position)
+        self._drawn.append(draw)
+        return self._pace.begin_step(self, draw, at)
+
+    def read_slice(self, draw: SlicedDraw, number: int, at: Cursor) -> Any:  # noqa: ANN401
+        """One slice of a batch, collated, on the device.
+
+        Args:
+            draw: the batch.
+            number: of the slice.
+            at: where the batch was drawn.
+        """
+        mine = draw.of(self.me, draw.members)
+        if number in mine:
+            before = mine.index(number)
+            return self._fetcher.fetch(draw.slices[number], at, before)
+        return self._source.read(draw.slices[number])  # what was read ahead stays for its turn
+
+    def undraw(self) -> None:
+        """What was drawn since the last commit is drawn again: nothing was done with it."""
+        self._ahead, self._drawn = self.cursor, []
 
     def guess(self, cursor: Cursor) -> tuple[Draw, Cursor] | None:
         """What will be drawn at `cursor`, if it goes on as with the last batch."""
@@ -271,6 +270,9 @@ class Loader:
         if not batch:
             return None
         members = self._pace.members()
+        if self._source.slices is not None:
+            assignment = self.paces.assign(members, self._source.slices)
+            return sliced(self.epoch, batch, batch_size, assignment), after
         if binding is None:
             return Draw(self.epoch, members, batch, split(batch, len(members), batch_size)), after
         ratio = [binding.get(member, 0) for member in members]
@@ -367,9 +369,15 @@ class _Fetcher:
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def fetch(self, share: Sequence[Span], at: Cursor) -> Any:  # noqa: ANN401
-        """The collated batch of one share, on the device."""
-        del at
+    def fetch(self, share: Sequence[Span], at: Cursor, before: int = 0) -> Any:  # noqa: ANN401
+        """The collated batch of one share, on the device.
+
+        Args:
+            share: the positions.
+            at: where the global batch was drawn.
+            before: how many of this worker's slices of it come before this one.
+        """
+        del at, before
         return self._source.read(share)
 
 
@@ -383,7 +391,7 @@ class _Prefetcher(_Fetcher):
         super().__init__(loader.source)
         source = loader.source
         self._loader = loader
-        self._start = loader.cursor
+        self._start = loader.cursor, 0
         self._guesses: deque[tuple[Span, ...]] = deque()
         self._reader = ProcessReader(
             lambda: DataLoader(
@@ -398,7 +406,7 @@ class _Prefetcher(_Fetcher):
             )
         )
 
-    def fetch(self, share: Sequence[Span], at: Cursor) -> Any:  # noqa: ANN401
+    def fetch(self, share: Sequence[Span], at: Cursor, before: int = 0) -> Any:  # noqa: ANN401
         """The batch of one share; read ahead if the guess was right.
 
         Raises:
@@ -407,7 +415,7 @@ class _Prefetcher(_Fetcher):
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 if not self._guesses or self._guesses[0] != tuple(share):
-                    self._start = at
+                    self._start = at, before
                     self._guesses.clear()
                     self._reader.begin()
                 batch = self._reader.next()
@@ -427,12 +435,13 @@ class _Prefetcher(_Fetcher):
 
     def guesses(self) -> Iterator[list[Any]]:
         """What the processes are to read, batch by batch from `_start` on."""
-        cursor = self._start
+        cursor, before = self._start
         while (drawn := self._loader.guess(cursor)) is not None:
             draw, cursor = drawn
-            share = draw.share_of(self._loader.me)
-            self._guesses.append(share)
-            yield self._source.keys(share)
+            for share in draw.reads(self._loader.me)[before:]:
+                self._guesses.append(share)
+                yield self._source.keys(share)
+            before = 0
 
 
 class _Guesses:

@@ -33,6 +33,7 @@ class Source:
     Attributes:
         batch_size: samples of a global batch; of each worker's share with `per_worker`.
         seed: of the order, with the epoch; of augmentation, with the position.
+        slices: into how many a global batch is cut; None: into a share for each worker.
         augment: makes what is collated of a sample; see `rng_at`.
         exact: what dataset, augmentation and collation draw from the global generators is a
             function of the position too; see `_Seeded`.
@@ -49,6 +50,7 @@ class Source:
     per_worker: bool = False
     shuffle: bool = True
     seed: int = 0
+    slices: int | None = None
     collate: Collate = default_collate
     augment: Augment | None = None
     exact: bool = False
@@ -60,6 +62,8 @@ class Source:
         object.__setattr__(self, "dataset", by_position(self.dataset))
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise ConfigError(f"batch_size must be a whole number >= 1, not {self.batch_size!r}.")
+        if self.slices is not None:
+            self._check_slices(self.slices)
         if self.length < 1:
             raise ConfigError(f"the {type(self.dataset).__name__} is empty. No loader was made.")
         if self.augment is not None and not callable(self.augment):
@@ -71,6 +75,19 @@ class Source:
             raise ConfigError(
                 f"num_workers must be >= 0 and prefetch >= 1, not {self.num_workers} and "
                 f"{self.prefetch}."
+            )
+
+    def _check_slices(self, slices: object) -> None:
+        if type(slices) is not int or slices < 1:
+            raise ConfigError(
+                f"slices must be a whole number >= 1, not {slices!r}. No loader was made. It is "
+                "into how many equal parts each batch is cut; leave it out for a share a worker."
+            )
+        if self.batch_size % slices:
+            near = max(slices, self.batch_size // slices * slices)
+            raise ConfigError(
+                f"a batch_size of {self.batch_size} cannot be cut into {slices} equal slices. No "
+                f"loader was made. Make it a multiple of slices, {near} say, or use other slices."
             )
 
     @property

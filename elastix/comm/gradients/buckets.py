@@ -160,6 +160,8 @@ class GradientBucket(Bucket):
         super().__init__(parameters, "sum", parameters[0].dtype)
         self.parameters = list(parameters)
         self._parts: list[_Parts] = []  # only in a step of several ratios
+        self._before: list[torch.Tensor | None] = []  # gradients that a step in slices began with
+        self._versions: dict[int, int] = {}  # in such a step: of gradients, when last added to
         self._used = [False] * len(parameters)
         self._filled = [False] * len(parameters)
         self._spent: list[torch.Tensor | None] = []
@@ -202,6 +204,31 @@ class GradientBucket(Bucket):
     def forget_parts(self) -> None:
         """What was moved aside counts no more."""
         self._parts = []
+
+    def begin_slices(self) -> None:
+        """A step in slices begins: what gradients there are belong to none of them."""
+        self._before, self._versions = [], {}
+        if any(parameter.grad is not None for parameter in self.parameters):
+            self._before = [_unless_zero(parameter.grad) for parameter in self.parameters]
+        self.forget_slice()
+
+    def forget_slice(self) -> None:
+        """What was added to gradients in this step counts for nothing."""
+        self._versions = {}
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def added_in_slice(self, place: int) -> None:
+        """A gradient was added to `param.grad`."""
+        gradient = self.parameters[place].grad
+        if gradient is not None:
+            self._versions[place] = gradient._version
+
+    @property
+    def meddled(self) -> bool:
+        """Whether somebody else than autograd has changed a gradient since."""
+        gradients = ((self.parameters[place].grad, v) for place, v in self._versions.items())
+        return any(g is None or g._version != version for g, version in gradients)
 
     def fill(self, place: int, scales: Sequence[float], ratio: int) -> None:
         """Copy one gradient in, times its scale; zeros if there is none or it counts for nothing.
@@ -246,6 +273,10 @@ class GradientBucket(Bucket):
         used = self._used if everywhere else [flag > 0 for flag in self._flags.tolist()]
         for parameter, view, anybody in zip(self.parameters, self.views, used, strict=True):
             parameter.grad = view if anybody else None
+        for parameter, before in zip(self.parameters, self._before, strict=False):
+            if before is not None:  # not in place: joiners are told what is in the bucket
+                parameter.grad = before if parameter.grad is None else parameter.grad + before
+        self._before = []
 
     def norm(self) -> float:
         """After the reduction: of all that is in it. Not finite where a gradient is not."""
@@ -265,13 +296,16 @@ class GradientBucket(Bucket):
     def drop(self) -> None:
         """Nobody with samples is left in this step: no gradients, so that nothing is updated."""
         self.forget_parts()
+        self._before = []
         for parameter in self.parameters:
             parameter.grad = None
 
     def imitate(self, flat: torch.Tensor) -> None:
         """`param.grad` becomes that of the other replica, whatever was computed here."""
         super().imitate(flat)
+        before = self._before
         self.drop()
+        self._before = before
         self.accept(1.0)
 
     def _flag(self) -> None:
@@ -339,6 +373,7 @@ class BufferBucket(Bucket):
         self._base = torch.empty(0)
         self._since = self._base  # the values when the ratio of now began
         self._moved: dict[int, torch.Tensor] = {}  # changes under earlier ones
+        self._highest: torch.Tensor | None = None  # over slices, of what takes the maximum
         self._versions: list[int] = []
 
     def rebase(self) -> None:
@@ -350,7 +385,32 @@ class BufferBucket(Bucket):
         self._versions = [tensor._version for tensor in tensors]
 
     def _from_base(self) -> None:
-        self._since, self._moved = self._base, {}
+        self._since, self._moved, self._highest = self._base, {}, None
+
+    def begin_slices(self) -> None:
+        """A step in slices begins: each of them starts from the values of now."""
+        self.hold()
+        self._since = self._flat()
+
+    def end_slice(self, ratio: int, counts: bool) -> None:
+        """A slice was computed: keep what it has changed, if it counts, and put back the rest."""
+        if counts and self.reduce == "sum":
+            now = self._flat()
+            change = (now - self._base).masked_fill_(now == self._base, 0)
+            self._moved[ratio] = self._moved[ratio] + change if ratio in self._moved else change
+        elif counts:
+            now, before = self._flat(), self._highest
+            self._highest = now if before is None else torch.maximum(now, before)
+        self._write(self._held)
+
+    def _flat(self) -> torch.Tensor:
+        """A copy of the values of now, in the order of the bucket and apart from its memory."""
+        flat = torch.empty_like(self._values)
+        places = torch.split(flat, [tensor.numel() for tensor in self._like])
+        views = [_shaped(piece, like) for piece, like in zip(places, self._like, strict=True)]
+        with torch.no_grad():
+            torch._foreach_copy_(views, self._tensors())
+        return flat
 
     def turn_from(self, ratio: int) -> None:
         """The passes of `ratio` are over for now."""
@@ -407,6 +467,8 @@ class BufferBucket(Bucket):
             self._values.sub_(self._since).mul_(scales[ratio]).masked_fill_(same, 0)
             for of, change in self._moved.items():
                 self._values.add_(change, alpha=scales[of])
+        elif self._highest is not None:
+            torch.maximum(self._values, self._highest, out=self._values)
         self.missing = 0
 
     def accept(self, factor: float) -> None:
@@ -538,6 +600,12 @@ def _memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Te
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype)
+
+
+def _unless_zero(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if gradient is None or gradient.is_sparse:
+        return gradient
+    return gradient if bool(gradient.any()) else None
 
 
 def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -33,17 +33,25 @@ from torch.utils.hooks import RemovableHandle
 
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.buckets import BufferBucket, GradientBucket, build_buckets
+from elastix.comm.gradients.slices import SlicePasses
 from elastix.comm.network.process_group import Group, Pending, Reduce
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.catch_up import Watched
 from elastix.comm.protocol.operation import OperationOutcome
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, TrainError
 
 
 @dataclass(frozen=True)
-class Weight:
-    """How much this worker's gradient of a pass counts: `share` of `total`."""
+class Weights:
+    """How much this worker's gradients of a step count.
 
+    Attributes:
+        scales: by ratio, what its gradients of such passes are multiplied by.
+        share: its samples in the step, those of all ratios together.
+        total: of these, how many all of the group have.
+    """
+
+    scales: Sequence[float]
     share: int
     total: int
 
@@ -51,8 +59,12 @@ class Weight:
 class Steps(Protocol):
     """Whoever keeps count of steps and samples."""
 
-    def weights(self, members: Sequence[int]) -> Sequence[Weight]:
-        """One for each ratio of the step in hand, if these take part."""
+    def weights(self, members: Sequence[int]) -> Weights:
+        """Of the step in hand, if these take part."""
+        ...
+
+    def lacks(self, members: Sequence[int]) -> bool:
+        """Whether slices fall to this worker that it has not computed, if these take part."""
         ...
 
     def passed(self) -> None:
@@ -109,8 +121,8 @@ class Reducer:
                 "Unfreeze some, or leave out ctx.prepare."
             )
         self._counter = next(bucket for bucket in self._buckets if bucket.counts)
-        self._weights: Sequence[Weight] = [Weight(1, 1)]
-        self._scales = [1.0]
+        self._weights = Weights([1.0], 1, 1)
+        self._slices = SlicePasses()
         self._ratio = 0  # by which passes are weighed now: a place in these
         self._counts = True  # this worker has a share in it
         self._told = False  # that there was a pass since the last batch
@@ -166,6 +178,87 @@ class Reducer:
         self._counts, self._told = counts, False
         for buffers in self._buffers:
             buffers.let_go() if counts else buffers.hold()
+
+    # --------------------------------------------------------------------- slices of a batch
+
+    def begin_slices(self) -> None:
+        """A step begins whose passes are about slices: see data.slices.
+
+        Their gradients add up in `param.grad`, and buffers are put back before each, so that it
+        starts from what the step started from. What gradients there were are kept, and added to
+        what is agreed on.
+        """
+        self._slices.open = True
+        self._generation = self._launched = 0
+        for gradients in self._gradients:
+            gradients.begin_slices()
+        for bucket in self._buckets:
+            bucket.begin()
+        for buffers in self._buffers:
+            buffers.begin_slices()
+
+    def begin_slice(self, ratio: int, last: bool) -> None:
+        """Further passes are about a slice.
+
+        Args:
+            ratio: its place among the scales of the step's weights.
+            last: no other falls to this worker, as far as it knows.
+        """
+        self._slices.begin_slice(last)
+        if ratio != self._ratio:
+            for gradients in self._gradients:
+                gradients.keep_apart(self._ratio)
+            self._tell_apart()
+            self._ratio = ratio
+
+    def end_slice(self, counts: bool) -> None:
+        """The passes about it are over.
+
+        Args:
+            counts: it was no placeholder.
+
+        Raises:
+            ConfigError: there was none, or another number of them than usual; or gradients were
+                changed meanwhile.
+        """
+        self.check()
+        self._slices.end_slice()
+        self._look_if_meddled()
+        for buffers in self._buffers:
+            buffers.end_slice(self._ratio, counts)
+        if not counts:
+            for gradients in self._gradients:
+                gradients.forget_slice()
+
+    def _look_if_meddled(self) -> None:
+        if any(gradients.meddled for gradients in self._gradients):
+            raise ConfigError(
+                "gradients were changed or dropped within the loop over a step's slices, by "
+                "zero_grad, say, or by clipping. There they are sums of what this worker has "
+                "computed so far, and no step's. The step was not taken; the run ends. Do it after "
+                "that loop, before or after optimizer.step()."
+            )
+
+    def end_slices(self) -> bool:
+        """All slices that fall to this worker are computed: do the rest of the step. Collective.
+
+        Returns:
+            Whether it is over. If not, slices of lost workers fall to this one; to be called again
+            when they are computed.
+        """
+        if not self._slices.suspended:
+            self._driver.phase("filled", len(self._buckets))
+        suspended = self._slices.suspended
+        outcome = self._driver.resume() if suspended else self._driver.begin(self)
+        self._slices.suspended = outcome is None
+        if outcome is None:
+            return False
+        self._slices.open = False
+        for buffers in self._buffers:
+            buffers.let_go()
+        self._step_over()
+        self._steps.committed(outcome)
+        return True
 
     def _tell_apart(self) -> None:
         """From now on be called before a gradient is added to one that may have another ratio."""
@@ -239,7 +332,11 @@ class Reducer:
                     self._told = True
                     self._steps.passed()
                 return
+            if self._slices.open:
+                bucket.added_in_slice(place)
             self._within_pass()
+            if self._slices.open and not self._slices.launching:
+                return  # more is to come
             if self._driver.watching or not self._driver.usable or self._nests is not False:
                 return  # it counts for nothing, or `prepare` sees to it
             if bucket.pending is not None:
@@ -248,7 +345,7 @@ class Reducer:
                     "had gone to the other workers. The step was not taken; the run ends. Use "
                     "checkpoint(..., use_reentrant=False), or checkpoint from the first step on."
                 )
-            bucket.fill(place, self._scales, self._ratio)
+            bucket.fill(place, self._weights.scales, self._ratio)
             if not bucket.missing:
                 self._launch_filled()
 
@@ -283,18 +380,22 @@ class Reducer:
         """The first gradient of a step is there."""
         self.check()
         self._active = True
+        if self._slices.open:
+            self._slices.begin_pass()
+            self._look_if_meddled()
+            if not self._slices.launching:
+                return
         if self._driver.watching:
             return
         self._weigh(self._driver.generation)
-        for bucket in self._buckets:
-            bucket.begin()
+        if not self._slices.open:
+            for bucket in self._buckets:
+                bucket.begin()
         self._launch_filled()
 
     def _weigh(self, generation: int) -> None:
         """The buckets are to be reduced by the members of that generation, from the first on."""
         self._weights = self._steps.weights(self._driver.members(generation))
-        # Without samples, all of them are lost; see `accept`.
-        self._scales = [w.share / w.total if w.total else 0.0 for w in self._weights]
         self._generation = generation
         self._launched = 0
 
@@ -309,7 +410,7 @@ class Reducer:
     def _launch_next(self, group: Group) -> None:
         self._driver.phase("bucket", self._launched)
         bucket = self._buckets[self._launched]
-        bucket.launch(group, sum(weight.share for weight in self._weights))
+        bucket.launch(group, self._weights.share)
         if self._driver.on_reduced is not None and bucket.pending is not None:
             bucket.pending.on_finish(partial(self._driver.on_reduced, self._launched))
         self._launched += 1
@@ -319,6 +420,9 @@ class Reducer:
     def _end(self) -> None:
         self._active = False
         self._nests = bool(self._nests)
+        if self._slices.open:
+            self._slices.end_pass()
+            return
         self._counts = self._counts and not self._driver.watching
         for buffers in self._buffers:
             buffers.let_go() if self._counts else buffers.undo()
@@ -337,6 +441,8 @@ class Reducer:
             self._leave_no_trace()
             return
         factor = self._factor()
+        if self._slices.open and factor != 1:
+            raise TrainError("a step lacks slices of its batch; this is a bug in elastix.")
         if factor is None:  # all of a tiny batch was lost with its workers
             for gradients in self._gradients:
                 gradients.drop()
@@ -351,7 +457,7 @@ class Reducer:
         None if nobody has samples.
         """
         samples = self._counter.samples()
-        return sum(weight.total for weight in self._weights) / samples if samples else None
+        return self._weights.total / samples if samples else None
 
     def norm(self) -> float | None:
         """Of the gradient that is about to be agreed on; None if nobody has samples.
@@ -409,14 +515,20 @@ class Reducer:
             for gradients in self._gradients:
                 gradients.drop()
 
+    def lacks(self, members: Sequence[int]) -> bool:
+        """Whether slices fall to this worker that it has not computed."""
+        return self._slices.open and self._steps.lacks(members)
+
     def prepare(self, generation: int) -> None:
         """Fill what is not yet filled for that generation; everything, if it is a new one."""
+        if self.lacks(self._driver.members(generation)):
+            return  # gradients are not complete yet
         if generation != self._generation:
             self._weigh(generation)
             for bucket in self._buckets:
                 bucket.restart()
         for bucket in self._buckets[self._launched :]:
-            bucket.fill_missing(self._scales, self._ratio)
+            bucket.fill_missing(self._weights.scales, self._ratio)
 
     def launch(self, group: Group) -> Sequence[Pending]:
         """Launch what is not yet launched in `group`."""

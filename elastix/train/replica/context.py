@@ -213,6 +213,7 @@ class Context:
         num_workers: int = 0,
         prefetch_factor: int = 2,
         augment: Augment | None = None,
+        slices: int | None = None,
     ) -> Loader:
         """Batches of a map-style dataset, every sample exactly once an epoch.
 
@@ -230,10 +231,16 @@ class Context:
                 it comes from `rng`, a NumPy Generator that is a function of `seed` and of the
                 place in the stream: the same with any number of workers and processes, after any
                 loss, and in a replay.
+            slices: cut each batch into so many equal slices, which are the unit of work. An epoch
+                then yields steps, and a step the slices that fall to this worker:
+                `for step in epoch: for x, y in step: loss(model(x), y).backward()`, and after the
+                inner loop optimizer.step(). Slices of a worker that is lost are computed by the
+                others within the same step. Shares follow measured speed.
 
         Raises:
-            ConfigError: a dataset without a length, fewer samples in a batch than workers,
-                or a dataset that is not the one the run was at work with.
+            ConfigError: a dataset without a length, fewer samples in a batch than workers, a
+                batch that cannot be cut into `slices`, or a dataset that is not the one the run
+                was at work with.
         """
         self._need_prepare("loader")
         source = Source(
@@ -246,6 +253,7 @@ class Context:
             num_workers=num_workers,
             prefetch=prefetch_factor,
             augment=augment,
+            slices=slices,
             device=self.device,
         )
         loader: Loader = self._member.open_loader(source)

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from elastix.comm.driver import GroupDriver
-from elastix.comm.gradients.reducer import Reducer, Weight
+from elastix.comm.gradients.reducer import Reducer, Weights
 from elastix.comm.network.catch_up_stream import CatchUpSender
 from elastix.comm.network.layout import layout_of
 from elastix.comm.network.process_group import Wiring
@@ -24,7 +24,8 @@ from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.protocol.participant import Joined, Recovery
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
-from elastix.data.cursor import count
+from elastix.data.cursor import Cursor, count
+from elastix.data.draw import SlicedDraw
 from elastix.data.loader import Loader
 from elastix.data.random_numbers import seed_generators
 from elastix.data.source import Collate, Source
@@ -61,6 +62,7 @@ from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rewind import Rewind
 from elastix.train.replica.rounds import Finish, GroupMean, Regroup, RollCall, share_loss, told
 from elastix.train.replica.state_copies import StateCopies
+from elastix.train.replica.step import Slices, Step
 from elastix.train.replica.step_checks import StepChecks
 from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.vote import Vote
@@ -93,6 +95,7 @@ class Member:
         self._inbox = inbox
         redo = Reducer.kind if settings.rollback else 0
         self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo)
+        self._slices = Slices(self.me, self._driver, self.phase)
         self._rewind = Rewind()
         self._rate: RateScaling | None = None
         self._reducer: Reducer | None = None
@@ -190,6 +193,7 @@ class Member:
                 "model, optimizer = ctx.prepare(model, optimizer)."
             )
         live = self._tracked
+        live.before_step = lambda: self._slices.refuse("optimizer.step()")
         live.prepare(objects, self.device)
         model_source = self.settings.model_source
         if model_source is not None and self._inherited is not None:
@@ -392,11 +396,17 @@ class Member:
 
     # ------------------------------------------------------------------ Steps of the Reducer
 
-    def weights(self, members: Sequence[int]) -> Sequence[Weight]:
-        """For each ratio of the step in hand, the parts of this worker and of `members` in it.
+    def lacks(self, members: Sequence[int]) -> bool:
+        """Whether slices fall to this worker that it has not computed, if these take part."""
+        return self._slices.lacks(tuple(members))
 
-        One each if nothing was ever drawn.
+    def weights(self, members: Sequence[int]) -> Weights:
+        """What this worker has of the step in hand, if `members` have the rest.
+
+        An equal part if nothing was ever drawn.
         """
+        if self._slices.step is not None:
+            return self._slices.step.weights()
         window = self._window
         ratios = window.ratios or [window.ratio]
         draws = any(loader.pending for loader in self._tracked.loaders)
@@ -408,12 +418,16 @@ class Member:
                 "a second backward pass on one batch. The step was not taken; the run ends. Use "
                 'recovery="forward" for loops of this kind, or draw a batch for each step.'
             )
-        return [
-            Weight(ratio.get(self.me, 0), sum(ratio.get(member, 0) for member in members))
+        parts = [
+            (ratio.get(self.me, 0), sum(ratio.get(member, 0) for member in members))
             if ratio
-            else Weight(1, len(members))
+            else (1, len(members))
             for ratio in ratios
         ]
+        # Without samples, all of them are lost; see Reducer.accept.
+        scales = [share / total if total else 0.0 for share, total in parts]
+        share, total = map(sum, zip(*parts, strict=True))
+        return Weights(scales, share, total)
 
     def passed(self) -> None:
         """There was, or might have been, a backward pass since the last batch was drawn."""
@@ -441,6 +455,7 @@ class Member:
             drawn=drawn(self._tracked.loaders).mark,
             void=self._driver.void,
             **self._checks.vote(void=self._driver.void, alone=self.world_size < 2),
+            slice_us=self._slices.times(self.step),
         )
         return torch.tensor(vote.encode(), dtype=torch.int64)
 
@@ -462,8 +477,9 @@ class Member:
                 self._have_parted()
             return
         self._tracked.void = False
-        self.step += 1
         contributors = left.contributors
+        handed_over = self._slices.committed(self.step, agreed.slice_us, contributors)
+        self.step += 1
         if self._rate is not None:
             self._rate.observe(len(contributors))
         self._window.close()
@@ -478,6 +494,8 @@ class Member:
                 batches=tuple(batches),
             )
         )
+        if handed_over is not None:
+            self._replicated.emit(handed_over)
         self._replicated.confirm(agreed.journaled)
 
     def _take_back(self, alarm: Alarm | None) -> None:
@@ -487,6 +505,7 @@ class Member:
             TrainingUnstable: it was once too often.
         """
         self._window.void()
+        self._slices.step = None
         if not self.settings.rewinds_exactly:
             self._rewind.keep(self._tracked.others)  # what the rest of the loop's body may change
         self._rewind.due = self._tracked.void = True
@@ -560,6 +579,7 @@ class Member:
         if self._ended is not None:
             raise self._ended
         self._check()
+        self._slices.put_back()
         if any(loader.pending for loader in self._tracked.loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
@@ -620,6 +640,23 @@ class Member:
             self._reducer.turn(self._window.now, self.me in ratio)
         self.phase("batch", self.step)
 
+    def begin_step(self, loader: Loader, draw: SlicedDraw, at: Cursor) -> Step:
+        """A batch begins that is cut into slices.
+
+        Raises:
+            ConfigError: another loader's batch belongs to the same step.
+        """
+        if any(other.pending for other in self._tracked.loaders if other is not loader):
+            raise ConfigError(
+                f"loader {loader.number}, which has slices, was drawn from in the same step as "
+                "another one. The step was not taken; the run ends. A step of slices is about "
+                "one batch: put what belongs together into one dataset, or use no slices."
+            )
+        if self._reducer is None:
+            raise ConfigError("a loader was iterated before ctx.prepare.")
+        self.phase("batch", self.step)
+        return self._slices.open(loader, draw, at, self._reducer)
+
     def exhausted(self) -> None:
         """At the end of an epoch other weights are tried, say."""
         self._copies.finish()
@@ -639,7 +676,8 @@ class Member:
         """
         if self.settings.exact:
             check_loader(source)
-        if source.batch_size < self.world_size and not source.per_worker:
+        shared_out = source.slices is None and not source.per_worker
+        if source.batch_size < self.world_size and shared_out:
             raise ConfigError(
                 f"a global batch of {source.batch_size} cannot be split over {self.world_size} "
                 "workers. No loader was made. batch_size is that of the whole group; raise it, or "
@@ -665,6 +703,12 @@ class Member:
         """Defer the step."""
         if self._reducer is None:
             raise ConfigError("ctx.accumulate was used before ctx.prepare.")
+        if self._slices.step is not None:
+            raise ConfigError(
+                "ctx.accumulate was used in a step of slices, which adds up their gradients "
+                "itself. Nothing was done; the run ends. Leave it out, or use a loader without "
+                "slices."
+            )
         with self._reducer.deferred():
             yield
 
@@ -676,6 +720,7 @@ class Member:
         collate: Collate,
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
+        self._slices.refuse("ctx.evaluate")
         self._check(thoroughly=True)
         given = (self._tracked.model, metric, dataset, batch_size, collate, self.device)
         exact, seed = self.settings.exact, self.settings.seed
@@ -702,6 +747,7 @@ class Member:
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
+        self._slices.refuse("ctx.report")
         self._schedule.reported(self.step, metrics)
         self._checks.reported(metrics)
         event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
@@ -732,6 +778,7 @@ class Member:
         """
         if self._ended is not None:
             raise self._ended
+        self._slices.refuse("the end of the train function")
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
         self._check(thoroughly=True)

@@ -7,7 +7,7 @@ Invariant: what a State holds for objects that do not exist yet is passed on as 
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class TrackedObjects:
         others: optimizers, schedulers and whatever else, by name; the random numbers too.
         loaders: in the order in which they were made.
         void: the last step was; whatever gradients there are, no optimizer of these moves.
+        before_step: called before one of these optimizers takes a step; may raise.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class TrackedObjects:
         self.others: dict[str, Stateful] = {"rng": RandomState()}
         self.loaders: list[Loader] = []
         self.void = False
+        self.before_step: Callable[[], None] = lambda: None
         self._unclaimed = State({})
 
     @property
@@ -193,7 +195,10 @@ def _watch_optimizers(live: TrackedObjects) -> None:
         if optimizer not in seen:
             alive.check_optimizer(optimizer)
             seen.add(optimizer)
-        if alive.void and any(optimizer is other for other in alive.others.values()):
+        if not any(optimizer is other for other in alive.others.values()):
+            return
+        alive.before_step()
+        if alive.void:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None

@@ -27,6 +27,7 @@ class Vote:
         void: the step is done for nothing, since it will be done again; highest.
         step_us: since the step before; highest.
         norm, metric: what the guard judges, in the order of guard.ordered; highest.
+        slice_us: how long a slice takes this worker, in its place; highest. Empty without slices.
     """
 
     proposal: int
@@ -39,13 +40,14 @@ class Vote:
     step_us: int = 0
     norm: int = ABSENT
     metric: int = ABSENT
+    slice_us: tuple[int, ...] = ()
 
     def encode(self) -> tuple[int, ...]:
         """As the round reduces it; `decode` has the same order."""
         unanimous = (self.proposal, self.drawn, self.held)
         flags = (int(self.store), int(self.compare), int(self.void))
         highest = (self.journaled, *flags, self.step_us, self.norm, self.metric)
-        return *unanimous, *(-field for field in unanimous), *highest
+        return *unanimous, *(-field for field in unanimous), *highest, *self.slice_us
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class VoteResult:
         store, compare: as soon as this step is behind.
         void: the step is to be done again.
         step_us: how long the step took the slowest.
-        norm, metric: as Vote has them.
+        norm, metric, slice_us: as Vote has them.
     """
 
     proposal: int
@@ -74,13 +76,14 @@ class VoteResult:
     step_us: int
     norm: int
     metric: int
+    slice_us: tuple[int, ...] = ()
 
 
 def decode(reduced: Sequence[int]) -> VoteResult:
     """The result from what was reduced."""
     unanimous, (journaled, store, compare, void, *rest) = reduced[:6], reduced[6:]
     (proposal, drawn, held), lowest = unanimous[:3], unanimous[3:]
-    step_us, norm, metric = rest
+    step_us, norm, metric, *slice_us = rest
     return VoteResult(
         proposal=proposal if proposal == -lowest[0] else 0,
         alike=drawn == -lowest[1],
@@ -88,6 +91,7 @@ def decode(reduced: Sequence[int]) -> VoteResult:
         step_us=step_us,
         norm=norm,
         metric=metric,
+        slice_us=tuple(slice_us),
         journaled=journaled,
         store=store > 0,
         compare=compare > 0,

@@ -117,7 +117,7 @@ def test_schedules_hand_slices_over_and_kill_those_who_compute_them():
     fixed = without("all_end", kill_every=12, slices=8, kills=3, workers=5, length=24)
     seen = run_schedules(range(1000), fixed)
     for what in ("handed over", "killed while it computed for another", "accepted", "passed on"):
-        assert seen[what] >= 50, (what, seen)
+        assert seen[what] >= 30, (what, seen)
 
 
 def test_nobody_disagrees_in_runs_that_last():
