@@ -366,8 +366,8 @@ class Context:
         """Call `listener(name, detail)` in the training thread wherever this worker gets to.
 
         For traces and for tests that kill a worker at a chosen place. Names: wait, boundary, batch,
-        bucket (detail: its number), filled, round, left, evaluate, mean, report, enter, meet, give,
-        take, pause, released.
+        slice, handed (a lost worker's slice; detail: its number), bucket (detail: its number),
+        filled, round, left, evaluate, mean, report, enter, meet, give, take, pause, released.
         """
         self._member.on_phase(listener)
 

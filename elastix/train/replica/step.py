@@ -134,9 +134,9 @@ class Slices:
         """Whether there would be some if these were the group."""
         return self.step is not None and bool(self.step.missing(self._me, members))
 
-    def at(self, number: int) -> None:
-        """A slice begins."""
-        self._phase("slice", number)
+    def at(self, number: int, *, handed: bool) -> None:
+        """A slice begins; it is one of a lost worker if it was `handed` over."""
+        self._phase("handed" if handed else "slice", number)
 
 
 class Step:
@@ -181,10 +181,10 @@ class Step:
             work.measured(time.monotonic() - started, len(own))
         while not reducer.end_slices():
             for number in work.missing(self):
-                yield from self._slice(number, last=False)
+                yield from self._slice(number, handed=True)
 
-    def _slice(self, number: int, *, last: bool) -> Iterator[Any]:
-        self._work.at(number)
+    def _slice(self, number: int, *, last: bool = False, handed: bool = False) -> Iterator[Any]:
+        self._work.at(number, handed=handed)
         batch = self.loader.read_slice(self.draw, number, self._at)
         self._computed.add(number)
         self._reducer.begin_slice(self.draw.sizes.index(self.draw.samples[number]), last)
