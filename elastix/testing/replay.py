@@ -299,6 +299,7 @@ class _Replica:
         self.device = replay.device
         self.settings = self
         self.alone = False
+        self.exact = False
         self.seed = replay.seed
         self.scale = 0.0  # of the last backward pass
         self.counted = False  # anybody's samples in this step

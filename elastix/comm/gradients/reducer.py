@@ -22,7 +22,7 @@ Invariant: no `param.grad` and no buffer of a module changes before the step is 
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,7 @@ from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.buckets import BufferBucket, GradientBucket, build_buckets
 from elastix.comm.gradients.slices import SlicePasses
 from elastix.comm.network.process_group import Group, Pending, Reduce
+from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.catch_up import Watched
 from elastix.comm.protocol.operation import OperationOutcome
@@ -65,6 +66,14 @@ class Steps(Protocol):
 
     def lacks(self, members: Sequence[int]) -> bool:
         """Whether slices fall to this worker that it has not computed, if these take part."""
+        ...
+
+    def samples(self) -> Sequence[int]:
+        """By slice of the step in hand; an epoch's last batch may have empty ones."""
+        ...
+
+    def sharing(self, members: Sequence[int]) -> Sharing:
+        """Who of these, if they take part, has computed which slices of the step in hand."""
         ...
 
     def passed(self) -> None:
@@ -197,13 +206,15 @@ class Reducer:
         for buffers in self._buffers:
             buffers.begin_slices()
 
-    def begin_slice(self, ratio: int, last: bool) -> None:
+    def begin_slice(self, number: int, ratio: int, last: bool) -> None:
         """Further passes are about a slice.
 
         Args:
+            number: of it.
             ratio: its place among the scales of the step's weights.
             last: no other falls to this worker, as far as it knows.
         """
+        del number  # all that this worker has computed is one sum
         self._slices.begin_slice(last)
         if ratio != self._ratio:
             for gradients in self._gradients:
@@ -530,7 +541,7 @@ class Reducer:
         for bucket in self._buckets[self._launched :]:
             bucket.fill_missing(self._weights.scales, self._ratio)
 
-    def launch(self, group: Group) -> Sequence[Pending]:
+    def launch(self, group: Group) -> Iterable[Pending]:
         """Launch what is not yet launched in `group`."""
         self.prepare(group.generation)
         while self._launched < len(self._buckets):

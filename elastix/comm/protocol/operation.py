@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -59,8 +59,11 @@ class Operation(Protocol):
         """Do what can be done alone before the members of `generation` have met."""
         ...
 
-    def launch(self, group: Group) -> Sequence[Pending]:
-        """Start what is not yet started in `group`; return all that must be over first."""
+    def launch(self, group: Group) -> Iterable[Pending]:
+        """Start what is not yet started in `group`; give all that must be over first.
+
+        Waited for one after the other: an iterator may go on from what has ended.
+        """
         ...
 
     def payload(self, group: Group) -> torch.Tensor:

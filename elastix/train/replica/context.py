@@ -26,6 +26,9 @@ class _RunSettings(Protocol):
     @property
     def alone(self) -> bool: ...
 
+    @property
+    def exact(self) -> bool: ...
+
 
 class Replica(Protocol):
     """What a context needs of the worker behind it: a Member, or one that replays a run.
@@ -254,6 +257,7 @@ class Context:
             prefetch=prefetch_factor,
             augment=augment,
             slices=slices,
+            exact=self._member.settings.exact,
             device=self.device,
         )
         loader: Loader = self._member.open_loader(source)

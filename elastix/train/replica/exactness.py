@@ -6,12 +6,13 @@ and workers that round differently are refused. Not here: the order of sums (com
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from elastix.comm.slice_tree import is_power_of_two
 from elastix.config import FailureConfig, RunConfig
 from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.source import Source
@@ -36,11 +37,26 @@ def check_configs(run: RunConfig, failure: FailureConfig) -> None:
 
 
 def check_loader(source: Source) -> None:
-    """Refuse a loader whose batches are shared out sample by sample.
+    """Refuse a loader whose batches are not cut into slices of which a tree can be made.
 
     Raises:
         ConfigError: says what to write.
     """
+    if source.per_worker:
+        raise ConfigError(
+            "RunConfig(exact=True) and a loader with per_worker=True, whose batches follow the "
+            "number of workers, and the result with them. No loader was made. Give batch_size for "
+            "the whole group, or leave exact out."
+        )
+    if source.slices is not None and not is_power_of_two(source.slices):
+        low = 1 << source.slices.bit_length() - 1
+        raise ConfigError(
+            f"RunConfig(exact=True) adds slices up over a binary tree, so there have to be a power "
+            f"of two, not {source.slices}. No loader was made. Use slices={low} or "
+            f"slices={2 * low}, of a batch_size that they divide."
+        )
+    if source.slices is not None:
+        return
     raise ConfigError(
         "RunConfig(exact=True) needs slices, which are the same whoever computes them. No loader "
         "was made. Write ctx.loader(..., slices=8), a power of two that divides batch_size, and "
@@ -60,14 +76,24 @@ def check_rate_scaling() -> None:
     )
 
 
-def seed_slice(seed: int, step: int, number: int) -> None:
-    """What the model draws for a slice depends on the slice, and not on who computes it."""
-    seed_generators(seed_at(seed, "slice", step, number))
+def random_places(seed: int, step: Callable[[], int]) -> Callable[[int | None], None]:
+    """Sets the random numbers of a step's slices, and of what comes after them.
 
+    They depend on the slice, and not on who computes it, or on what that worker did before.
 
-def seed_step(seed: int, step: int) -> None:
-    """What comes after the slices of a step draws the same on all workers."""
-    seed_generators(seed_at(seed, "step", step))
+    Args:
+        seed: of the run.
+        step: how many are committed.
+
+    Returns:
+        To be called with the number of a slice, or with None after the last.
+    """
+
+    def come_to(number: int | None) -> None:
+        place = ("step", step()) if number is None else ("slice", step(), number)
+        seed_generators(seed_at(seed, *place))
+
+    return come_to
 
 
 def computes_with(device: torch.device) -> str:

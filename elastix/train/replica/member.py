@@ -16,10 +16,12 @@ import torch
 from torch.utils.data import Dataset
 
 from elastix.comm.driver import GroupDriver
+from elastix.comm.gradients.exact_reducer import ExactReducer
 from elastix.comm.gradients.reducer import Reducer, Weights
 from elastix.comm.network.catch_up_stream import CatchUpSender
 from elastix.comm.network.layout import layout_of
 from elastix.comm.network.process_group import Wiring
+from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.protocol.participant import Joined, Recovery
@@ -53,7 +55,12 @@ from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, Suspect
 from elastix.train.replica.draws import Drawn, drawn, parted
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
-from elastix.train.replica.exactness import check_loader, check_rate_scaling, computes_with
+from elastix.train.replica.exactness import (
+    check_loader,
+    check_rate_scaling,
+    computes_with,
+    random_places,
+)
 from elastix.train.replica.guard import Alarm
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
@@ -96,6 +103,8 @@ class Member:
         redo = Reducer.kind if settings.rollback else 0
         self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo)
         self._slices = Slices(self.me, self._driver, self.phase)
+        if settings.exact:
+            self._slices.set_random = random_places(settings.seed, lambda: self.step)
         self._rewind = Rewind()
         self._rate: RateScaling | None = None
         self._reducer: Reducer | None = None
@@ -205,7 +214,8 @@ class Member:
         for other in live.others.values():
             if isinstance(other, torch.optim.Optimizer):
                 share_loss(other, self._mean_loss)
-        self._reducer = Reducer(
+        reducer = ExactReducer if self.settings.exact else Reducer
+        self._reducer = reducer(
             list(live.modules.values()),
             self._driver,
             self,
@@ -428,6 +438,14 @@ class Member:
         scales = [share / total if total else 0.0 for share, total in parts]
         share, total = map(sum, zip(*parts, strict=True))
         return Weights(scales, share, total)
+
+    def samples(self) -> Sequence[int]:
+        """By slice of the step in hand."""
+        return self._slices.in_hand.draw.samples
+
+    def sharing(self, members: Sequence[int]) -> Sharing:
+        """Who of these has computed which slices."""
+        return self._slices.in_hand.sharing(members)
 
     def passed(self) -> None:
         """There was, or might have been, a backward pass since the last batch was drawn."""

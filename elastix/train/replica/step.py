@@ -10,7 +10,7 @@ does (comm.protocol).
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median_low
 from typing import Any, NoReturn
 
@@ -19,11 +19,12 @@ import torch
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.reducer import Reducer, Weights
 from elastix.comm.gradients.slices import LOOP
+from elastix.comm.network.tree_reduction import Sharing
 from elastix.data.cursor import Cursor
 from elastix.data.draw import SlicedDraw
 from elastix.data.loader import Loader
 from elastix.data.slices import tellers
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, TrainError
 from elastix.events import SlicesHandedOver
 
 _REMEMBERED = 5  # steps, of whose times the median is told
@@ -39,10 +40,13 @@ class Slices:
 
     Attributes:
         step: the one in hand; None between steps, and in those of other loaders.
+        set_random: called with the number of each slice before the train function has it, and with
+            None at the end of each step.
     """
 
     def __init__(self, me: int, driver: GroupDriver, phase: Callable[[str, int], None]) -> None:
         self.step: Step | None = None
+        self.set_random: Callable[[int | None], None] = lambda _number: None
         self._me = me
         self._driver = driver
         self._phase = phase
@@ -52,6 +56,13 @@ class Slices:
     def under_way(self) -> bool:
         """Whether the loop over the slices of a step has begun, and not ended."""
         return self.step is not None and self.step.begun
+
+    @property
+    def in_hand(self) -> "Step":
+        """The step in hand; there has to be one."""
+        if self.step is None:
+            raise TrainError("no step of slices is in hand; this is a bug in elastix.")
+        return self.step
 
     def open(self, loader: Loader, draw: SlicedDraw, at: Cursor, reducer: Reducer) -> "Step":
         """A batch was drawn: the step in hand."""
@@ -182,20 +193,28 @@ class Step:
         while not reducer.end_slices():
             for number in work.missing(self):
                 yield from self._slice(number, handed=True)
+        work.set_random(None)
 
     def _slice(self, number: int, *, last: bool = False, handed: bool = False) -> Iterator[Any]:
         self._work.at(number, handed=handed)
         batch = self.loader.read_slice(self.draw, number, self._at)
         self._computed.add(number)
-        self._reducer.begin_slice(self.draw.sizes.index(self.draw.samples[number]), last)
+        ratio = self.draw.sizes.index(self.draw.samples[number])
+        self._reducer.begin_slice(number, ratio, last)
+        self._work.set_random(number)
         yield batch
         self._reducer.end_slice(counts=True)
 
     def _placeholder(self) -> Iterator[Any]:
         """The loop runs on every worker, so that what it sets is set; here for nothing."""
-        self._reducer.begin_slice(0, last=False)
+        self._reducer.begin_slice(0, 0, last=False)
         yield self.loader.source.read(())
         self._reducer.end_slice(counts=False)
+
+    def sharing(self, members: Sequence[int]) -> Sharing:
+        """Who of these computes which slices."""
+        held = tuple(frozenset(self.draw.of(member, members)) for member in members)
+        return Sharing(held, len(self.draw.samples))
 
     def missing(self, worker: int, members: tuple[int, ...]) -> list[int]:
         """Numbers of slices that fall to a worker in a group of these, and are not computed."""

@@ -100,7 +100,7 @@ def decode(reduced: Sequence[int]) -> VoteResult:
 
 
 @dataclass(frozen=True)
-class StepVerdict:
+class Verdict:
     """What a worker makes of the result: the same on all.
 
     Attributes:
@@ -117,9 +117,9 @@ class StepVerdict:
         return self.agreed.void or not self.agreed.equal or self.alarm is not None
 
 
-def judge(reduced: Sequence[int], watch: Watch | None) -> StepVerdict:
+def judge(reduced: Sequence[int], watch: Watch | None) -> Verdict:
     """The verdict from what was reduced, by a guard that has seen the steps before."""
     agreed = decode(reduced)
     if watch is None or agreed.void or not agreed.equal:
-        return StepVerdict(agreed, None)
-    return StepVerdict(agreed, watch.judge(number(agreed.norm), number(agreed.metric)))
+        return Verdict(agreed, None)
+    return Verdict(agreed, watch.judge(number(agreed.norm), number(agreed.metric)))

@@ -17,8 +17,7 @@ from elastix.train.replica.exactness import (
     check_configs,
     computes_with,
     deterministic_operators,
-    seed_slice,
-    seed_step,
+    random_places,
 )
 
 CPU = torch.device("cpu")
@@ -82,13 +81,13 @@ def test_each_slice_and_each_step_has_random_numbers_of_its_own():
     for seed in (0, 1):
         for step in (0, 1):
             for number in (0, 1):
-                seed_slice(seed, step, number)
+                random_places(seed, lambda: step)(number)  # noqa: B023 - called at once
                 seen.append(drawn())
-            seed_step(seed, step)
+            random_places(seed, lambda: step)(None)  # noqa: B023 - called at once
             seen.append(drawn())
     assert len({numbers[0] for numbers in seen}) == len(seen)
     drawn()
-    seed_slice(0, 0, 1)
+    random_places(0, lambda: 0)(1)
     assert drawn() == seen[1]
 
 

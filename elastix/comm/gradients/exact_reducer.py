@@ -1,0 +1,114 @@
+"""Gradient averaging whose result is the same to the last bit for any number of workers.
+
+What the reducer does, for steps of slices alone. The gradients of each slice are taken away from
+autograd and added up over the tree of slices (comm.slice_tree), and so are the changes of buffers.
+With the last of a worker's slices buckets are reduced while its backward pass goes on.
+
+Invariant: what was taken of a slice is never computed again. So after a loss the survivors add what
+falls to them to what they have, and reduce it anew.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from elastix.comm.driver import GroupDriver
+from elastix.comm.gradients.reducer import Reducer, Steps
+from elastix.comm.gradients.slice_sums import SliceSums
+from elastix.comm.network.process_group import Group, Pending
+from elastix.comm.network.tree_reduction import TreeReduction
+from elastix.errors import ConfigError
+
+
+class ExactReducer(Reducer):
+    """See the module, and Reducer."""
+
+    def __init__(
+        self,
+        modules: Sequence[torch.nn.Module],
+        driver: GroupDriver,
+        steps: Steps,
+        *,
+        may_void: bool,
+    ) -> None:
+        super().__init__(modules, driver, steps, may_void=may_void)
+        self._sums = [SliceSums(bucket) for bucket in self._buckets]
+        self._under_way: list[TreeReduction] = []  # of the buckets that are launched, in order
+        self._number = 0  # of the slice in hand
+
+    def begin_slices(self) -> None:
+        """See Reducer."""
+        super().begin_slices()
+        self._under_way = []
+        samples = self._steps.samples()
+        present = [number for number, count in enumerate(samples) if count]
+        for sums in self._sums:
+            sums.begin(present, len(samples))
+
+    def begin_slice(self, number: int, ratio: int, last: bool) -> None:
+        """See Reducer. Nothing of another slice is in gradients and buckets."""
+        self._slices.begin_slice(last)
+        self._number, self._ratio = number, ratio
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def end_slice(self, counts: bool) -> None:
+        """See Reducer. What it gave is taken, and put back to what the step began with."""
+        self.check()
+        self._slices.end_slice()
+        self._look_if_meddled()
+        if counts:
+            scales = self._steps.weights(()).scales
+            for bucket, sums in zip(self._buckets, self._sums, strict=True):
+                bucket.fill_missing(scales, self._ratio)
+                self._take(sums)
+        for buffers in self._buffers:
+            buffers.end_slice(self._ratio, counts=False)
+        for gradients in self._gradients:
+            gradients.forget_slice()
+
+    def _take(self, sums: SliceSums) -> None:
+        sums.take(self._number, self._steps.samples()[self._number])
+
+    def _begin(self) -> None:
+        if not self._slices.open:
+            raise ConfigError(
+                "RunConfig(exact=True) and a backward pass outside of the slices of a step: its "
+                "gradient would be a mean over workers, and depend on their number. The step was "
+                "not taken; the run ends. Draw batches from ctx.loader(..., slices=8) and run "
+                "backward for each slice, or leave exact out."
+            )
+        super()._begin()
+
+    def _launch_next(self, group: Group) -> None:
+        number = self._launched
+        self._driver.phase("bucket", number)
+        bucket, sums = self._buckets[number], self._sums[number]
+        if self._active:
+            self._take(sums)  # within the backward pass of the last slice
+        reduction = sums.launch(group, self._steps.sharing(group.members))
+        self._under_way.append(reduction)
+        bucket.pending = reduction.pending
+        if self._driver.on_reduced is not None:
+            bucket.pending.on_finish(partial(self._driver.on_reduced, number))
+        self._launched += 1
+
+    def prepare(self, generation: int) -> None:
+        """What was taken is ready for any generation."""
+        if generation != self._generation:
+            self._weigh(generation)
+            self._under_way = []
+            for bucket in self._buckets:
+                bucket.restart()
+
+    def launch(self, group: Group) -> Iterator[Pending]:
+        """See Reducer. First everybody is given rows to add up, then all are given the sums."""
+        self.prepare(group.generation)
+        while self._launched < len(self._buckets):
+            self._launch_next(group)
+        yield from [reduction.pending for reduction in self._under_way]
+        sums = [reduction.go_on() for reduction in self._under_way]
+        yield from [pending for pending in sums if pending is not None]
+        for reduction in self._under_way:
+            reduction.finish()

@@ -1,0 +1,38 @@
+"""Each way to use torch has the same bytes under exact=True whoever computes, or is refused."""
+
+import pytest
+import torch
+
+from elastix.errors import ConfigError
+from elastix.events import StepCommitted
+from elastix.observe import journal
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.local import run_local
+from tests.chaos.test_exact import final
+from tests.exact_ways import REFUSED, SELDOM, WORK, Way
+
+WAYS = [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in WORK]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", WAYS)
+def test_the_bytes_are_those_of_a_quiet_run_of_one_worker(tmp_path, name):
+    found = []
+    for workers, kills in ((1, []), (2, []), (3, [Kill(worker=1, phase="bucket", step=3)])):
+        directory, train = tmp_path / str(workers), with_kills(Way(name), kills)
+        result = run_local(train, workers, directory=directory, exact=True, timeout_s=250)
+        assert set(result.lost) == {kill.worker for kill in kills}
+        found.append(final(result))
+    (digest, tensors), *others = found
+    for other_digest, other in others:
+        assert not [name for name in tensors if not torch.equal(other[name], tensors[name])]
+        assert other_digest == digest
+
+
+@pytest.mark.parametrize("way", REFUSED)
+def test_what_cannot_be_exact_is_refused(tmp_path, way):
+    with pytest.raises(ConfigError) as raised:
+        run_local(Way(way.__name__), 2, directory=tmp_path, exact=True)
+    assert REFUSED[way] in str(raised.value)
+    steps = [e for e in journal.read(tmp_path / "journal.jsonl") if isinstance(e, StepCommitted)]
+    assert len(steps) <= 1

@@ -1,0 +1,281 @@
+"""Ways to use torch in a loop over slices, in float32: with exact=True they have the same bytes."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+import elastix
+from tests.trainables import Tied, Unused, samples
+
+
+def net():
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 48),
+        nn.LayerNorm(48),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.Linear(48, 10),
+    )
+
+
+def steps(ctx, **options):
+    loader = ctx.loader(samples(70), batch_size=24, slices=8, **options)
+    for epoch in loader.epochs(2):
+        yield from epoch
+
+
+def plain(ctx, model, optimizer=None, loss=F.cross_entropy, called=None):
+    """The usual loop around a model."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer = ctx.prepare(model, optimizer)
+    for step in steps(ctx):
+        for x, y in step:
+            loss((called or model)(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def compiled(ctx):
+    model = net()
+    plain(ctx, model, called=torch.compile(model, backend="aot_eager"))
+
+
+def inductor(ctx):
+    model = net()
+    plain(ctx, model, called=torch.compile(model))
+
+
+class Autocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(x).float()
+
+
+def autocast(ctx):
+    plain(ctx, Autocast())
+
+
+def half_parameters(ctx):
+    model = net().bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plain(ctx, model, optimizer, called=lambda x: model(x.bfloat16()).float())
+
+
+def grad_scaler(ctx):
+    """With overflows, which all leave out."""
+    model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, scaler = ctx.prepare(model, optimizer, scaler)
+    for step in steps(ctx):
+        overflows = ctx.step in (2, 4)
+        for number, (x, y) in enumerate(step):
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss * float("inf") if overflows and number == 0 else loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+class Twice(nn.Module):
+    """A layer used in two checkpointed segments, with dropout in them."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.first = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1).requires_grad_(self.reentrant)
+        for _ in range(2):
+            x = checkpoint(self.segment, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+    def segment(self, x):
+        return F.dropout(torch.tanh(self.first(x)), 0.1, self.training)
+
+
+def checkpointing(ctx):
+    plain(ctx, Twice(False))
+
+
+def checkpointing_reentrant(ctx):
+    plain(ctx, Twice(True))
+
+
+def two_optimizers(ctx):
+    """And two modules, gradients clipped and averaged weights tracked."""
+    body, head = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh()), nn.Linear(32, 10)
+    one = torch.optim.Adam(body.parameters(), lr=1e-2)
+    other = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    ctx.prepare(body, head, one, other)
+    average = torch.optim.swa_utils.AveragedModel(head)
+    ctx.track(average=average)
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(head(body(x)), y).backward()
+        nn.utils.clip_grad_norm_([*body.parameters(), *head.parameters()], 0.5)
+        for optimizer in (one, other):
+            optimizer.step()
+            optimizer.zero_grad()
+        average.update_parameters(head)
+
+
+def several_passes(ctx):
+    """Two losses with a backward pass each, for every slice."""
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+            (0.1 * model(x + torch.randn_like(x)).pow(2).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def unused_parameters(ctx):
+    plain(ctx, Unused())
+
+
+def tied_weights(ctx):
+    plain(ctx, Tied())
+
+
+def weight_norm(ctx):
+    model = nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(64, 10)))
+    plain(ctx, model)
+
+
+def sparse_embeddings(ctx):
+    model = nn.Sequential(nn.EmbeddingBag(40, 16, sparse=True), nn.Linear(16, 10))
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    plain(ctx, model, optimizer, called=lambda x: model((x.flatten(1) * 16).long()))
+
+
+def gradients_kept(ctx):
+    """zero_grad before the slices, and gradients that stay for a while."""
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    kept = []
+    for step in steps(ctx):
+        optimizer.zero_grad(set_to_none=False)
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        kept = [*kept[-2:], [p.grad for p in model.parameters()]]
+        with torch.no_grad():
+            for gradients in kept[:-1]:
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter.grad = parameter.grad + 0.1 * gradient
+        optimizer.step()
+
+
+WORK = {
+    way.__name__: way
+    for way in (
+        autocast,
+        half_parameters,
+        grad_scaler,
+        checkpointing,
+        checkpointing_reentrant,
+        two_optimizers,
+        several_passes,
+        unused_parameters,
+        tied_weights,
+        weight_norm,
+        sparse_embeddings,
+        gradients_kept,
+        compiled,
+        inductor,
+    )
+}
+SELDOM = ("compiled", "inductor")  # tracing takes seconds
+
+
+# ------------------------------------------------------------------------------------ refused
+
+
+def no_slices(ctx):
+    model = net()
+    ctx.prepare(model)
+    ctx.loader(samples(70), batch_size=24)
+
+
+def no_power_of_two(ctx):
+    ctx.prepare(net())
+    ctx.loader(samples(70), batch_size=24, slices=6)
+
+
+def per_worker(ctx):
+    ctx.prepare(net())
+    ctx.loader(samples(70), batch_size=24, slices=8, per_worker=True)
+
+
+def rates_that_follow(ctx):
+    model = net()
+    _, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ctx.scale_rate(optimizer, reference=2)
+
+
+def no_loader(ctx):
+    model = net()
+    ctx.prepare(model)
+    model(torch.rand(4, 1, 8, 8)).sum().backward()
+
+
+def between_steps(ctx):
+    model = net()
+    ctx.prepare(model)
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        model(torch.rand(4, 1, 8, 8)).sum().backward()
+
+
+def accumulated(ctx):
+    model = net()
+    ctx.prepare(model)
+    for step in steps(ctx):
+        for x, y in step:
+            with ctx.accumulate():
+                F.cross_entropy(model(x), y).backward()
+
+
+def nondeterministic(ctx):
+    model = net()
+
+    def loss(output, y):
+        output.detach().put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+        return F.cross_entropy(output, y)
+
+    plain(ctx, model, loss=loss)
+
+
+REFUSED = {
+    no_slices: "exact=True) needs slices",
+    no_power_of_two: "slices=4 or slices=8",
+    per_worker: "per_worker=True",
+    rates_that_follow: "ctx.scale_rate",
+    no_loader: "outside of the slices",
+    between_steps: "outside of the slices",
+    accumulated: "ctx.accumulate",
+    nondeterministic: "put_: torch has no implementation",
+}
+
+
+class Way:
+    """A train function that is pickled by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, ctx: elastix.Context) -> None:
+        {**WORK, **{way.__name__: way for way in REFUSED}}[self.name](ctx)
