@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from blake3 import blake3
@@ -32,7 +33,14 @@ from elastix.config import (
     RunConfig,
     ScalingConfig,
 )
-from elastix.errors import ConfigError, Conflict, ElastixError, NotFound, StoreError
+from elastix.errors import (
+    ConfigError,
+    Conflict,
+    ElastixError,
+    NotFound,
+    SearchError,
+    StoreError,
+)
 from elastix.events import CampaignEnded, CampaignStarted, Events
 from elastix.observe.journal import Journal
 from elastix.observe.loggers import Logger, LoggerThread
@@ -369,11 +377,8 @@ class Campaign:
 
     def again(self, *, budget: Budget, store: str, quiet: bool) -> Self:
         """The same campaign with another budget, in a store that may have moved."""
-        other = copy.copy(self)
-        other._budget = budget
-        other._run = replace(self._run, store=store)
-        other._quiet = quiet
-        return other
+        run = replace(self._run, store=store)
+        return type(self)(**{**self._arguments(), "budget": budget, "run": run, "quiet": quiet})
 
     @property
     def budget(self) -> Budget:
@@ -384,9 +389,41 @@ class Campaign:
         """Leave this campaign where `elastix campaign resume` finds it, if it can be pickled."""
         from elastix.search.executors import recipe
 
-        plain = copy.copy(self)
-        plain._executor = None
-        recipe.keep(plain, directory)
+        recipe.keep(type(self)(**{**self._arguments(), "executor": None}), directory)
+
+    def _arguments(self) -> dict[str, Any]:
+        """Of the call that makes a campaign like this one."""
+        return {
+            "train": self._train,
+            "space": self._space,
+            "searcher": self._searcher,
+            "metric": self.objectives.names,
+            "mode": self.objectives.modes,
+            "budget": self._budget,
+            "inherit": self._inherit,
+            "run": self._run,
+            "rungs": self._rungs,
+            "rerank": self._rerank,
+            "scaling": self._scaling,
+            "checkpoint": self._checkpoint,
+            "failure": self._failure,
+            "retries": self._retries,
+            "executor": self._executor,
+            "loggers": self._loggers,
+            "quiet": self._quiet,
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As that call, so that a file of it depends on what users write and on nothing within."""
+        return partial(type(self), **self._arguments()), ()
+
+    def __setstate__(self, state: object) -> None:
+        """Nothing of what `__reduce__` gives comes here; older files do.
+
+        Raises:
+            SearchError: always.
+        """
+        raise SearchError("a campaign as elastix built it before it could be told from its call")
 
 
 def _settled(inherit: InheritConfig, searcher: Searcher) -> InheritConfig:

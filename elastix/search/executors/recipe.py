@@ -27,15 +27,19 @@ def read(directory: Path) -> Any:  # noqa: ANN401 - a Campaign
     """The campaign that was kept in `directory`.
 
     Raises:
-        NotFound: none was. SearchError: what it needs cannot be imported here.
+        NotFound: none was. SearchError: it needs what cannot be imported here, or was kept by an
+            elastix that was built otherwise. Nothing is lost by it.
     """
     path = directory / _FILE
     if not path.is_file():
         raise NotFound(f"{directory} holds no campaign that was kept for resuming.")
     try:
         return cloudpickle.loads(path.read_bytes())
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever code of then does with the classes of now
         raise SearchError(
-            f"{path} cannot be read here: {error}. Nothing was started. Run this from the "
-            "directory of the script that began the campaign, or run that script again."
+            f"{path} cannot be read here: {type(error).__name__}: {error}. Nothing was started, "
+            "and nothing that the campaign has found is lost. If it misses a module of yours, run "
+            "this from the directory of the script that began the campaign. If it is about "
+            "elastix, that was another version when the file was written: run the script again, "
+            "with the same name and store, and it goes on from the trials that are there."
         ) from error
