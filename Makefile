@@ -59,6 +59,8 @@ wheel: $(READY)
 
 examples: $(READY)
 	set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	mkdir -p build
+	$(BIN)/jupyter-execute --output $(abspath build)/notebook.ipynb examples/notebook.ipynb
 
 screenshots: $(READY)
 	$(BIN)/python -m tests.screenshots build/screenshots
