@@ -245,8 +245,8 @@ class CheckpointConfig(_Config):
     """When States are stored while a run goes on. The final State is always stored.
 
     Attributes:
-        every_steps: store a State after every so many steps; None: not for that reason.
-        every_s: and whenever so many seconds have passed since the last one.
+        every_steps: store a State every this many steps; None: not for that reason.
+        every_s: also store one when this many seconds have passed since the last.
         keep_last: how many of the latest to keep; None keeps all.
         best: name of a metric; a State is stored when `ctx.report` gives a new best of it. If it is
             not among those reported first, the console says so.
@@ -288,10 +288,10 @@ class RestoreConfig(_Config):
     """Where a run goes on, if not from its last State.
 
     Attributes:
-        step: go back to the stored State of this step; what came after it is void, and the States
-            of later steps are dropped. None: the last State.
-        leave_out: steps, by number, whose samples are not used again: those that the journal has
-            for them and that come after the State. They are left out for good.
+        step: go back to the stored State of this step. What came after it no longer counts, and
+            the States of later steps are dropped. None: the last State.
+        leave_out: numbers of later steps whose samples, as the journal has them, are left out for
+            good.
     """
 
     step: int | None = None
@@ -317,10 +317,11 @@ class RestoreConfig(_Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig(_Config):
-    """What of a run is written to its timeline.
+    """Which steps of a run are written to its timeline.
 
     Attributes:
-        steps: each worker's first so many; or (first, last), counted from 1 over the whole run.
+        steps: how many of each worker's first steps; or (first, last), counted from 1 over the
+            whole run.
         torch: run torch's profiler over the same steps. It slows them down.
     """
 
@@ -360,13 +361,14 @@ class Guard(_Config):
     Where a GradScaler is prepared, gradients that are not finite are its affair.
 
     Attributes:
-        spike: a norm is far above the usual if its logarithm is so many times further above the
-            median than the last ones usually are from it. None: only what is not finite.
+        spike: a norm is far above the usual if its logarithm lies this many standard deviations,
+            estimated from the median deviation, above the median of the last ones. None: only
+            what is not finite is judged.
         window: steps that the usual is taken from.
         warmup: only after so many steps is there a usual.
         metric: name of one that is reported with `ctx.report`; it is judged as the norm is, in the
             step in hand, which is the next one if it is reported after backward.
-        most: the run ends with TrainingUnstable if more than so many steps of a window are void.
+        most: the run ends with TrainingUnstable if more steps than this in one window are void.
     """
 
     spike: float | None = 10.0
@@ -394,19 +396,20 @@ class FailureConfig(_Config):
 
     Attributes:
         max_worker_losses: give up with TooManyFailures after more than this many; None never does.
-        hang_timeout_s: a worker that is silent for so long, or for which all others have waited so
-            long, is killed and counts as lost. For a worker's first step, while compilers and
-            caches are at work, start_timeout_s holds if it is longer.
-        evict_slower_than: let a worker go whose part of a step takes so many times as long as the
-            others'; None only reports it (from 1.5 on).
-        wait_s: how long the survivors wait for replacements when fewer than the minimum are left;
-            not at all where none can come.
+        hang_timeout_s: a worker that has been silent for this long, or that all others have waited
+            for this long, is killed and counts as lost. For a worker's first step, in which
+            compilers run and caches fill, start_timeout_s holds if it is longer.
+        evict_slower_than: let a worker go if its part of a step takes this many times as long as
+            the others'. None only reports such workers, from 1.5 on.
+        wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
+            Where none can come they do not wait at all.
         start_timeout_s: how long a run may take to find room on the cluster and form its group.
         replace: start a replacement for each lost worker.
         recovery: what survivors do with the step that a worker was lost in. "forward": finish it
             from the gradients that they hold; "rollback": compute it again, with the same samples.
-        guard: which steps shall not count, with their batches; None: all count.
-        sentinel: compare digests of what workers hold in every step, and take out who differs.
+        guard: which steps, with their batches, do not count; None: all count.
+        sentinel: compare digests of the workers' States in every step, and take out a worker that
+            differs from the majority.
     """
 
     max_worker_losses: int | None = None

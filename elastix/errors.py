@@ -99,7 +99,7 @@ class ControllerLost(TrainError):
 
 
 class ReplicasDiffer(TrainError):
-    """Workers hold different States, or went different ways in a step. The message names them."""
+    """Workers hold different States, or did different things in a step. The message names them."""
 
 
 class TrainingUnstable(TrainError):

@@ -35,6 +35,19 @@ def test_every_link_within_the_repository_leads_somewhere(path):
             assert anchor in {re.sub("-+", "-", one) for one in anchors(found)}, f"#{anchor}"
 
 
+def test_documents_that_the_code_points_to_exist():
+    """In error texts, docstrings and comments, of whatever language."""
+    pointed = {
+        name
+        for folder in ("elastix", "jobs", "examples", "benchmarks", "search_spaces")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".yaml", ".sh", ".sbatch", ".html", ".ipynb"}
+        for name in re.findall(r"\bdocs/[\w-]+\.\w+", path.read_text(encoding="utf-8"))
+    }
+    assert "docs/jobs.md" in pointed  # the manifests do
+    assert [name for name in pointed if not (ROOT / name).exists()] == []
+
+
 def test_the_api_page_has_every_public_name():
     page = (ROOT / "docs" / "api.md").read_text()
     named = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: ")}
