@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from elastix.data.cursor import count, merge, split
-from elastix.data.slices import Assignment
+from elastix.data.cursor import count, merge
+from elastix.data.slices import Assignment, cut
 from elastix.data.window import Ratio, lowest
 from elastix.events import BatchShares, Span
 
@@ -109,13 +109,10 @@ class SlicedDraw(Draw):
 
 
 def sliced(
-    epoch: int, batch: tuple[Span, ...], batch_size: int, assignment: Assignment
+    epoch: int, batch: tuple[Span, ...], batch_size: int, assignment: Assignment, *, full: bool
 ) -> SlicedDraw:
-    """A batch cut into as many slices as the assignment has: equal ones, if it is a whole batch.
-
-    The last batch of an epoch is cut as evenly as can be, as `split` cuts it for workers.
-    """
-    slices = split(batch, sum(assignment.counts), batch_size)
+    """A batch cut into as many slices as the assignment has; see `cut`."""
+    slices = cut(batch, sum(assignment.counts), batch_size)
     rest = iter(slices)
     shares = tuple(
         tuple(span for _ in range(count) for span in next(rest)) for count in assignment.counts
@@ -127,5 +124,5 @@ def sliced(
         shares=shares,
         slices=slices,
         assignment=assignment,
-        full=count(batch) == batch_size,
+        full=full,
     )

@@ -272,7 +272,8 @@ class Loader:
         members = self._pace.members()
         if self._source.slices is not None:
             assignment = self.paces.assign(members, self._source.slices)
-            return sliced(self.epoch, batch, batch_size, assignment), after
+            full, each = count(batch) == batch_size, self._source.batch_size
+            return sliced(self.epoch, batch, each, assignment, full=full), after
         if binding is None:
             return Draw(self.epoch, members, batch, split(batch, len(members), batch_size)), after
         ratio = [binding.get(member, 0) for member in members]

@@ -12,6 +12,9 @@ batches drawn since the pass before it (or, if there are none, about the same as
 thread's gradient counts by its part of their committed samples, as far as those who had them are
 still there. Buffers follow their gradients.
 
+A batch in slices is replayed by one thread, slice by slice, each from the buffers of the step's
+beginning: whoever computed one gave the same.
+
 With `whole`, one thread reads every committed batch whole, and nothing is weighed: what plain torch
 gives. It needs a model without batch norm, whose statistics are those of a share, and a train
 function that does not go on with a batch after a worker's share of it was lost.
@@ -35,12 +38,14 @@ import torch
 from torch.utils.data import Dataset
 
 from elastix.data.cursor import count, merge, subtract
+from elastix.data.slices import cut
 from elastix.data.source import Collate, Source, to_device
 from elastix.errors import ElastixError, TrainError
 from elastix.events import (
     BatchShares,
     Event,
     GenerationFormed,
+    LoaderOpened,
     Resumed,
     RunStarted,
     Span,
@@ -103,6 +108,7 @@ def replay(
         [_whole(replayed) for replayed in replayed_steps] if whole else replayed_steps,
         opening.seed,
         torch.device(device),
+        whole=whole,
     )
     inherited = next((e for e in events if isinstance(e, TensorsInherited)), None)
     if inherited is not None:
@@ -184,7 +190,13 @@ def _replayed_steps(steps: Sequence[StepCommitted], events: Sequence[Event]) -> 
             replayed_steps.append(
                 _ReplayedStep(event, tuple(dict.fromkeys(had)), members.get(event.generation))
             )
-    return replayed_steps
+    sliced = {e.loader for e in events if isinstance(e, LoaderOpened) and e.slices}
+    return [
+        _whole(replayed)
+        if any(batch.loader in sliced for batch in replayed.committed.batches)
+        else replayed
+        for replayed in replayed_steps
+    ]
 
 
 def _weights(batch: BatchShares) -> dict[int, int]:
@@ -198,7 +210,7 @@ def _whole(replayed: _ReplayedStep) -> _ReplayedStep:
     """The same step, as one worker would have taken it."""
     batches = []
     for batch in replayed.committed.batches:
-        spans = tuple(span for share in batch.shares.values() for span in share)
+        spans = merge(span for share in batch.shares.values() for span in share)
         batches.append(dataclasses.replace(batch, shares={0: spans} if spans else {}, whole=()))
     return _ReplayedStep(
         dataclasses.replace(replayed.committed, batches=tuple(batches)), (0,), None
@@ -237,7 +249,12 @@ class _Replay:
     """Threads that run the same train function, each with a replica and a share of every batch."""
 
     def __init__(
-        self, replayed_steps: Sequence[_ReplayedStep], seed: int, device: torch.device
+        self,
+        replayed_steps: Sequence[_ReplayedStep],
+        seed: int,
+        device: torch.device,
+        *,
+        whole: bool,
     ) -> None:
         self.replayed_steps = replayed_steps
         width = max([1, *(len(replayed.workers) for replayed in replayed_steps)])
@@ -245,6 +262,7 @@ class _Replay:
         self.device = device
         self.barrier = threading.Barrier(width, timeout=_TIMEOUT_S)
         self.first_prepared = threading.Event()
+        self.whole = whole
         self.replicas = [_Replica(self, number) for number in range(width)]
         self.failure: BaseException | None = None
         self.inherited: Mapping[str, Any] | None = None
@@ -320,6 +338,9 @@ class _Replica:
         self._buffers_then: list[torch.Tensor] = []
         self.buffers_before: list[torch.Tensor] = []
         self.buffers_moved: list[torch.Tensor] = []
+        self.whole = replay.whole
+        self._slicing = False  # within the loop over the slices of a batch
+        self._part = 0.0  # of the batch that the slice in hand is
 
     @property
     def prepared(self) -> bool:
@@ -486,6 +507,9 @@ class _Replica:
         if self._shares is None:  # nothing was ever drawn
             self.scale, self.counted = float(self.me == 0), True
             return
+        if self._slicing:
+            self.scale, self.counted = self._part, True
+            return
         present = self._replay.replayed_steps[self.step].present
         left = {w: n for w, n in self._shares.items() if present is None or w in present}
         total = sum(left.values())
@@ -514,7 +538,7 @@ class _Replica:
 
     def backward_over(self) -> None:
         """The outermost backward pass has ended; if it brought gradients, this is the step."""
-        if not self._active:
+        if not self._active or self._slicing:
             return
         replayed = self._replay.replayed_steps[self.step]
         batches = len(replayed.committed.batches)
@@ -533,6 +557,27 @@ class _Replica:
             self._rate.observe(replayed.committed.world_size)
         self.step += 1
         self._begin()
+
+    def slices(self, batches: Sequence[tuple[float, Any]]) -> Iterator[Any]:
+        """A step in slices: what each of them is of the batch, and what is read for it."""
+        self._slicing = True
+        highest = self.buffers_before
+        for self._part, batch in batches:
+            yield batch
+            self._move_buffers()
+            highest = [
+                most if most.is_floating_point() or most.is_complex() else most.maximum(now)
+                for most, now in zip(highest, self.buffers(), strict=True)
+            ]
+            self._put(self.buffers_before)
+            self._buffers_then = self.buffers_before
+        self._put(highest)
+        self._slicing, self._active = False, True
+        self.backward_over()
+
+    def _put(self, values: Sequence[torch.Tensor]) -> None:
+        for buffer, value in zip(self.buffers(), values, strict=True):
+            buffer.data.copy_(value)  # as batch norm does it, unseen by graphs of before
 
     def _mean_loss(self, loss: float) -> float:
         self.loss = loss
@@ -614,7 +659,18 @@ class _ReplayLoader:
         if not self._batches or self._batches[0][0].epoch != self.epoch or self._comes_back_later():
             self._drawn_out = True
             raise StopIteration
-        return self._source.read(self._replica.draw(*self._batches.popleft()))
+        batch, replayed = self._batches.popleft()
+        share = self._replica.draw(batch, replayed)
+        if self._source.slices is None:
+            return self._source.read(share)
+        return self._replica.slices(self._sliced(share))
+
+    def _sliced(self, batch: tuple[Span, ...]) -> list[tuple[float, Any]]:
+        """The slices of a batch as the run had them; for a thread without it, a placeholder."""
+        number = 1 if self._replica.whole else self._source.slices or 1
+        slices = cut(batch, number, max(count(batch), self._source.batch_size))
+        parts = [(count(spans) / count(batch), spans) for spans in slices if spans] or [(0.0, ())]
+        return [(part, self._source.read(spans)) for part, spans in parts]
 
     def _comes_back_later(self) -> bool:
         """The run's loader had come to an end: its next batch is owed by the step in hand."""
