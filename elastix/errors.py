@@ -82,7 +82,10 @@ class WorkerFailed(TrainError):
         rank: rank of the worker when it raised.
         worker: its id.
         traceback: the worker's own traceback, as text.
+        shown: it was printed already, and the error's text does without it.
     """
+
+    shown = False
 
     def __init__(self, message: str, rank: int = -1, worker: int = -1, traceback: str = "") -> None:
         super().__init__(message)
@@ -90,8 +93,14 @@ class WorkerFailed(TrainError):
         self.worker = worker
         self.traceback = traceback
 
+    def __str__(self) -> str:
+        message = super().__str__()
+        if self.shown or not self.traceback:
+            return message
+        return f"{message} Its traceback:\n\n{self.traceback}"
+
     def __reduce__(self) -> tuple[type["WorkerFailed"], tuple[str, int, int, str]]:
-        return type(self), (str(self), self.rank, self.worker, self.traceback)
+        return type(self), (str(self.args[0]), self.rank, self.worker, self.traceback)
 
 
 class ControllerLost(TrainError):

@@ -9,6 +9,7 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Self
@@ -70,7 +71,13 @@ class Console:
         self._drawn = 0.0
 
     def __enter__(self) -> Self:
-        self._print(f"{self._name} starts   {self._where}", "bold")
+        before = self.progress
+        if before.run is None:
+            self._print(f"{self._name} starts   {self._where}", "bold")
+        else:
+            since = f"{datetime.fromtimestamp(before.began_t):%Y-%m-%d %H:%M}"
+            stood = f"which began {since} and had come to step {before.step}"
+            self._print(f"{self._name}, {stood}, goes on   {self._where}", "bold")
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
             self._live = Live(
                 self._block(), console=self._terminal, auto_refresh=False, transient=True
@@ -173,19 +180,17 @@ class Console:
         """The last lines after Ctrl-C. `goes_on`: the run does not need this process."""
         self._end_block()
         if goes_on:
-            self._print(
-                f"{self._name} goes on after step {self.progress.step}; fit() again attaches to "
-                "it, stop() ends it",
-                "bold yellow",
-            )
-            self._print(f"{self._name} goes on   {self._where}", "bold yellow")
-            return
-        self._print(
-            f"{self._name} interrupted after step {self.progress.step}; fit() again goes on from "
-            "the last stored State",
-            "bold yellow",
-        )
-        self._print(f"{self._name} interrupted   {self._where}", "bold yellow")
+            what = "goes on", "attaches to it, stop() ends it"
+        else:
+            what = "interrupted", self._from_where()
+        stands = f"{self._name} {what[0]} after step {self.progress.step}"
+        self._print(f"{stands}; fit() again {what[1]}   {self._where}", "bold yellow")
+
+    def _from_where(self) -> str:
+        stored = self.progress.stored
+        if stored is None or stored.step > self.progress.step:
+            return "begins anew: no State is stored yet"
+        return f"goes on from the State after step {stored.step}"
 
     def _first_failure(self, error: ElastixError) -> tuple[str, list[str]]:
         raised = self.progress.first_failure

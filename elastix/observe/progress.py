@@ -119,6 +119,7 @@ class Progress:
 
     Attributes:
         started_t, last_t: times of the first and the latest event of the process at work now.
+        began_t: time of the very first event, over restarts.
         run: how this `fit` was set up.
         outcome: how the run ended; empty while it goes on.
         first_failure: the first traceback of a train function since this `fit` began.
@@ -128,7 +129,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.run: RunStarted | None = None
-        self.started_t = self.last_t = 0.0
+        self.started_t = self.last_t = self.began_t = 0.0
         self.step = 0
         self.samples = 0
         self.generation = 0
@@ -263,6 +264,7 @@ class Progress:
         """A process of its own: what an earlier one was told about failures is history."""
         self.run = event
         self.started_t = self.last_t = event.t
+        self.began_t = self.began_t or event.t
         self.outcome = self.message = ""
         self.first_failure = None
         self.members = ()

@@ -66,6 +66,7 @@ from elastix.train.control.messages import (
 )
 from elastix.train.control.quorum import Quorum
 from elastix.train.control.run_state import RunState
+from elastix.train.control.slow_news import SlowNews
 
 RECOVERY_S = 1.0
 """Starting a worker costs seconds of a core, which the survivors of a loss need for an instant."""
@@ -74,7 +75,6 @@ _SUSPICION_S = 1.0
 """A death is known within milliseconds; only if none is for so long is the group made anew."""
 
 _SLOW = 1.5  # times the others' part of a step: worth a line
-_SLOWER = 1.25  # times what was told last: worth another one
 _LINGER_S = 5.0
 _WATCHED_BY = 2  # of those that ran on its node before it, and of those that come after it
 
@@ -141,7 +141,6 @@ class _Member:
         address: where joiners can follow it; None before it is ready.
         ready: it is up to `prepare`, or was.
         leaves: why, if it was asked to.
-        slow: the factor that was told last.
         lifeline: by which others on its node hear of its death; empty for none.
     """
 
@@ -151,7 +150,6 @@ class _Member:
     address: Address | None = None
     ready: bool = False
     leaves: str = ""
-    slow: float = 0.0
     lifeline: str = ""
 
 
@@ -169,6 +167,7 @@ class Conductor:
         self._terms = terms
         self._failure = terms.failure
         self._roster = Roster(terms.founders, terms.max_workers, terms.min_workers)
+        self._slow_news = SlowNews()
         self._detector = FailureDetector(terms.failure.hang_timeout_s, terms.first_step_s)
         self._quorum = Quorum(terms.min_workers, terms.failure)
         self._workers: dict[int, _Member] = {}
@@ -568,18 +567,19 @@ class Conductor:
         self._fail(self._detector.hopeless(now))
 
     def _check_pace(self, now: float) -> None:
-        """Tell who is slow; let it go if that is asked for."""
+        """Tell who is slow for long; let it go, if that is asked for, at once."""
         limit = self._failure.evict_slower_than
         found = self._detector.slow(self._roster.members, min(_SLOW, limit or _SLOW))
+        step = self.state.step
+        news = self._slow_news.worth_telling(found, step, now)
         for worker, factor in found.items():
             member = self._workers.get(worker)
             if member is None:
                 continue
-            if factor >= _SLOWER * member.slow:
-                member.slow = factor
-                step = self.state.step
+            goes = limit is not None and factor >= limit and not member.leaves
+            if goes or worker in news:
                 self._write(WorkerSlow(worker=worker, step=step, factor=round(factor, 2)))
-            if limit is not None and factor >= limit and not member.leaves:
+            if goes:
                 self._ask_to_leave(worker, member, "slow")
 
     def _check_nodes(self, now: float) -> None:

@@ -61,7 +61,7 @@ def raised(outcome: Outcome, worker: int) -> ElastixError:
         return outcome.error
     return WorkerFailed(
         f"the train function raised {outcome.summary} on {where}. The other workers were "
-        f"stopped and nothing was retried. Its traceback:\n\n{outcome.traceback}",
+        "stopped and nothing was retried.",
         outcome.rank,
         worker,
         outcome.traceback,

@@ -24,11 +24,12 @@ from elastix.config import (
     RunConfig,
     ScalingConfig,
 )
-from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError
+from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError, WorkerFailed
 from elastix.events import Event, RunStarted, WorkerLost, WorkerStarted
 from elastix.observe import journal
 from elastix.observe.console import Console
 from elastix.observe.deaths import Deaths
+from elastix.observe.endings import told
 from elastix.observe.lock import Lock, holder
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.progress import Progress
@@ -347,7 +348,7 @@ class ElasticTrainer:
                 if not detached:
                     stop(controller)
                 console.interrupted(goes_on=detached)
-                raise
+                raise told(KeyboardInterrupt()) from None
             finally:
                 if not detached:
                     ray.kill(controller)
@@ -356,7 +357,9 @@ class ElasticTrainer:
                     merge(directory / FOLDER, journal.read(directory / "journal.jsonl"))
             if ended.error is not None:
                 console.failed(ended.error)
-                raise ended.error
+                if isinstance(ended.error, WorkerFailed):
+                    ended.error.shown = not self._quiet
+                raise ended.error if self._quiet else told(ended.error)
             result = Result.of(directory, ended.losses)
             console.finished(result.ref, result.metrics, result.audit)
             return result

@@ -1,6 +1,5 @@
 """Run the train function on one member, and say how it ended. No Ray."""
 
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from elastix.comm.protocol.participant import Fenced, Released
 from elastix.errors import ElastixError, QuorumLost, StoreError
 from elastix.train.control.messages import Outcome, OutcomeKind
+from elastix.train.replica import tracebacks
 from elastix.train.replica.context import Context
 from elastix.train.replica.exactness import deterministic_operators
 from elastix.train.replica.member import Member, Paused
@@ -73,7 +73,7 @@ def run_train(
             step=member.step,
             error=error if isinstance(error, ElastixError) else None,
             summary=_said(error),
-            traceback=traceback.format_exc(),
+            traceback=tracebacks.told(error),
         )
 
 

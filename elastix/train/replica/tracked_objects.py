@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elastix import state as states
 from elastix.data.loader import Loader
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, StateError
 from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import state_digests
 
@@ -141,7 +141,14 @@ class TrackedObjects:
         Raises:
             StateError: it does not fit.
         """
-        states.restore(state, self.modules, self.others)
+        try:
+            states.restore(state, self.modules, self.others)
+        except StateError as error:
+            raise StateError(
+                f"{error} The run goes on from a State that another train function or config has "
+                "stored. To begin anew choose another RunConfig.name, or remove STORE/runs/NAME; "
+                "to go on give the model and the optimizer that it was stored with."
+            ) from error
         self._unclaimed = states.without(state, self.others)
         for loader in self.loaders:  # a joiner that began anew in the middle of its loop
             self._claim(f"loader/{loader.number}", loader)

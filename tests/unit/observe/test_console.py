@@ -9,6 +9,7 @@ from elastix.errors import QuorumLost, WorkerFailed
 from elastix.events import GenerationFormed, Reported, WorkerLost, WorkerRaised
 from elastix.observe.console import Console
 from elastix.observe.lines import line, plain
+from elastix.observe.progress import Progress
 from tests.report_data import BEGAN, run_events
 
 
@@ -119,7 +120,7 @@ def test_a_summary_comes_even_if_nothing_happens():
 @pytest.mark.parametrize("tty", [True, False])
 @pytest.mark.parametrize("end", ["finished", "failed", "interrupted"])
 def test_first_and_last_line_name_the_run_the_store_and_the_report(tty, end):
-    console, file, _ = console_of(tty, width=120)
+    console, file, _ = console_of(tty, width=200)
     with console:
         first = file.getvalue().splitlines()[0]
         if end == "finished":
@@ -238,3 +239,27 @@ def test_what_is_no_number_any_more_is_told_once_with_its_first_step():
     assert file.getvalue().count("loss was first reported as not finite at step 2") == 1
     console.finished("ab" * 32, {"loss": float("nan")}, "samples exact")
     assert file.getvalue().count("loss was first reported as not finite at step 2") == 2
+
+
+def test_a_run_that_goes_on_says_since_when_and_from_where():
+    before = Progress()
+    for event in run_events(steps=30):
+        before.add(event)
+    file = io.StringIO()
+    terminal = Terminal(file=file, width=200, soft_wrap=True)
+    with Console("digits", "runs/store", terminal=terminal, progress=before, clock=Clock()):
+        pass
+    (first,) = file.getvalue().splitlines()
+    assert "digits, which began 20" in first
+    assert "had come to step 30, goes on" in first
+
+
+@pytest.mark.parametrize(("goes_on", "words"), [(True, "stop() ends it"), (False, "fit() again")])
+def test_ctrl_c_ends_with_one_line(goes_on, words):
+    console, file, clock = console_of(tty=False)
+    with console:
+        play(console, clock, [Reported(t=clock.now, seq=0, step=3, metrics={"loss": 1.0})])
+        before = len(file.getvalue().splitlines())
+        console.interrupted(goes_on=goes_on)
+    (last,) = file.getvalue().splitlines()[before:]
+    assert words in last

@@ -1,0 +1,54 @@
+"""What of a traceback is shown: the user's frames; all of them where elastix is at fault."""
+
+import json
+
+import torch
+
+from elastix.arguments import of_kind
+from elastix.errors import ConfigError
+from elastix.observe import lines
+from elastix.train.replica.tracebacks import told
+
+
+def raised_by(call) -> str:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return told(error)
+    raise AssertionError("nothing was raised")
+
+
+def mine():
+    torch.nn.Linear(2, 2)(torch.ones(1, 3))
+
+
+def test_the_users_frames_and_those_of_libraries_stay():
+    text = raised_by(mine)
+    assert "in mine" in text
+    assert "torch/nn/modules/linear.py" in text
+    assert "RuntimeError: mat1 and mat2" in text
+
+
+def test_a_refusal_ends_where_the_user_called():
+    def wrong():
+        of_kind("guard", 3, int if False else str)
+
+    text = raised_by(wrong)
+    assert "in wrong" in text
+    assert "arguments.py" not in text
+    assert text.rstrip().endswith("Nothing was started.")
+
+
+def test_causes_of_a_refusal_are_in_its_message():
+    def chained():
+        try:
+            json.loads("{")
+        except ValueError as error:
+            raise ConfigError("no JSON. Nothing was started.") from error
+
+    assert "JSONDecodeError" not in raised_by(chained)
+
+
+def test_an_error_that_elastix_did_not_foresee_keeps_its_frames():
+    text = raised_by(lambda: lines.plain(None))
+    assert "observe/lines.py" in text
