@@ -45,8 +45,9 @@ class ScalingConfig(_Config):
 
     Attributes:
         num_workers: a fixed number, or (min, max). A run starts with as many as fit, grows up to
-            max as room comes up on the cluster, and goes on while at least min are left.
-        spares: further workers that are up and wait: they make a loss good at the next boundary.
+            max as the cluster has room, and continues while at least min are left.
+        spares: additional workers that are started and wait. One takes the place of a lost worker
+            at the next boundary.
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
         placement: strategy of the Ray placement group.

@@ -36,7 +36,7 @@ _TEMPERATURES = torch.exp(torch.linspace(-1.6, 1.6, 161, dtype=torch.float64))  
 
 
 class Ensemble(nn.Module):
-    """The weighted mean of what classifiers say, with one temperature.
+    """The weighted mean of several classifiers' probabilities, calibrated by one temperature.
 
     Attributes:
         members: modules that take the same input and give logits, (N, classes).

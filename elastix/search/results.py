@@ -205,7 +205,7 @@ class Results(Sequence[Trial]):
         return iter(self.trials)
 
     def top(self, count: int | None = None) -> list[Best]:
-        """The best first; with several objectives by Pareto front. Controls from scratch decide.
+        """The best first; with several objectives by Pareto front. Reruns from scratch decide.
 
         If the best were run again from scratch, these runs come first, as they compare models on
         equal terms, and the others follow.

@@ -64,8 +64,8 @@ class Asha:
 
     Rungs are at `first`, `first * eta`, `first * eta**2` .. levels, below `last`. At each, a trial
     goes on if it is among the best 1/eta of all that have come there; otherwise it pauses. As more
-    come, a paused one may enter the best 1/eta: then it is promotable. From `last` on nobody is
-    held; the train function ends by itself.
+    come, a paused one may turn out to be among the best 1/eta, and is promoted. From `last` on no
+    trial is held; the train function ends by itself.
 
     A paused trial costs nothing but its stored State, so nothing is ever stopped here.
 
@@ -73,7 +73,7 @@ class Asha:
 
     Attributes:
         first: level of the lowest rung.
-        eta: one of so many goes on.
+        eta: the best 1/eta of the trials at a rung go on.
         last: level from which on trials are left alone.
     """
 
@@ -209,8 +209,8 @@ class _Level:
 class Median:
     """Stops a trial whose best report so far is worse than what most others had by then.
 
-    What another had is the mean of its reports up to the same level. Generous to slow starters:
-    the best of one is compared with means of the others.
+    The others count by the mean of their reports up to the same level. This is generous to slow
+    starters, whose best report is compared with those means.
 
     With one objective a report costs one search in an ordered list, however many trials there
     are. With several it costs a sort of all that have come as far into Pareto fronts.

@@ -193,7 +193,7 @@ class Store:
             score: higher is better; breaks ties of `nearest`.
 
         Returns:
-            Its name for ever, the digest of its manifest.
+            Its permanent name, the digest of its manifest.
 
         Raises:
             StateError: a tensor cannot be stored (names it), or the metadata are not JSON.
@@ -350,12 +350,13 @@ class Store:
         return model.manifest, model.owners
 
     def tag(self, name: str, ref: str, *, expected: str | None = ANY) -> None:
-        """Let `name` mean a model, durably.
+        """Make `name` a tag of a model, durably. It moves if it was another model's.
 
         Args:
             name: letters, digits and `._/@-`.
             ref: tag or ref of the model.
-            expected: the ref it must mean now, None for no tag yet; anything by default.
+            expected: the ref that the tag must have now; None if there must be no such tag yet.
+                By default anything will do.
 
         Raises:
             Conflict: it means something else than expected; nothing was changed.

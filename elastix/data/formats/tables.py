@@ -174,9 +174,9 @@ class _Rows(InBlocks):
 class Parquet(_Rows):
     """Rows of Parquet files by position: a dict of Python values by column, or what `decode` makes.
 
-    A row group is read whole. The loader shuffles in blocks: all row groups in a random order, and
-    the rows of `mixed` of them together. So write files with many row groups of a size that fits
-    into memory `mixed` times, on every worker.
+    Row groups are read whole. The loader shuffles in blocks: row groups come in a random order, and
+    the rows of `mixed` of them are shuffled together. So write files with many row groups, small
+    enough that every worker can keep `mixed` of them in memory.
 
     Raises:
         ConfigError: no such file or column, no rows, or an impossible number.
@@ -213,8 +213,8 @@ class Arrow(_Rows):
     """Rows of Arrow IPC files (Feather 2) by position: a dict by column, or what `decode` makes.
 
     Files are mapped into memory, so that workers of a host share them. The loader shuffles in
-    blocks, as with `Parquet`; a block is a record batch. Hugging Face datasets are no such files
-    but streams: give the loader the `datasets.Dataset` itself.
+    blocks, as with `Parquet`; a block is a record batch. The files of Hugging Face datasets are
+    Arrow streams, not of this kind: give the loader the `datasets.Dataset` itself.
 
     Raises:
         ConfigError: no such file or column, no rows, or an impossible number.

@@ -65,15 +65,15 @@ class Counts:
 class Shared(InBlocks):
     """A map-style dataset that is decoded once on each host, by whoever comes first.
 
-    For a dataset whose samples are dear to make, such as pictures: all processes of a host that
-    make a `Shared` of the same dataset (trials of a campaign, workers of a run, processes of their
-    loaders) keep its samples in memory that they share. `shared[i]` is `dataset[i]` for each of
-    them, in memory of its own. So a sample must be the same whenever it is read: the first one is
-    read twice, to see.
+    For a dataset whose samples are expensive to make, such as decoded images: all processes of a
+    host that make a `Shared` of the same dataset (trials of a campaign, workers of a run, processes
+    of their loaders) keep its samples in memory that they share. `shared[i]` is `dataset[i]` for
+    each of them, in memory of its own. So a sample must be the same whenever it is read: the first
+    one is read twice, to see.
 
     There is no server. Any process may be killed at any moment; when the last one ends, nothing is
-    left in /dev/shm, and what killed ones leave behind goes when the next one comes. Where
-    memory cannot be shared, or there is none left, the dataset is read as if this were not here.
+    left in /dev/shm, and what killed ones leave behind is removed when the next one starts. Where
+    memory cannot be shared, or there is none left, the dataset is read directly.
     """
 
     def __init__(self, dataset: Dataset[Any], budget: int | str = "4GB") -> None:
