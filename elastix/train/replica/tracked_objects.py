@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from elastix import state as states
 from elastix.data.loader import Loader
@@ -197,7 +198,6 @@ def _watch_optimizers(live: TrackedObjects) -> None:
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
         alive = reference()
         if alive is None:
-            handle.remove()
             return
         if optimizer not in seen:
             alive.check_optimizer(optimizer)
@@ -210,4 +210,13 @@ def _watch_optimizers(live: TrackedObjects) -> None:
                 for parameter in group["params"]:
                     parameter.grad = None
 
-    handle = register_optimizer_step_pre_hook(before_step)
+    # Those of earlier runs in this process are removed here. Within a step they could not be:
+    # torch goes through them just then.
+    for earlier, hook in _watching:
+        if earlier() is None:
+            hook.remove()
+    _watching[:] = [pair for pair in _watching if pair[0]() is not None]
+    _watching.append((reference, register_optimizer_step_pre_hook(before_step)))
+
+
+_watching: list[tuple[weakref.ref[TrackedObjects], RemovableHandle]] = []
