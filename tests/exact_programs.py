@@ -1,6 +1,7 @@
 """Train functions whose every random number and rounding shows, for runs with exact=True."""
 
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,11 @@ def train(ctx: elastix.Context) -> None:
     for epoch in loader.epochs(config.get("epochs", 2)):
         for step in epoch:
             for x, y in step:
+                if ctx.worker == config.get("slow"):
+                    time.sleep(0.02)
                 F.cross_entropy(model(x), y).backward()
+            if ctx.step == config.get("fails_at", -1) + 1:
+                raise RuntimeError("enough")
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()

@@ -259,7 +259,13 @@ def nondeterministic(ctx):
     plain(ctx, model, loss=loss)
 
 
+def other_threads(ctx):
+    torch.set_num_threads(2 if ctx.worker == 1 else 1)
+    ctx.prepare(net())
+
+
 REFUSED = {
+    other_threads: "worker 0: torch",
     no_slices: "exact=True) needs slices",
     no_power_of_two: "slices=4 or slices=8",
     per_worker: "per_worker=True",

@@ -1,6 +1,7 @@
 """A dataset and how it is read: which samples stand at which positions, and a batch of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -139,7 +140,9 @@ class Source:
             chosen = torch.from_numpy(self.indices(spans))
             tensors = cast("TensorDataset", self.dataset).tensors
             return to_device([t.index_select(0, chosen) for t in tensors], self.device)
-        return to_device(self.collate(samples_at(self.keyed, self.keys(spans))), self.device)
+        with _one_thread() if self.exact and self.num_workers else nullcontext():
+            batch = self.collate(samples_at(self.keyed, self.keys(spans)))
+        return to_device(batch, self.device)
 
     @cached_property
     def _gathers(self) -> bool:
@@ -218,6 +221,17 @@ class _Seeded(Dataset[Any]):
         if self._augment is None:
             return sample
         return self._augment(sample, rng_at(self._seed, position))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Within: as many threads as a process of DataLoader's has, on which last bits depend."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

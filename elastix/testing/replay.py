@@ -19,11 +19,13 @@ With `whole`, one thread reads every committed batch whole, and nothing is weigh
 gives. It needs a model without batch norm, whose statistics are those of a share, and a train
 function that does not go on with a batch after a worker's share of it was lost.
 
-A train function with dropout or other random numbers gives other weights; that is its nature.
+A train function with dropout or other random numbers gives other weights; that is its nature. Of a
+run with exact=True it gives the same bytes (exact_replay).
 """
 
 import argparse
 import dataclasses
+import math
 import pickle
 import sys
 import threading
@@ -56,6 +58,7 @@ from elastix.events import (
 from elastix.observe import journal
 from elastix.state import State, Stateful, capture, warm_start
 from elastix.store import Store
+from elastix.testing.exact_replay import Recorded, differing
 from elastix.train.replica.context import Context
 from elastix.train.replica.evaluation import Metric, evaluating, measure
 from elastix.train.replica.learning_rate import RateScaling
@@ -75,12 +78,19 @@ class Difference:
     Attributes:
         steps: steps replayed.
         worst: name of the tensor that differs most.
-        relative: its largest difference over its largest value.
+        relative: its largest difference over its largest value; of an exact run 0, or infinite.
+        apart: of an exact run, the names of all that has other bytes; None for others.
     """
 
     steps: int
     worst: str
     relative: float
+    apart: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        if self.apart is None:
+            return f"largest relative difference {self.relative:.2e}, in {self.worst}"
+        return f"other bytes in {', '.join(self.apart)}" if self.apart else "to the last bit"
 
 
 def replay(
@@ -121,18 +131,25 @@ def compare(
 ) -> Difference:
     """Replay a run and compare its modules' tensors with the State that it stored last.
 
+    Of an exact run all that a State holds is compared, byte by byte; see exact_replay.
+
     Args:
         directory: of the run.
         store: that holds its States; by default the one of which `directory` is a run.
         device: to replay on.
         whole: see `replay`.
     """
-    stored = [e for e in journal.read(directory / "journal.jsonl") if isinstance(e, StateStored)]
+    events = list(journal.read(directory / "journal.jsonl"))
+    stored = [event for event in events if isinstance(event, StateStored)]
     if not stored:
         raise TrainError(f"the run in {directory} stored no State to compare with.")
-    ours = replay(directory, store, device, whole=whole).tensors
     with Store(store or store_of(directory), read_only=True) as opened:
-        state = opened.get(stored[-1].ref)
+        state = opened.get(stored[-1].ref).clone()
+    if "exact" in state.meta and not whole:
+        apart = _compare_bytes(directory, events, stored[-1], state, store)
+        worst, relative = (apart[0], math.inf) if apart else ("", 0.0)
+        return Difference(stored[-1].step, worst, relative, apart)
+    ours = replay(directory, store, device, whole=whole).tensors
     theirs = {name: state.tensors[name] for name in ours}
     worst, relative = "", 0.0
     for name, tensor in theirs.items():
@@ -145,6 +162,25 @@ def compare(
         if not worst or difference > relative:
             worst, relative = name, difference
     return Difference(stored[-1].step, worst, relative)
+
+
+def _compare_bytes(
+    directory: Path, events: Sequence[Event], last: StateStored, state: State, store: Path | None
+) -> tuple[str, ...]:
+    inherited = next((e.found for e in events if isinstance(e, TensorsInherited)), None)
+    ancestor = State({})
+    if inherited is not None:
+        with Store(store or store_of(directory), read_only=True) as opened:
+            ancestor = opened.get(inherited["ref"]).clone()
+    recorded = Recorded(
+        opening=next(event for event in reversed(events) if isinstance(event, RunStarted)),
+        steps=[step for step in _standing(events) if step.step <= last.step],
+        ended=last.reason == "final",
+        inherited=inherited,
+        ancestor=ancestor,
+    )
+    train = pickle.loads((directory / "train.pkl").read_bytes())
+    return tuple(differing(train, recorded, state))
 
 
 def store_of(directory: Path) -> Path:
@@ -696,10 +732,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"replay: {error}", file=sys.stderr)  # noqa: T201
         return 2
     equal = found.relative <= options.tolerance
-    print(  # noqa: T201
-        f"{'equal' if equal else 'DIFFERENT'} after {found.steps} steps: largest relative "
-        f"difference {found.relative:.2e}, in {found.worst} (tolerance {options.tolerance:g})"
-    )
+    tolerance = "" if found.apart is not None else f" (tolerance {options.tolerance:g})"
+    verdict = "equal" if equal else "DIFFERENT"
+    print(f"{verdict} after {found.steps} steps: {found}{tolerance}")  # noqa: T201
     return 0 if equal else 1
 
 

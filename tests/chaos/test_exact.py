@@ -3,19 +3,24 @@
 import functools
 import random
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 
 import pytest
 import torch
 
 from elastix.config import CheckpointConfig
-from elastix.events import Resumed, SlicesHandedOver, StateStored, StepCommitted
+from elastix.errors import TrainError
+from elastix.events import Resumed, SlicesHandedOver, StateStored, StepCommitted, WorkerLost
 from elastix.state import raw_bytes
 from elastix.store import Store
-from elastix.testing.chaos import Kill, with_kills
+from elastix.testing import exact_replay
+from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
+from elastix.testing.replay import compare, main
 from tests.exact_programs import train
-from tests.laws import assert_exactly_once
+from tests.laws import assert_exactly_once, committed
 from tests.laws import joins as entries
 
 EPOCHS = 3
@@ -118,49 +123,150 @@ def test_without_it_the_order_of_sums_shows_in_the_bytes(tmp_path):
     assert torch.equal(found[True, 1], found[True, 3])
 
 
-PHASES = ("slice", "slice", "bucket", "filled", "round", "left", "boundary", "evaluate", "meet")
+def run(directory, kills, program="mlp", workers=3, **options):
+    doomed = with_kills(train, kills)
+    config = {**PROGRAMS[program], **options.pop("config", {})}
+    return run_local(doomed, workers, config=config, directory=directory, exact=True, **options)
 
 
-def schedule(seed):
-    """A program, a world, who is killed where, and for which newcomers is waited when."""
-    draws = random.Random(seed)
-    workers = draws.randint(1, 5)
-    doomed = draws.sample(range(workers), draws.randint(0, workers - 1))
-    joins = draws.randint(0, 2)
+def test_a_second_worker_dies_while_it_computes_what_the_first_has_left(tmp_path):
     kills = [
-        Kill(
-            worker=w, phase=draws.choice(PHASES), step=draws.randrange(12), after=draws.randrange(2)
-        )
-        for w in doomed
+        Kill(worker=1, phase="slice", step=3, after=1),
+        *(Kill(worker=w, phase="handed", step=3) for w in (2, 3)),
     ]
-    if joins and draws.random() < 0.3:
-        kills.append(Kill(worker=workers, phase=draws.choice(("take", "slice", "bucket", "enter"))))
-    holds = {str(3 * (n + 1)): [workers + n] for n in range(joins)}
-    return draws.choice(sorted(PROGRAMS)), workers, kills, joins, holds, draws.random() < 0.7
+    result = run(tmp_path, kills, workers=5)
+    assert 1 in result.lost
+    assert len(result.lost) > 1
+    check(result, "mlp")
+
+
+def test_a_worker_leaves_and_another_follows_from_outside(tmp_path):
+    holds = {"meeting": str(tmp_path), "holds": {"4": [3]}}
+    kills = [Kill(worker=0, phase="slice", step=2, signal=SIGTERM)]
+    result = run(tmp_path / "run", kills, config=holds, spares=1, max_workers=4)
+    assert [join.worker for join in entries(result.events)] == [3]
+    check(result, "mlp")
+
+
+def test_slow_workers_are_given_less_and_nothing_changes(tmp_path):
+    result = run(tmp_path, [], config={"slow": 1}, workers=3)
+    shares = [step.batches[0].shares for step in committed(result.events)]
+    assert len({len(share) for share in shares} | {str(share.keys()) for share in shares}) > 1
+    check(result, "mlp")
+
+
+def test_a_step_that_is_done_again_has_the_same_bytes(tmp_path):
+    kills = [Kill(worker=1, phase="bucket", step=3)]
+    check(run(tmp_path, kills, "convnet", recovery="rollback"), "convnet")
+
+
+def test_a_bit_that_flips_is_found_and_the_bytes_are_those_of_the_quiet_run(tmp_path):
+    flip = Flip(worker=1, tensor="embed.weight", phase="slice", step=3, byte=2, bit=5)
+    result = run(tmp_path, [flip], "transformer", replace=True)
+    assert [(e.worker, e.cause) for e in result.events if isinstance(e, WorkerLost)] == [
+        (1, "diverged")
+    ]
+    check(result, "transformer")
+
+
+PHASES = ("slice", "slice", "bucket", "filled", "round", "left", "boundary", "evaluate", "handed")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A program, a world, who is killed where, and for which newcomers is waited when."""
+
+    program: str
+    workers: int
+    kills: tuple[Kill, ...]
+    joins: int
+    options: dict
+
+    @classmethod
+    def drawn(cls, seed):
+        draws = random.Random(seed)
+        workers, joins = draws.randint(1, 5), draws.randint(0, 2)
+        lost = draws.randint(min(1, workers - 1), workers - 1)
+        kills = [cls._kill(draws, worker) for worker in draws.sample(range(workers), lost)]
+        if joins and draws.random() < 0.4:  # the first to join does not live long either
+            kills.append(Kill(worker=workers, phase=draws.choice(("take", "slice", "enter"))))
+        recovery = "rollback" if draws.random() < 0.15 else "forward"
+        options = {"shared": draws.random() < 0.7, "recovery": recovery}
+        return cls(draws.choice(sorted(PROGRAMS)), workers, tuple(kills), joins, options)
+
+    @staticmethod
+    def _kill(draws, worker):
+        return Kill(
+            worker=worker,
+            phase=draws.choice(PHASES),
+            step=draws.randrange(12),
+            after=draws.randrange(2),
+            signal=SIGTERM if draws.random() < 0.15 else SIGKILL,
+        )
+
+    @property
+    def holds(self):
+        """By step, the newcomers to wait for."""
+        return {str(3 * (n + 1)): [self.workers + n] for n in range(self.joins)}
 
 
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 56))]
 )
 def test_law_1_any_schedule_of_losses_and_joins_leaves_the_bytes_of_the_quiet_run(tmp_path, seed):
-    program, workers, kills, joins, holds, shared = schedule(seed)
-    result = run_local(
-        with_kills(train, kills),
-        workers,
-        config={**PROGRAMS[program], "holds": holds, "meeting": str(tmp_path)},
-        directory=tmp_path / "run",
-        spares=joins,
-        max_workers=workers + joins,
+    what = Schedule.drawn(seed)
+    result = run(
+        tmp_path / "run",
+        what.kills,
+        what.program,
+        what.workers,
+        config={"holds": what.holds, "meeting": str(tmp_path)},
+        spares=what.joins,
+        max_workers=what.workers + what.joins,
         replace=True,
-        shared=shared,
-        exact=True,
+        **what.options,
     )
     print(
-        f"{program}, {workers} workers, lost {sorted(result.lost)}, "
+        f"{what.program}, {what.workers} workers, lost {sorted(result.lost)}, "
         f"joined {len(entries(result.events))}, handed over {handed_over(result.events)} slices"
     )
-    check(result, program)
+    check(result, what.program)
+    assert compare(tmp_path / "run").apart == ()
 
 
 def handed_over(events):
     return sum(n for e in events if isinstance(e, SlicesHandedOver) for *_, n in e.moved)
+
+
+# ------------------------------------------------------------------------------------- replay
+
+
+def test_a_replay_of_an_exact_run_has_the_same_bytes_dropout_and_augmentation_included(tmp_path):
+    result = run(tmp_path, [Kill(worker=1, phase="bucket", step=3)], "processes")
+    assert set(result.lost) == {1}
+    found = compare(tmp_path)
+    assert (found.apart, found.relative, str(found)) == ((), 0.0, "to the last bit")
+    assert main([str(tmp_path)]) == 0
+
+
+def test_a_replay_finds_a_single_bit_that_nobody_else_could(tmp_path, capsys):
+    flip = Flip(worker=0, tensor="embed.weight", phase="slice", step=3)
+    run(tmp_path, [flip], "transformer", workers=1)
+    assert "embed.weight" in compare(tmp_path).apart
+    assert main([str(tmp_path)]) == 1
+    assert "DIFFERENT after 15 steps: other bytes in " in capsys.readouterr().out
+
+
+def test_a_replay_goes_as_far_as_the_state_that_was_stored_last(tmp_path):
+    """The run ended with an error in its tenth step; what it stored last is of the ninth."""
+    with pytest.raises(TrainError, match="enough"):
+        run(tmp_path, [], config={"fails_at": 9}, checkpoint=CheckpointConfig(every_steps=3))
+    found = compare(tmp_path)
+    assert (found.steps, found.apart) == (9, ())
+
+
+def test_a_replay_on_another_machine_says_so(tmp_path, monkeypatch):
+    run(tmp_path, [], workers=1)
+    monkeypatch.setattr(exact_replay, "computes_with", lambda _device: "an abacus")
+    with pytest.raises(TrainError, match="here is an abacus"):
+        compare(tmp_path)

@@ -20,6 +20,7 @@ _OF_THE_WAY = {
     "window": "ratios in which batches are split over workers; there are none in slices",
     "sentinel": "what is hashed when goes by the length of steps",
     "run": "its name",
+    "exact": "what it was computed with",
 }
 _OF_LOADERS = {"paces": "how fast workers are, and whose slices follow from it"}
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -107,6 +108,7 @@ def computes_with(device: torch.device) -> str:
     return ", ".join(parts)
 
 
+@lru_cache
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

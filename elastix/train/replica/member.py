@@ -261,7 +261,7 @@ class Member:
             "stored_step": self._schedule.stored_step,
             "window": self._window.state_dict(),
             **self._checks.state_dict(),
-            **({"exact": True} if self.settings.exact else {}),
+            **({"exact": computes_with(self.device)} if self.settings.exact else {}),
         }
         return self._tracked.capture(counts)
 
@@ -526,6 +526,8 @@ class Member:
         self._slices.step = None
         if not self.settings.rewinds_exactly:
             self._rewind.keep(self._tracked.others)  # what the rest of the loop's body may change
+        if self.settings.exact:
+            self._rewind.keep_parameters(self._tracked.modules.values())
         self._rewind.due = self._tracked.void = True
         if self._tracked.scaler is not None and self._reducer is not None:
             self._reducer.overflow()
@@ -749,7 +751,6 @@ class Member:
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """Over the group, by the shares of the last batch. Collective."""
-        self._slices.refuse("ctx.mean")
         self._check()
         self.phase("mean", self.step)
         return self._mean(OperationKind.MEAN, values)
@@ -760,10 +761,8 @@ class Member:
     def _mean(
         self, kind: OperationKind, values: Mapping[str, float], empty: float = math.nan
     ) -> dict[str, float]:
-        ratio, samples = self._window.ratio, self._slices.samples
-        if samples is None:
-            samples = ratio.get(self.me, 0) if ratio else 1
-        work = GroupMean(kind, values, samples)
+        ratio = self._window.ratio
+        work = GroupMean(kind, values, ratio.get(self.me, 0) if ratio else 1)
         return work.means(self._driver.run(work).result, empty)
 
     def report(self, metrics: Mapping[str, Any]) -> None:

@@ -3,11 +3,12 @@
 For FailureConfig(recovery="rollback"): a step in which a worker was lost is void. Its gradients are
 None, so parameters and the optimizer's tensors stay as they are, but the rest of the loop's body
 runs: schedulers step, learning rates change, averages move. All that is put back before the step is
-done again. Not here: buffers (comm.gradients.buckets) and samples (data.loader).
+done again. Parameters that the loop changes by itself are put back where the run has to be exact.
+Not here: buffers (comm.gradients.buckets) and samples (data.loader).
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class Rewind:
     def __init__(self) -> None:
         self.due = False
         self._kept: dict[str, Any] = {}
+        self._parameters: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
 
     def keep(self, others: Mapping[str, Stateful]) -> None:
         """Remember `others` as they are: optimizers but for their tensors, the rest whole."""
@@ -37,11 +39,23 @@ class Rewind:
             elif name != "rng":  # what is done again may be done with other random numbers
                 self._kept[name] = copy.deepcopy(other.state_dict())
 
+    def keep_parameters(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Remember them as they are. On the CPU: other memory may have no room for a copy."""
+        parameters = {id(p): p for module in modules for p in module.parameters()}
+        self._parameters = [
+            (parameter, parameter.detach().to("cpu", copy=True))
+            for parameter in parameters.values()
+        ]
+
     def restore(self, others: Mapping[str, Stateful]) -> None:
         """Put back what was kept, if the step since then is void."""
         if not self.due:
             return
         self.due = False
+        with torch.no_grad():
+            for parameter, value in self._parameters:
+                parameter.copy_(value)
+        self._parameters = []
         for name, kept in self._kept.items():
             other = others[name]
             if isinstance(other, torch.optim.Optimizer):

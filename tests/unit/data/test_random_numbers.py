@@ -93,3 +93,23 @@ def test_a_seed_sets_all_generators():
     drawn()
     seed_generators(7)
     assert drawn() == first
+
+
+class Threads(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.tensor(torch.get_num_threads())
+
+
+def test_what_processes_would_have_read_is_read_with_as_many_threads():
+    """Last bits depend on it, and slices of a lost worker are read in the training thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert source(Threads(), num_workers=1).read(((4, 8),)).tolist() == [1] * 4
+        assert source(Threads()).read(((4, 8),)).tolist() == [2] * 4
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,318 @@
+"""Law 2 for runs with exact=True: one process, fed the journal's batches, ends with the same bytes.
+
+The train function is run again in one thread. Nothing of elastix.comm takes part, and no loader:
+each committed batch is cut into its slices, each slice's gradients are kept for themselves, and
+they are added up by the definition of the tree. Random numbers are those of the places, so dropout
+and augmentation are replayed too. Everything that the State holds is compared, the optimizer's
+moments and the random numbers included.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from elastix.data.cursor import count, merge
+from elastix.data.random_numbers import seed_generators
+from elastix.data.slices import cut
+from elastix.data.source import Collate, Source
+from elastix.errors import ConfigError, TrainError
+from elastix.events import BatchShares, RunStarted, StepCommitted
+from elastix.state import State, Stateful, raw_bytes, warm_start
+from elastix.train.replica.context import Context
+from elastix.train.replica.evaluation import ExactEvaluation, Metric
+from elastix.train.replica.exactness import (
+    check_rate_scaling,
+    computes_with,
+    deterministic_operators,
+    random_places,
+)
+from elastix.train.replica.learning_rate import RateScaling
+from elastix.train.replica.tracked_objects import TrackedObjects
+
+_THREADS = re.compile(r"(\d+) threads?")
+
+
+class _Over(BaseException):
+    """Every committed step is replayed."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is replayed.
+
+    Attributes:
+        opening: of the run.
+        steps: those that stand, up to the State that is compared.
+        ended: the train function went on to its end after the last of them.
+        inherited: what `ctx.inherit` copied, and from which `ancestor`.
+    """
+
+    opening: RunStarted
+    steps: Sequence[StepCommitted]
+    ended: bool
+    inherited: Mapping[str, Any] | None
+    ancestor: State
+
+
+def differing(train: Callable[[Context], None], what: Recorded, stored: State) -> list[str]:
+    """Replay an exact run, and compare it with the State that it stored.
+
+    Returns:
+        Names of what has other bytes.
+
+    Raises:
+        TrainError: the run computed with something else than what is here, or the train function
+            does not draw the batches that the journal has.
+    """
+    threads = torch.get_num_threads()
+    try:
+        device = _compute_as(str(stored.meta["exact"]))
+        ours = _replay(train, what, device)
+    finally:
+        torch.set_num_threads(threads)
+    names = sorted({name for name in {*ours.tensors, *stored.tensors} if _compared(name)})
+    apart = [name for name in names if not _same_bytes(name, ours, stored)]
+    entries = sorted(name for name in ours.meta if _compared(name))
+    return apart + [name for name in entries if ours.meta[name] != stored.meta.get(name)]
+
+
+def _compared(name: str) -> bool:
+    return not name.startswith("@loader/")  # the journal's batches took its place
+
+
+def _same_bytes(name: str, ours: State, stored: State) -> bool:
+    if name not in ours.tensors or name not in stored.tensors:
+        return False
+    return torch.equal(raw_bytes(ours.tensors[name]), raw_bytes(stored.tensors[name]))
+
+
+def _compute_as(kind: str) -> torch.device:
+    """With as many threads as the run's workers, and on a device like theirs.
+
+    Raises:
+        TrainError: they computed with something else than what is here.
+    """
+    threads = _THREADS.search(kind)
+    if threads is not None:
+        torch.set_num_threads(int(threads[1]))
+    devices = [torch.device("cpu"), *(torch.device("cuda", n) for n in range(_gpus()))]
+    for device in devices:
+        if computes_with(device) == kind:
+            return device
+    raise TrainError(
+        f"the run computed with {kind}; here is {computes_with(devices[-1])}. Last bits depend on "
+        "it, so nothing was compared. Replay it on a machine of that kind."
+    )
+
+
+def _gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _replay(train: Callable[[Context], None], what: Recorded, device: torch.device) -> State:
+    replica = _Replica(what, device)
+    seed_generators(what.opening.seed)
+    with deterministic_operators(), suppress(_Over):
+        train(Context(replica, what.opening.config))
+    return replica.tracked.capture({}).clone()
+
+
+class _Replica:
+    """The one replica. See context.Replica."""
+
+    def __init__(self, what: Recorded, device: torch.device) -> None:
+        self.me = self.rank = self.step = 0
+        self.world_size = self.generation = 1
+        self.alone, self.exact, self.seed = False, True, what.opening.seed
+        self.settings = self
+        self.device = device
+        self.tracked = TrackedObjects()
+        self.what = what
+        self.come_to = random_places(self.seed, lambda: self.step)
+        self._loaders: list[_Loader] = []
+        self._inherits: torch.nn.Module | None = None
+
+    @property
+    def prepared(self) -> bool:
+        return bool(self.tracked.modules)
+
+    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+        found = self.what.inherited
+        own = model.state_dict()
+        for name, theirs in (found["tensors"] if found else {}).items():
+            own[name].copy_(self.what.ancestor.tensors[theirs])
+        self._inherits = model if found else None
+        return found
+
+    def prepare(self, objects: Sequence[Any]) -> None:
+        self.tracked.prepare(objects, self.device)
+        found = self.what.inherited
+        if found and self._inherits is self.tracked.model:
+            live = self.tracked
+            warm_start(live.modules, live.others, self.what.ancestor, found["tensors"])
+
+    def track(self, objects: Mapping[str, Stateful]) -> None:
+        self.tracked.track(objects)
+
+    def open_loader(self, source: Source) -> "_Loader":
+        self._loaders.append(_Loader(self, len(self._loaders), source))
+        return self._loaders[-1]
+
+    def scale_rate(self, _scaling: RateScaling) -> None:
+        check_rate_scaling()
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        raise ConfigError("ctx.accumulate was used in a step of slices; the run refuses it too.")
+
+    def boundary(self) -> None:
+        """Between two steps."""
+        if self.step >= len(self.what.steps) and not self.what.ended:
+            raise _Over
+
+    def evaluate(
+        self, metric: Metric, dataset: Dataset[Any], batch_size: int, collate: Collate
+    ) -> dict[str, float]:
+        given = (self.tracked.model, metric, dataset, batch_size, collate, self.device)
+        work = ExactEvaluation(*given, seed=self.seed)
+        alone: Any = SimpleNamespace(rank=0, size=1)
+        return work.means(work.payload(alone))
+
+    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Of one worker: nothing may be decided by it."""
+        return dict(values)
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Nobody reads it."""
+
+    def on_phase(self, listener: Callable[[str, int], None]) -> None:
+        """There are none: kills that were in store for the run do not happen here."""
+
+
+class _Loader:
+    """Gives the train function the committed batches, as steps of slices."""
+
+    def __init__(self, replica: _Replica, number: int, source: Source) -> None:
+        self.epoch = 0
+        self._replica = replica
+        self._source = source
+        self._batches = deque(
+            (step.step, batch)
+            for step in replica.what.steps
+            for batch in step.batches
+            if batch.loader == number
+        )
+
+    def epochs(self, total: int) -> Iterator["_Loader"]:
+        while self.epoch < total:
+            yield self
+            self.epoch += 1
+
+    @property
+    def number(self) -> int:
+        return self.epoch
+
+    def __len__(self) -> int:
+        return sum(batch.epoch == self.epoch for _, batch in self._batches)
+
+    def __iter__(self) -> Iterator[Iterator[Any]]:
+        while True:
+            self._replica.boundary()
+            if not self._batches or self._batches[0][1].epoch != self.epoch:
+                return
+            number, batch = self._batches.popleft()
+            if number != self._replica.step + 1:
+                raise TrainError(
+                    f"the train function draws for step {self._replica.step + 1} what the journal "
+                    f"has for step {number}. Nothing can be compared. Was it changed since?"
+                )
+            yield self._slices(batch)
+
+    def _slices(self, batch: BatchShares) -> Iterator[Any]:
+        spans = merge(span for share in batch.shares.values() for span in share)
+        source, replica = self._source, self._replica
+        slices = cut(spans, source.slices or 1, max(count(spans), source.batch_size))
+        total = _Total(list(replica.tracked.modules.values()), len(slices))
+        for number, positions in enumerate(slices):
+            if positions:
+                read = source.read(positions)
+                total.begin()
+                replica.come_to(number)
+                yield read
+                total.end(number, count(positions) / count(spans))
+        total.hand_over()
+        replica.step += 1
+        replica.come_to(None)
+
+
+class _Total:
+    """Gradients and buffers of a step, by the definition of the tree."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module], slices: int) -> None:
+        parameters = {id(p): p for module in modules for p in module.parameters()}
+        self._parameters = [p for p in parameters.values() if p.requires_grad]
+        self._buffers = list({id(b): b for module in modules for b in module.buffers()}.values())
+        self._base = [buffer.clone() for buffer in self._buffers]
+        self._before = [p.grad for p in self._parameters]
+        self._used = [False] * len(self._parameters)
+        self._slices = slices
+        self._leaves: dict[int, list[torch.Tensor]] = {}
+
+    def begin(self) -> None:
+        """A slice begins."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def end(self, number: int, part: float) -> None:
+        """A slice, which is so much of the batch, was computed."""
+        leaf = []
+        for place, parameter in enumerate(self._parameters):
+            gradient = parameter.grad
+            self._used[place] |= gradient is not None
+            dense = torch.zeros_like(parameter) if gradient is None else gradient
+            leaf.append((dense.to_dense() if dense.is_sparse else dense) * part)
+        for buffer, base in zip(self._buffers, self._base, strict=True):
+            if _averaged(buffer):
+                leaf.append(((buffer - base) * part).masked_fill_(buffer == base, 0))
+            else:
+                leaf.append(buffer.clone())
+            buffer.data.copy_(base)
+        self._leaves[number] = [value.detach() for value in leaf]
+
+    def hand_over(self) -> None:
+        """The step is over."""
+        everything = [*self._parameters, *self._buffers]
+        total = [self._sum(place, 0, self._slices) for place in range(len(everything))]
+        gradients, changes = total[: len(self._parameters)], total[len(self._parameters) :]
+        for parameter, gradient, used, before in zip(
+            self._parameters, gradients, self._used, self._before, strict=True
+        ):
+            parameter.grad = gradient if used else None
+            if before is not None and bool(before.any()):
+                parameter.grad = before if parameter.grad is None else parameter.grad + before
+        for buffer, base, change in zip(self._buffers, self._base, changes, strict=True):
+            if change is not None:
+                value = change + base if _averaged(buffer) else change
+                if bool((value != buffer).any()):
+                    buffer.data.copy_(value)
+
+    def _sum(self, place: int, start: int, stop: int) -> torch.Tensor | None:
+        """Of the slices from `start` to `stop`: the left half's, plus the right half's."""
+        if stop - start == 1:
+            return self._leaves[start][place] if start in self._leaves else None
+        middle = (start + stop) // 2
+        left, right = self._sum(place, start, middle), self._sum(place, middle, stop)
+        if left is None or right is None:
+            return right if left is None else left
+        highest = place >= len(self._parameters) and not _averaged(left)
+        return torch.maximum(left, right) if highest else left + right
+
+
+def _averaged(buffer: torch.Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
