@@ -22,6 +22,7 @@ from elastix.verbs.output import print_table as _print
 from elastix.verbs.output import says as _says
 from elastix.verbs.report import report
 from elastix.verbs.run import run
+from elastix.verbs.runs import app as runs_app
 from elastix.verbs.status import status
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
+app.add_typer(runs_app, name="runs")
 app.add_typer(campaigns.app, name="campaign")
 app.add_typer(data.app, name="data")
 for verb in (doctor, estimate, grafana, report, run, status):
@@ -108,7 +110,10 @@ def log(
 ) -> None:
     """List models, the latest first."""
     with _read(store) as opened:
-        entries = opened.log(ref, limit)
+        entries = opened.log(ref, limit + 1)
+    if len(entries) > limit:
+        entries = entries[:limit]
+        output.complain(f"the latest {limit} models; there are more: --limit N shows N")
     columns = ("ref", "parents", "score", "stored", "tensors", "size", "tags")
     _print(as_json, [asdict(e) for e in entries], columns, map(_line, entries))
 

@@ -12,6 +12,8 @@ from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.events import Event, from_record, to_record
 from elastix.observe.lock import Lock
 
+_KIND = b'{"event":"'  # what a line begins with
+
 
 class Journal:
     """Appends events to a file. A line is handed to the system before `append` returns.
@@ -150,6 +152,37 @@ def read_placed(path: Path) -> Iterator[tuple[Event, int | None, int]]:
                 return
             end += len(line)
             yield *_parse(line, f"line {number} of {path}"), end
+
+
+def lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The kind of each event and its line, unread: for whoever needs few of very many.
+
+    `parse` reads one.
+
+    Raises:
+        NotFound: there is none.
+    """
+    if not path.is_file():
+        raise NotFound(f"there is no journal at {path}.")
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield _kind(line), line
+
+
+def parse(line: bytes, path: Path) -> Event:
+    """The event in a line.
+
+    Raises:
+        Corrupt: it is none.
+    """
+    return _parse(line, f"a line of {path}")[0]
+
+
+def _kind(line: bytes) -> str:
+    start = len(_KIND)
+    found = line[start : line.find(b'"', start)] if line.startswith(_KIND) else b""
+    return found.decode(errors="replace")
 
 
 def read_part(path: Path, place: int, skip: int, most: int) -> list[Event]:

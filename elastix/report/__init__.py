@@ -5,11 +5,14 @@ anew on demand. Everything that came from a user is text in it and nothing else.
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from elastix.config import RunConfig
-from elastix.errors import NotFound, StoreError
+from elastix.errors import ConfigError, NotFound, StoreError
 from elastix.observe import journal
+from elastix.report.comparison import comparison_page, differing
 from elastix.report.compose import campaign_page, training_page
 from elastix.report.page import write
 from elastix.report.sources import campaign_record, is_campaign
@@ -17,7 +20,7 @@ from elastix.report.training import tell
 from elastix.store import Store
 from elastix.store.verify import Stats
 
-__all__ = ["runs_in", "write_report"]
+__all__ = ["runs_in", "write_comparison", "write_report"]
 
 
 def write_report(name: str, store: str | Path, out: str | Path | None = None) -> Path:
@@ -48,6 +51,39 @@ def write_report(name: str, store: str | Path, out: str | Path | None = None) ->
         page = training_page(name, root, tell(journal.read(path)), _stats(root), now)
     write(page, target)
     return target
+
+
+def write_comparison(
+    names: Sequence[str], store: str | Path, out: str | Path | None = None
+) -> tuple[Path, dict[str, list[Any]]]:
+    """Write one page of several training runs.
+
+    Args:
+        names: of the runs.
+        store: directory in which they keep their journals.
+        out: the file; STORE/runs/compare.html by default.
+
+    Returns:
+        Where the page is; settings that differ, by name, with a value for each run.
+
+    Raises:
+        ConfigError: no run can have such a name, or one is a campaign. NotFound: there is no such
+        run. Corrupt: a journal is not what was written. StoreError: the page cannot be written.
+    """
+    runs = {}
+    for name in names:
+        directory = RunConfig(name=name, store=str(store)).directory
+        if not (directory / "journal.jsonl").is_file():
+            raise NotFound(f"there is no run {name!r} in {store}: {_others(Path(store))}")
+        if is_campaign(directory):
+            raise ConfigError(
+                f"{name!r} is a campaign, and training runs are compared. Nothing was written. "
+                "`elastix report` shows its trials beside each other."
+            )
+        runs[name] = tell(journal.read(directory / "journal.jsonl"))
+    target = Path(out) if out is not None else Path(store) / "runs" / "compare.html"
+    write(comparison_page(runs, Path(store), time.time()), target)
+    return target, differing(runs)
 
 
 def runs_in(store: Path) -> list[str]:

@@ -81,6 +81,9 @@ def show(
         _failures(results, as_json)
         return
     chosen = _chosen(results, top)
+    left_out = len(results) + len(results.reranked) - len(chosen)
+    if top and len(chosen) == top and left_out:
+        complain(f"the best {top} trials; {left_out} more are there: --top 0 shows all")
     value = {**_overview(results), "trials_shown": [_plain(t, results) for t in chosen]}
     columns = ("trial", "state", *results.objectives.names, "epochs", "lineage", "inherited")
     rows = (_row(trial, results) for trial in chosen)

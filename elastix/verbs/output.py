@@ -77,17 +77,22 @@ def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
 ) -> None:
-    """Print `value` as JSON, or `rows`: a table on a terminal, lines with tabs elsewhere."""
+    """Print `value` as JSON, or `rows`: a table on a terminal, lines with tabs elsewhere.
+
+    The first of the lines names the columns; a single column has no name, as in `$(...)`.
+    """
     if as_json:
         typer.echo(json.dumps(_strict(value), indent=1, allow_nan=False))
         return
     if not sys.stdout.isatty():
+        if len(columns) > 1:
+            typer.echo("\t".join(map(plain, columns)))
         for row in rows:
             typer.echo("\t".join(plain(str(cell)) for cell in row))
         return
     table = Table(box=None, header_style="bold")
     for column in columns:
-        table.add_column(Text(plain(column)))
+        table.add_column(Text(plain(column)), overflow="fold")  # a narrow terminal cuts nothing
     for row in rows:
         table.add_row(*(Text(plain(str(cell))) for cell in row))
     Console().print(table)

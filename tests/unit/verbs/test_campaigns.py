@@ -83,7 +83,8 @@ def test_the_report_has_a_row_for_every_trial(store):
 
 
 def test_the_table_has_a_row_for_every_trial(store):
-    lines = run("campaign", "show", "mixed", "--top", "0", "-s", str(store)).splitlines()
+    head, *lines = run("campaign", "show", "mixed", "--top", "0", "-s", str(store)).splitlines()
+    assert head.split("\t")[:3] == ["trial", "state", "score"]
     assert len(lines) == 16
     assert {line.split("\t")[1] for line in lines} == set(STATES)
     found = strict(run("campaign", "show", "mixed", "--top", "0", "--json", "-s", str(store)))

@@ -33,9 +33,10 @@ def test_no_listing_and_no_help_waits_for_torch_or_ray(tmp_path):
         first = store.put(State({"w": torch.ones(3)}))
         second = store.put(State({"w": torch.zeros(3)}), parents=[first])
         store.tag("best", second)
-    with Journal(tmp_path / "runs" / "digits" / "journal.jsonl") as journal:
-        for event in run_events(steps=10):
-            journal.append(event)
+    for name in ("digits", "again"):
+        with Journal(tmp_path / "runs" / name / "journal.jsonl") as journal:
+            for event in run_events(steps=10):
+                journal.append(event)
     (tmp_path / "grafana").mkdir()
     where = ["--store", str(tmp_path)]
     verbs = [
@@ -47,6 +48,11 @@ def test_no_listing_and_no_help_waits_for_torch_or_ray(tmp_path):
         ["store", "diff", "best", first, *where],
         ["store", "tag", "good", "best", *where],
         ["campaign", "list", *where],
+        ["runs", *where],
+        ["runs", "show", "digits", *where],
+        ["runs", "note", "digits", "a note", *where],
+        ["runs", "compare", "digits", "again", *where],
+        ["runs", "rm", "again", "--yes", *where],
         ["report", "digits", *where],
     ]
     done = subprocess.run(
