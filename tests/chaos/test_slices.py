@@ -1,6 +1,7 @@
 """Steps in slices on real processes that end by SIGKILL: each failed step keeps its whole batch."""
 
 import math
+import time
 from pathlib import Path
 from random import Random
 from signal import SIGTERM
@@ -59,6 +60,7 @@ def sliced(ctx):
                     loss = loss * math.inf
                 loss.backward()
                 samples += len(x)
+                time.sleep((config.get("by_speed") or {}).get(str(ctx.worker), 0))
             batch += 1
             if config.get("means"):
                 ctx.report(**ctx.mean(samples=samples))
@@ -296,3 +298,24 @@ def test_the_mean_of_the_group_counts_each_worker_by_its_slices(tmp_path):
     # The mean of how many samples each had, weighed by these.
     assert told[0] == pytest.approx((12 * 12 + 12 * 12 + 8 * 8) / 32)
     assert told[3] == pytest.approx(8.0)  # 16 samples, of which the two who are left have half
+
+
+# ------------------------------------------------------------------ speed
+
+
+def test_who_is_slow_is_given_fewer_slices_and_the_result_is_the_same(tmp_path):
+    config = {"batch_size": 28, "slices": 14, "by_speed": {"0": 0.02, "1": 0.02, "2": 0.06}}
+    result = run(tmp_path, [], 3, config)
+    last = committed(result.events)[-1].batches[0].shares
+    had = {worker: count(spans) for worker, spans in last.items()}
+    assert 2 * had.get(2, 0) <= min(had[0], had[1])
+    assert compare(tmp_path / "run").relative < 1e-9
+
+
+def test_a_joiner_cuts_as_the_others_do(tmp_path):
+    """What the others know of each other's speed is part of the State that it is given."""
+    config = {"batch_size": 28, "slices": 14, "by_speed": {"0": 0.01, "1": 0.04}, "epochs": 8}
+    kills = [Kill(worker=2, phase="slice", step=6)]
+    result = run(tmp_path, kills, 3, config, replace=True)
+    assert joins(result.events)
+    assert compare(tmp_path / "run").relative < 1e-9

@@ -35,6 +35,8 @@ FOLDER = "timeline"
 _SECTIONS: dict[str, str | None] = {
     "boundary": "data",
     "batch": None,
+    "slice": None,
+    "handed": None,
     "wait": "wait to be let in",
     "filled": "wait for buckets",
     "left": None,

@@ -50,7 +50,7 @@ class Slices:
         self._me = me
         self._driver = driver
         self._phase = phase
-        self._us: deque[int] = deque(maxlen=_REMEMBERED)
+        self._us: dict[int, deque[int]] = {}  # by loader, whose slices differ
 
     @property
     def under_way(self) -> bool:
@@ -101,7 +101,8 @@ class Slices:
         """
         if self.step is None:
             return ()
-        mine = median_low(self._us) if self._us else 0
+        measured = self._us.get(self.step.loader.number)
+        mine = median_low(measured) if measured else 0
         asked = tellers(self.step.draw.members, number)
         return tuple(mine if worker == self._me else 0 for worker in asked)
 
@@ -127,12 +128,13 @@ class Slices:
             step=number + 1, moved=tuple((lost, to, n) for (lost, to), n in moved.items())
         )
 
-    def measured(self, seconds: float, slices: int) -> None:
+    def measured(self, loader: int, seconds: float, slices: int) -> None:
         """So many slices of the usual size have taken this worker so long; none is no measure."""
         if not slices:
-            self._us.clear()
+            self._us.pop(loader, None)
             return
-        self._us.append(max(1, int(1e6 * seconds / slices)))
+        measured = self._us.setdefault(loader, deque(maxlen=_REMEMBERED))
+        measured.append(max(1, int(1e6 * seconds / slices)))
 
     def missing(self, step: "Step") -> list[int]:
         """Numbers of the slices that fall to this worker in the group as it is, to be computed."""
@@ -189,7 +191,7 @@ class Step:
             yield from self._slice(number, last=number == own[-1])
         if self.draw.full:
             _await_device(self.loader.source.device)
-            work.measured(time.monotonic() - started, len(own))
+            work.measured(self.loader.number, time.monotonic() - started, len(own))
         while not reducer.end_slices():
             for number in work.missing(self):
                 yield from self._slice(number, handed=True)
