@@ -1,5 +1,6 @@
 """What the documents promise to a reader: links lead somewhere, no public name is missing."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -46,6 +47,22 @@ def test_documents_that_the_code_points_to_exist():
     }
     assert "docs/jobs.md" in pointed  # the manifests do
     assert [name for name in pointed if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_names_that_a_page_mentions_exist(path):
+    """Those on the context, at the top level, and the arguments of settings."""
+    text = path.read_text(encoding="utf-8")
+    if path.name == "coming-from.md":  # the left column is in others' words
+        text = "\n".join(line.rstrip(" |").rpartition(" | ")[2] for line in text.splitlines())
+    for name in set(re.findall(r"\bctx\.([a-z_]+)\b", text)) - {"config"}:  # that is an attribute
+        assert hasattr(elastix.Context, name), f"ctx.{name}"
+    for name in re.findall(r"\belastix\.([A-Z]\w*)", text):
+        assert hasattr(elastix, name), f"elastix.{name}"
+    for settings, arguments in re.findall(r"\b([A-Z]\w*Config|Budget|Guard)\(([^()]*)", text):
+        known = inspect.signature(getattr(elastix, settings)).parameters
+        for name in re.findall(r"\b(\w+)=", arguments):
+            assert name in known, f"{settings}({name}=...)"
 
 
 def test_the_api_page_has_every_public_name():
