@@ -54,8 +54,9 @@ check: $(READY) docs
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
+# By way of the sdist, so that nothing of an older build gets into it.
 wheel: $(READY)
-	$(BIN)/python -m build --wheel --outdir dist .
+	$(BIN)/python -m build --outdir dist .
 
 examples: $(READY)
 	set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -2,12 +2,13 @@
 
 `python -m benchmarks.install --out FILE`. The wheel is built from this tree, pip installs it with
 its dependencies (its cache is not used), and then `elastix --help` and README's twenty lines run
-there, in an empty folder: nothing of this repository but the wheel is within reach.
+there, and a report of that run, in an empty folder: nothing of this repository but the wheel is
+within reach.
 
 Results: seconds to build the wheel (`build_s`), to make the environment (`venv_s`), to install the
-wheel (`install_s`), for `elastix --help` (`help_s`) and for README's twenty lines (`first_run_s`);
-`wheel_bytes`; `bytes` that the environment takes on the disk, of which torch and Ray take
-`torch_bytes` and `ray_bytes`; `packages`, how many there are in it.
+wheel (`install_s`), for `elastix --help` (`help_s`), README's twenty lines (`first_run_s`) and the
+report (`report_s`); `wheel_bytes`; `bytes` that the environment takes on the disk, of which torch
+and Ray take `torch_bytes` and `ray_bytes`; `packages`, how many there are in it.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def measure(folder: Path) -> dict[str, float]:
 
     wheels, place, empty = folder / "dist", folder / "venv", folder / "empty"
     empty.mkdir()
-    timed("build_s", sys.executable, "-m", "build", "--wheel", "--outdir", wheels, ROOT)
+    timed("build_s", sys.executable, "-m", "build", "--outdir", wheels, ROOT)
     (wheel,) = wheels.glob("*.whl")
     timed("venv_s", sys.executable, "-m", "venv", place)
     python = place / "bin" / "python"
@@ -63,6 +64,7 @@ def measure(folder: Path) -> dict[str, float]:
     script = empty / "first.py"
     script.write_text(quickstart((ROOT / "README.md").read_text("utf-8")), "utf-8")
     timed("first_run_s", python, script, inside=empty)
+    timed("report_s", place / "bin" / "elastix", "report", "run", inside=empty)
     (packages,) = place.glob("lib/python*/site-packages")
     return results | {
         "wheel_bytes": wheel.stat().st_size,
