@@ -178,6 +178,35 @@ def gradients_kept(ctx):
         optimizer.step()
 
 
+class Tempered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("rounds", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        return self.inner(x) / self.temperature
+
+
+def buffers_changed_between_steps(ctx):
+    """Before the slices and after them, and not by a forward pass."""
+    model = Tempered()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    expected = torch.ones(())
+    for step in steps(ctx):
+        model.temperature.mul_(0.9)
+        model.rounds += 1
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.temperature.add_(0.01)
+        expected = expected * 0.9 + 0.01
+    assert torch.equal(model.temperature, expected)
+    assert int(model.rounds) == ctx.step
+
+
 WORK = {
     way.__name__: way
     for way in (
@@ -193,6 +222,7 @@ WORK = {
         weight_norm,
         sparse_embeddings,
         gradients_kept,
+        buffers_changed_between_steps,
         compiled,
         inductor,
     )

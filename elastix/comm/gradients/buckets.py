@@ -392,6 +392,11 @@ class BufferBucket(Bucket):
         self.hold()
         self._since = self._flat()
 
+    def count_from_now(self) -> None:
+        """Whatever changed the values since the last step has done so on all workers alike."""
+        self._base = self._flat()
+        self._from_base()
+
     def end_slice(self, ratio: int, counts: bool) -> None:
         """A slice was computed: keep what it has changed, if it counts, and put back the rest."""
         if counts and self.reduce == "sum":

@@ -40,6 +40,8 @@ class ExactReducer(Reducer):
     def begin_slices(self) -> None:
         """See Reducer."""
         super().begin_slices()
+        for buffers in self._buffers:
+            buffers.count_from_now()
         self._under_way = []
         samples = self._steps.samples()
         present = [number for number, count in enumerate(samples) if count]
