@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import ConfigSpace
@@ -81,6 +82,25 @@ def test_the_readme_names_every_page_that_a_reader_looks_for():
     pages = set(re.findall(r"'([\w-]+\.md)'", str(site)))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} == pages
     assert all(f"docs/{page}" in readme for page in pages - behind)
+
+
+def test_every_example_is_listed_and_every_listed_one_exists():
+    listed = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "examples.md").read_text(), re.M)
+    there = {
+        path.name for path in (ROOT / "examples").iterdir() if path.suffix in {".py", ".ipynb"}
+    }
+    assert {name.rstrip("/") for name in listed} == there | {"plain_torch"}
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert str(cited["version"]) == project["version"]
+    assert cited["license"] == project["license"]
+    assert f"## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()
+    wheel = f"elastix-{project['version']}-py3-none-any.whl"
+    assert wheel in (ROOT / "README.md").read_text()
+    assert f"-t elastix:{project['version']} " in (ROOT / "Dockerfile").read_text()
 
 
 def test_readmes_first_program_is_whole():
