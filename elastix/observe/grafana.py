@@ -33,6 +33,11 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
         (("samples_owed", "now", "owed"), ("samples_repeated", "now", "repeated")),
     ),
     (
+        "Slices of lost workers that others computed",
+        "short",
+        (("slices_handed_over", "count", "{{run}}"),),
+    ),
+    (
         "Workers lost, left and joined",
         "short",
         (

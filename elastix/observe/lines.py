@@ -11,6 +11,7 @@ from elastix.events import (
     Resumed,
     RunStarted,
     SamplesLeftOut,
+    SlicesHandedOver,
     StateNotStored,
     StateStored,
     StepVoided,
@@ -56,6 +57,8 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             step = "" if event.outcome == "between steps" else f" step {event.step}"
             stall = f"{event.stall_s:.2f} s ({event.outcome})"
             return f"recovered{step} in {stall}, 0 steps lost", "green"
+        case SlicesHandedOver():
+            return f"step {event.step} is whole: {_moved(event)}", "green"
         case WorkerJoined():
             size = f"{event.copy_bytes / 1e6:.1f} MB of State in {event.copy_s:.2f} s"
             return f"worker {event.worker} joined after step {event.step}: {size}", "green"
@@ -87,6 +90,16 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             where = f"worker {event.worker}, rank {event.rank}, after step {event.step}"
             return f"the train function raised on {where}: {last[0]}", "bold red"
     return "", ""
+
+
+def _moved(event: SlicesHandedOver) -> str:
+    by_owner: dict[int, list[str]] = {}
+    for lost, to, slices in event.moved:
+        by_owner.setdefault(lost, []).append(f"{slices} by {to}")
+    return "; ".join(
+        f"slices of worker {lost} computed by others ({', '.join(parts)})"
+        for lost, parts in by_owner.items()
+    )
 
 
 def plain(text: str) -> str:

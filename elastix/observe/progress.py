@@ -21,6 +21,7 @@ from elastix.events import (
     Resumed,
     RunEnded,
     RunStarted,
+    SlicesHandedOver,
     StateStored,
     StepCommitted,
     WorkerJoined,
@@ -55,6 +56,7 @@ class Loss:
     rebuild_s: float = 0.0
     outcome: str = ""
     generation: int | None = None
+    handed_over: int = 0
 
 
 @dataclass
@@ -173,6 +175,8 @@ class Progress:
                 self._lose(event)
             case Recovered():
                 self._recover(event)
+            case SlicesHandedOver():
+                self._hand_over(event)
             case WorkerJoined():
                 self.joins.append(event)
             case Reported():
@@ -314,6 +318,12 @@ class Progress:
         self.losses.append(
             Loss(event.t, event.worker, event.rank, event.cause, self.step, event.generation)
         )
+
+    def _hand_over(self, event: SlicesHandedOver) -> None:
+        latest = {loss.worker: loss for loss in self.losses}
+        for worker, _, slices in event.moved:
+            if worker in latest:
+                latest[worker].handed_over += slices
 
     def _recover(self, event: Recovered) -> None:
         """The slowest survivor counts. A loss is over with the first recovery after it."""

@@ -18,6 +18,7 @@ from elastix.events import (
     Reported,
     Resumed,
     RunEnded,
+    SlicesHandedOver,
     Span,
     StateNotStored,
     StateStored,
@@ -59,6 +60,7 @@ SERIES = (
     Series("goodput_ratio", "gauge", "Committed samples over those of an undisturbed group."),
     Series("samples_committed", "counter", "Samples of committed steps."),
     Series("samples_owed", "gauge", "Samples that a lost worker had and nobody has yet."),
+    Series("slices_handed_over", "counter", "Slices of lost workers that others computed."),
     Series("samples_repeated", "gauge", "Samples used twice in an epoch. Must stay 0."),
     Series("workers_left", "counter", "Workers that went as agreed.", "cause"),
     Series("checkpoint_stall_seconds", "histogram", "How long a State held up training."),
@@ -101,6 +103,8 @@ class Readings:
         match event:
             case StepCommitted():
                 self._commit(event)
+            case SlicesHandedOver():
+                self._put("slices_handed_over", sum(slices for _, _, slices in event.moved))
             case Recovered():
                 self._put("recovery_seconds", event.stall_s)
             case StateStored():

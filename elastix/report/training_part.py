@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from elastix.data.audit import ReplicasAudit
 from elastix.data.cursor import count
 from elastix.observe.lines import plain_lines
-from elastix.observe.progress import Progress, duration, number
+from elastix.observe.progress import Loss, Progress, duration, number
 from elastix.report.page import Cell, Failure, Section, Table, Tile
 from elastix.report.training import Training
 from elastix.report.training_plots import training_figures
@@ -95,7 +95,7 @@ def _losses(training: Training) -> list[Table]:
             Cell(str(loss.step), loss.step),
             seconds(loss.stall_s),
             seconds(loss.rebuild_s if loss.stall_s is not None else None),
-            Cell(loss.outcome, loss.outcome),
+            _how(loss),
         ]
         for loss in found[-_LOSSES:]
     ]
@@ -107,6 +107,12 @@ def _losses(training: Training) -> list[Table]:
     if len(found) > len(rows):
         caption += f" The latest {len(rows)} of {len(found)}."
     return [Table("losses", "Losses", names, rows, caption, sortable=True, wide=True)]
+
+
+def _how(loss: Loss) -> Cell:
+    handed = f"{loss.handed_over} slices computed by others" if loss.handed_over else ""
+    text = ", ".join(part for part in (loss.outcome, handed) if part)
+    return Cell(text, text)
 
 
 def _verdict(training: Training) -> str:

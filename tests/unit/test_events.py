@@ -40,6 +40,8 @@ def strategy_of(annotation) -> st.SearchStrategy:
         return st.lists(batches, max_size=2).map(tuple)
     if annotation == tuple[events.Span, ...]:
         return spans
+    if annotation == tuple[tuple[int, int, int], ...]:
+        return st.lists(st.tuples(*[st.integers(0, 99)] * 3), max_size=3).map(tuple)
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(strategy_of, typing.get_args(annotation)))

@@ -751,6 +751,7 @@ class Member:
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """Over the group, by the shares of the last batch. Collective."""
+        self._slices.refuse("ctx.mean")
         self._check()
         self.phase("mean", self.step)
         return self._mean(OperationKind.MEAN, values)
@@ -761,8 +762,10 @@ class Member:
     def _mean(
         self, kind: OperationKind, values: Mapping[str, float], empty: float = math.nan
     ) -> dict[str, float]:
-        ratio = self._window.ratio
-        work = GroupMean(kind, values, ratio.get(self.me, 0) if ratio else 1)
+        ratio, samples = self._window.ratio, self._slices.samples
+        if samples is None:
+            samples = ratio.get(self.me, 0) if ratio else 1
+        work = GroupMean(kind, values, samples)
         return work.means(self._driver.run(work).result, empty)
 
     def report(self, metrics: Mapping[str, Any]) -> None:

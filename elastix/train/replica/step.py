@@ -42,10 +42,12 @@ class Slices:
         step: the one in hand; None between steps, and in those of other loaders.
         set_random: called with the number of each slice before the train function has it, and with
             None at the end of each step.
+        samples: what this worker had of the last step, if that was one of slices; else None.
     """
 
     def __init__(self, me: int, driver: GroupDriver, phase: Callable[[str, int], None]) -> None:
         self.step: Step | None = None
+        self.samples: int | None = None
         self.set_random: Callable[[int | None], None] = lambda _number: None
         self._me = me
         self._driver = driver
@@ -117,6 +119,7 @@ class Slices:
             contributors: who was left.
         """
         step, self.step = self.step, None
+        self.samples = None if step is None else step.weights().share
         if step is None:
             return None
         asked = tellers(step.draw.members, number)

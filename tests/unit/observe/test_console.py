@@ -6,7 +6,13 @@ import pytest
 from rich.console import Console as Terminal
 
 from elastix.errors import QuorumLost, WorkerFailed
-from elastix.events import GenerationFormed, Reported, WorkerLost, WorkerRaised
+from elastix.events import (
+    GenerationFormed,
+    Reported,
+    SlicesHandedOver,
+    WorkerLost,
+    WorkerRaised,
+)
 from elastix.observe.console import Console
 from elastix.observe.lines import line, plain
 from elastix.observe.progress import Progress
@@ -263,3 +269,11 @@ def test_ctrl_c_ends_with_one_line(goes_on, words):
         console.interrupted(goes_on=goes_on)
     (last,) = file.getvalue().splitlines()[before:]
     assert words in last
+
+
+def test_slices_that_others_computed_are_a_line():
+    text, _ = line(SlicesHandedOver(step=21, moved=((1, 0, 2), (1, 2, 1), (3, 0, 1))))
+    assert text == (
+        "step 21 is whole: slices of worker 1 computed by others (2 by 0, 1 by 2); "
+        "slices of worker 3 computed by others (1 by 0)"
+    )

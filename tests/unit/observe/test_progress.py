@@ -12,6 +12,7 @@ from elastix.events import (
     Resumed,
     RunEnded,
     RunStarted,
+    SlicesHandedOver,
     StepCommitted,
     WorkerLost,
     WorkerRaised,
@@ -118,6 +119,17 @@ def test_a_loss_is_matched_with_the_slowest_survivor_of_the_next_recovery():
     assert [loss.stall_s for loss in progress.losses] == [0.4, 0.9]
     assert [loss.generation for loss in progress.losses] == [2, 3]
     assert progress.slowest_recovery_s == 0.9
+
+
+def test_a_loss_knows_how_many_slices_others_computed_for_it():
+    progress = Progress()
+    for event in (
+        lost(1, 1, 1, 1),
+        lost(1, 3, 3, 1),
+        SlicesHandedOver(t=2, step=1, moved=((1, 0, 2), (3, 0, 1), (1, 2, 1))),
+    ):
+        progress.add(event)
+    assert [(loss.worker, loss.handed_over) for loss in progress.losses] == [(1, 3), (3, 1)]
 
 
 def test_two_losses_that_one_recovery_mends():

@@ -15,6 +15,7 @@ from elastix.events import (
     Reported,
     Resumed,
     RunEnded,
+    SlicesHandedOver,
     StateNotStored,
     StateStored,
     StepCommitted,
@@ -75,6 +76,7 @@ def test_a_run_with_a_loss_and_a_joiner():
         GenerationFormed(generation=2, members=(0, 2), cause="loss"),
         Recovered(worker=0, generation=2, step=2, outcome="accepted", rebuild_s=0.1, stall_s=0.2),
         committed(2, shares((20, 30), owed=[(30, 40)]), t=3.0),
+        SlicesHandedOver(step=2, moved=((1, 0, 2), (1, 2, 1))),
         WorkerJoined(worker=3, generation=3, step=2, copy_s=0.5, copy_bytes=10),
         StateStored(
             ref="r",
@@ -99,6 +101,7 @@ def test_a_run_with_a_loss_and_a_joiner():
         "samples_repeated": 0,
         ("workers_lost", "died"): 1,
         "recovery_seconds": [0.2],
+        "slices_handed_over": 3,
         "workers_joined": 1,
         "join_seconds": [0.5],
         "checkpoint_write_seconds": [0.25],

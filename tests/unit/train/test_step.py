@@ -253,6 +253,12 @@ def reports_within(ctx, model, optimizer, step):
         ctx.report(loss=1.0)
 
 
+def averages_within(ctx, model, optimizer, step):
+    for x, y in step:
+        backward(model, x, y)
+        ctx.mean(loss=1.0)
+
+
 def evaluates_within(ctx, model, optimizer, step):
     for x, y in step:
         backward(model, x, y)
@@ -331,6 +337,7 @@ def two_loaders(ctx):
         (zeroes_within, "changed or dropped"),
         (clips_within, "changed or dropped"),
         (reports_within, "ctx.report was called before"),
+        (averages_within, "ctx.mean was called before"),
         (evaluates_within, "ctx.evaluate was called before"),
         (accumulates, "ctx.accumulate was used in a step of slices"),
         (leaves_one_out, "without a backward pass"),
