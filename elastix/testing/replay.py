@@ -50,6 +50,7 @@ from elastix.events import (
     LoaderOpened,
     Resumed,
     RunStarted,
+    SamplesLeftOut,
     Span,
     StateStored,
     StepCommitted,
@@ -116,6 +117,7 @@ def replay(
     replayed_steps = _replayed_steps(steps, events)
     replaying = _Replay(
         [_whole(replayed) for replayed in replayed_steps] if whole else replayed_steps,
+        _left_out(events),
         opening.seed,
         torch.device(device),
         whole=whole,
@@ -198,6 +200,18 @@ def _standing(events: Sequence[Event]) -> list[StepCommitted]:
         elif isinstance(event, StepCommitted):
             steps.append(event)
     return steps
+
+
+def _left_out(events: Sequence[Event]) -> dict[int, list[tuple[int, tuple[Span, ...]]]]:
+    """By loader, what is never used, and after which step that was said."""
+    found: dict[int, list[tuple[int, tuple[Span, ...]]]] = {}
+    step = 0
+    for event in events:
+        if isinstance(event, StepCommitted | Resumed):
+            step = event.step
+        elif isinstance(event, SamplesLeftOut):
+            found.setdefault(event.loader, []).append((step, event.spans))
+    return found
 
 
 @dataclass(frozen=True)
@@ -287,12 +301,14 @@ class _Replay:
     def __init__(
         self,
         replayed_steps: Sequence[_ReplayedStep],
+        left_out: Mapping[int, Sequence[tuple[int, tuple[Span, ...]]]],
         seed: int,
         device: torch.device,
         *,
         whole: bool,
     ) -> None:
         self.replayed_steps = replayed_steps
+        self.left_out = left_out
         width = max([1, *(len(replayed.workers) for replayed in replayed_steps)])
         self.seed = seed
         self.device = device
@@ -444,7 +460,8 @@ class _Replica:
             for batch in replayed.committed.batches
             if batch.loader == number
         ]
-        loader = _ReplayLoader(self, number, source, batches)
+        left_out = self._replay.left_out.get(number, [])
+        loader = _ReplayLoader(self, number, source, batches, left_out)
         self._loaders.append(loader)
         return loader
 
@@ -648,7 +665,15 @@ def _average(replicas: Sequence[_Replica]) -> None:
 
 
 class _ReplayLoader:
-    """Gives a replica its share of each committed batch."""
+    """Gives a replica its share of each committed batch.
+
+    Args:
+        replica: that asks for it.
+        number: of the loader, in the order in which they were made.
+        source: what is read, and how.
+        batches: in the order in which they were drawn.
+        left_out: what is never used, from after which step on.
+    """
 
     def __init__(
         self,
@@ -656,12 +681,15 @@ class _ReplayLoader:
         number: int,
         source: Source,
         batches: Sequence[tuple[BatchShares, _ReplayedStep]],
+        left_out: Sequence[tuple[int, tuple[Span, ...]]],
     ) -> None:
         self.epoch = 0
         self._replica = replica
         self._number = number
         self._source = source
         self._batches = deque(batches)
+        self._left_out = left_out
+        self._used: tuple[Span, ...] = ()  # but for what the step in hand has lost
         self._drawn_out = False
 
     def epochs(self, total: int) -> Iterator["_ReplayLoader"]:
@@ -678,13 +706,17 @@ class _ReplayLoader:
 
     def __len__(self) -> int:
         """As the run's loader had it: what comes back of the step in hand is not known yet."""
-        coming = sum(batch.samples for batch, _ in self._batches if batch.epoch == self.epoch)
-        # What an earlier epoch's batch lost comes back in this one, if it has ended since.
-        owed = sum(count(b.owed) for b in self._replica.drawn if b.loader == self._number)
+        in_hand = (batch for batch in self._replica.drawn if batch.loader == self._number)
+        owed = (span for batch in in_hand for span in batch.owed)
+        left_out = (
+            span for step, spans in self._left_out for span in spans if step <= self._replica.step
+        )
+        whole = ((0, (self.epoch + 1) * self._source.length),)
+        left = subtract(whole, merge((*self._used, *owed, *left_out)))
         size = self._source.batch_size
         if self._source.per_worker:
             size *= self._replica.members
-        return -(-(coming - owed) // size)
+        return -(-count(left) // size)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -696,6 +728,8 @@ class _ReplayLoader:
             self._drawn_out = True
             raise StopIteration
         batch, replayed = self._batches.popleft()
+        used = (span for spans in batch.shares.values() for span in spans)
+        self._used = merge((*self._used, *used))
         share = self._replica.draw(batch, replayed)
         if self._source.slices is None:
             return self._source.read(share)

@@ -1,6 +1,7 @@
 """Law 2: a single process, fed the committed batches, ends with the same weights."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,6 +70,43 @@ def test_replay_notices_a_batch_that_was_not_used(tmp_path):
     batch["shares"]["0"], batch["shares"]["1"] = [[0, 15]], [[15, 30]]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert compare(tmp_path).relative > 1e-6
+
+
+def train_with_breaks(ctx: elastix.Context) -> None:
+    """Leaves the first epoch early, and notes how many batches are left, whenever that may change.
+
+    One file a rank, in the folder that `lengths` names.
+    """
+    model, optimizer, dataset = make(ctx.config)
+    model, optimizer = ctx.prepare(model, optimizer)
+    loader = ctx.loader(dataset, 30)
+    folder = Path(Path(ctx.config["lengths"]).read_text())
+    for epoch in loader.epochs(3):
+        for number, (x, y) in enumerate(epoch, 1):
+            lengths = [len(epoch)]
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            lengths.append(len(epoch))
+            with (folder / str(ctx.rank)).open("a") as file:
+                file.write(f"{epoch.number}: {lengths}\n")
+            if epoch.number == 0 and number == 5:
+                break
+
+
+def test_an_epoch_that_is_left_early_is_as_long_in_the_replay(tmp_path):
+    folders = [tmp_path / "run", tmp_path / "again"]
+    config = {"model": "mlp", "samples": 240, "batch_size": 30, "lengths": str(tmp_path / "where")}
+    for folder in folders:
+        folder.mkdir()
+    kills = [Kill(worker=1, phase="bucket", step=4), Kill(worker=2, phase="bucket", step=11)]
+    Path(config["lengths"]).write_text(str(folders[0]))
+    run_local(with_kills(train_with_breaks, kills), 4, config=config, directory=tmp_path / "it")
+    Path(config["lengths"]).write_text(str(folders[1]))
+    assert compare(tmp_path / "it").relative < 1e-9
+    said, again = ((folder / "0").read_text().splitlines() for folder in folders)
+    assert said[4] == "0: [3, 4]"  # three are left, and then what was lost as well
+    assert again == said
 
 
 def noisy(sample, rng):
