@@ -1,6 +1,7 @@
 """Train functions for the tests, and what they write down about themselves."""
 
 import json
+import math
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import TensorDataset
 import elastix
 from elastix.comm.gradients import buckets
 from elastix.state import State, capture, raw_bytes
+from elastix.train.replica.step import Slices
 
 
 class Convnet(nn.Module):
@@ -159,6 +161,44 @@ def train(ctx: elastix.Context) -> None:
                 others = {"optimizer": optimizer, "scheduler": scheduler}
                 note(log, ctx.step, digest(capture({"": model}, others)))
         ctx.report(**ctx.evaluate(accuracy, dataset, batch_size=64))
+
+
+def sliced(ctx: elastix.Context) -> None:
+    """The loop in slices; workers have equal shares unless it is `by_speed`."""
+    config = ctx.config
+    if not config.get("by_speed"):  # else who is killed at a slice might have none
+        Slices.measured = lambda *_: None
+    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 256 << 10
+    model, optimizer, dataset = make(config)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+    model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
+    loader = ctx.loader(
+        dataset,
+        batch_size=config["batch_size"],
+        slices=config["slices"],
+        num_workers=config.get("num_workers", 0),
+    )
+    log = Path(config["log"]) / f"{ctx.worker}.jsonl"
+    batch = 0
+    for epoch in loader.epochs(config["epochs"]):
+        for step in epoch:
+            samples = 0
+            for x, y in step:
+                loss = F.cross_entropy(model(x), y)
+                if (batch, ctx.worker) == config.get("infinite"):
+                    loss = loss * math.inf
+                loss.backward()
+                samples += len(x)
+                time.sleep((config.get("by_speed") or {}).get(str(ctx.worker), 0))
+            batch += 1
+            if config.get("means"):
+                ctx.report(**ctx.mean(samples=samples))
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            others = {"optimizer": optimizer, "scheduler": scheduler}
+            note(log, ctx.step, digest(capture({"": model}, others)))
 
 
 def await_worker(sign: Path) -> None:

@@ -1,17 +1,10 @@
 """Steps in slices on real processes that end by SIGKILL: each failed step keeps its whole batch."""
 
-import math
-import time
-from pathlib import Path
 from random import Random
 from signal import SIGTERM
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
 
-from elastix.comm.gradients import buckets
 from elastix.config import Guard
 from elastix.data.cursor import count
 from elastix.events import (
@@ -23,53 +16,14 @@ from elastix.events import (
     WorkerLeft,
     WorkerLost,
 )
-from elastix.state import capture
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
-from elastix.train.replica.step import Slices
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
-from tests.trainables import digest, make, note
+from tests.trainables import sliced
 
 CONFIG = {"model": "wide", "samples": 112, "batch_size": 32, "slices": 8, "epochs": 2}
 STEPS = 8  # of them two with a short batch: 16 samples
-
-
-def sliced(ctx):
-    config = ctx.config
-    if not config.get("by_speed"):  # else who is killed at a slice might have none
-        Slices.measured = lambda *_: None
-    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 256 << 10
-    model, optimizer, dataset = make(config)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
-    model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
-    loader = ctx.loader(
-        dataset,
-        batch_size=config["batch_size"],
-        slices=config["slices"],
-        num_workers=config.get("num_workers", 0),
-    )
-    log = Path(config["log"]) / f"{ctx.worker}.jsonl"
-    batch = 0
-    for epoch in loader.epochs(config["epochs"]):
-        for step in epoch:
-            samples = 0
-            for x, y in step:
-                loss = F.cross_entropy(model(x), y)
-                if (batch, ctx.worker) == config.get("infinite"):
-                    loss = loss * math.inf
-                loss.backward()
-                samples += len(x)
-                time.sleep((config.get("by_speed") or {}).get(str(ctx.worker), 0))
-            batch += 1
-            if config.get("means"):
-                ctx.report(**ctx.mean(samples=samples))
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            others = {"optimizer": optimizer, "scheduler": scheduler}
-            note(log, ctx.step, digest(capture({"": model}, others)))
 
 
 def run(

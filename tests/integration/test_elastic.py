@@ -12,6 +12,7 @@ import elastix
 from elastix.data.audit import audit
 from elastix.events import (
     RunEnded,
+    SlicesHandedOver,
     StepCommitted,
     TrialEnded,
     TrialLost,
@@ -23,6 +24,7 @@ from elastix.events import (
 from elastix.observe import journal
 from elastix.search.trial import TrialState
 from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.replay import compare
 from tests import trainables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +59,27 @@ def test_a_spare_stands_in_and_a_notice_is_heeded(cluster, tmp_path):
     assert (spare.worker, spare.watched_steps) == (2, 0)  # it was there, and the others let it in
     later = [batch for e in of(StepCommitted, events) if e.step > 10 for batch in e.batches]
     assert not any(batch.owed for batch in later)
+
+
+@pytest.mark.timeout(300)
+def test_a_failed_step_keeps_its_whole_batch(cluster, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    config = {"model": "convnet", "samples": 224, "batch_size": 32, "slices": 8, "epochs": 4}
+    result = elastix.ElasticTrainer(
+        with_kills(trainables.sliced, [Kill(worker=1, phase="slice", step=3, after=1)]),
+        config={**config, "log": str(logs)},
+        scaling=elastix.ScalingConfig(num_workers=(1, 2), cpus_per_worker=0.5),
+        run=elastix.RunConfig(name="test", store=str(tmp_path)),
+    ).fit()
+    events = list(result.events)
+    assert result.audit.exact
+    assert [event.worker for event in of(WorkerLost, events)] == [1]
+    assert [(e.step, e.moved) for e in of(SlicesHandedOver, events)] == [(4, ((1, 0, 4),))]
+    batches = [batch for e in of(StepCommitted, events) for batch in e.batches]
+    assert not any(batch.owed for batch in batches)
+    assert [batch.samples for batch in batches] == [32] * 28
+    assert compare(tmp_path / "runs" / "test").relative < 1e-9
 
 
 def on_nodes(kind, store):
