@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 import elastix
 from elastix.comm.gradients import buckets
+from elastix.comm.network import shared_memory
 from tests.trainables import Tied, accuracy, await_worker, samples
 
 SLICES = 8
@@ -78,12 +79,15 @@ def train(ctx: elastix.Context) -> None:
     meeting = Path(config.get("meeting", "."))
     if "holds" in config:
         ctx.on_phase(lambda name, _: name == "wait" and (meeting / str(ctx.worker)).touch())
+    shared_memory.FROM_BYTES = 1 << 10  # so that some buckets go this way, and some through sockets
     buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = config.get("bucket_bytes", 64 << 10)
     model = MODELS[config.get("model", "mlp")]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
     model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
     plain = samples(config.get("samples", 107))
+    if "spoiled" in config:  # a sample whose gradient is not finite
+        plain.tensors[0][config["spoiled"]] = float("nan")
     loader = ctx.loader(
         Jittered(plain) if config.get("jitter") else plain,
         batch_size=config.get("batch_size", 24),
@@ -115,4 +119,5 @@ def train(ctx: elastix.Context) -> None:
 
 def loss_and_accuracy(model, batch):
     x, y = batch
+    x = x.nan_to_num()
     return {"loss": F.cross_entropy(model(x), y), "accuracy": accuracy(model, batch)}

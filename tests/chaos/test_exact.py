@@ -10,9 +10,16 @@ from signal import SIGKILL, SIGTERM
 import pytest
 import torch
 
-from elastix.config import CheckpointConfig
+from elastix.config import CheckpointConfig, Guard
 from elastix.errors import TrainError
-from elastix.events import Resumed, SlicesHandedOver, StateStored, StepCommitted, WorkerLost
+from elastix.events import (
+    Resumed,
+    SlicesHandedOver,
+    StateStored,
+    StepCommitted,
+    StepVoided,
+    WorkerLost,
+)
 from elastix.state import raw_bytes
 from elastix.store import Store
 from elastix.testing import exact_replay
@@ -167,6 +174,18 @@ def test_a_bit_that_flips_is_found_and_the_bytes_are_those_of_the_quiet_run(tmp_
         (1, "diverged")
     ]
     check(result, "transformer")
+
+
+def test_a_batch_that_the_guard_leaves_out_is_left_out_by_any_number_of_workers(tmp_path):
+    found = []
+    for workers, kills in ((1, []), (3, [Kill(worker=1, phase="slice", step=2)])):
+        where = tmp_path / str(workers)
+        config = {"jitter": False, "spoiled": 17}
+        result = run(where, kills, "convnet", workers, config=config, guard=Guard())
+        assert len([e for e in result.events if isinstance(e, StepVoided)]) == EPOCHS
+        assert compare(where).apart == ()
+        found.append(final(result)[0])
+    assert found[0] == found[1]
 
 
 PHASES = ("slice", "slice", "bucket", "filled", "round", "left", "boundary", "evaluate", "handed")
