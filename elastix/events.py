@@ -190,6 +190,21 @@ class WorkerSlow(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkersMeasured(Event):
+    """What members have measured of themselves over the last seconds.
+
+    Attributes:
+        step: steps committed then.
+        workers: by worker, numbers by name: `cpu` (cores in use), `memory` (bytes), `gpu` (share of
+            the time at which it computed), `gpu_memory` (bytes), and shares of the time that went
+            to parts of its steps: `data_s`, `compute_s`, `reduce_s`, `wait_s` and others.
+    """
+
+    step: int
+    workers: Mapping[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recovered(Event):
     """A survivor is out of a recovery.
 
@@ -481,6 +496,7 @@ _EVENTS: dict[str, type[Event]] = {
         WorkerLost,
         WorkerLeft,
         WorkerSlow,
+        WorkersMeasured,
         Recovered,
         WorkerJoined,
         Reported,
@@ -534,6 +550,8 @@ def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.load
             values["blocks"] = _spans(values.get("blocks", ()))
         if cls is SlicesHandedOver:
             values["moved"] = tuple((int(a), int(b), int(n)) for a, b, n in values["moved"])
+        if cls is WorkersMeasured:
+            values["workers"] = {int(worker): row for worker, row in values["workers"].items()}
         if cls is GenerationFormed:
             values["members"] = tuple(values["members"])
         if cls in (ReplicasCompared, ReplicasDiverged):

@@ -15,6 +15,7 @@ from elastix.errors import ConfigError
 from elastix.observe.readings import SERIES
 
 FILE = "elastix_grafana_dashboard.json"
+ALERTS = "elastix_alerts.yml"
 
 _WIDTH, _HEIGHT, _COLUMNS = 12, 8, 2
 _SUM = {s.name: s for s in SERIES}
@@ -23,6 +24,39 @@ _SUM = {s.name: s for s in SERIES}
 _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Workers", "short", (("world_size", "now", "{{run}}"),)),
     ("Goodput", "percentunit", (("goodput_ratio", "now", "{{run}}"),)),
+    (
+        "Processor cores of each worker",
+        "short",
+        (("worker_cpu_cores", "now", "worker {{worker}} on {{node}}"),),
+    ),
+    (
+        "Memory of each worker",
+        "bytes",
+        (
+            ("worker_memory_bytes", "now", "worker {{worker}} on {{node}}"),
+            ("worker_gpu_memory_bytes", "now", "GPU of worker {{worker}}"),
+        ),
+    ),
+    ("GPU of each worker", "percentunit", (("worker_gpu_ratio", "now", "worker {{worker}}"),)),
+    (
+        "Where the time goes",
+        "percentunit",
+        (("worker_time_ratio", "now", "worker {{worker}}: {{part}}"),),
+    ),
+    (
+        "Time for a step over the others', of slow workers",
+        "short",
+        (("worker_slowness_ratio", "now", "worker {{worker}}"),),
+    ),
+    (
+        "Diverged workers, void steps, samples left out",
+        "short",
+        (
+            ("workers_diverged", "count", "diverged: worker {{worker}}"),
+            ("steps_voided", "count", "void steps"),
+            ("samples_left_out", "count", "samples left out"),
+        ),
+    ),
     ("Generation", "short", (("generation", "now", "{{run}}"),)),
     ("Steps per second", "ops", (("steps", "rate", "{{run}}"),)),
     ("Seconds of a step", "s", (("step_seconds", "p50", "median"), ("step_seconds", "p95", "p95"))),
@@ -77,6 +111,71 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Inherited share of the last trial", "percentunit", (("inherited_ratio", "now", "{{run}}"),)),
     ("Reported", "short", (("reported", "now", "{{metric}}"),)),
 )
+
+
+_STALLS = "rate(ray_elastix_checkpoint_stall_seconds_bucket[15m])"
+_RULES: tuple[tuple[str, str, str, str, str], ...] = (
+    (
+        "ElastixWorkersLost",
+        "sum by (run) (increase(ray_elastix_workers_lost_total[30m])) >= 2",
+        "0m",
+        "warning",
+        "{{ $labels.run }} has lost workers twice within half an hour.",
+    ),
+    (
+        "ElastixGoodputLow",
+        "max by (run) (ray_elastix_goodput_ratio) < 0.9",
+        "5m",
+        "warning",
+        "{{ $labels.run }} has a goodput of {{ $value | humanizePercentage }}.",
+    ),
+    (
+        "ElastixSamplesRepeated",
+        "max by (run) (ray_elastix_samples_repeated) > 0",
+        "0m",
+        "critical",
+        "{{ $labels.run }} has used {{ $value }} samples twice in an epoch.",
+    ),
+    (
+        "ElastixCheckpointStalls",
+        f"histogram_quantile(0.95, sum by (run, le) ({_STALLS})) > 1",
+        "0m",
+        "warning",
+        "States hold up the training of {{ $labels.run }} for {{ $value | humanizeDuration }}.",
+    ),
+    (
+        "ElastixReplicasDiverged",
+        "sum by (run) (increase(ray_elastix_workers_diverged_total[30m])) > 0",
+        "0m",
+        "critical",
+        "A worker of {{ $labels.run }} held another State than most.",
+    ),
+)
+"""Name, condition, for how long, severity, what is said: Prometheus' alerting rules."""
+
+
+def alerts() -> dict[str, Any]:
+    """The alerting rules as Prometheus reads them; JSON is YAML, too."""
+    rules = [
+        {
+            "alert": name,
+            "expr": condition,
+            "for": lasting,
+            "labels": {"severity": severity},
+            "annotations": {"summary": said},
+        }
+        for name, condition, lasting, severity, said in _RULES
+    ]
+    return {"groups": [{"name": "elastix", "rules": rules}]}
+
+
+def write_alerts(directory: Path) -> Path:
+    """Write the alerting rules; Prometheus' `rule_files` has to name the file."""
+    path = directory / ALERTS
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(alerts(), indent=1))
+    draft.replace(path)
+    return path
 
 
 def dashboard() -> dict[str, Any]:
@@ -181,7 +280,7 @@ def _panel(
             {
                 "refId": chr(ord("A") + place),
                 "datasource": _SOURCE,
-                "expr": _expression(name, how),
+                "expr": _expression(name, how, legend),
                 "legendFormat": legend,
             }
             for place, (name, how, legend) in enumerate(curves)
@@ -189,10 +288,10 @@ def _panel(
     }
 
 
-def _expression(name: str, how: str) -> str:
-    """A query in Prometheus' language over the series as Ray exports it."""
+def _expression(name: str, how: str, legend: str) -> str:
+    """A query in Prometheus' language over the series as Ray exports it, by the legend's tags."""
     series = _SUM[name]
-    by = ", ".join(filter(None, ("run", series.tag)))
+    by = ", ".join(("run", *(tag for tag in series.tags if tag in legend)))
     metric, of = f"ray_elastix_{name}", '{run=~"$run"}'
     if how == "now":
         return f"max by ({by}) ({metric}{of})"

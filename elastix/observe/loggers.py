@@ -19,18 +19,22 @@ from elastix.events import (
     Event,
     GenerationFormed,
     Recovered,
+    ReplicasDiverged,
     Reported,
     Resumed,
     RunEnded,
     RunStarted,
+    SamplesLeftOut,
     StateStored,
     StepCommitted,
+    StepVoided,
     StoreMeasured,
     TrialEnded,
     TrialReported,
     TrialStarted,
     WorkerJoined,
     WorkerLost,
+    WorkersMeasured,
 )
 
 _log = logging.getLogger(__name__)
@@ -104,9 +108,9 @@ class Scalars:
         self._every_s = every_s
         self._since: float | None = None
         self._samples = 0
-        self._lost = 0
+        self._lost = self._diverged = self._voided = self._left_out = 0
 
-    def read(self, event: Event) -> dict[str, float]:
+    def read(self, event: Event) -> dict[str, float]:  # noqa: C901 - a case per event
         """Curves to go on with, by name: the user's as they are, elastix's under `elastix/`."""
         match event:
             case Reported():
@@ -126,6 +130,17 @@ class Scalars:
                 return {"elastix/workers_lost": float(self._lost)}
             case Recovered():
                 return {"elastix/recovery_s": event.stall_s}
+            case ReplicasDiverged():
+                self._diverged += len(event.apart)
+                return {"elastix/workers_diverged": float(self._diverged)}
+            case StepVoided():
+                self._voided += 1
+                return {"elastix/steps_voided": float(self._voided)}
+            case SamplesLeftOut():
+                self._left_out += sum(stop - start for start, stop in event.spans)
+                return {"elastix/samples_left_out": float(self._left_out)}
+            case WorkersMeasured() if event.workers:
+                return _usage(event)
             case WorkerJoined():
                 return {"elastix/join_s": event.copy_s}
             case StateStored():
@@ -290,6 +305,14 @@ class Records(ABC):
         record = self._records.pop(key, None)
         if record is not None:
             record.end(outcome, message, values)
+
+
+def _usage(event: WorkersMeasured) -> dict[str, float]:
+    """The mean over the workers, and the most memory of one."""
+    rows = event.workers.values()
+    memory = max(row.get("memory", 0.0) for row in rows)
+    cores = sum(row.get("cpu", 0.0) for row in rows) / len(rows)
+    return {"elastix/cpu_cores": cores, "elastix/memory_bytes": memory}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

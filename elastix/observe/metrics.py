@@ -26,18 +26,19 @@ class Metrics:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._series: dict[str, tuple[Counter | Gauge | Histogram, str]] = {}
+        self._series: dict[str, tuple[Counter | Gauge | Histogram, tuple[str, ...]]] = {}
         for series in SERIES:
-            name, tags = PREFIX + series.name, ("run", *filter(None, (series.tag,)))
+            name, tags = PREFIX + series.name, ("run", *series.tags)
             if series.kind == "gauge":
                 metric: Counter | Gauge | Histogram = Gauge(name, series.help, tags)
             elif series.kind == "counter":
                 metric = Counter(name, series.help, tags)
             else:
                 metric = Histogram(name, series.help, list(_SECONDS), tags)
-            self._series[series.name] = (metric, series.tag)
+            self._series[series.name] = (metric, series.tags)
         self._readings = Readings(self)
-        self._gauges: dict[tuple[str, str], float] = {}
+        self._gauges: dict[tuple[str, ...], float] = {}
+        self._lock = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._refresh, name="metrics", daemon=True).start()
 
@@ -49,12 +50,12 @@ class Metrics:
         """The run is over: its gauges disappear from the endpoint, its counters stay."""
         self._closed.set()
 
-    def put(self, name: str, value: float, tag: str = "") -> None:
+    def put(self, name: str, value: float, *labels: str) -> None:
         """See Sink."""
-        metric, key = self._series[name]
-        tags = {"run": self._run, key: tag} if key else {"run": self._run}
+        metric, keys = self._series[name]
+        tags = {"run": self._run, **dict(zip(keys, labels, strict=True))}
         if isinstance(metric, Gauge):
-            self._gauges[name, tag] = value
+            self._gauges[name, *labels] = value
             metric.set(value, tags)
         elif isinstance(metric, Histogram):
             metric.observe(value, tags)
@@ -63,5 +64,14 @@ class Metrics:
 
     def _refresh(self) -> None:
         while not self._closed.wait(_REFRESH_S):
-            for (name, tag), value in tuple(self._gauges.items()):
-                self.put(name, value, tag)
+            for name, *labels in tuple(self._gauges):
+                with self._lock:  # or one that is forgotten meanwhile would be back
+                    value = self._gauges.get((name, *labels))
+                    if value is not None:
+                        self.put(name, value, *labels)
+
+    def forget(self, name: str, *labels: str) -> None:
+        """See Sink."""
+        with self._lock:
+            for key in [k for k in self._gauges if k[: 1 + len(labels)] == (name, *labels)]:
+                del self._gauges[key]

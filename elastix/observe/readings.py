@@ -6,6 +6,7 @@ values go is a Sink's affair (metrics has the one for Ray).
 
 import bisect
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -15,20 +16,26 @@ from elastix.events import (
     Event,
     GenerationFormed,
     Recovered,
+    ReplicasDiverged,
     Reported,
     Resumed,
     RunEnded,
+    SamplesLeftOut,
     SlicesHandedOver,
     Span,
     StateNotStored,
     StateStored,
     StepCommitted,
+    StepVoided,
     TrialEnded,
     TrialLost,
     TrialStarted,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerSlow,
+    WorkersMeasured,
+    WorkerStarted,
 )
 from elastix.observe.progress import Progress
 
@@ -39,14 +46,16 @@ class Series:
 
     Attributes:
         kind: a gauge is set, a counter grows, a histogram is shown single values.
-        tag: a label beside that of the run; empty for none.
+        tags: labels beside that of the run.
     """
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
     help: str
-    tag: str = ""
+    tags: tuple[str, ...] = ()
 
+
+_WORKER = ("worker", "node")
 
 SERIES = (
     Series("world_size", "gauge", "Workers in the group."),
@@ -54,7 +63,7 @@ SERIES = (
     Series("steps", "counter", "Committed steps."),
     Series("step_seconds", "histogram", "From one commit to the next."),
     Series("recovery_seconds", "histogram", "From the news of a loss to the agreed step."),
-    Series("workers_lost", "counter", "Workers that were lost.", "cause"),
+    Series("workers_lost", "counter", "Workers that were lost.", ("cause", *_WORKER)),
     Series("workers_joined", "counter", "Workers that were let in while the run went on."),
     Series("join_seconds", "histogram", "How long a joiner copied the State."),
     Series("goodput_ratio", "gauge", "Committed samples over those of an undisturbed group."),
@@ -62,25 +71,47 @@ SERIES = (
     Series("samples_owed", "gauge", "Samples that a lost worker had and nobody has yet."),
     Series("slices_handed_over", "counter", "Slices of lost workers that others computed."),
     Series("samples_repeated", "gauge", "Samples used twice in an epoch. Must stay 0."),
-    Series("workers_left", "counter", "Workers that went as agreed.", "cause"),
+    Series("workers_left", "counter", "Workers that went as agreed.", ("cause", *_WORKER)),
+    Series("workers_diverged", "counter", "Workers that held another State than most.", _WORKER),
+    Series("steps_voided", "counter", "Steps that the guard voided."),
+    Series("samples_left_out", "counter", "Samples that are left out on purpose."),
+    Series("worker_cpu_cores", "gauge", "Processor cores that a worker uses.", _WORKER),
+    Series("worker_memory_bytes", "gauge", "Memory of a worker's process.", _WORKER),
+    Series("worker_gpu_ratio", "gauge", "Share of the time at which its GPU computes.", _WORKER),
+    Series("worker_gpu_memory_bytes", "gauge", "Memory in use on its GPU.", _WORKER),
+    Series("worker_time_ratio", "gauge", "Share of time by part of a step.", (*_WORKER, "part")),
+    Series("worker_slowness_ratio", "gauge", "Its time for a step over the others'.", _WORKER),
     Series("checkpoint_stall_seconds", "histogram", "How long a State held up training."),
     Series("checkpoint_write_seconds", "histogram", "From the snapshot to the durable State."),
     Series("checkpoints_failed", "counter", "States that could not be stored."),
     Series("store_logical_bytes", "counter", "Bytes of the States that this run has stored."),
     Series("store_physical_bytes", "counter", "Of these, bytes that were new to the store."),
-    Series("trials", "gauge", "Trials of the campaign.", "state"),
+    Series("trials", "gauge", "Trials of the campaign.", ("state",)),
     Series("trials_lost", "counter", "Times that a trial lost its worker and began again."),
-    Series("best_objective", "gauge", "Of the best trial so far.", "metric"),
+    Series("best_objective", "gauge", "Of the best trial so far.", ("metric",)),
     Series("inherited_ratio", "gauge", "Share of the last trial's bytes that it inherited."),
-    Series("reported", "gauge", "What ctx.report was given last.", "metric"),
+    Series("reported", "gauge", "What ctx.report was given last.", ("metric",)),
 )
+
+
+_MEASURED = {
+    "cpu": "worker_cpu_cores",
+    "memory": "worker_memory_bytes",
+    "gpu": "worker_gpu_ratio",
+    "gpu_memory": "worker_gpu_memory_bytes",
+}
+"""What workers measure, and its series."""
 
 
 class Sink(Protocol):
     """Where values go."""
 
-    def put(self, name: str, value: float, tag: str = "") -> None:
-        """Set a gauge, grow a counter by, or show a histogram, `value`; `tag` is its label's."""
+    def put(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge, grow a counter by, or show a histogram, `value`; `labels` of its tags."""
+        ...
+
+    def forget(self, name: str, *labels: str) -> None:
+        """A gauge with these first labels is nobody's any more."""
         ...
 
 
@@ -88,7 +119,8 @@ class Readings:
     """A reader of one run's, or one campaign's, events."""
 
     def __init__(self, sink: Sink) -> None:
-        self._put = sink.put
+        self._put, self._forget = sink.put, sink.forget
+        self._nodes: dict[int, str] = {}
         self._progress = Progress()
         self._committed_t: float | None = None
         self._repeated = 0
@@ -122,20 +154,52 @@ class Readings:
                 self._read_members(event)
                 self._read_trials(event)
 
-    def _read_members(self, event: Event) -> None:
+    def _read_members(self, event: Event) -> None:  # noqa: C901 - a case per event
         match event:
             case GenerationFormed():
                 self._put("generation", event.generation)
                 self._put("world_size", len(event.members))
+            case WorkerStarted():
+                self._nodes[event.worker] = event.node
             case WorkerLost():
-                self._put("workers_lost", 1, event.cause)
+                self._put("workers_lost", 1, event.cause, *self._who(event.worker))
+                self._gone(event.worker)
             case WorkerLeft():
-                self._put("workers_left", 1, event.cause)
+                self._put("workers_left", 1, event.cause, *self._who(event.worker))
+                self._gone(event.worker)
+            case WorkerSlow():
+                self._put("worker_slowness_ratio", event.factor, *self._who(event.worker))
+            case WorkersMeasured():
+                for worker, values in event.workers.items():
+                    self._measure(self._who(worker), values)
+            case ReplicasDiverged():
+                for worker in event.apart:
+                    self._put("workers_diverged", 1, *self._who(worker))
+            case StepVoided():
+                self._put("steps_voided", 1)
+            case SamplesLeftOut():
+                self._put("samples_left_out", sum(stop - start for start, stop in event.spans))
             case WorkerJoined():
                 self._put("workers_joined", 1)
                 self._put("join_seconds", event.copy_s)
             case RunEnded():
                 self._put("world_size", 0)
+
+    def _who(self, worker: int) -> tuple[str, str]:
+        """A worker's labels."""
+        return str(worker), self._nodes.get(worker, "")
+
+    def _measure(self, who: tuple[str, str], values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            if name in _MEASURED:
+                self._put(_MEASURED[name], value, *who)
+            elif name.endswith("_s"):
+                self._put("worker_time_ratio", value, *who, name.removesuffix("_s"))
+
+    def _gone(self, worker: int) -> None:
+        """What it used is free: its gauges end."""
+        for name in (*_MEASURED.values(), "worker_time_ratio", "worker_slowness_ratio"):
+            self._forget(name, *self._who(worker))
 
     def _read_trials(self, event: Event) -> None:
         match event:

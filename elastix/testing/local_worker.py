@@ -29,6 +29,7 @@ from elastix.train.control.messages import (
     FromWorker,
     Heartbeat,
     Leave,
+    Measured,
     Outcome,
     OutcomeKind,
     RecordEvents,
@@ -38,6 +39,7 @@ from elastix.train.replica.context import Context
 from elastix.train.replica.link import Settings
 from elastix.train.replica.member import Member
 from elastix.train.replica.outcome import run_train
+from elastix.train.replica.usage import EVERY_S, Parts, Usage
 
 HOST = "127.0.0.1"
 
@@ -159,9 +161,15 @@ def _listen(line: Connection, inbox: ThreadSafeInbox, saver: Saver) -> None:
 
 
 def _pulse(link: _PipeLink, member: Member) -> None:
+    parts = Parts()
+    member.on_phase(parts.phase)
+    usage, measured = Usage(parts, member.device), time.monotonic()
     while True:
         time.sleep(0.1)
         try:
             link.send(link.heartbeat(member))
+            if time.monotonic() - measured >= EVERY_S:
+                measured = time.monotonic()
+                link.send(Measured(usage.measure()))
         except OSError:
             return

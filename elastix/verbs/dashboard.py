@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from elastix.observe.grafana import provisioned_directory, write_dashboard
+from elastix.observe.grafana import provisioned_directory, write_alerts, write_dashboard
 from elastix.verbs.output import AsJson, print_table
 
 
@@ -16,6 +16,12 @@ def grafana(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the Grafana dashboard of elastix's metrics beside Ray's own."""
+    """Write the Grafana dashboard of elastix's metrics beside Ray's own, and alerting rules.
+
+    Grafana finds the dashboard by itself. Prometheus reads the rules when its `rule_files` name
+    the file.
+    """
     path = write_dashboard(out or provisioned_directory())
-    print_table(as_json, {"path": str(path)}, ("dashboard",), [(path,)])
+    rules = write_alerts(path.parent)
+    value = {"path": str(path), "alerts": str(rules)}
+    print_table(as_json, value, ("what", "path"), [("dashboard", path), ("alerts", rules)])

@@ -46,6 +46,7 @@ from elastix.train.control.actions import (
     Write,
 )
 from elastix.train.control.failure_detector import FailureDetector
+from elastix.train.control.measures import Measures
 from elastix.train.control.messages import (
     CatchUp,
     CaughtUp,
@@ -55,6 +56,7 @@ from elastix.train.control.messages import (
     FromWorker,
     Heartbeat,
     Leave,
+    Measured,
     Outcome,
     OutcomeKind,
     Ready,
@@ -168,6 +170,7 @@ class Conductor:
         self._failure = terms.failure
         self._roster = Roster(terms.founders, terms.max_workers, terms.min_workers)
         self._slow_news = SlowNews()
+        self._measures = Measures()
         self._detector = FailureDetector(terms.failure.hang_timeout_s, terms.first_step_s)
         self._quorum = Quorum(terms.min_workers, terms.failure)
         self._workers: dict[int, _Member] = {}
@@ -286,6 +289,8 @@ class Conductor:
         match message:
             case Heartbeat():
                 self._detector.hear(worker, message, now)
+            case Measured():
+                self._measures.hear(worker, message.values)
             case RecordEvents():
                 self._record(message, now)
             case Entered():
@@ -367,6 +372,9 @@ class Conductor:
         self._make_anew(now)
         self._check_hangs(now)
         self._check_pace(now)
+        measured = self._measures.due(self._roster.members, self.state.step, now)
+        if measured is not None:
+            self._write(measured)
         self._check_nodes(now)
         self._check_quorum(now)
         self._let_go(now)

@@ -5,6 +5,7 @@ is the same with `ToWorker`. How a message travels is the business of the shell:
 Ray actor, or down a pipe.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -129,6 +130,13 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a worker uses, and where its time goes; see events.WorkersMeasured."""
+
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class RecordEvents:
     """Events for the journal.
 
@@ -150,6 +158,7 @@ FromWorker = (
     | SawDeath
     | Leave
     | Heartbeat
+    | Measured
     | RecordEvents
     | Offer
     | Withdrawn

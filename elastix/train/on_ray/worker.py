@@ -35,6 +35,7 @@ from elastix.train.control.messages import (
     FromWorker,
     Heartbeat,
     Leave,
+    Measured,
     Outcome,
     OutcomeKind,
     Ready,
@@ -51,6 +52,7 @@ from elastix.train.replica.link import Settings
 from elastix.train.replica.member import Member
 from elastix.train.replica.outcome import run_train
 from elastix.train.replica.profiler import Profiler
+from elastix.train.replica.usage import EVERY_S, Parts, Usage
 
 _PATIENCE_S = 5.0  # for an answer of the controller, before nobody is taken to lead the run
 _AGAIN_S = 0.1
@@ -337,8 +339,14 @@ class Worker:
         return profiler
 
     def _pulse(self, member: Member, link: ControllerLink, stop: threading.Event) -> None:
+        parts = Parts()
+        member.on_phase(parts.phase)
+        usage, measured = Usage(parts, member.device), time.monotonic()
         while not stop.wait(self._job.heartbeat_s):
             link.beat(link.heartbeat(member), _PATIENCE_S)
+            if time.monotonic() - measured >= EVERY_S:
+                measured = time.monotonic()
+                link.send(Measured(usage.measure()))
 
 
 def _on_notice(leave: Callable[[], None]) -> None:

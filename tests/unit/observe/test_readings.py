@@ -1,6 +1,7 @@
 """Events as metrics, and the dashboard that shows them."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -12,25 +13,38 @@ from elastix.events import (
     CampaignStarted,
     GenerationFormed,
     Recovered,
+    ReplicasDiverged,
     Reported,
     Resumed,
     RunEnded,
+    SamplesLeftOut,
     SlicesHandedOver,
     StateNotStored,
     StateStored,
     StepCommitted,
+    StepVoided,
     TrialEnded,
     TrialLost,
     TrialStarted,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerSlow,
+    WorkersMeasured,
+    WorkerStarted,
 )
-from elastix.observe.grafana import FILE, dashboard, provisioned_directory, write_dashboard
+from elastix.observe.grafana import (
+    FILE,
+    alerts,
+    dashboard,
+    provisioned_directory,
+    write_alerts,
+    write_dashboard,
+)
 from elastix.observe.readings import SERIES, Account, Readings
 
 KIND = {series.name: series.kind for series in SERIES}
-TAGGED = {series.name for series in SERIES if series.tag}
+TAGS = {series.name: len(series.tags) for series in SERIES}
 
 
 class Sink:
@@ -39,9 +53,9 @@ class Sink:
     def __init__(self):
         self.values = {}
 
-    def put(self, name, value, tag=""):
-        assert bool(tag) == (name in TAGGED)
-        key = (name, tag) if tag else name
+    def put(self, name, value, *labels):
+        assert len(labels) == TAGS[name]
+        key = (name, *labels) if labels else name
         if KIND[name] == "histogram":
             self.values.setdefault(key, []).append(value)
         elif KIND[name] == "counter":
@@ -49,6 +63,10 @@ class Sink:
             self.values[key] = self.values.get(key, 0) + value
         else:
             self.values[key] = value
+
+    def forget(self, name, *labels):
+        for key in [k for k in self.values if k[: 1 + len(labels)] == (name, *labels)]:
+            del self.values[key]
 
 
 def shares(*spans, owed=(), loader=0):
@@ -99,7 +117,7 @@ def test_a_run_with_a_loss_and_a_joiner():
         "samples_committed": 30,
         "samples_owed": 10,
         "samples_repeated": 0,
-        ("workers_lost", "died"): 1,
+        ("workers_lost", "died", "1", ""): 1,
         "recovery_seconds": [0.2],
         "slices_handed_over": 3,
         "workers_joined": 1,
@@ -109,7 +127,7 @@ def test_a_run_with_a_loss_and_a_joiner():
         "checkpoints_failed": 1,
         "store_logical_bytes": 300,
         "store_physical_bytes": 100,
-        ("workers_left", "notice"): 1,
+        ("workers_left", "notice", "0", ""): 1,
         ("reported", "loss"): 0.5,
         ("reported", "epoch"): 3.0,
     }
@@ -247,3 +265,47 @@ def test_another_users_ray_is_left_alone(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="another user's"):
         provisioned_directory()
     assert list(folder.iterdir()) == []
+
+
+def test_what_is_a_workers_has_its_labels_until_it_goes():
+    first = {"cpu": 1.5, "memory": 2e9, "gpu": 0.5, "data_s": 0.1, "compute_s": 0.8}
+    events = [
+        WorkerStarted(worker=0, pid=1, node="n0", device="cpu"),
+        WorkerStarted(worker=1, pid=2, node="n1", device="cpu"),
+        WorkersMeasured(step=5, workers={0: first, 1: {"cpu": 0.5}}),
+        WorkerSlow(worker=1, step=5, factor=2.0),
+    ]
+    values = read(*events)
+    assert values[("worker_cpu_cores", "0", "n0")] == 1.5
+    assert values[("worker_memory_bytes", "0", "n0")] == 2e9
+    assert values[("worker_time_ratio", "0", "n0", "compute")] == 0.8
+    assert values[("worker_slowness_ratio", "1", "n1")] == 2.0
+    gone = read(*events, WorkerLost(worker=1, rank=1, generation=1, cause="died"))
+    assert gone[("workers_lost", "died", "1", "n1")] == 1
+    assert {key[1] for key in gone if key[0].startswith("worker_")} == {"0"}
+
+
+def test_what_the_sentinel_and_the_guard_find_is_counted():
+    values = read(
+        ReplicasDiverged(step=3, workers=(0, 1, 2), apart=(2,), parts=("model",), cure="evicted"),
+        StepVoided(step=4, why="the gradient is not finite"),
+        SamplesLeftOut(loader=0, spans=((0, 10), (20, 25))),
+    )
+    assert values == {
+        ("workers_diverged", "2", ""): 1,
+        "steps_voided": 1,
+        "samples_left_out": 15,
+    }
+
+
+def test_alerting_rules_ask_for_series_that_there_are(tmp_path):
+    (group,) = json.loads(write_alerts(tmp_path).read_text())["groups"]
+    assert group["rules"] == alerts()["groups"][0]["rules"]
+    kinds = {f"ray_elastix_{series.name}": series.kind for series in SERIES}
+    suffix = {"gauge": "", "counter": "_total", "histogram": "_bucket"}
+    known = {name + suffix[kind] for name, kind in kinds.items()}
+    for rule in group["rules"]:
+        asked = set(re.findall(r"ray_elastix_\w+", rule["expr"]))
+        assert asked
+        assert asked <= known
+        assert rule["labels"]["severity"] in ("warning", "critical")
