@@ -21,7 +21,7 @@ from elastix.train.replica.guard import Alarm, Watch, number, ordered
 from elastix.train.replica.link import Settings
 from elastix.train.replica.sentinel import Rotation
 from elastix.train.replica.tracked_objects import TrackedObjects
-from elastix.train.replica.vote import Verdict, judge
+from elastix.train.replica.vote import StepVerdict, judge
 
 
 class StepChecks:
@@ -87,11 +87,11 @@ class StepChecks:
         judged = {"norm": norm, "metric": self._metric}
         return {name: ordered(value) for name, value in judged.items() if value is not None}
 
-    def verdict(self, result: torch.Tensor) -> Verdict:
+    def verdict(self, result: torch.Tensor) -> StepVerdict:
         """Whether a step whose vote has this result counts, and why not."""
         return judge(result.tolist(), self._watch)
 
-    def over(self, verdict: Verdict) -> None:
+    def over(self, verdict: StepVerdict) -> None:
         """The step of this verdict is over."""
         agreed = verdict.agreed
         self._metric, self._since = None, time.monotonic()

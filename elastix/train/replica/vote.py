@@ -100,7 +100,7 @@ def decode(reduced: Sequence[int]) -> VoteResult:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepVerdict:
     """What a worker makes of the result: the same on all.
 
     Attributes:
@@ -117,9 +117,9 @@ class Verdict:
         return self.agreed.void or not self.agreed.equal or self.alarm is not None
 
 
-def judge(reduced: Sequence[int], watch: Watch | None) -> Verdict:
+def judge(reduced: Sequence[int], watch: Watch | None) -> StepVerdict:
     """The verdict from what was reduced, by a guard that has seen the steps before."""
     agreed = decode(reduced)
     if watch is None or agreed.void or not agreed.equal:
-        return Verdict(agreed, None)
-    return Verdict(agreed, watch.judge(number(agreed.norm), number(agreed.metric)))
+        return StepVerdict(agreed, None)
+    return StepVerdict(agreed, watch.judge(number(agreed.norm), number(agreed.metric)))
