@@ -228,9 +228,16 @@ def put_in(module: ModuleType, source: ast.Module) -> None:
         if code is not None:
             function.__code__ = code
     for statement in source.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+        if isinstance(statement, ast.Assign) and _is_number(statement.value):
+            value = eval(ast.unparse(statement.value))
             for target in statement.targets:
-                setattr(module, ast.unparse(target), statement.value.value)
+                setattr(module, ast.unparse(target), value)
+
+
+def _is_number(expression: ast.expr) -> bool:
+    """Written as such, or computed of such."""
+    kinds = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+    return all(isinstance(part, kinds) for part in ast.walk(expression))
 
 
 def _compiled(source: ast.Module, module: ModuleType) -> CodeType:

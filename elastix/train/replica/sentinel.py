@@ -59,17 +59,13 @@ class Rotation:
         """
         if sum(sizes) + TENSOR_COST * len(sizes) <= self._budget:
             return [Piece(place, 0, size) for place, size in enumerate(sizes)]
-        if self._resting:
-            return []
         start, stop = self._at, self._at + self._budget
         found, here = [], 0
         for place, size in enumerate(sizes):
-            cost = size + TENSOR_COST
-            if here + cost > start and here < stop:
-                piece = Piece(place, max(0, start - here), min(size, stop - here))
-                if piece.start < piece.stop:
-                    found.append(piece)
-            here += cost
+            piece = Piece(place, max(0, start - here), min(size, stop - here))
+            if piece.start < piece.stop:
+                found.append(piece)
+            here += size + TENSOR_COST
         return found
 
     def committed(self, sizes: Sequence[int], step_us: int) -> None:

@@ -81,13 +81,13 @@ class VoteResult:
 
 def decode(reduced: Sequence[int]) -> VoteResult:
     """The result from what was reduced."""
-    unanimous, (journaled, store, compare, void, *rest) = reduced[:6], reduced[6:]
-    (proposal, drawn, held), lowest = unanimous[:3], unanimous[3:]
-    step_us, norm, metric, *slice_us = rest
+    pairs = zip(reduced[:3], reduced[3:6], strict=True)
+    proposal, drawn, held = (high if high == -low else None for high, low in pairs)
+    journaled, store, compare, void, step_us, norm, metric, *slice_us = reduced[6:]
     return VoteResult(
-        proposal=proposal if proposal == -lowest[0] else 0,
-        alike=drawn == -lowest[1],
-        equal=held == -lowest[2],
+        proposal=proposal or 0,
+        alike=drawn is not None,
+        equal=held is not None,
         step_us=step_us,
         norm=norm,
         metric=metric,

@@ -1,7 +1,7 @@
 """Workers that draw other batches than the rest are seen in the commit round, and named."""
 
 import pickle
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastix.comm.protocol.calls import OperationKind
+from elastix.config import Guard
 from elastix.data.loader import Loader
 from elastix.data.source import Source
 from elastix.errors import ReplicasDiffer
 from elastix.train.replica.draws import Drawn, drawn, parted
+from elastix.train.replica.guard import ABSENT, Watch, ordered
 from elastix.train.replica.rounds import RollCall, told
-from elastix.train.replica.vote import Vote, decode
+from elastix.train.replica.vote import Vote, decode, judge
 
 
 class Worker:
@@ -106,6 +108,11 @@ def test_what_is_committed_is_behind():
 
 
 marks = st.integers(0, 2**62 - 1)
+QUIET = Vote(proposal=0, journaled=-1, store=False, compare=False, drawn=3, void=False)
+
+
+def votes_encoded(votes):
+    return [vote.encode() for vote in votes]
 
 
 @given(st.lists(marks, min_size=1, max_size=5))
@@ -131,6 +138,57 @@ def test_a_flag_of_one_is_a_flag_of_all():
     )
     quiet = decode(reduced(vote(3), vote(3)))
     assert (quiet.store, quiet.compare, quiet.void) == (False, False, False)
+
+
+@given(st.lists(marks, min_size=1, max_size=5))
+def test_the_round_says_whether_all_hold_the_same(values):
+    votes = (replace(QUIET, held=value) for value in values)
+    assert decode(reduced(*votes_encoded(votes))).equal == (len(set(values)) == 1)
+
+
+def test_the_slowest_step_and_the_largest_numbers_count():
+    votes = [replace(QUIET, step_us=7, norm=5, metric=2), replace(QUIET, step_us=9, norm=3)]
+    agreed = decode(reduced(*votes_encoded(votes)))
+    assert (agreed.step_us, agreed.norm, agreed.metric) == (9, 5, 2)
+    nobody = decode(reduced(QUIET.encode()))
+    assert (nobody.norm, nobody.metric) == (ABSENT, ABSENT)
+
+
+def judged(*votes, guard=True):
+    """What all make of these votes, after steps with gradients of norm 1 and losses of 2."""
+    watch = Watch(Guard(metric="loss")) if guard else None
+    for _ in range(30 if guard else 0):
+        watch.counted(1.0, 2.0)
+    return judge(reduced(*votes_encoded(votes)), watch)
+
+
+def test_a_step_counts_if_nobody_has_anything_against_it():
+    usual = replace(QUIET, norm=ordered(1.0), metric=ordered(2.0))
+    for guard in (True, False):
+        verdict = judged(usual, usual, guard=guard)
+        assert not verdict.void
+        assert verdict.alarm is None
+
+
+@pytest.mark.parametrize(
+    ("vote", "what"), [({"norm": 1e3}, "gradient"), ({"norm": 1.0, "metric": 1e3}, "loss")]
+)
+def test_what_the_guard_finds_in_one_vote_makes_the_step_void(vote, what):
+    odd = replace(QUIET, **{name: ordered(value) for name, value in vote.items()})
+    verdict = judged(QUIET, odd)
+    assert verdict.void
+    assert verdict.alarm.what == what
+    assert not judged(QUIET, odd, guard=False).void
+
+
+@pytest.mark.parametrize("against", [{"void": True}, {"held": 4}])
+def test_a_step_that_is_void_in_any_case_is_not_judged(against):
+    """Its gradient may be of a part of the batch, or of another model."""
+    odd = replace(QUIET, norm=ordered(1e3), **against)
+    for guard in (True, False):
+        verdict = judged(QUIET, odd, guard=guard)
+        assert verdict.void
+        assert verdict.alarm is None
 
 
 class Group:

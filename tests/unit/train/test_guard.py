@@ -95,6 +95,63 @@ def test_too_many_void_steps_in_a_window_end_the_run():
     assert "voided 3 of the last 23 steps, and Guard.most is 2; the last was step 8" in str(error)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3, 1e6])
+def test_what_is_a_spike_does_not_depend_on_the_scale(scale):
+    chance = random.Random(5)
+    norms = [scale * math.exp(chance.gauss(0, 0.3)) for _ in range(STEPS)]
+    found = watch(norms)
+    assert found.judge(50 * scale, None) is not None
+    assert found.judge(2 * max(norms), None) is None
+
+
+def test_nothing_is_a_spike_that_is_no_larger_than_what_counted():
+    norms = [1.0, 500.0] + [1.0] * 18  # the second came before anybody could tell
+    assert watch(norms).judge(500.0, None) is None
+    assert watch(norms).judge(400.0, None) is None
+    assert watch(norms).judge(600.0, None) is not None
+
+
+def test_a_reported_loss_is_judged_by_the_losses_before_it():
+    found = Watch(Guard(metric="loss"))
+    for step in range(STEPS):
+        found.counted(1000.0 + step % 3, 1.0 + 0.1 * (step % 3))
+    alarm = found.judge(1001.0, 1000.0)
+    assert str(alarm).startswith("the reported loss is 1e+03, usually 1.1")
+    second = Watch(Guard(metric="loss"))
+    second.load_state_dict(found.state_dict())
+    assert second.judge(1001.0, 1000.0) == alarm
+
+
+def test_what_is_usual_is_known_after_the_warmup():
+    for steps, known in ((19, False), (20, True)):
+        alarm = watch([2.0] * steps).judge(math.inf, None)
+        assert math.isnan(alarm.usual) != known
+
+
+def test_void_steps_count_together_within_the_window_and_not_beyond():
+    alarm = Alarm("gradient", math.inf, 1.0)
+    for between, ends in ((28, True), (29, False)):
+        found = Watch(Guard(most=1, window=30))
+        assert found.voided(1, alarm) is None
+        for _ in range(between):
+            found.counted(1.0, None)
+        assert (found.voided(2, alarm) is not None) == ends
+
+
+def test_whoever_is_given_the_state_ends_the_run_at_the_same_step():
+    alarm = Alarm("gradient", math.inf, 1.0)
+    first, second = Watch(Guard(most=2, window=30)), Watch(Guard(most=2, window=30))
+    for step in range(4):
+        assert first.voided(step, alarm) is None
+        for _ in range(20):
+            first.counted(1.0, None)
+    second.load_state_dict(first.state_dict())
+    for step in range(4, 8):
+        errors = [str(watch.voided(step, alarm)) for watch in (first, second)]
+        assert errors[0] == errors[1]
+    assert "voided 3 of the last 3 steps" in errors[0]
+
+
 def test_whoever_is_given_the_state_judges_alike():
     first, second = watch(), Watch(Guard())
     first.voided(3, Alarm("gradient", math.nan, 1.0))

@@ -181,3 +181,17 @@ def test_who_has_joined_is_compared_even_if_that_is_agreed_on_later():
     assert schedule.compares_now()
     assert not schedule.compares_now()
     assert schedule.due(8) == ""
+
+
+def test_nothing_is_due_before_the_first_step():
+    schedule = Schedule(CheckpointConfig(every_steps=1, best="accuracy"))
+    schedule.reported(0, {"accuracy": 0.5})
+    schedule.agreed(store=True, compare=False)
+    assert schedule.due(0) == ""
+    assert schedule.due(1) == "every_steps"
+
+
+def test_the_best_is_due_at_the_first_step_too():
+    schedule = Schedule(CheckpointConfig(best="accuracy"))
+    schedule.reported(1, {"accuracy": 0.5})
+    assert schedule.due(1) == "best"

@@ -2,10 +2,11 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastix.train.replica.sentinel import BYTES_PER_US, SHARE, SMALL, TENSOR_COST, Rotation
+from elastix.train.replica.sentinel import BYTES_PER_US, SHARE, SMALL, TENSOR_COST, Piece, Rotation
 
 LARGE = [40 << 20, 3, 0, 7 << 20, 1 << 10]
 
@@ -72,7 +73,7 @@ def test_a_pass_begins_once_a_minute_at_most():
         if pieces and pieces[0].start == 0 and pieces[0].place == 0
     ]
     assert len(begun) > 2
-    assert all(b - a in (120, 121) for a, b in itertools.pairwise(begun[1:]))
+    assert {b - a for a, b in itertools.pairwise(begun[1:])} == {120}
 
 
 def test_a_step_in_which_all_waited_does_not_count_as_a_long_one():
@@ -82,11 +83,42 @@ def test_a_step_in_which_all_waited_does_not_count_as_a_long_one():
     assert rotation.step_us == 20_000
 
 
-def test_whoever_is_given_the_state_chooses_alike():
+def test_many_tiny_tensors_are_no_small_state():
+    most = SMALL // (TENSOR_COST + 1)
+    assert len(Rotation().pieces([1] * most)) == most
+    assert len(Rotation().pieces([1] * 2 * most)) == most + 1  # the last one in part
+    exact = [SMALL - TENSOR_COST]
+    assert Rotation().pieces(exact) == [Piece(0, 0, exact[0])]
+    assert nbytes(Rotation().pieces([exact[0] + 1])) <= SMALL
+
+
+def test_no_piece_is_empty():
+    for pieces in passed(Rotation(), [0, 3, 0, 40 << 20, 0], 100, 200_000):
+        assert all(piece.start < piece.stop for piece in pieces)
+
+
+def test_when_all_was_hashed_the_next_pass_begins_anew():
+    for steps in (5, 30):  # within a pass, and in the rest after it
+        rotation = Rotation()
+        passed(rotation, LARGE, steps, 500_000)
+        rotation.committed([1, 2], 500_000)
+        assert rotation.state_dict() == {**Rotation().state_dict(), "step_us": rotation.step_us}
+
+
+def test_a_pass_ends_with_the_last_byte_and_not_after_it():
+    rotation = Rotation()
+    sizes = [2 * SMALL - TENSOR_COST]  # two steps of the least budget
+    hashed = [nbytes(pieces) for pieces in passed(rotation, sizes, 4, 1000)]
+    assert hashed == [SMALL, SMALL - TENSOR_COST, 0, 0]
+
+
+@pytest.mark.parametrize("steps", [17, 200])
+def test_whoever_is_given_the_state_chooses_alike(steps):
     first, second = Rotation(), Rotation()
-    passed(first, LARGE, 17, 30_000)
+    passed(first, LARGE, steps, 300_000)
+    assert bool(first.state_dict()["resting"]) == (steps > 17)
     second.load_state_dict(first.state_dict())
-    assert passed(first, LARGE, 50, 80_000) == passed(second, LARGE, 50, 80_000)
+    assert passed(first, LARGE, 400, 280_000) == passed(second, LARGE, 400, 280_000)
 
 
 def test_a_state_of_before_begins_anew():
