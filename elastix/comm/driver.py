@@ -331,8 +331,9 @@ class GroupDriver:
         group: Any = wanted.group
         started = time.monotonic()
         self._participant.phase("take", group.generation)
-        state = transfer.take(group, wanted.root, self._device, self._finish)
-        self._participant.adopt_state(state)
+        with transfer.taking():
+            state = transfer.take(group, wanted.root, self._device, self._finish)
+            self._participant.adopt_state(state)
         return Joined(time.monotonic() - started, state.nbytes)
 
     def _all_have_state(self, wanted: want.AllHaveState) -> None:
@@ -416,7 +417,8 @@ class GroupDriver:
         given = wanted.given
         names = ["the group", f"worker {self._wiring.me}"]
         layouts.compare([given.layout, self._layout], names)
-        self._participant.adopt_state(given.state)
+        with transfer.taking():
+            self._participant.adopt_state(given.state)
         return Joined(time.monotonic() - self._subscribed, given.state.nbytes)
 
     def _take_digest(self, _wanted: want.TakeDigest) -> str:

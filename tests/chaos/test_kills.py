@@ -3,7 +3,9 @@
 from signal import SIGSEGV, SIGSTOP
 
 import pytest
+import torch
 
+from elastix.comm.network import transfer
 from elastix.events import Recovered, WorkerLost
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
@@ -157,6 +159,34 @@ def test_somebody_is_killed_during_a_join(tmp_path, kill, min_workers):
     config = joining(tmp_path, 5 if min_workers == 1 else -1)
     result = run(tmp_path, [first, kill], config=config, replace=True, min_workers=min_workers)
     assert min_workers == 1 or committed(result.events)[-1].world_size == 3
+
+
+def train_short_of_memory(ctx):
+    """The train function; worker 3 asks for more memory than there is for the State."""
+    if ctx._member.me == 3:
+        transfer.rooms = lambda _body: torch.empty(1 << 60, dtype=torch.uint8)
+    train(ctx)
+
+
+@pytest.mark.parametrize("min_workers", [1, 3], ids=["beside the group", "in the group"])
+def test_a_joiner_without_memory_for_the_state_costs_itself_alone(tmp_path, min_workers):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    config = {**CONFIG, **joining(tmp_path, 5 if min_workers == 1 else -1), "log": str(logs)}
+    doomed = with_kills(train_short_of_memory, [Kill(worker=1, phase="bucket", step=3)])
+    result = run_local(
+        doomed,
+        3,
+        config=config,
+        directory=tmp_path / "run",
+        replace=True,
+        min_workers=min_workers,
+    )
+    lost = [(event.worker, event.cause) for event in result.events if isinstance(event, WorkerLost)]
+    assert lost == [(1, "died"), (3, "ran out of memory")]
+    assert min_workers == 1 or [event.worker for event in joins(result.events)] == [4]
+    assert_exactly_once(result.events, config["epochs"])
+    assert_replicas_identical(logs, set(result.lost), result.events)
 
 
 def test_nobody_waits_for_the_timeout_of_an_operation(tmp_path):

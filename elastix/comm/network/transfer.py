@@ -5,11 +5,13 @@ Collective over that group. Blocks until done; `wait` makes it end early when th
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from elastix.comm.network.process_group import Group, Pending
+from elastix.comm.protocol.participant import OutOfMemory
 from elastix.state import Ref, State, dtype_name, identity, raw_bytes
 
 Wait = Callable[[Pending], None]
@@ -57,6 +59,22 @@ def take(group: Group, root: int, device: torch.device, wait: Wait) -> State:
         for piece, received in zip(pieces, torch.split(chunk, sizes), strict=True):
             piece.copy_(received)
     return assemble(body, tensors)
+
+
+@contextmanager
+def taking() -> Iterator[None]:
+    """Around all that a newcomer does to hold the State that it is given.
+
+    Raises:
+        OutOfMemory: there is no memory for it. That is this worker's trouble alone.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        told = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not told and "can't allocate memory" not in str(error):
+            raise
+        raise OutOfMemory(f"no memory for the State: {error}") from error
 
 
 def describe(state: State) -> tuple[dict[str, Any], list[torch.Tensor]]:

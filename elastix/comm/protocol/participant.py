@@ -13,6 +13,10 @@ class Fenced(BaseException):
     """This worker was taken out of the group. Not an Exception: user code must not catch it."""
 
 
+class OutOfMemory(BaseException):
+    """This worker cannot hold the State that it is given. Not an Exception, as Fenced is none."""
+
+
 class Released(BaseException):
     """The others go on without this worker from here, as agreed: it was to leave."""
 

@@ -216,6 +216,7 @@ class OutcomeKind(StrEnum):
     HALTED: whoever runs the function wanted it to end.
     FENCED: the others went on without the worker, and it cannot catch up from where it is.
     DISMISSED: it waited in vain for others.
+    OUT_OF_MEMORY: it could not hold the State that it was given.
     """
 
     FINISHED = "finished"
@@ -224,6 +225,7 @@ class OutcomeKind(StrEnum):
     HALTED = "halted"
     FENCED = "fenced"
     DISMISSED = "dismissed"
+    OUT_OF_MEMORY = "ran out of memory"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,19 @@
 """Run the train function on one member, and say how it ended. No Ray."""
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from elastix.comm.protocol.participant import Fenced, Released
+from elastix.comm.protocol.participant import Fenced, OutOfMemory, Released
 from elastix.errors import ElastixError, QuorumLost, StoreError
 from elastix.train.control.messages import Outcome, OutcomeKind
 from elastix.train.replica import tracebacks
 from elastix.train.replica.context import Context
 from elastix.train.replica.exactness import deterministic_operators
 from elastix.train.replica.member import Member, Paused
+
+logger = logging.getLogger(__name__)
 
 
 class Halted(BaseException):
@@ -56,6 +59,9 @@ def run_train(
         return Outcome(kind=OutcomeKind.LEFT, generation=released.generation, step=member.step)
     except Fenced as fenced:
         return Outcome(kind=OutcomeKind.FENCED, step=member.step, summary=str(fenced))
+    except OutOfMemory as error:  # as if the system had ended the process for it
+        logger.warning("worker %d is lost: %s", member.me, error)
+        return Outcome(kind=OutcomeKind.OUT_OF_MEMORY, step=member.step, summary=str(error))
     except QuorumLost as error:
         try:
             member.await_stored(member.save("quorum lost"))
