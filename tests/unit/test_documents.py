@@ -1,6 +1,7 @@
 """What the documents promise to a reader: links lead somewhere, no public name is missing."""
 
 import inspect
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -101,6 +102,18 @@ def test_versions_agree():
     wheel = f"elastix-{project['version']}-py3-none-any.whl"
     assert wheel in (ROOT / "README.md").read_text()
     assert f"-t elastix:{project['version']} " in (ROOT / "Dockerfile").read_text()
+
+
+def test_every_dependency_has_a_reason_and_a_pin():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    asked = [*project["dependencies"], *itertools.chain.from_iterable(extras)]
+    names = {re.match(r"[\w.-]+", text)[0].lower() for text in asked}
+    reasons = (ROOT / "DESIGN.md").read_text().partition("## Dependencies")[2].lower()
+    short = {name: name.replace("pytest-", "+").removesuffix("-bin") for name in names}
+    assert [name for name in sorted(names) if short[name] not in reasons] == []
+    pins = (ROOT / "constraints.txt").read_text().lower().replace("_", "-")
+    assert [name for name in sorted(names) if f"\n{name.replace('_', '-')}==" not in pins] == []
 
 
 def test_readmes_first_program_is_whole():
