@@ -18,6 +18,7 @@ from elastix.events import (
     StepCommitted,
     WorkerJoined,
     WorkerLost,
+    WorkersMeasured,
     WorkerStarted,
 )
 from elastix.report.trials import CampaignRecord, TrialRecord
@@ -45,6 +46,8 @@ def run_events(
         config={"lr": 3e-3, "widths": [32, 64], "optimizer": {"name": "adamw", "decay": 0.01}},
         scaling={"num_workers": [4, workers], "cpus_per_worker": 1.0},
         versions={"python": "3.11.7", "torch": "2.13.0", "ray": "2.60.0"},
+        checkpoint={"best": "accuracy", "mode": "max", "every_steps": 200},
+        origin={"command": "python train.py", "host": "gpu-3", "git": "1a2b3c4d5e6f with changes"},
     )
     for worker in members:
         t += 0.4
@@ -101,6 +104,22 @@ def run_events(
             world_size=len(members),
             batches=(BatchShares(loader=0, epoch=first // length, shares=shares),),
         )
+        if step % 40 == 0:
+            yield WorkersMeasured(
+                t=t,
+                step=step,
+                workers={
+                    worker: {
+                        "cpu": chance.uniform(0.7, 1.1),
+                        "memory": 4e8 + 1e5 * step + 1e7 * worker,
+                        "data_s": 0.05,
+                        "compute_s": 0.75 + 0.01 * (worker % 5),
+                        "reduce_s": 0.08,
+                        "wait_s": 0.12 - 0.01 * (worker % 5),
+                    }
+                    for worker in members
+                },
+            )
         if step % 25 == 0:
             x = step / 400
             noise = chance.gauss(0, 0.006)

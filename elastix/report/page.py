@@ -78,12 +78,18 @@ class Section:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number at the top; `mood` is "good", "bad" or "" for neither."""
+    """A number at the top.
+
+    Attributes:
+        mood: "good", "bad" or "" for neither.
+        meaning: how it is defined, shown under the mouse.
+    """
 
     name: str
     value: str
     more: str = ""
     mood: str = ""
+    meaning: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ A run may have millions of steps, and a page must open at once: curves and rates
 while they are read, so memory and page stay small however long the journal is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,20 +12,26 @@ from elastix.data.audit import Audit, audit
 from elastix.events import (
     Event,
     GenerationFormed,
+    ReplicasDiverged,
     Reported,
     Resumed,
     RunEnded,
     RunStarted,
+    SamplesLeftOut,
     StateDropped,
     StateNotStored,
     StateStored,
     StepCommitted,
+    StepVoided,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
     WorkerRaised,
     WorkerSlow,
+    WorkersMeasured,
+    WorkerStarted,
 )
+from elastix.observe.lines import line
 from elastix.observe.progress import Progress
 
 _POINTS = 1000  # of a curve
@@ -121,6 +127,46 @@ class Rates:
 
 
 @dataclass
+class WorkerRecord:
+    """One worker.
+
+    Attributes:
+        node, device: where it ran.
+        samples: of its own shares, committed.
+        present_s: in the group.
+        usage: curves of what it measured, by name: "cpu", "memory", "gpu", "gpu_memory".
+        parts: by part of a step, the sum of its shares of the time, and how many there were.
+    """
+
+    node: str = ""
+    device: str = ""
+    samples: int = 0
+    present_s: float = 0.0
+    usage: dict[str, Curve] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    measured: int = 0
+
+    @property
+    def rate(self) -> float | None:
+        """Samples per second of its time in the group."""
+        return self.samples / self.present_s if self.present_s > 0 else None
+
+    def measure(self, t: float, step: int, values: Mapping[str, float]) -> None:
+        """One more measurement."""
+        self.measured += 1
+        for name, value in values.items():
+            if name.endswith("_s"):
+                part = name.removesuffix("_s")
+                self.parts[part] = self.parts.get(part, 0.0) + value
+            else:
+                self.usage.setdefault(name, Curve()).add(Point(step, t, value))
+
+    def share(self, part: str) -> float:
+        """Of its time that went to this part."""
+        return self.parts.get(part, 0.0) / self.measured if self.measured else 0.0
+
+
+@dataclass
 class Training:
     """A run as the page shows it; times are seconds since the run first began.
 
@@ -132,6 +178,9 @@ class Training:
         bars: who was in the group when.
         sizes: (time, workers in the group), at each change.
         marks: (time, kind, worker or -1, text): joins, restarts, errors.
+        formed_s: when the first group had formed; None before that.
+        workers: what is known of each worker.
+        found: (time, text) of what sentinel and guard found, the latest.
         states: stored and not dropped since, the latest ones.
         states_stored, states_dropped, stored_bytes: over the whole run.
     """
@@ -145,6 +194,9 @@ class Training:
     marks: list[tuple[float, str, int, str]] = field(default_factory=list)
     curves: dict[str, Curve] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
+    formed_s: float | None = None
+    workers: dict[int, WorkerRecord] = field(default_factory=dict)
+    found: list[tuple[float, str]] = field(default_factory=list)
     states: list[tuple[float, StateStored]] = field(default_factory=list)
     states_stored: int = 0
     states_dropped: int = 0
@@ -167,7 +219,17 @@ class Training:
                 self.states = [entry for entry in self.states if entry[1].step <= event.step]
                 for curve in self.curves.values():
                     curve.go_back(event.step)
+            case WorkerStarted():
+                worker = self._worker(event.worker)
+                worker.node, worker.device = event.node, event.device
+            case WorkersMeasured():
+                for number, values in event.workers.items():
+                    self._worker(number).measure(t, event.step, values)
+            case ReplicasDiverged() | StepVoided() | SamplesLeftOut():
+                self.found = [*self.found[1 - _MARKS :], (t, line(event)[0])]
             case GenerationFormed():
+                if event.members and self.formed_s is None:
+                    self.formed_s = t
                 if not self._present:
                     self.rates.pause(t)
                 self._membership(t, event.members)
@@ -189,6 +251,9 @@ class Training:
                 self._mark(t, "error", event.worker, text)
             case StepCommitted():
                 self.rates.add(t, sum(batch.samples for batch in event.batches))
+                for batch in event.batches:
+                    for number, spans in batch.shares.items():
+                        self._worker(number).samples += sum(stop - start for start, stop in spans)
             case Reported():
                 self._report(t, event)
             case StateStored():
@@ -206,6 +271,11 @@ class Training:
         """After the last event: a run that goes on has open bars."""
         for bar in self._present.values():
             bar.stop = self.length_s
+        for bar in self.bars:
+            self._worker(bar.worker).present_s += bar.stop - bar.start
+
+    def _worker(self, number: int) -> WorkerRecord:
+        return self.workers.setdefault(number, WorkerRecord())
 
     def _membership(self, t: float, members: tuple[int, ...]) -> None:
         for worker in [w for w in self._present if w not in members]:

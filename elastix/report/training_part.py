@@ -10,10 +10,17 @@ from elastix.data.cursor import count
 from elastix.observe.lines import plain_lines
 from elastix.observe.progress import Loss, Progress, duration, number
 from elastix.report.page import Cell, Failure, Section, Table, Tile
-from elastix.report.training import Training
+from elastix.report.training import Training, WorkerRecord
 from elastix.report.training_plots import training_figures
 from elastix.report.trials import flatten
+from elastix.report.usage_plots import usage_figures
 
+_GOODPUT = (
+    "Committed samples per second over the rate at which the largest group worked through steps "
+    "that no change of the group disturbed. Evaluation and checkpoints are in both rates; the "
+    "start-up is in neither."
+)
+_PARTS = ("data", "compute", "reduce", "wait", "checkpoint", "evaluate", "recover")
 _LOSSES = 1000  # rows of the table of losses, the latest
 
 
@@ -25,15 +32,28 @@ def seconds(value: float | None) -> Cell:
 def tiles(training: Training) -> Iterator[Tile]:
     """What matters first."""
     progress, account = training.progress, training.audit
-    done = progress.done
-    so_far = "" if done is None else f"{done:.0%} of the planned epochs"
-    yield Tile("steps committed", f"{progress.step:,}", so_far)
-    for name, value in list(progress.metrics.items())[:2]:
-        yield Tile(name, number(value), f"last value, step {progress.metrics_step}")
+    best = progress.best.value
+    if best is not None:
+        state = f", State {best.ref[:12]}" if best.ref else ""
+        meaning = f"CheckpointConfig.best names {best.metric!r}: States are kept by it."
+        yield Tile(best.metric, number(best.value), f"best, step {best.step}{state}", "", meaning)
+    yield Tile("steps committed", f"{progress.step:,}", _so_far(progress))
+    known = best.metric if best is not None else ""
+    others = [entry for entry in progress.metrics.items() if entry[0] != known]
+    for name, value in others[:2]:
+        odd = progress.not_finite.get(name)
+        since = f"last value, step {progress.metrics_step}"
+        if odd is not None:
+            yield Tile(name, number(value), f"not finite since step {odd}", "bad")
+        else:
+            yield Tile(name, number(value), since)
+    if training.formed_s is not None:
+        yield Tile("start-up", f"{training.formed_s:.1f} s", "until the group had formed")
     share = progress.goodput.share
     if share is not None:
         full = progress.goodput.full_rate or 0.0
-        yield Tile("goodput", f"{share:.1%}", f"of {full:,.0f} samples/s undisturbed")
+        told = f"since the group formed, of {full:,.0f} samples/s undisturbed"
+        yield Tile("goodput", f"{share:.1%}", told, "", _GOODPUT)
     slowest = progress.slowest_recovery_s
     worst = "" if slowest is None else f"slowest recovery {slowest:.2f} s"
     yield Tile("workers lost", str(len(progress.losses)), worst or "nothing to recover from")
@@ -45,6 +65,13 @@ def tiles(training: Training) -> Iterator[Tile]:
         if account.replicas.most > 1:
             yield _replicas(account.replicas)
         yield Tile("steps lost", str(account.steps_lost), "", "bad" if account.steps_lost else "")
+
+
+def _so_far(progress: Progress) -> str:
+    """How much of the plan is done; of a run that failed, that it did."""
+    if progress.outcome in ("failed", "interrupted"):
+        return f"{progress.outcome} there"
+    return "" if progress.done is None else f"{progress.done:.0%} of the planned epochs"
 
 
 def _replicas(found: ReplicasAudit) -> Tile:
@@ -73,9 +100,12 @@ def sections(training: Training) -> Iterator[Section]:
     plots = training_figures(training)
     group = [plot for plot in plots if plot.wide]
     curves = [plot for plot in plots if not plot.wide]
-    yield Section("group", "Group", group, _losses(training))
+    yield Section("group", "Group", group, [*_losses(training), *_found(training)])
     if curves:
         yield Section("curves", "Training curves", curves)
+    if training.workers:
+        plots = usage_figures(training)
+        yield Section("workers", "Workers", plots, [_workers(training)])
     yield Section("audit", "Samples", (), _audit(training), _verdict(training))
     if training.states_stored:
         yield Section("states", "States", (), [_states(training)])
@@ -113,6 +143,50 @@ def _how(loss: Loss) -> Cell:
     handed = f"{loss.handed_over} slices computed by others" if loss.handed_over else ""
     text = ", ".join(part for part in (loss.outcome, handed) if part)
     return Cell(text, text)
+
+
+def _found(training: Training) -> list[Table]:
+    """What sentinel and guard found."""
+    if not training.found:
+        return []
+    rows = [[Cell(f"{at:.2f} s", at), Cell(text, text)] for at, text in training.found]
+    caption = "Workers that held another State than most, steps that were voided, what is left out."
+    return [Table("found", "Sentinel and guard", ("after", "what"), rows, caption, wide=True)]
+
+
+def _workers(training: Training) -> Table:
+    rows = []
+    for number_, worker in sorted(training.workers.items()):
+        cpu, memory = (worker.usage.get(name) for name in ("cpu", "memory"))
+        cores = [point.value for point in cpu.points] if cpu is not None else []
+        most = max((point.value for point in memory.points), default=0.0) if memory else 0.0
+        rows.append(
+            [
+                Cell(str(number_), number_),
+                Cell(worker.node[:12] or "-", worker.node),
+                Cell(worker.device or "-", worker.device),
+                Cell(duration(worker.present_s), worker.present_s),
+                Cell(f"{worker.samples:,}", worker.samples),
+                Cell("" if worker.rate is None else f"{worker.rate:,.0f}", worker.rate or 0.0),
+                Cell(f"{sum(cores) / len(cores):.2f}" if cores else "", sum(cores)),
+                Cell(decimal(round(most)) if most else "", most),
+                *(_part(worker, part) for part in _PARTS[:4]),
+            ]
+        )
+    names = ("worker", "node", "device", "in the group", "samples", "samples/s", "cores", "memory")
+    caption = (
+        "Samples are those of its own shares; cores are the mean, memory is the most. The parts "
+        "of a step are shares of the training thread's time: reading data, computing, waiting for "
+        "buckets to be reduced, waiting for the others. Reductions that overlap with computing do "
+        "not count."
+    )
+    columns = (*names, *_PARTS[:4])
+    return Table("workers-table", "Workers", columns, rows, caption, sortable=True, wide=True)
+
+
+def _part(worker: WorkerRecord, part: str) -> Cell:
+    share = worker.share(part)
+    return Cell(f"{share:.0%}" if worker.measured else "", share)
 
 
 def _verdict(training: Training) -> str:
@@ -177,7 +251,8 @@ def _setup(progress: Progress) -> Table:
     if run is not None:
         facts = {"seed": run.seed, **flatten(run.config, "config.", lists=False)}
         facts |= flatten(run.scaling, "scaling.", lists=False)
-        facts |= flatten(run.versions, "version.")
+        facts |= flatten(run.checkpoint, "checkpoint.", lists=False)
+        facts |= {**flatten(run.versions, "version."), **flatten(run.origin, "origin.")}
     rows = [[Cell(name), Cell(number(value))] for name, value in facts.items()]
     return Table("setup-table", "Arguments", ("name", "value"), rows)
 

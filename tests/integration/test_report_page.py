@@ -100,10 +100,19 @@ def text_of(browser, selector: str) -> str:
 def test_the_parts_of_a_run(browser, run_page):
     shown(browser, run_page)
     plots = drawn(browser)
-    assert set(plots) == {"membership", "goodput", "curve-0", "curve-1"}
+    assert set(plots) == {
+        *("membership", "goodput", "curve-0", "curve-1"),
+        *("usage-cpu", "usage-memory", "parts"),
+    }
     assert all(plots.values())
     assert text_of(browser, "h1") == "digits finished"
     assert "1,200" in text_of(browser, ".tiles")
+    first = browser.find_elements(By.CSS_SELECTOR, ".tiles > div")[0].text
+    assert first.startswith("accuracy")
+    assert "best, step" in first
+    goodput = browser.find_element(By.CSS_SELECTOR, ".tiles > div[title^='Committed samples']")
+    assert "since the group formed" in goodput.text
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#workers-table tbody tr")) == 14
     bars = browser.execute_script(
         "return document.getElementById('membership')._fullData.find(t => t.type == 'bar').y.length"
     )
@@ -299,7 +308,10 @@ def test_a_run_that_goes_on_is_refreshed_on_demand(browser, tmp_path):
             shown(browser, path)
         else:
             browser.find_element(By.ID, "reload").click()
-            until(browser, "document.querySelector('.tiles dd')?.textContent.startsWith('80')")
+            until(
+                browser,
+                "document.querySelector('.tiles > :nth-child(2) dd')?.textContent.startsWith('80')",
+            )
             until(browser, "document.documentElement.dataset.drawn !== undefined")
-        assert text_of(browser, ".tiles dd").startswith(str(steps))
+        assert text_of(browser, ".tiles > :nth-child(2) dd").startswith(str(steps))
     assert drawn(browser)["membership"]

@@ -40,8 +40,6 @@ def strategy_of(annotation) -> st.SearchStrategy:
         return st.lists(batches, max_size=2).map(tuple)
     if annotation == typing.get_type_hints(events.WorkersMeasured)["workers"]:
         return st.dictionaries(st.integers(0, 99), st.dictionaries(st.text(), st.integers()))
-    if annotation == tuple[tuple[int, int, int], ...]:
-        return st.lists(st.tuples(*[st.integers(0, 99)] * 3), max_size=3).map(tuple)
     if annotation == tuple[events.Span, ...]:
         return spans
     if annotation == tuple[tuple[int, int, int], ...]:

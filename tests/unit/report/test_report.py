@@ -15,9 +15,22 @@ from hypothesis import strategies as st
 
 from elastix import report
 from elastix.errors import Corrupt, NotFound, StoreError
-from elastix.events import Reported, Resumed, RunEnded, RunStarted, StepCommitted, WorkerRaised
+from elastix.events import (
+    ReplicasDiverged,
+    Reported,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    SamplesLeftOut,
+    StateStored,
+    StepCommitted,
+    StepVoided,
+    WorkerRaised,
+    WorkersMeasured,
+)
 from elastix.observe.journal import Journal
-from elastix.report import write_report
+from elastix.observe.lines import line
+from elastix.report import training_part, write_report
 from elastix.report.campaign_plots import campaign_figures
 from elastix.report.compose import campaign_page, training_page
 from elastix.report.lineage_layout import layout
@@ -369,3 +382,74 @@ def test_nothing_of_a_user_becomes_markup():
         assert "<script>alert" not in text
         assert "<img" not in text
         assert text.count("</script>") == 3  # figures, plotly, and our own
+
+
+def started(**fields):
+    given = {"name": "d", "seed": 0, "config": {}, "scaling": {}, "versions": {}, **fields}
+    return RunStarted(t=BEGAN, **given)
+
+
+def test_the_metric_that_checkpoints_go_by_comes_first_with_its_best_value_and_state():
+    events = [
+        started(checkpoint={"best": "acc", "mode": "max"}),
+        Reported(t=BEGAN + 1, seq=0, step=10, metrics={"loss": 1.0, "acc": 0.9}),
+        StateStored(
+            t=BEGAN + 1, ref="ab" * 32, step=10, reason="best", stored_bytes=1, store_s=0.1
+        ),
+        Reported(t=BEGAN + 2, seq=1, step=20, metrics={"loss": float("nan"), "acc": 0.4}),
+    ]
+    first, *others = training_part.tiles(tell(events))
+    assert (first.name, first.value, first.more) == (
+        "acc",
+        "0.9",
+        "best, step 10, State " + "ab" * 6,
+    )
+    assert [tile.name for tile in others].count("acc") == 0
+    (loss,) = [tile for tile in others if tile.name == "loss"]
+    assert (loss.mood, loss.more) == ("bad", "not finite since step 20")
+
+
+def test_a_run_that_failed_at_its_end_does_not_say_100_percent():
+    tiles = {tile.name: tile for tile in training_part.tiles(tell(run_events(steps=100)))}
+    assert "100%" in tiles["steps committed"].more
+    failed = [*run_events(steps=100, ended=False), RunEnded(outcome="failed", step=100)]
+    tiles = {tile.name: tile for tile in training_part.tiles(tell(failed))}
+    assert tiles["steps committed"].more == "failed there"
+    assert tiles["start-up"].value == "3.2 s"
+    assert "since the group formed" in tiles["goodput"].more
+    assert "no change of the group disturbed" in tiles["goodput"].meaning
+
+
+def test_each_worker_has_its_node_its_samples_and_what_it_used():
+    training = tell(run_events(steps=400))
+    assert sum(w.samples for w in training.workers.values()) == 400 * 240
+    assert training.workers[0].node == "n0"
+    (section,) = [s for s in training_part.sections(training) if s.id == "workers"]
+    (table,) = section.tables
+    assert len(table.rows) == len(training.workers)
+    assert {figure.id for figure in section.figures} == {"usage-cpu", "usage-memory", "parts"}
+    quiet = [e for e in run_events(steps=50) if not isinstance(e, WorkersMeasured)]
+    (section,) = [s for s in training_part.sections(tell(quiet)) if s.id == "workers"]
+    assert section.figures == []
+
+
+def test_what_sentinel_and_guard_found_is_listed():
+    found = [
+        ReplicasDiverged(
+            t=BEGAN + 9, step=3, workers=(0, 1, 2), apart=(2,), parts=("model",), cure="evicted"
+        ),
+        StepVoided(t=BEGAN + 10, step=5, why="the gradient is not finite"),
+        SamplesLeftOut(t=BEGAN + 11, loader=0, spans=((0, 10),)),
+    ]
+    training = tell([*run_events(steps=20, ended=False), *found])
+    (group,) = [s for s in training_part.sections(training) if s.id == "group"]
+    (table,) = [t for t in group.tables if t.id == "found"]
+    assert [row[1].text for row in table.rows] == [line(event)[0] for event in found]
+
+
+def test_how_a_run_was_started_is_part_of_its_setup():
+    (setup,) = [s for s in training_part.sections(tell(run_events(steps=5))) if s.id == "setup"]
+    facts = {row[0].text: row[1].text for row in setup.tables[0].rows}
+    assert facts["origin.command"] == "python train.py"
+    assert facts["origin.git"] == "1a2b3c4d5e6f with changes"
+    assert facts["checkpoint.best"] == "accuracy"
