@@ -19,7 +19,7 @@ from typing import Any
 from elastix.config import Budget
 from elastix.errors import ElastixError, EveryTrialFailed, NeverReported, SearchError, StoreError
 from elastix.events import Event, TrialEnded, TrialLost, TrialReported, TrialStarted
-from elastix.search.executors.work import Ended, Executor, Work, WorkReport
+from elastix.search.executors.work import Ended, EndedKind, Executor, Work, WorkReport
 from elastix.search.pareto import dominates, order
 from elastix.search.rungs import Rungs, Verdict
 from elastix.search.trial import Objectives, Searcher, Suggestion, Trial, TrialState
@@ -401,20 +401,19 @@ class Loop:
         if isinstance(ended.error, StoreError):
             self._restart(case)
             raise ended.error
-        if ended.kind == "lost":
-            self._lost(case, ended)
-        elif ended.kind == "returned" or (ended.kind == "halted" and not case.stop):
-            self._restart(case)
-        elif ended.kind == "raised":
-            case.raised += 1
-            if case.raised <= self._terms.retries:
-                self._again(case, ended.summary)
-            else:
-                self._fail(case, ended, ended.summary, ended.traceback)
-        elif ended.kind == "paused":
-            self._pause(case, ended)
-        else:
-            self._finish(case, ended)
+        match EndedKind(ended.kind):  # an executor of somebody's own may say anything
+            case EndedKind.LOST:
+                self._lost(case, ended)
+            case EndedKind.RAISED:
+                self._raised(case, ended)
+            case EndedKind.PAUSED:
+                self._pause(case, ended)
+            case EndedKind.FINISHED:
+                self._finish(case, ended, TrialState.FINISHED)
+            case EndedKind.HALTED if case.stop:
+                self._finish(case, ended, TrialState.STOPPED)
+            case EndedKind.HALTED | EndedKind.RETURNED:
+                self._restart(case)
 
     def _lost(self, case: _Case, ended: Ended) -> None:
         case.losses_of_workers += 1
@@ -423,6 +422,13 @@ class Loop:
             return
         cause = f"its worker died {case.losses_of_workers} times: {ended.summary}"
         self._fail(case, ended, cause, cause)
+
+    def _raised(self, case: _Case, ended: Ended) -> None:
+        case.raised += 1
+        if case.raised <= self._terms.retries:
+            self._again(case, ended.summary)
+        else:
+            self._fail(case, ended, ended.summary, ended.traceback)
 
     def _again(self, case: _Case, cause: str) -> None:
         attempt = case.losses_of_workers + case.raised
@@ -445,8 +451,7 @@ class Loop:
                 return
         self._queue(case)
 
-    def _finish(self, case: _Case, ended: Ended) -> None:
-        state = TrialState.STOPPED if case.stop and ended.kind == "halted" else TrialState.FINISHED
+    def _finish(self, case: _Case, ended: Ended, state: TrialState) -> None:
         try:
             losses = self._objectives.losses(_merged(case.results))
         except SearchError as error:

@@ -17,7 +17,7 @@ from elastix.errors import ConfigError, ElastixError, QuorumLost, TooManyFailure
 from elastix.events import Event, StateStored
 from elastix.search.executors.in_process import Findings
 from elastix.search.executors.pool_worker import Reports
-from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.train.on_ray.trainer import ElasticTrainer
 
 
@@ -98,7 +98,7 @@ class _Run:
     ) -> Ended:
         work = self._work
         started_s = time.time()
-        kind, trace = "finished", ""
+        kind, trace = EndedKind.FINISHED, ""
         error: ElastixError | None = None
         try:
             trainer = ElasticTrainer(
@@ -112,20 +112,20 @@ class _Run:
             )
             result = trainer.as_trial(work.model_source, work.until_reports, self._watch).fit()
             self._epochs = _epochs(result.audit) or float(len(self._found.results))
-            kind = "paused" if self._reason == "paused" else "finished"
+            kind = EndedKind.PAUSED if self._reason == "paused" else EndedKind.FINISHED
         except KeyboardInterrupt:
-            kind = "halted"
+            kind = EndedKind.HALTED
         except WorkerFailed as raised:
-            kind, trace, error = "raised", raised.traceback, raised
+            kind, trace, error = EndedKind.RAISED, raised.traceback, raised
         except (QuorumLost, TooManyFailures) as raised:
-            kind, error = "lost", raised
+            kind, error = EndedKind.LOST, raised
         except ElastixError as raised:
-            kind, error = "raised", raised
+            kind, error = EndedKind.RAISED, raised
         return Ended(
             number=work.number,
             kind=kind,
             results=self._found.results,
-            ref=self._found.ref if kind in ("finished", "paused") else None,
+            ref=self._found.ref if kind in (EndedKind.FINISHED, EndedKind.PAUSED) else None,
             epochs=self._epochs,
             inherited=self._found.inherited,
             ignored=self._found.ignored,

@@ -11,7 +11,7 @@ import torch
 
 from elastix.config import CheckpointConfig
 from elastix.events import AncestorIgnored, Event, Reported, StateStored, TensorsInherited
-from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.state import Ref
 from elastix.train.control.messages import Outcome
 from elastix.train.replica.link import Settings
@@ -71,7 +71,7 @@ def execute(
     outcome = run_alone(train, config, settings, found.hear, device=device, halt=halt)
     return Ended(
         number=work.number,
-        kind="paused" if outcome.paused else outcome.kind,
+        kind=EndedKind.PAUSED if outcome.paused else EndedKind(outcome.kind),
         results=found.results,
         ref=found.ref,
         epochs=outcome.epochs,

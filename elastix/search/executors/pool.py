@@ -23,7 +23,7 @@ from elastix.errors import ConfigError, SearchError
 from elastix.observe.deaths import Deaths
 from elastix.search.executors.group_worker import GroupWorker
 from elastix.search.executors.pool_worker import PoolWorker
-from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
 from elastix.train.on_ray.trainer import fit_on_nodes, pickle_train
@@ -219,7 +219,10 @@ class Pool:
             self._usual_s = 0.7 * min(self._usual_s, 1.0) + 0.3 * seconds
             return value
         return Ended(  # the call itself failed: its arguments or its answer cannot be sent
-            number=work.number, kind="raised", summary=str(value.cause), traceback=str(value)
+            number=work.number,
+            kind=EndedKind.RAISED,
+            summary=str(value.cause),
+            traceback=str(value),
         )
 
     def _dead(self, handle: _WorkerHandle, error: BaseException) -> list[WorkReport | Ended]:
@@ -241,7 +244,7 @@ class Pool:
         return [
             Ended(
                 number=work.number,
-                kind="returned" if place else "lost",
+                kind=EndedKind.RETURNED if place else EndedKind.LOST,
                 summary=cause,
                 worker=f"worker {handle.number}",
             )

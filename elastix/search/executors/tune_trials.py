@@ -24,7 +24,7 @@ from elastix.config import ScalingConfig
 from elastix.errors import ConfigError, SearchError
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.pool import reach
-from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
+from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.model_sources import StoreOpener
 from elastix.store.server import StoreServer
 from elastix.train.on_ray.trainer import fit_on_nodes, pickle_train
@@ -241,7 +241,7 @@ class _Queue(Searcher):
             self._news.put(
                 Ended(
                     number=work.number,
-                    kind="halted" if halted else "lost",
+                    kind=EndedKind.HALTED if halted else EndedKind.LOST,
                     results=results if halted else {},
                     summary="Tune gave no result",
                     worker=f"tune trial {trial_id}",

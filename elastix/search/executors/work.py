@@ -9,6 +9,7 @@ worker that had it.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from elastix.errors import ElastixError
@@ -51,14 +52,31 @@ class WorkReport:
     metrics: Mapping[str, Any]
 
 
+class EndedKind(StrEnum):
+    """In which way a piece of work ended.
+
+    FINISHED: the train function returned.
+    PAUSED: the reports that it was to make are made.
+    HALTED: it was asked to end.
+    RAISED: the train function raised.
+    LOST: its worker died.
+    RETURNED: its worker died before it began.
+    """
+
+    FINISHED = "finished"
+    PAUSED = "paused"
+    HALTED = "halted"
+    RAISED = "raised"
+    LOST = "lost"
+    RETURNED = "returned"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """What came of a piece of work.
 
     Attributes:
-        kind: "finished"; "paused" after the reports it was to make; "halted" because it was asked
-            to; "raised" by the train function; "lost" with its worker; "returned": its worker
-            died before it began.
+        kind: in which way it ended.
         results: all reports by their seq, those that were passed on as Progress included.
         ref: of the model that it left.
         epochs: passes over the data, those before a pause included.
@@ -71,7 +89,7 @@ class Ended:
     """
 
     number: int
-    kind: str
+    kind: EndedKind
     results: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     ref: Ref | None = None
     epochs: float = 0.0
