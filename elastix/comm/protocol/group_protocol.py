@@ -273,7 +273,7 @@ class GroupProtocol:
         It may have been told by a peer, and this member may be in that group already.
         """
         members = self.group.members if self.group is not None else ()
-        if not self.joiner.following and not set(without).isdisjoint(members):
+        if not set(without).isdisjoint(members):
             yield Await(lambda: self.superseded)
 
     def boundary(self) -> Course[None]:

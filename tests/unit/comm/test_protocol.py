@@ -114,6 +114,28 @@ def runs(play, number, left_in=1):
     assert concluded.outcome == OperationOutcome("agreed", left_in, left_in, (0, 1))
 
 
+# ---------------------------------------------------------------------------- standing by
+
+
+def test_who_stands_by_waits_for_a_group_without_those_who_have_parted():
+    protocol, inbox = member(members=(0, 1, 2))
+    play = Played(protocol.stand_by([1]))
+    assert not play.wanted.until()
+    inbox.publish(Membership(2, (0, 1, 2, 3), urgent=False))  # a proposal is no such group
+    assert not play.wanted.until()
+    inbox.publish(Membership(3, (0, 2)))
+    assert play.wanted.until()
+    play(Await)
+    assert play.over
+
+
+def test_nobody_stands_by_in_the_group_that_is_wanted():
+    protocol, _ = member(members=(0, 2))
+    assert Played(protocol.stand_by([1])).over
+    protocol.group = None
+    assert Played(protocol.stand_by([1])).over
+
+
 # ---------------------------------------------------------------------------- the vote
 
 
