@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -137,6 +138,13 @@ def test_the_image_of_the_manifests_is_what_the_dockerfile_makes():
         for container in template["spec"]["containers"]
     }
     assert all(f"docker build -t {image} ." in said for image in images)
+
+
+def test_the_images_user_may_write_to_the_store():
+    (user,) = re.findall(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for path in FILES:
+        for template in pods_of(load(path)):
+            assert template["spec"]["securityContext"]["fsGroup"] == int(user)
 
 
 def test_the_dockerfile_copies_what_may_be_copied():
