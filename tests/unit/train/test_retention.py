@@ -162,8 +162,16 @@ def compared_at(groups, first=0):
         ([(0, 1), (0, 1), (0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 1, 2)], 0, [3]),
         ([(0, 1), (1,), (1,), (1, 2), (1, 2), (1, 2)], 0, [4]),
         ([(0, 1), (0,), (0,), (0,)], 0, []),
+        ([(0, 1), (0, 1, 2), (0, 1, 2), (0, 1, 2)], 0, [2]),
     ],
-    ids=["founders of a fresh run", "of one that goes on", "a joiner", "a replacement", "a loss"],
+    ids=[
+        "founders of a fresh run",
+        "of one that goes on",
+        "a joiner",
+        "a replacement",
+        "a loss",
+        "a joiner after the first step",
+    ],
 )
 def test_replicas_are_compared_once_after_somebody_has_joined(groups, first, boundaries):
     assert compared_at(groups, first) == boundaries

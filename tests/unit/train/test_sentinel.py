@@ -92,6 +92,21 @@ def test_many_tiny_tensors_are_no_small_state():
     assert nbytes(Rotation().pieces([exact[0] + 1])) <= SMALL
 
 
+def test_after_a_rest_a_pass_begins_anew():
+    rotation = Rotation()
+    sizes = [2 * SMALL]
+    state = rotation.state_dict()
+    resting = []
+    for _ in range(70_000):  # steps of a millisecond, so more than a minute
+        rotation.committed(sizes, 1000)
+        state = rotation.state_dict()
+        resting.append(state["resting"])
+        if resting[-2:] == [1, 0]:
+            break
+    assert state == Rotation().state_dict()
+    assert resting.index(1) == 2  # the third step of the pass had the last of it
+
+
 def test_no_piece_is_empty():
     for pieces in passed(Rotation(), [0, 3, 0, 40 << 20, 0], 100, 200_000):
         assert all(piece.start < piece.stop for piece in pieces)
