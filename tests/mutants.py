@@ -42,6 +42,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "elastix/comm/protocol/group_protocol.py": PROTOCOL,
     "elastix/comm/protocol/joiner.py": PROTOCOL,
     "elastix/comm/protocol/inbox.py": PROTOCOL,
+    "elastix/comm/protocol/calls.py": (f"{UNIT}/comm/test_calls.py",),
     "elastix/comm/protocol/recovery.py": (f"{UNIT}/comm/test_recovery.py", LAW6),
     "elastix/comm/protocol/membership.py": (f"{UNIT}/comm/test_membership.py", LAW6, *CONDUCTOR),
     "elastix/data/cursor.py": (f"{UNIT}/data/test_cursor.py", LAW6),

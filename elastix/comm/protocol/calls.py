@@ -4,10 +4,13 @@ An operation of one number is of one kind on all workers. A train function that 
 differently breaks this: one evaluates, or has come to its end, while the others are in a step.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from enum import IntEnum
+from typing import TypeVar
 
 from elastix.errors import TrainError
+
+T = TypeVar("T", bound=Hashable)
 
 
 class OperationKind(IntEnum):
@@ -47,13 +50,10 @@ def apart(operation: int, kinds: Mapping[int, int]) -> TrainError | None:
         operation: its number.
         kinds: of those who are in it, by worker.
     """
-    groups: dict[int, list[int]] = {}
-    for worker, kind in sorted(kinds.items()):
-        groups.setdefault(kind, []).append(worker)
+    groups = fewest_first(kinds)
     if len(groups) < 2:
         return None
-    fewest_first = sorted(groups.items(), key=lambda group: len(group[1]))
-    who = "; ".join(f"{name(workers)} {call(kind)}" for kind, workers in fewest_first)
+    who = "; ".join(f"{name(workers)} {call(kind)}" for kind, workers in groups)
     return TrainError(
         f"workers wait for each other in different calls (operation {operation}): {who}. None of "
         "them can be completed, and the run was stopped. All workers must take the same batches "
@@ -69,19 +69,28 @@ def unlike(details: Mapping[int, int]) -> TrainError | None:
     Args:
         details: by worker, a number that stands for what it evaluates or averages.
     """
-    groups: dict[int, list[int]] = {}
-    for worker, detail in sorted(details.items()):
-        groups.setdefault(detail, []).append(worker)
-    if len(groups) < 2:
+    (_, few), *rest = fewest_first(details)
+    if not rest:
         return None
-    few, *rest = sorted(groups.values(), key=len)
-    others = sorted(worker for group in rest for worker in group)
+    others = [worker for _, group in rest for worker in group]
     return TrainError(
         f"{name(few)} called ctx.evaluate with a dataset of another length, or ctx.evaluate or "
         f"ctx.mean with other names, than {name(others)}. Nothing was computed, and the run was "
         "stopped. All workers must give ctx.evaluate the whole dataset, which is shared out among "
         "them, and names that depend neither on the batch nor on the rank."
     )
+
+
+def fewest_first(said: Mapping[int, T]) -> list[tuple[T, list[int]]]:
+    """What workers have said, each with those who said it, in the order of how few they are.
+
+    Args:
+        said: by worker.
+    """
+    groups: dict[T, list[int]] = {}
+    for worker, what in sorted(said.items(), key=lambda item: item[0]):
+        groups.setdefault(what, []).append(worker)
+    return sorted(groups.items(), key=lambda group: len(group[1]))
 
 
 def name(workers: Iterable[int]) -> str:

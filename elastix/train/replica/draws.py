@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from elastix.comm.protocol.calls import name
+from elastix.comm.protocol.calls import fewest_first, name
 from elastix.data.cursor import count, merge
 from elastix.data.loader import Loader
 from elastix.errors import ReplicasDiffer
@@ -67,12 +67,9 @@ def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
         step: for which; it does not count.
         drawn: by worker, as far as they live.
     """
-    kinds: dict[Drawn, list[int]] = {}
-    for worker, what in sorted(drawn.items()):
-        kinds.setdefault(what, []).append(worker)
-    fewest_first = sorted(kinds.items(), key=lambda kind: len(kind[1]))
-    who = "; ".join(f"{name(workers)} drew {what}" for what, workers in fewest_first)
-    if len(kinds) == 1:
+    groups = fewest_first(drawn)
+    who = "; ".join(f"{name(workers)} drew {what}" for what, workers in groups)
+    if len(groups) == 1:
         who += ", and one that has been lost since drew something else"
     return ReplicasDiffer(
         f"the workers did not draw the same batches for step {step}: {who}. The step does not "
