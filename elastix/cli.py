@@ -23,6 +23,7 @@ from elastix.verbs.output import says as _says
 from elastix.verbs.report import report
 from elastix.verbs.run import run
 from elastix.verbs.runs import app as runs_app
+from elastix.verbs.serve import serve
 from elastix.verbs.status import status
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ app.add_typer(store_app, name="store")
 app.add_typer(runs_app, name="runs")
 app.add_typer(campaigns.app, name="campaign")
 app.add_typer(data.app, name="data")
-for verb in (doctor, estimate, grafana, report, run, status):
+for verb in (doctor, estimate, grafana, report, run, serve, status):
     app.command()(_says(verb))
 
 Where = Annotated[

@@ -22,9 +22,10 @@ def missing() -> str:
 
 @contextmanager
 def chromium(
-    width: int = 1280, height: int = 900, dark: bool = False
+    width: int = 1280, height: int = 900, dark: bool = False, local: bool = False
 ) -> Iterator[webdriver.Chrome]:
-    """A browser with no network but file://."""
+    """A browser with no network but file://, and this machine's own if it is `local`."""
+    rules = "MAP * ~NOTFOUND" + (", EXCLUDE 127.0.0.1" if local else "")
     options = Options()
     options.binary_location = next(filter(None, map(shutil.which, _BROWSERS)))
     for argument in (
@@ -32,7 +33,7 @@ def chromium(
         "--no-sandbox",  # CI runs as root
         "--disable-dev-shm-usage",
         "--enable-unsafe-swiftshader",  # parallel coordinates are drawn with WebGL
-        "--host-resolver-rules=MAP * ~NOTFOUND",  # whoever asks for the network fails
+        f"--host-resolver-rules={rules}",  # whoever asks for the network fails
         "--hide-scrollbars",
         f"--window-size={width},{height}",
     ):

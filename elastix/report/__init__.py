@@ -14,13 +14,13 @@ from elastix.errors import ConfigError, NotFound, StoreError
 from elastix.observe import journal
 from elastix.report.comparison import comparison_page, differing
 from elastix.report.compose import campaign_page, training_page
-from elastix.report.page import write
+from elastix.report.page import Page, write
 from elastix.report.sources import campaign_record, is_campaign
 from elastix.report.training import tell
 from elastix.store import Store
 from elastix.store.verify import Stats
 
-__all__ = ["runs_in", "write_comparison", "write_report"]
+__all__ = ["report_page", "runs_in", "write_comparison", "write_report"]
 
 
 def write_report(name: str, store: str | Path, out: str | Path | None = None) -> Path:
@@ -38,19 +38,29 @@ def write_report(name: str, store: str | Path, out: str | Path | None = None) ->
         ConfigError: no run can have that name. NotFound: there is no such run.
         Corrupt: its journal is not what was written. StoreError: the page cannot be written.
     """
+    page = report_page(name, Path(store))
+    directory = RunConfig(name=name, store=str(store)).directory
+    target = Path(out) if out is not None else directory / "report.html"
+    write(page, target)
+    return target
+
+
+def report_page(name: str, store: Path) -> Page:
+    """The page of a training run or a campaign as it stands now.
+
+    Raises:
+        ConfigError: no run can have that name. NotFound: there is no such run.
+        Corrupt: its journal is not what was written.
+    """
     directory = RunConfig(name=name, store=str(store)).directory
     path = directory / "journal.jsonl"
     if not path.is_file():
-        raise NotFound(f"there is no run {name!r} in {store}: {_others(Path(store))}")
-    target = Path(out) if out is not None else directory / "report.html"
-    root, now = Path(store), time.time()
+        raise NotFound(f"there is no run {name!r} in {store}: {_others(store)}")
+    now = time.time()
     if is_campaign(directory):
-        record = campaign_record(root, name, journal.read(path))
-        page = campaign_page(record, root, _stats(root), now)
-    else:
-        page = training_page(name, root, tell(journal.read(path)), _stats(root), now)
-    write(page, target)
-    return target
+        record = campaign_record(store, name, journal.read(path))
+        return campaign_page(record, store, _stats(store), now)
+    return training_page(name, store, tell(journal.read(path)), _stats(store), now)
 
 
 def write_comparison(

@@ -2,6 +2,8 @@
 "use strict";
 
 let figures = {};
+const source = document.documentElement.dataset.source; // of a page that is served
+let version = "";
 
 async function unpack(id) {
   const packed = document.getElementById(id);
@@ -12,7 +14,7 @@ async function unpack(id) {
 
 async function load() {
   figures = JSON.parse(await unpack("figures"));
-  if (Object.keys(figures).length === 0) return;
+  if (Object.keys(figures).length === 0 && !source) return;
   const script = document.createElement("script");
   script.nonce = document.querySelector("script[nonce]").nonce;
   script.textContent = await unpack("plotly");
@@ -72,6 +74,7 @@ async function draw() {
     const { data, layout: given } = painted(figure, colour, false);
     const whole = layout(given, colour);
     whole.showlegend = whole.showlegend ?? data.filter((trace) => trace.showlegend !== false && trace.name).length > 1;
+    whole.uirevision = id;
     await Plotly.react(document.getElementById(id), data, whole, options);
   }
   document.documentElement.dataset.drawn = Object.keys(figures).length;
@@ -99,13 +102,62 @@ function sort(header) {
   body.append(...rows.map(([, row]) => row));
 }
 
-for (const button of document.querySelectorAll("table.sortable th button")) {
-  button.addEventListener("click", () => sort(button.closest("th")));
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("table.sortable th button");
+  if (button) sort(button.closest("th"));
+});
+
+// What a person did to the page stays: plots keep their zoom, tables their order, lists their place.
+function exchange(fresh) {
+  for (const plot of fresh.querySelectorAll(".plot")) {
+    const drawn = document.getElementById(plot.id);
+    if (drawn) plot.replaceWith(drawn);
+  }
+  const sorted = [...document.querySelectorAll("th[aria-sort]")].map((header) => [
+    header.closest("table").id, [...header.parentNode.children].indexOf(header), header.getAttribute("aria-sort"),
+  ]);
+  const places = [...document.querySelectorAll(".scroll")].map((part) => part.scrollTop);
+  for (const part of ["header", "nav", "main", "footer"]) {
+    document.querySelector(part).replaceWith(fresh.querySelector(part));
+  }
+  for (const [id, column, order] of sorted) {
+    const header = document.getElementById(id)?.tHead.rows[0].cells[column];
+    if (!header) continue;
+    sort(header);
+    if (order === "descending") sort(header);
+  }
+  [...document.querySelectorAll(".scroll")].forEach((part, at) => { part.scrollTop = places[at] ?? 0; });
+}
+
+async function refresh() {
+  if (document.hidden) return;
+  const answer = await fetch(`${source}?seen=${encodeURIComponent(version)}`);
+  if (!answer.ok) throw new Error(await answer.text());
+  if (answer.status === 204) return;
+  const news = await answer.json();
+  version = news.version;
+  figures = news.figures;
+  exchange(new DOMParser().parseFromString(news.html, "text/html"));
+  await draw();
+  document.documentElement.dataset.version = version;
+}
+
+async function follow() {
+  const note = () => document.getElementById("live");
+  for (;;) {
+    try {
+      await refresh();
+    } catch (error) {
+      if (note()) note().textContent = `This is how it stood: ${error.message || error}. It is asked for again.`;
+    }
+    await new Promise((after) => setTimeout(after, 2000));
+  }
 }
 document.getElementById("reload")?.addEventListener("click", () => location.reload());
 
 load().then(draw).then(() => {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  if (source) follow();
 }).catch((error) => {
   const told = document.createElement("p");
   told.className = "note";

@@ -33,11 +33,13 @@ class Cell:
     Attributes:
         key: a number, text, or "" for what is not known and comes last.
         mood: "good", "bad" or "".
+        href: where it leads to, on a site; made by us, never by a user.
     """
 
     text: str
     key: float | str = ""
     mood: str = ""
+    href: str = ""
 
     @property
     def sorts_as(self) -> str | None:
@@ -110,6 +112,7 @@ class Page:
         about: where and when, in a few words each.
         command: makes this page again.
         made: when it was made.
+        links: of the site that it is a page of: name and address.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Page:
     command: str
     made: str
     failure: Failure | None = None
+    links: Sequence[tuple[str, str]] = ()
 
     @property
     def live(self) -> bool:
@@ -128,9 +132,20 @@ class Page:
         return self.status in ("running", "silent")
 
 
-def render(page: Page) -> str:
-    """The whole file."""
+def figures_of(page: Page) -> str:
+    """Its plots as JSON: by id, what plotly draws, with every text of a user escaped."""
     figures = {one.id: one.figure for section in page.sections for one in section.figures}
+    return json.dumps(_escaped(figures), allow_nan=False)
+
+
+def render(page: Page, *, source: str = "") -> str:
+    """The whole file.
+
+    Args:
+        page: what it says.
+        source: address at which a served page asks for its data again; a file has none.
+    """
+    plots = any(section.figures for section in page.sections)
     here = resources.files(__package__)
     environment = jinja2.Environment(
         autoescape=True,
@@ -139,8 +154,9 @@ def render(page: Page) -> str:
     )
     return environment.get_template("page.html").render(
         page=page,
-        figures=_packed(json.dumps(_escaped(figures), allow_nan=False)),
-        plotly=_plotly() if figures else "",
+        source=source,
+        figures=_packed(figures_of(page)),
+        plotly=_plotly() if plots or source else "",
         css=Markup((here / "page.css").read_text("utf-8")),  # our own files
         js=Markup((here / "page.js").read_text("utf-8")),
         nonce=secrets.token_urlsafe(16),

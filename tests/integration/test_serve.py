@@ -1,0 +1,165 @@
+"""`elastix serve` in a real browser: live, read-only, and for whoever has the token alone."""
+
+import http.client
+import json
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from elastix.observe.journal import Journal
+from elastix.state import State
+from elastix.store import Store
+from tests.browser import chromium, missing
+from tests.report_data import run_events
+
+EVENTS = list(run_events(steps=120, ended=False))
+HALF = len(EVENTS) // 2
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A run that is half through, and two models of which one descends from the other."""
+    root = tmp_path_factory.mktemp("store")
+    with Journal(root / "runs" / "digits" / "journal.jsonl") as journal:
+        for event in EVENTS[:HALF]:
+            journal.append(event)
+    with Store(root) as models:
+        first = models.put(State({"w": torch.ones(3), "b": torch.ones(1)}, {"step": 1}))
+        second = State({"w": torch.zeros(3), "b": torch.ones(1)}, {"step": 2, "x": "<b>bold</b>"})
+        models.tag("digits/best", models.put(second, parents=[first], score=0.5))
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(store):
+    command = [sys.executable, "-m", "tests.integration.serve_driver"]
+    words = ["serve", "--store", str(store), "--port", "0", "--json"]
+    with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, text=True) as server:
+        text = ""
+        while not text.rstrip().endswith("}"):
+            text += server.stdout.readline()
+        yield json.loads(text)["address"]
+        server.terminate()
+
+
+def ask(address, path, method="GET", **headers):
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode(), answer.headers
+
+
+def cookie(address):
+    place = urlsplit(address)
+    status, _, headers = ask(address, f"/?{place.query}")
+    assert (status, headers["Location"]) == (303, "/")
+    assert "HttpOnly" in headers["Set-Cookie"]
+    return headers["Set-Cookie"].split(";")[0]
+
+
+def test_who_has_no_token_gets_nothing(address):
+    for path in ("/", "/run/digits", "/models", "/data/", "/nowhere", "/?token=wrong"):
+        status, text, _ = ask(address, path)
+        assert (status, "digits" in text) == (403, False), path
+    status, _, _ = ask(address, "/", Cookie="elastix_token=wrong")
+    assert status == 403
+    status, _, _ = ask(address, f"/?{urlsplit(address).query}", Host="evil.example")
+    assert status == 403
+
+
+def files(store):
+    """What is in the store, less SQLite's shared memory, in which readers take their place."""
+    found = [path for path in store.rglob("*") if path.is_file() and path.suffix != ".sqlite-shm"]
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+def test_it_reads_only_and_knows_no_other_files(address, store):
+    key = cookie(address)
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(address, "/run/digits", method, Cookie=key)[0] == 405
+    for path in ("/run/none", "/run/..%2F..%2Fetc", "/run/%2e%2e", "/model/none", "/x"):
+        assert ask(address, path, Cookie=key)[0] == 404, path
+    before = files(store)
+    for path in ("/", "/run/digits", "/models"):
+        status, _, headers = ask(address, path, Cookie=key)
+        assert (status, headers["Cache-Control"]) == (200, "no-store")
+    assert files(store) == before
+
+
+def test_what_has_not_changed_is_not_sent_again(address):
+    key = cookie(address)
+    version = json.loads(ask(address, "/data/run/digits", Cookie=key)[1])["version"]
+    if ask(address, f"/data/run/digits?seen={version}", Cookie=key)[0] != 204:  # a minute passed
+        version = json.loads(ask(address, "/data/run/digits", Cookie=key)[1])["version"]
+        assert ask(address, f"/data/run/digits?seen={version}", Cookie=key)[0] == 204
+    assert ask(address, "/data/run/digits?seen=old", Cookie=key)[0] == 200
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if missing():
+        pytest.skip(f"no browser: {missing()}")
+    with chromium(local=True) as found:
+        yield found
+
+
+def until(browser, condition):
+    WebDriverWait(browser, 60, 0.1).until(lambda b: b.execute_script(f"return {condition}"))
+
+
+def test_a_page_follows_its_run_without_being_loaded_again(browser, address, store):
+    browser.get(address)
+    assert "token" not in browser.current_url
+    browser.find_element(By.LINK_TEXT, "digits").click()
+    until(browser, "document.documentElement.dataset.version !== undefined")
+    steps = "Number(document.querySelector('.tiles > :nth-child(2) dd').firstChild.textContent)"
+    before = browser.execute_script(f"return {steps}")
+    browser.execute_script(
+        "window.here = 1;"
+        "document.querySelector('#workers-table th:nth-child(5) button').click();"
+        "return Plotly.relayout('curve-0', {'xaxis.range': [10, 20]})"
+    )
+    with Journal(store / "runs" / "digits" / "journal.jsonl") as journal:
+        for event in EVENTS[HALF:]:
+            journal.append(event)
+    until(browser, f"{steps} === 120")
+    assert before < 120
+    assert browser.execute_script("return window.here") == 1
+    order = "document.querySelector('#workers-table th:nth-child(5)').getAttribute('aria-sort')"
+    assert browser.execute_script(f"return {order}") == "ascending"
+    until(browser, "document.getElementById('curve-0')._fullData[0].x.length === 4")
+    kept = "document.getElementById('curve-0')._fullLayout.xaxis.range"
+    assert browser.execute_script(f"return {kept}") == [10, 20]
+
+
+def test_no_request_leaves_the_page_and_nobody_complains(browser, address):
+    browser.get_log("browser")
+    for path in ("/", "/run/digits", "/models"):
+        browser.get(address.split("/?")[0] + path)
+        until(browser, "document.documentElement.dataset.version !== undefined")
+        asked = browser.execute_script(
+            "return performance.getEntriesByType('resource').map(entry => entry.name)"
+        )
+        assert asked
+        assert all(name.startswith(address.split("/?")[0]) for name in asked)
+    logged = [e["message"] for e in browser.get_log("browser") if "GPU stall" not in e["message"]]
+    assert [text for text in logged if "favicon" not in text] == []
+
+
+def test_a_model_says_what_differs_from_its_parent(browser, address):
+    browser.get(address.split("/?")[0] + "/models")
+    until(browser, "document.querySelectorAll('#models-table tbody tr').length === 2")
+    browser.execute_script("document.querySelector('#models-table tbody tr td a').click()")
+    until(browser, "location.pathname.startsWith('/model/')")
+    until(browser, "document.documentElement.dataset.version !== undefined")
+    text = browser.execute_script("return document.querySelector('main').innerText")
+    assert "changed\tw" in text
+    assert "<b>bold</b>" in text
+    assert "1 tensors are the same" in text
+    assert "ancestor" in text
