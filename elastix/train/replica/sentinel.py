@@ -49,7 +49,6 @@ class Rotation:
         self.step_us = _FIRST_US
         self._at = 0  # up to here this pass has come, in costs
         self._passing_us = 0  # since it began
-        self._resting = False
 
     def pieces(self, sizes: Sequence[int]) -> list[Piece]:
         """What is hashed in the step in hand.
@@ -76,14 +75,10 @@ class Rotation:
             step_us: how long it took the slowest worker.
         """
         total = sum(sizes) + TENSOR_COST * len(sizes)
-        if total <= self._budget:
-            self._at, self._passing_us, self._resting = 0, 0, False
-        else:
-            self._passing_us += self.step_us
-            self._at += 0 if self._resting else self._budget
-            self._resting = self._resting or self._at >= total
-            if self._resting and self._passing_us >= _PASS_US:
-                self._at, self._passing_us, self._resting = 0, 0, False
+        self._passing_us += self.step_us
+        self._at = min(total, self._at + self._budget)  # all of it: the rest of the pass is a rest
+        if total <= self._budget or (self._at == total and self._passing_us >= _PASS_US):
+            self._at, self._passing_us = 0, 0
         self.step_us = max(_FIRST_US, min(step_us, 2 * self.step_us, _LONGEST_US))
 
     @property
@@ -92,16 +87,10 @@ class Rotation:
 
     def state_dict(self) -> dict[str, int]:
         """As it is between two steps."""
-        return {
-            "step_us": self.step_us,
-            "at": self._at,
-            "passing_us": self._passing_us,
-            "resting": int(self._resting),
-        }
+        return {"step_us": self.step_us, "at": self._at, "passing_us": self._passing_us}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """As it was; States of before have nothing."""
         self.step_us = state_dict.get("step_us", _FIRST_US)
         self._at = state_dict.get("at", 0)
         self._passing_us = state_dict.get("passing_us", 0)
-        self._resting = bool(state_dict.get("resting", 0))

@@ -24,6 +24,7 @@ def test_who_is_in_which_call_is_said():
     error = str(apart(7, {0: STEP, 1: END, 2: STEP, 3: EVALUATION}))
     assert "(operation 7): worker 1 at the end of the train function; worker 3 in ctx.eval" in error
     assert "; workers 0 and 2 in a backward pass. None of" in error
+    assert "worker 1 at the end" in str(apart(7, {0: STEP, 1: END, 2: STEP}))
 
 
 def test_who_evaluates_something_else_is_said():

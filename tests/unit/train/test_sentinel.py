@@ -20,6 +20,11 @@ def passed(rotation, sizes, steps, step_us):
     return found
 
 
+def cost(sizes):
+    """Of a whole pass."""
+    return sum(sizes) + TENSOR_COST * len(sizes)
+
+
 def nbytes(pieces):
     return sum(piece.stop - piece.start for piece in pieces)
 
@@ -49,7 +54,7 @@ def test_every_byte_has_its_turn_once_in_a_pass(sizes, step_us):
         for piece in pieces:
             seen[piece.place].append((piece.start, piece.stop))
         rotation.committed(sizes, step_us)
-        if rotation.state_dict()["resting"] or not rotation.state_dict()["at"]:
+        if rotation.state_dict()["at"] in (0, cost(sizes)):
             break
     for size, spans in zip(sizes, seen, strict=True):
         stops = [0, *(stop for _, stop in spans)]
@@ -96,15 +101,16 @@ def test_after_a_rest_a_pass_begins_anew():
     rotation = Rotation()
     sizes = [2 * SMALL]
     state = rotation.state_dict()
-    resting = []
+    reached = []
     for _ in range(70_000):  # steps of a millisecond, so more than a minute
         rotation.committed(sizes, 1000)
         state = rotation.state_dict()
-        resting.append(state["resting"])
-        if resting[-2:] == [1, 0]:
+        reached.append(state["at"])
+        if not state["at"]:
             break
     assert state == Rotation().state_dict()
-    assert resting.index(1) == 2  # the third step of the pass had the last of it
+    assert reached[:4] == [SMALL, 2 * SMALL, cost(sizes), cost(sizes)]
+    assert len(reached) == 60_000
 
 
 def test_no_piece_is_empty():
@@ -131,7 +137,7 @@ def test_a_pass_ends_with_the_last_byte_and_not_after_it():
 def test_whoever_is_given_the_state_chooses_alike(steps):
     first, second = Rotation(), Rotation()
     passed(first, LARGE, steps, 300_000)
-    assert bool(first.state_dict()["resting"]) == (steps > 17)
+    assert (first.state_dict()["at"] == cost(LARGE)) == (steps > 17)
     second.load_state_dict(first.state_dict())
     assert passed(first, LARGE, 400, 280_000) == passed(second, LARGE, 400, 280_000)
 
