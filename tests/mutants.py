@@ -51,7 +51,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "elastix/train/replica/sentinel.py": (f"{UNIT}/train/test_sentinel.py",),
     "elastix/train/replica/guard.py": (f"{UNIT}/train/test_guard.py",),
     "elastix/train/checkpoint/schedule.py": (f"{UNIT}/train/test_retention.py",),
-    "elastix/train/control/limits.py": CONDUCTOR,
+    "elastix/train/control/limits.py": (f"{UNIT}/train/test_limits.py",),
     "elastix/train/control/conductor.py": CONDUCTOR,
     "elastix/train/control/failure_detector.py": (
         f"{UNIT}/train/test_failure_detector.py",
