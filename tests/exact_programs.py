@@ -96,12 +96,14 @@ def train(ctx: elastix.Context) -> None:
         augment=augmented if config.get("jitter") else None,
         **({"collate_fn": mixed_up} if config.get("jitter") else {}),
     )
+    taste = torch.randn(10)  # whoever comes later has to have the same
     for epoch in loader.epochs(config.get("epochs", 2)):
+        weight = torch.rand(10) + taste.abs()
         for step in epoch:
             for x, y in step:
                 if ctx.worker == config.get("slow"):
                     time.sleep(0.02)
-                F.cross_entropy(model(x), y).backward()
+                F.cross_entropy(model(x), y, weight).backward()
             if ctx.step == config.get("fails_at", -1) + 1:
                 raise RuntimeError("enough")
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -110,6 +112,8 @@ def train(ctx: elastix.Context) -> None:
             with torch.no_grad():  # Langevin noise, from the generators between steps
                 for parameter in model.parameters() if config.get("noise", True) else ():
                     parameter.add_(torch.randn_like(parameter), alpha=1e-3 * random.random())
+            if ctx.rank == 0:
+                torch.rand(1)  # to show some pictures, say
             for newcomer in config.get("holds", {}).get(str(ctx.step), ()):
                 await_worker(meeting / str(newcomer))
         scores = ctx.evaluate(loss_and_accuracy, plain, batch_size=16)

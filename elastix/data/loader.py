@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from elastix.data.cursor import Cursor, count, merge, split, split_like
 from elastix.data.draw import Draw, SlicedDraw, sliced
 from elastix.data.processes import ProcessDied, ProcessReader, die_with_parent
+from elastix.data.random_numbers import come_to
 from elastix.data.slices import Paces
 from elastix.data.source import Source, to_device
 from elastix.data.window import Ratio
@@ -70,6 +71,7 @@ class Loader:
         epoch: the epoch in progress, from 0.
         cursor: what is committed.
         paces: how fast workers compute slices, if there are any.
+        overtaken: the State that came is of another epoch than the loop of the train function.
     """
 
     def __init__(self, number: int, source: Source, pace: Pace) -> None:
@@ -81,6 +83,7 @@ class Loader:
         self._pace = pace
         self._within = False  # a loop over epochs
         self._planned = 1  # epochs of it
+        self.overtaken = False
         self._drawn_out = False  # the train function has come to the end of this epoch
         self._ahead = self.cursor
         self._drawn: list[Draw] = []
@@ -100,6 +103,8 @@ class Loader:
         try:
             while self.epoch < total:
                 self._drawn_out = False
+                if self._source.exact:  # who comes to it later draws the same
+                    come_to(self._source.seed, "epoch", self.number, self.epoch)
                 yield Epoch(self)
                 if self.epoch + 1 < total or not (self._drawn_out and self.steps_left):
                     self.epoch += 1
@@ -205,6 +210,7 @@ class Loader:
             tuple((start, stop) for start, stop in state_dict.get(name, ()))
             for name in ("owed", "left_out")
         )
+        self.overtaken = self._within and self.epoch != state_dict["epoch"]
         self.epoch = state_dict["epoch"]
         self._ahead = self.cursor = Cursor(source.length, state_dict["position"], owed, left_out)
         self.paces.load_state_dict(state_dict.get("paces", {}))

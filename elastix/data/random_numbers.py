@@ -16,6 +16,11 @@ def seed_at(seed: int, *place: int | str) -> int:
     return int.from_bytes(blake3(repr((seed, *place)).encode()).digest(8)) >> 1
 
 
+def come_to(seed: int, *place: int | str) -> None:
+    """From here on random numbers are those of this place of a run with that seed."""
+    seed_generators(seed_at(seed, *place))
+
+
 def seed_generators(value: int) -> None:
     """Set the generators of Python, NumPy and torch, that of each device included."""
     if torch.cuda.is_available():

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset
 
 from elastix.data.cursor import count, merge
-from elastix.data.random_numbers import seed_generators
+from elastix.data.random_numbers import come_to, seed_generators
 from elastix.data.slices import cut
 from elastix.data.source import Collate, Source
 from elastix.errors import ConfigError, TrainError
@@ -28,10 +28,10 @@ from elastix.state import State, Stateful, raw_bytes, warm_start
 from elastix.train.replica.context import Context
 from elastix.train.replica.evaluation import ExactEvaluation, Metric
 from elastix.train.replica.exactness import (
+    RandomPlaces,
     check_rate_scaling,
     computes_with,
     deterministic_operators,
-    random_places,
 )
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.tracked_objects import TrackedObjects
@@ -121,6 +121,7 @@ def _replay(train: Callable[[Context], None], what: Recorded, device: torch.devi
     seed_generators(what.opening.seed)
     with deterministic_operators(), suppress(_Over):
         train(Context(replica, what.opening.config))
+    replica.random.boundary()
     return replica.tracked.capture({}).clone()
 
 
@@ -135,7 +136,7 @@ class _Replica:
         self.device = device
         self.tracked = TrackedObjects()
         self.what = what
-        self.come_to = random_places(self.seed, lambda: self.step)
+        self.random = RandomPlaces(self.seed, lambda: self.step)
         self._loaders: list[_Loader] = []
         self._inherits: torch.nn.Module | None = None
 
@@ -157,6 +158,7 @@ class _Replica:
         if found and self._inherits is self.tracked.model:
             live = self.tracked
             warm_start(live.modules, live.others, self.what.ancestor, found["tensors"])
+        self.random.prepared()
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         self.tracked.track(objects)
@@ -175,6 +177,7 @@ class _Replica:
         """Between two steps."""
         if self.step >= len(self.what.steps) and not self.what.ended:
             raise _Over
+        self.random.boundary()
 
     def evaluate(
         self, metric: Metric, dataset: Dataset[Any], batch_size: int, collate: Collate
@@ -202,6 +205,7 @@ class _Loader:
         self.epoch = 0
         self._replica = replica
         self._source = source
+        self._number = number
         self._batches = deque(
             (step.step, batch)
             for step in replica.what.steps
@@ -211,6 +215,7 @@ class _Loader:
 
     def epochs(self, total: int) -> Iterator["_Loader"]:
         while self.epoch < total:
+            come_to(self._source.seed, "epoch", self._number, self.epoch)
             yield self
             self.epoch += 1
 
@@ -243,12 +248,12 @@ class _Loader:
             if positions:
                 read = source.read(positions)
                 total.begin()
-                replica.come_to(number)
+                replica.random.slice(number)
                 yield read
                 total.end(number, count(positions) / count(spans))
         total.hand_over()
         replica.step += 1
-        replica.come_to(None)
+        replica.random.over()
 
 
 class _Total:

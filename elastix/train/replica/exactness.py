@@ -15,7 +15,7 @@ import torch
 
 from elastix.comm.slice_tree import is_power_of_two
 from elastix.config import FailureConfig, RunConfig
-from elastix.data.random_numbers import seed_at, seed_generators
+from elastix.data.random_numbers import come_to
 from elastix.data.source import Source
 from elastix.errors import ConfigError
 
@@ -77,24 +77,56 @@ def check_rate_scaling() -> None:
     )
 
 
-def random_places(seed: int, step: Callable[[], int]) -> Callable[[int | None], None]:
-    """Sets the random numbers of a step's slices, and of what comes after them.
+class RandomPlaces:
+    """Sets the random numbers at each place that all workers come to, in the training thread.
 
-    They depend on the slice, and not on who computes it, or on what that worker did before.
+    They depend on the place, and not on what a worker did before: on which slices it computed, in
+    which step it joined, or what it drew on its own to show some pictures. Epochs have places too
+    (data.loader).
 
     Args:
         seed: of the run.
         step: how many are committed.
-
-    Returns:
-        To be called with the number of a slice, or with None after the last.
     """
 
-    def come_to(number: int | None) -> None:
-        place = ("step", step()) if number is None else ("slice", step(), number)
-        seed_generators(seed_at(seed, *place))
+    def __init__(self, seed: int, step: Callable[[], int]) -> None:
+        self._seed = seed
+        self._step = step
 
-    return come_to
+    def prepared(self) -> None:
+        """The model is built, and the State has come."""
+        come_to(self._seed, "prepared")
+
+    def boundary(self) -> None:
+        """Between two steps, or after the last one."""
+        come_to(self._seed, "boundary", self._step())
+
+    def slice(self, number: int) -> None:
+        """A slice of the next step is computed."""
+        come_to(self._seed, "slice", self._step(), number)
+
+    def over(self) -> None:
+        """A step's slices are computed, and the step has ended."""
+        come_to(self._seed, "step", self._step())
+
+
+class AnyPlaces(RandomPlaces):
+    """Of a run that need not be exact: random numbers go on as they are."""
+
+    def __init__(self) -> None:
+        super().__init__(0, lambda: 0)
+
+    def prepared(self) -> None:
+        """Nothing."""
+
+    def boundary(self) -> None:
+        """Nothing."""
+
+    def slice(self, number: int) -> None:
+        """Nothing."""
+
+    def over(self) -> None:
+        """Nothing."""
 
 
 def computes_with(device: torch.device) -> str:

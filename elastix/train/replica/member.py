@@ -24,7 +24,7 @@ from elastix.comm.network.process_group import Wiring
 from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.operation import OperationOutcome
-from elastix.comm.protocol.participant import Joined, Recovery
+from elastix.comm.protocol.participant import Fenced, Joined, Recovery, Released
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.data.cursor import Cursor, count
 from elastix.data.draw import SlicedDraw
@@ -56,10 +56,11 @@ from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, S
 from elastix.train.replica.draws import Drawn, drawn, parted
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
 from elastix.train.replica.exactness import (
+    AnyPlaces,
+    RandomPlaces,
     check_loader,
     check_rate_scaling,
     computes_with,
-    random_places,
 )
 from elastix.train.replica.guard import Alarm
 from elastix.train.replica.learning_rate import RateScaling
@@ -102,9 +103,9 @@ class Member:
         self._inbox = inbox
         redo = Reducer.kind if settings.rollback else 0
         self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo)
-        self._slices = Slices(self.me, self._driver, self.phase)
-        if settings.exact:
-            self._slices.set_random = random_places(settings.seed, lambda: self.step)
+        places = RandomPlaces(settings.seed, lambda: self.step)
+        self._random = places if settings.exact else AnyPlaces()
+        self._slices = Slices(self.me, self._driver, self._random, self.phase)
         self._rewind = Rewind()
         self._rate: RateScaling | None = None
         self._reducer: Reducer | None = None
@@ -229,6 +230,7 @@ class Member:
             self._driver.catch_joiners_up(self._catch_up)
         self._link.send(Ready(self._catch_up.address if self._catch_up is not None else None))
         self._driver.first_entry(layout)
+        self._random.prepared()
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""
@@ -311,6 +313,7 @@ class Member:
             When a snapshot is under way: its mark, for `await_stored`.
         """
         self._check(thoroughly=True)
+        self._random.boundary()
         score = self._schedule.score(self.step)
         mark = CheckpointId(self.step, 2 if reason == "final" else int(score is not None))
         self._snapshot(reason, mark, score)
@@ -606,6 +609,8 @@ class Member:
         self._link.await_controller()
         self._rewind.restore(self._tracked.others)
         self._driver.boundary()
+        self._look_if_overtaken()
+        self._random.boundary()
         if self.settings.rewinds_exactly:
             self._rewind.keep(self._tracked.others)
         if self._reducer is not None:
@@ -630,6 +635,17 @@ class Member:
             self._checkpoint(reason)
         elif compare:
             self._snapshot("join", CheckpointId(self.step, -1), stored=False)
+
+    def _look_if_overtaken(self) -> None:
+        """A joiner that began anew in its loop may have in hand what it drew for another epoch.
+
+        Nobody knows what, so in a run that has to be exact its process is replaced.
+        """
+        if not self.settings.exact or not any(one.overtaken for one in self._tracked.loaders):
+            return
+        if self._driver.watching:
+            raise Released(0)
+        raise Fenced(f"worker {self.me} was given the State of another epoch than its loop is in")
 
     def _checkpoint(self, reason: str) -> None:
         mark = self.save(reason)
@@ -805,6 +821,7 @@ class Member:
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
         self._check(thoroughly=True)
+        self._random.boundary()
         if self.settings.model_source is not None and self.settings.model_source.takes_final:
             if self.world_size > 1:
                 mark = CheckpointId(self.step, 2)

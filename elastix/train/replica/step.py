@@ -26,6 +26,7 @@ from elastix.data.loader import Loader
 from elastix.data.slices import tellers
 from elastix.errors import ConfigError, TrainError
 from elastix.events import SlicesHandedOver
+from elastix.train.replica.exactness import RandomPlaces
 
 _REMEMBERED = 5  # steps, of whose times the median is told
 
@@ -36,19 +37,25 @@ class Slices:
     Args:
         me: this worker.
         driver: of its group.
+        random: sets the random numbers of each slice.
         phase: told of each slice.
 
     Attributes:
         step: the one in hand; None between steps, and in those of other loaders.
-        set_random: called with the number of each slice before the train function has it, and with
-            None at the end of each step.
         samples: what this worker had of the last step, if that was one of slices; else None.
+        random: see above.
     """
 
-    def __init__(self, me: int, driver: GroupDriver, phase: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        me: int,
+        driver: GroupDriver,
+        random: RandomPlaces,
+        phase: Callable[[str, int], None],
+    ) -> None:
         self.step: Step | None = None
         self.samples: int | None = None
-        self.set_random: Callable[[int | None], None] = lambda _number: None
+        self.random = random
         self._me = me
         self._driver = driver
         self._phase = phase
@@ -198,7 +205,7 @@ class Step:
         while not reducer.end_slices():
             for number in work.missing(self):
                 yield from self._slice(number, handed=True)
-        work.set_random(None)
+        work.random.over()
 
     def _slice(self, number: int, *, last: bool = False, handed: bool = False) -> Iterator[Any]:
         self._work.at(number, handed=handed)
@@ -206,7 +213,7 @@ class Step:
         self._computed.add(number)
         ratio = self.draw.sizes.index(self.draw.samples[number])
         self._reducer.begin_slice(number, ratio, last)
-        self._work.set_random(number)
+        self._work.random.slice(number)
         yield batch
         self._reducer.end_slice(counts=True)
 

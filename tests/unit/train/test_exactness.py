@@ -14,10 +14,10 @@ from elastix.state import State
 from elastix.train.checkpoint.state_digests import exact_digest
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation
 from elastix.train.replica.exactness import (
+    RandomPlaces,
     check_configs,
     computes_with,
     deterministic_operators,
-    random_places,
 )
 
 CPU = torch.device("cpu")
@@ -76,19 +76,20 @@ def test_an_exact_evaluation_means_what_any_evaluation_means():
 # -------------------------------------------------------------------------------- random numbers
 
 
-def test_each_slice_and_each_step_has_random_numbers_of_its_own():
+def test_each_place_has_random_numbers_of_its_own():
     seen = []
     for seed in (0, 1):
+        places = RandomPlaces(seed, lambda: step)
         for step in (0, 1):
-            for number in (0, 1):
-                random_places(seed, lambda: step)(number)  # noqa: B023 - called at once
+            of_a_step = places.boundary, lambda: places.slice(0), lambda: places.slice(1)  # noqa: B023
+            for come_to in (*of_a_step, places.over):
+                come_to()
                 seen.append(drawn())
-            random_places(seed, lambda: step)(None)  # noqa: B023 - called at once
-            seen.append(drawn())
+        places.prepared()
+        seen.append(drawn())
     assert len({numbers[0] for numbers in seen}) == len(seen)
-    drawn()
-    random_places(0, lambda: 0)(1)
-    assert drawn() == seen[1]
+    RandomPlaces(0, lambda: 0).slice(1)
+    assert drawn() == seen[2]
 
 
 # ------------------------------------------------------------------------------------- operators
