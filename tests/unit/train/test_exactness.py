@@ -1,6 +1,7 @@
 """What exact=True asks of a worker: operators, random numbers, evaluations, what is refused."""
 
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,12 +78,13 @@ def test_an_exact_evaluation_means_what_any_evaluation_means():
 
 
 def test_each_place_has_random_numbers_of_its_own():
+    at = {"step": 0}
     seen = []
     for seed in (0, 1):
-        places = RandomPlaces(seed, lambda: step)
-        for step in (0, 1):
-            of_a_step = places.boundary, lambda: places.slice(0), lambda: places.slice(1)  # noqa: B023
-            for come_to in (*of_a_step, places.over):
+        places = RandomPlaces(seed, lambda: at["step"])
+        comings = [places.boundary, partial(places.slice, 0), partial(places.slice, 1), places.over]
+        for at["step"] in (0, 1):
+            for come_to in comings:
                 come_to()
                 seen.append(drawn())
         places.prepared()
