@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from blake3 import blake3
 
+from benchmarks import slices
 from benchmarks.overhead import MODELS
 from benchmarks.record import save
 from elastix import Context, Guard
@@ -83,7 +84,7 @@ def hashed_per_s() -> float:
 
 
 def main() -> None:
-    """Run all of it, and write one file."""
+    """Run all of it, what slices cost included, and write one file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/exact.json"))
     parser.add_argument("--steps", type=int, default=200)
@@ -100,6 +101,7 @@ def main() -> None:
         "guard_share": max(of["guard"] for of in found.values()),
         "hashed_per_s": hashed_per_s(),
         "models": found,
+        "slices": slices.measure(max(2, options.steps // 10), 20),
     }
     save(options.out, results)
     print(json.dumps(results, indent=2))

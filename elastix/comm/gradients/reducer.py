@@ -197,12 +197,10 @@ class Reducer:
         starts from what the step started from. What gradients there were are kept, and added to
         what is agreed on.
         """
-        self._slices.open = True
+        self._slices.open = self._slices.fresh = True
         self._generation = self._launched = 0
         for gradients in self._gradients:
             gradients.begin_slices()
-        for bucket in self._buckets:
-            bucket.begin()
         for buffers in self._buffers:
             buffers.begin_slices()
 
@@ -392,8 +390,7 @@ class Reducer:
         self.check()
         self._active = True
         if self._slices.open:
-            self._slices.begin_pass()
-            self._look_if_meddled()
+            self._begin_slice_pass()
             if not self._slices.launching:
                 return
         if self._driver.watching:
@@ -403,6 +400,14 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.begin()
         self._launch_filled()
+
+    def _begin_slice_pass(self) -> None:
+        self._slices.begin_pass()
+        self._look_if_meddled()
+        if self._slices.fresh:
+            self._slices.fresh = False
+            for bucket in self._buckets:
+                bucket.begin()
 
     def _weigh(self, generation: int) -> None:
         """The buckets are to be reduced by the members of that generation, from the first on."""

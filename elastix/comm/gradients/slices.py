@@ -15,11 +15,13 @@ class SlicePasses:
 
     Attributes:
         open: such a step has begun, and is not over.
+        fresh: none of its passes has begun.
         suspended: it was to be reduced, and slices of a lost worker are to be computed first.
     """
 
     def __init__(self) -> None:
         self.open = False
+        self.fresh = False
         self.suspended = False
         self._usual: int | None = None
         self._within = False  # a slice is in hand
