@@ -3,7 +3,7 @@
 
 let figures = {};
 const source = document.documentElement.dataset.source; // of a page that is served
-let version = "";
+let version = document.documentElement.dataset.version;
 
 async function unpack(id) {
   const packed = document.getElementById(id);

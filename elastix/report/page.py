@@ -138,12 +138,13 @@ def figures_of(page: Page) -> str:
     return json.dumps(_escaped(figures), allow_nan=False)
 
 
-def render(page: Page, *, source: str = "") -> str:
+def render(page: Page, *, source: str = "", version: str = "") -> str:
     """The whole file.
 
     Args:
         page: what it says.
         source: address at which a served page asks for its data again; a file has none.
+        version: of its data, which it asks for if there is another one.
     """
     plots = any(section.figures for section in page.sections)
     here = resources.files(__package__)
@@ -155,6 +156,7 @@ def render(page: Page, *, source: str = "") -> str:
     return environment.get_template("page.html").render(
         page=page,
         source=source,
+        data_version=version,
         figures=_packed(figures_of(page)),
         plotly=_plotly() if plots or source else "",
         css=Markup((here / "page.css").read_text("utf-8")),  # our own files

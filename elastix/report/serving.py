@@ -102,8 +102,9 @@ class _Pages:
 
     async def page(self, request: web.Request) -> web.Response:
         """The whole page."""
-        _, page = await self._make(request.path, request)
-        text = await asyncio.to_thread(render, page, source=f"/data{request.path}")
+        version, page = await self._make(request.path, request)
+        source = f"/data{request.path}"
+        text = await asyncio.to_thread(render, page, source=source, version=version)
         return web.Response(text=text, content_type="text/html")
 
     async def data(self, request: web.Request) -> web.Response:

@@ -102,10 +102,11 @@ def test_what_has_not_changed_is_not_sent_again(address):
 
 
 @pytest.fixture(scope="module")
-def browser():
+def browser(address):
     if missing():
         pytest.skip(f"no browser: {missing()}")
     with chromium(local=True) as found:
+        found.get(address)  # which gives it the token
         yield found
 
 
@@ -117,7 +118,8 @@ def test_a_page_follows_its_run_without_being_loaded_again(browser, address, sto
     browser.get(address)
     assert "token" not in browser.current_url
     browser.find_element(By.LINK_TEXT, "digits").click()
-    until(browser, "document.documentElement.dataset.version !== undefined")
+    until(browser, "location.pathname === '/run/digits'")
+    until(browser, "document.documentElement.dataset.drawn !== undefined")
     steps = "Number(document.querySelector('.tiles > :nth-child(2) dd').firstChild.textContent)"
     before = browser.execute_script(f"return {steps}")
     browser.execute_script(
@@ -142,7 +144,8 @@ def test_no_request_leaves_the_page_and_nobody_complains(browser, address):
     browser.get_log("browser")
     for path in ("/", "/run/digits", "/models"):
         browser.get(address.split("/?")[0] + path)
-        until(browser, "document.documentElement.dataset.version !== undefined")
+        until(browser, "document.documentElement.dataset.drawn !== undefined")
+        until(browser, "performance.getEntriesByType('resource').length > 0")
         asked = browser.execute_script(
             "return performance.getEntriesByType('resource').map(entry => entry.name)"
         )
@@ -157,7 +160,7 @@ def test_a_model_says_what_differs_from_its_parent(browser, address):
     until(browser, "document.querySelectorAll('#models-table tbody tr').length === 2")
     browser.execute_script("document.querySelector('#models-table tbody tr td a').click()")
     until(browser, "location.pathname.startsWith('/model/')")
-    until(browser, "document.documentElement.dataset.version !== undefined")
+    until(browser, "document.documentElement.dataset.drawn !== undefined")
     text = browser.execute_script("return document.querySelector('main').innerText")
     assert "changed\tw" in text
     assert "<b>bold</b>" in text
