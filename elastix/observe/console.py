@@ -24,6 +24,7 @@ from rich.text import Text
 
 from elastix.errors import ElastixError
 from elastix.events import Event, Recovered, Reported
+from elastix.observe.cell import Cell, here, terminal_of
 from elastix.observe.lines import line, plain, plain_lines
 from elastix.observe.progress import Loss, Progress, duration, shown
 
@@ -61,13 +62,14 @@ class Console:
         self._name = plain(name)
         self._where = where(self._name, plain(store))
         self._clock = clock
-        self._terminal = terminal or Terminal(quiet=quiet, highlight=False, soft_wrap=True)
+        self._cell = here() if terminal is None and not quiet else None
+        self._terminal = terminal or terminal_of(self._cell, quiet)
         self._started = self._summed = clock()
         self._latest: deque[Text] = deque(maxlen=_LATEST)
         self._recovered_in = 0
         self._best = best
         self._missed = False  # it has been told that `best` was not reported
-        self._live: Live | None = None
+        self._live: Live | Cell | None = None
         self._drawn = 0.0
 
     def __enter__(self) -> Self:
@@ -78,7 +80,9 @@ class Console:
             since = f"{datetime.fromtimestamp(before.began_t):%Y-%m-%d %H:%M}"
             stood = f"which began {since} and had come to step {before.step}"
             self._print(f"{self._name}, {stood}, goes on   {self._where}", "bold")
-        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+        if self._cell is not None:
+            self._live = self._cell
+        elif self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
             self._live = Live(
                 self._block(), console=self._terminal, auto_refresh=False, transient=True
             )

@@ -26,6 +26,7 @@ from elastix.events import (
     TrialLost,
     TrialStarted,
 )
+from elastix.observe.cell import Cell, here, terminal_of
 from elastix.observe.console import bar, command, group_line, one_line, where
 from elastix.observe.journal import Tail
 from elastix.observe.lines import IGNORED, plain, plain_lines
@@ -88,7 +89,8 @@ class TrialsConsole:
         self._where = where(self._name, store)
         self._table = command(("campaign", "show"), self._name, store)
         self._budget = budget
-        self._terminal = terminal or Terminal(quiet=quiet, highlight=False, soft_wrap=True)
+        self._cell = here() if terminal is None and not quiet else None
+        self._terminal = terminal or terminal_of(self._cell, quiet)
         self._clock = clock
         self._began = self._summed = clock()
         self._known = 0
@@ -105,7 +107,7 @@ class TrialsConsole:
         self._longest = 0.0
         self._first_failure = ""
         self._latest: deque[Text] = deque(maxlen=_LATEST)
-        self._live: Live | None = None
+        self._live: Live | Cell | None = None
 
     def show(self, event: Event) -> None:
         """Take note of an event, and tell of it if it means anything to a person."""
@@ -127,6 +129,8 @@ class TrialsConsole:
                 self._store = event
             case CampaignEnded():
                 self._end(event)
+        if isinstance(self._live, Cell):
+            self._live.update(self._block())
         now = self._clock()
         if self._live is None and self._running and now - self._summed >= _SUMMARY_S:
             self._summed = now
@@ -141,7 +145,9 @@ class TrialsConsole:
         self._print(f"{self._name} starts   {self._where}", "bold")
         self._mode = event.inherit
         self._print(f"  {goal} with {event.searcher}   ctx.inherit: {event.inherit}{after}")
-        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+        if self._cell is not None:
+            self._live = self._cell
+        elif self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
             # Redrawn by a thread of its own: between two events of a campaign minutes may pass.
             self._live = Live(
                 get_renderable=self._block,

@@ -12,9 +12,9 @@ from typing import Any
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound, StoreError
 from elastix.observe import journal
-from elastix.report.comparison import comparison_page, differing
 from elastix.report.compose import campaign_page, training_page
 from elastix.report.page import Page, write
+from elastix.report.side_by_side import comparison_page, differing
 from elastix.report.sources import campaign_record, is_campaign
 from elastix.report.training import tell
 from elastix.store import Store

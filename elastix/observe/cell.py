@@ -1,0 +1,96 @@
+"""One display in a notebook that is updated, where a terminal has a block that is redrawn.
+
+A Cell is the file that a console prints to and, with the methods of rich's Live, the block beneath
+it. What is printed stays; the block goes when it is stopped. All is text, and escaped.
+"""
+
+import io
+import time
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any, Protocol
+
+from rich.console import Console as Terminal
+from rich.console import RenderableType
+
+_WIDTH = 110
+_REDRAW_S = 0.5
+
+
+class _Display(Protocol):
+    def update(self, data: Mapping[str, str], raw: bool) -> None: ...
+
+
+Open = Callable[[Mapping[str, str]], _Display]
+
+
+class Cell(io.StringIO):
+    """The output of a notebook's cell. `show` opens a display; each later picture updates it."""
+
+    def __init__(self, show: Open, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._show = show
+        self._clock = clock
+        self._block = ""
+        self._display: _Display | None = None
+        self._drawn = -_REDRAW_S
+
+    def terminal(self, *, quiet: bool = False) -> Terminal:
+        """What prints into it."""
+        return Terminal(
+            file=self,
+            width=_WIDTH,
+            quiet=quiet,
+            highlight=False,
+            soft_wrap=True,
+            force_terminal=False,
+            force_jupyter=False,
+            color_system=None,
+        )
+
+    def flush(self) -> None:
+        """Something was printed."""
+        self._draw()
+
+    def start(self) -> None:
+        """The block begins."""
+
+    def update(self, block: RenderableType, *, refresh: bool = False) -> None:
+        """Another picture of it; at most two a second, unless it must be now."""
+        if not refresh and self._clock() - self._drawn < _REDRAW_S:
+            return
+        drawn = io.StringIO()
+        Terminal(file=drawn, width=_WIDTH, force_jupyter=False, color_system=None).print(block)
+        self._block = drawn.getvalue()
+        self._draw()
+
+    def stop(self) -> None:
+        """The block ends."""
+        self._block = ""
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = self._clock()
+        text = (self.getvalue() + self._block).rstrip("\n")
+        picture = {"text/html": f"<pre>{escape(text)}</pre>", "text/plain": text}
+        if self._display is None:
+            self._display = self._show(picture)
+        else:
+            self._display.update(picture, raw=True)
+
+
+def terminal_of(cell: Cell | None, quiet: bool) -> Terminal:
+    """What prints into the cell; to standard output where there is none."""
+    if cell is not None:
+        return cell.terminal(quiet=quiet)
+    return Terminal(quiet=quiet, highlight=False, soft_wrap=True)
+
+
+def here() -> Cell | None:
+    """For the cell that is being run; None outside of a notebook."""
+    if not Terminal().is_jupyter:
+        return None
+    import IPython.display as notebook  # there is one, so there is IPython
+
+    display: Any = notebook.display
+    return Cell(lambda picture: display(picture, raw=True, display_id=True))
