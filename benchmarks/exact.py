@@ -1,4 +1,4 @@
-"""What the sentinel and the guard take of a step: two workers on this machine, in one run.
+"""What exactness takes of a step: sentinel, guard, and `exact=True` over slices. Two workers here.
 
 Both are timed where they are called, in the training thread, and put in relation to the step. The
 State of each model is too large to be hashed whole, so what is seen is a pass. How fast one core
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from blake3 import blake3
+from torch.utils.data import TensorDataset
 
 from benchmarks import slices
 from benchmarks.overhead import MODELS
@@ -25,6 +26,7 @@ from elastix import Context, Guard
 from elastix.testing.local import run_local
 
 _WARM = 10
+_SLICES = 8
 
 
 def measure(ctx: Context) -> None:
@@ -83,11 +85,48 @@ def hashed_per_s() -> float:
     return (64 << 20) / (time.perf_counter() - started)
 
 
+def step_in_slices(ctx: Context) -> None:
+    """The train function: how long a step of eight slices takes, in the median."""
+    build, batch = MODELS[ctx.config["model"]]
+    torch.manual_seed(0)
+    model = build()
+    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
+    x, y = torch.rand(4 * batch, 1, 32, 32), torch.randint(10, (4 * batch,))
+    loader = ctx.loader(TensorDataset(x, y), batch_size=2 * batch, slices=_SLICES)
+    steps: list[float] = []
+    for epoch in loader.epochs((ctx.config["steps"] + _WARM) // 2):
+        for step in epoch:
+            started = time.perf_counter()
+            for inputs, targets in step:
+                F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append(time.perf_counter() - started)
+    if ctx.rank == 0:
+        Path(ctx.config["result"]).write_text(json.dumps(statistics.median(steps[_WARM:])))
+
+
+def exact_over_slices(model: str, steps: int, rounds: int) -> float:
+    """How much longer a step takes with exact=True, in the median of some pairs of runs."""
+    ratios: list[float] = []
+    for _ in range(rounds):
+        took: list[float] = []
+        for exact in (False, True):
+            with tempfile.TemporaryDirectory() as directory:
+                result = Path(directory) / "result.json"
+                config = {"model": model, "steps": steps, "result": str(result)}
+                run_local(step_in_slices, 2, config=config, exact=exact, timeout_s=600.0)
+                took.append(float(result.read_text()))
+        ratios.append(took[1] / took[0])
+    return statistics.median(ratios)
+
+
 def main() -> None:
     """Run all of it, what slices cost included, and write one file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/exact.json"))
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs for exact=True")
     options = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
     for name in MODELS:
@@ -102,6 +141,9 @@ def main() -> None:
         "hashed_per_s": hashed_per_s(),
         "models": found,
         "slices": slices.measure(max(2, options.steps // 10), 20),
+        "exact_over_slices": {
+            name: exact_over_slices(name, options.steps, options.rounds) for name in MODELS
+        },
     }
     save(options.out, results)
     print(json.dumps(results, indent=2))
