@@ -113,7 +113,7 @@ class Audit:
         said = {"samples": self._samples(), "replicas": str(self.replicas)}
         if self.state is not None:
             step, digest = self.state
-            said["state"] = f"{digest[:12]}: after step {step}, whatever happened on the way"
+            said["bytes"] = f"{digest[:12]} after step {step}, whatever happened on the way"
         return said
 
     def __str__(self) -> str:

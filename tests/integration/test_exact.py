@@ -26,7 +26,7 @@ def test_a_run_under_fire_has_the_digest_of_a_quiet_one(cluster, tmp_path):
     fire = fit(tmp_path, "fire", (1, 3), [Kill(worker=1, phase="bucket", step=3)])
     assert [event.worker for event in fire.events if isinstance(event, WorkerLost)] == [1]
     assert fire.audit.state is not None
-    assert fire.audit.lines["state"] == quiet.audit.lines["state"]
+    assert fire.audit.lines["bytes"] == quiet.audit.lines["bytes"]
     assert fire.audit.state == quiet.audit.state
     assert compare(fire.directory).apart == ()
 

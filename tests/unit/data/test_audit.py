@@ -197,6 +197,6 @@ def test_of_an_exact_run_it_says_the_digest_of_the_state_stored_last():
         )
 
     events = [opened(), commit(1, (0, 4))]
-    assert "state" not in audit([*events, stored(1, "")]).lines
+    assert "bytes" not in audit([*events, stored(1, "")]).lines
     lines = audit([*events, stored(1, "a" * 64), stored(2, "b" * 64)]).lines
-    assert lines["state"] == f"{'b' * 12}: after step 2, whatever happened on the way"
+    assert lines["bytes"] == f"{'b' * 12} after step 2, whatever happened on the way"
