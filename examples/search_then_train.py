@@ -4,7 +4,8 @@
    weights where layers match, trains one epoch on a persistent worker, and is kept in the store.
 2. The winner is trained to early stop by an elastic group of four workers and a spare, while one
    worker is killed with SIGKILL in the middle of backward() and another is stopped with SIGSTOP.
-3. What came of it: recoveries, the account of samples, what was inherited, bytes saved, accuracy.
+3. The winner is trained again by one worker, in peace. `exact=True`: the State has the same bytes.
+4. What came of it: recoveries, the account of samples, what was inherited, bytes saved, accuracy.
 
 Run it with `make demo`, or `python examples/search_then_train.py [STORE]`. It goes on where it was
 when it is run again with the same store. Some minutes on two cores.
@@ -82,15 +83,16 @@ def train(ctx: elastix.Context) -> None:
     ctx.inherit(model)  # tensors of the parent, if there is one
     optimizer = torch.optim.AdamW(model.parameters(), lr=ctx.config["lr"])
     model, optimizer = ctx.prepare(model, optimizer)
-    loader = ctx.loader(training, batch_size=64)
+    loader = ctx.loader(training, batch_size=64, slices=8)
     patience = Patience(epochs=3)
     ctx.track(patience=patience)
     for epoch in loader.epochs(ctx.config.get("epochs", 1)):
-        for x, y in epoch:
-            loss = F.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()  # in the final training worker 1 dies here, once
+        for step in epoch:
+            for x, y in step:  # the slices of the batch that fall to this worker
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()  # in the final training worker 1 dies here, once
             optimizer.step()
+            optimizer.zero_grad()
         scores = ctx.evaluate(accuracy, validation, batch_size=350)
         ctx.report(**scores)
         if patience.stops(scores["accuracy"]):
@@ -117,15 +119,25 @@ def train_under_fire(best: Best, store: Path) -> elastix.Result:
     """The winner, by four workers and a spare; two of them do not live to see the end."""
     harm = [
         Kill(worker=1, phase="bucket", step=20, signal=SIGKILL),
-        Kill(worker=2, phase="batch", step=45, signal=SIGSTOP),
+        Kill(worker=2, phase="slice", step=45, signal=SIGSTOP),
     ]
     return best.trainer(
         with_kills(train, harm),
         config={"epochs": 40},
         scaling=elastix.ScalingConfig(num_workers=(2, 4), spares=1, cpus_per_worker=0.25),
-        run=elastix.RunConfig(name="digits", store=str(store)),
+        run=elastix.RunConfig(name="digits", store=str(store), exact=True),
         checkpoint=elastix.CheckpointConfig(every_steps=36, keep_last=2, best="accuracy"),
         failure=elastix.FailureConfig(hang_timeout_s=4.0),
+    ).fit()
+
+
+def train_in_peace(best: Best, store: Path) -> elastix.Result:
+    """The winner again, by one worker whom nothing befalls."""
+    return best.trainer(
+        train,
+        config={"epochs": 40},
+        scaling=elastix.ScalingConfig(num_workers=1, cpus_per_worker=0.25),
+        run=elastix.RunConfig(name="digits-quiet", store=str(store), exact=True),
     ).fit()
 
 
@@ -136,11 +148,14 @@ def main() -> int:
         ray.init(log_to_driver=False)
     campaign = search(path)
     best = campaign.best
-    result = train_under_fire(best, path)
+    result, quiet = train_under_fire(best, path), train_in_peace(best, path)
     fine = summary(path, campaign, result)
     for name in ("digits-search", "digits"):
         print(f"report     {write_report(name, path)}")
-    return 0 if fine else 1
+    same = result.audit.state == quiet.audit.state
+    verdict = "the State under fire is byte for byte" if same else "the State under fire is NOT"
+    print(f"bytes      {verdict} that of a quiet run: {quiet.audit.lines['bytes']}")
+    return 0 if fine and same else 1
 
 
 def summary(path: Path, campaign: elastix.Results, result: elastix.Result) -> bool:
