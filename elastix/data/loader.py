@@ -261,6 +261,20 @@ class Loader:
             return self._fetcher.fetch(draw.slices[number], at, before)
         return self._source.read(draw.slices[number])  # what was read ahead stays for its turn
 
+    def check_done(self) -> None:
+        """Before the loop over an epoch goes on: that a step of slices is not left out.
+
+        Raises:
+            ConfigError: it is.
+        """
+        if self._source.slices is not None and self._drawn:
+            raise ConfigError(
+                "a step was drawn and then the next one, and its slices were not iterated over, or "
+                "not to their end. The run ends. Write one loop within the other, and leave the "
+                "inner one by no break: for step in epoch: for x, y in step: ... To leave batches "
+                "out let the group do it: FailureConfig(guard=...)."
+            )
+
     def undraw(self) -> None:
         """What was drawn since the last commit is drawn again: nothing was done with it."""
         self._ahead, self._drawn = self.cursor, []
@@ -335,6 +349,8 @@ class Loader:
 class Epoch:
     """One pass over the data: yields this worker's share of each global batch.
 
+    With slices it yields a step for each: to be iterated over for the slices to compute.
+
     `len` is the number of batches left. It may grow, when samples of a lost worker come back. So
     may what is iterated: whoever draws batches in advance may have come to the end before.
     """
@@ -359,11 +375,15 @@ class _Batches:
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
+        self._draws = False  # the last batch of the loader is from here
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:  # noqa: ANN401 - whatever collate makes
+        if self._draws:
+            self._loader.check_done()
+        self._draws = True
         batch = self._loader.next_batch()
         if batch is None:
             raise StopIteration

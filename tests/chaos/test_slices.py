@@ -1,7 +1,7 @@
 """Steps in slices on real processes that end by SIGKILL: each failed step keeps its whole batch."""
 
 from random import Random
-from signal import SIGTERM
+from signal import SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
 
@@ -16,7 +16,7 @@ from elastix.events import (
     WorkerLeft,
     WorkerLost,
 )
-from elastix.testing.chaos import Flip, Kill, with_kills
+from elastix.testing.chaos import HANG, Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
@@ -132,6 +132,16 @@ def test_a_second_worker_is_lost_while_it_computes_for_the_first(tmp_path, worke
     result = run(tmp_path, [first, second], workers, {"model": "convnet"})
     moved = [entry for event in handed_over(result) for entry in event.moved]
     assert {lost for lost, _, _ in moved} >= {1}
+    assert compare(tmp_path / "run").relative < 1e-9
+
+
+@pytest.mark.parametrize("where", ["slice", "handed"])
+def test_a_worker_that_hangs_in_a_slice_is_taken_out(tmp_path, where):
+    kills = [Kill(worker=1, phase="slice", step=3, signal=SIGSTOP if where == "slice" else SIGKILL)]
+    if where == "handed":
+        kills.append(Kill(worker=2, phase="handed", step=3, signal=HANG))
+    result = run(tmp_path, kills, 4, hang_timeout_s=2.0)
+    assert [event.step for event in handed_over(result)] == [4]
     assert compare(tmp_path / "run").relative < 1e-9
 
 

@@ -229,6 +229,10 @@ def breaks_and_goes_on(ctx, model, optimizer, step):
         break
 
 
+def leaves_a_step_out(ctx, model, optimizer, step):
+    """As `continue` does, or list(epoch)."""
+
+
 def steps_within(ctx, model, optimizer, step):
     for x, y in step:
         backward(model, x, y)
@@ -312,6 +316,35 @@ def past(ctx, model, optimizer, step):
     optimizer.zero_grad()
 
 
+def breaks_and_leaves_the_epoch(ctx):
+    model, _, loader = prepared(ctx)
+    for epoch in loader.epochs(2):
+        for step in epoch:
+            for x, y in step:
+                backward(model, x, y)
+                break
+            break
+
+
+def test_a_step_that_was_begun_is_not_drawn_again(tmp_path):
+    with pytest.raises(ConfigError, match="the next batch was called before"):
+        run(tmp_path, breaks_and_leaves_the_epoch)
+
+
+def breaks_and_returns(ctx):
+    model, _, loader = prepared(ctx)
+    for epoch in loader.epochs(1):
+        for step in epoch:
+            for x, y in step:
+                backward(model, x, y)
+                return
+
+
+def test_the_train_function_does_not_end_within_a_step(tmp_path):
+    with pytest.raises(ConfigError, match="the end of the train function was called before"):
+        run(tmp_path, breaks_and_returns)
+
+
 def two_loaders(ctx):
     model, _, loader = prepared(ctx)
     other = ctx.loader(data(), batch_size=8)
@@ -331,9 +364,10 @@ def two_loaders(ctx):
         (iterates_twice, "second time"),
         (past, "second time"),
         (breaks, "optimizer.step\\(\\) was called before"),
-        (breaks_and_goes_on, "the next batch was called before"),
+        (breaks_and_goes_on, "not to their end"),
+        (leaves_a_step_out, "not iterated over"),
         (steps_within, "optimizer.step\\(\\) was called before"),
-        (swallows, "the next batch was called before"),
+        (swallows, "not to their end"),
         (zeroes_within, "changed or dropped"),
         (clips_within, "changed or dropped"),
         (reports_within, "ctx.report was called before"),
