@@ -108,8 +108,13 @@ class GroupDriver:
 
     @property
     def operation(self) -> int:
-        """Number of the operation in hand, or the next; -1 without the State."""
+        """Number of the operation in hand, or the next. Only with the State."""
         return self._protocol.hand.number
+
+    @property
+    def has_state(self) -> bool:
+        """Whether this worker has the State. Any thread may ask."""
+        return self._protocol.hand.has_state
 
     @property
     def call(self) -> tuple[int, int]:

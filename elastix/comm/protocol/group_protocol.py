@@ -30,7 +30,7 @@ from elastix.comm.protocol.joiner import Joiner
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.protocol.participant import Fenced, Joined, Released
-from elastix.comm.protocol.recovery import Decision, Position, decide
+from elastix.comm.protocol.recovery import STATELESS, Decision, Position, decide
 from elastix.comm.protocol.wants import (
     Abandon,
     AllHaveState,
@@ -70,7 +70,7 @@ class InHand:
     """The operation in hand, or between two operations what is known of the next.
 
     Attributes:
-        number: of it; -1 without the State.
+        number: of it; STATELESS without the State.
         operation: None between operations.
         complete: the generation in which every bucket of it was had; 0 for none.
         payload: what this member added to its round; None before.
@@ -80,7 +80,7 @@ class InHand:
         next_void: those ahead have found the operation after this one void.
     """
 
-    number: int = -1
+    number: int = STATELESS
     operation: Operation | None = None
     complete: int = 0
     payload: torch.Tensor | None = None
@@ -88,6 +88,11 @@ class InHand:
     begun: bool = False
     void: bool = False
     next_void: bool = False
+
+    @property
+    def has_state(self) -> bool:
+        """Whether this member has the State."""
+        return self.number != STATELESS
 
     @property
     def kind(self) -> int:
@@ -220,7 +225,7 @@ class GroupProtocol:
 
     def come_in(self) -> Course[None]:
         """Until this member has the State: in a group, or from a peer that it goes on to follow."""
-        while self.hand.number < 0:
+        while not self.hand.has_state:
             yield Await(self._addressed)
             newest = max(self._inbox.urgent, self._inbox.proposed, key=lambda m: m.generation)
             if self._inbox.invitation and not self._called():
@@ -464,7 +469,7 @@ class GroupProtocol:
         self.group = group = yield from self._ask(
             Build(membership.generation, membership.members, prepare=self._to_prepare())
         )
-        complete = hand.complete if hand.number >= 0 else self._founded
+        complete = hand.complete if hand.has_state else self._founded
         position = Position(hand.number, complete, self.plan, hand.kind)
         decision = self._rule((yield from self._ask(Meet(group, position))), membership.members)
         if decision.gone:
@@ -516,7 +521,7 @@ class GroupProtocol:
             self._circle, root = circle, 0
         joined: Joined | None = None
         if mine == donor:
-            yield from self._ask(GiveState(circle, founding=self.hand.number < 0))
+            yield from self._ask(GiveState(circle, founding=not self.hand.has_state))
         else:
             joined = yield from self._ask(TakeState(circle, root))
         if self._circle is not None:
@@ -526,7 +531,7 @@ class GroupProtocol:
 
     def _go_on(self, group: GroupHandle, decision: Decision) -> Course[None]:
         hand = self.hand
-        if hand.number < 0:
+        if not hand.has_state:
             hand.number = decision.operation
         behind = hand.number < decision.operation
         void = decision.begun and decision.kind == self._redo and not decision.complete

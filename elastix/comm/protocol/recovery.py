@@ -23,16 +23,19 @@ from dataclasses import dataclass
 
 from elastix.comm.protocol import calls
 
+STATELESS = -1
+"""In place of an operation's number, of a member without the State."""
+
 
 @dataclass(frozen=True)
 class Position:
     """Where a worker is when it enters a generation.
 
     Attributes:
-        operation: number of the operation in hand, or about to begin; -1 without the State, or
-            while it is not known whether all founders have it.
-        complete: the generation in which it got every bucket of that operation; 0 for none. For
-            operation -1: the generation in which it was given the State as a founder.
+        operation: number of the operation in hand, or about to begin; STATELESS without the State,
+            or while it is not known whether all founders have it.
+        complete: the generation in which it got every bucket of that operation; 0 for none.
+            Stateless: the generation in which it was given the State as a founder.
         plan: the generation over whose members the batch in hand is split; 0 if not known.
         kind: which sort of operation it is in (0 while between operations), to notice workers
             that run different code.
@@ -42,6 +45,11 @@ class Position:
     complete: int = 0
     plan: int = 0
     kind: int = 0
+
+    @property
+    def has_state(self) -> bool:
+        """It has the State, and knows that all founders have it."""
+        return self.operation != STATELESS
 
 
 @dataclass(frozen=True)
@@ -88,11 +96,10 @@ def decide(positions: Sequence[Position], members: Sequence[int] = ()) -> Decisi
         TrainError: positions that no run of one program can reach.
     """
     names = members or range(len(positions))
-    holders = [rank for rank, p in enumerate(positions) if p.operation >= 0]
-    if holders:  # somebody is through with the founding, hence all founders have the State
-        positions = [Position(0) if p.operation < 0 and p.complete else p for p in positions]
-        holders = [rank for rank, p in enumerate(positions) if p.operation >= 0]
-    newcomers = [rank for rank, p in enumerate(positions) if p.operation < 0]
+    if any(p.has_state for p in positions):  # somebody is through with the founding: all founders
+        positions = [Position(0) if p.complete and not p.has_state else p for p in positions]
+    holders = [rank for rank, p in enumerate(positions) if p.has_state]
+    newcomers = [rank for rank, p in enumerate(positions) if not p.has_state]
     if not holders:  # a run begins: rank 0 gives everybody its own State
         return Decision(0, None, 0, 0, founding=True, donor=0, newcomers=tuple(newcomers[1:]))
     front = max(positions[rank].operation for rank in holders)

@@ -83,8 +83,6 @@ class Schedule:
 
     def due(self, step: int) -> str:
         """Why to store the State of `step`, at its boundary; "" for not at all."""
-        if step == 0:
-            return ""
         every = self._config.every_steps
         fresh = step != self.stored_step
         # A batch may take several steps, so the boundary may come after the very multiple.

@@ -172,7 +172,7 @@ class Member:
     @property
     def holder(self) -> bool:
         """Whether this worker is in the group with the State. Any thread may ask."""
-        return self._driver.operation >= 0 and not self._driver.watching
+        return self._driver.has_state and not self._driver.watching
 
     def adopted(self, address: tuple[str, int]) -> int:
         """There is a new controller, which meets the group there. Any thread may call it.

@@ -486,7 +486,7 @@ class Simulation:
         return worker.post(want.group, "layout", None)
 
     def give_state(self, worker: Worker, want: wants.GiveState) -> Collective:
-        if want.founding != (worker.protocol.hand.number < 0 and worker.weights == 0):
+        if want.founding != (not worker.protocol.hand.has_state and worker.weights == 0):
             raise Violation(f"worker {worker.me} founds a run that goes on, or the reverse")
         return worker.post(want.group, "State", worker.state, worker.me)
 
@@ -686,7 +686,7 @@ class Simulation:
 
     def start_afresh(self) -> None:
         """Whoever had the State died before the controller heard of it: a run begins anew."""
-        if any(worker.alive and worker.protocol.hand.number >= 0 for worker in self.workers):
+        if any(worker.alive and worker.protocol.hand.has_state for worker in self.workers):
             raise Violation("a run begins anew although somebody has the State")
         for kept in (self.records, self.evaluated, self.committed):
             kept.clear()

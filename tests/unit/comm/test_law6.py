@@ -188,7 +188,7 @@ def accepts_what_some_hold(positions, members) -> Decision:
 
 def goes_back_to_the_last(positions, members) -> Decision:
     decision = decide(positions, members)
-    holders = [p.operation for p in positions if p.operation >= 0]
+    holders = [p.operation for p in positions if p.has_state]
     return replace(decision, operation=min(holders, default=0), source=None)
 
 

@@ -694,7 +694,7 @@ def test_a_joiner_that_is_superseded_at_the_door_starts_over():
     play(Build, group(2, 0, 1, 2))
     inbox.publish(Membership(3, (0, 1)))
     play(Meet, Superseded())
-    assert protocol.hand.number == -1
+    assert not protocol.hand.has_state
     play(Await)
     play(Abandon)
     assert not play.wanted.until()
@@ -708,7 +708,7 @@ def test_a_joiner_with_another_state_asks_for_it_in_the_group():
     assert play(Unequal).operation == 5
     play(Level)
     assert stream.closed
-    assert protocol.hand.number == -1
+    assert not protocol.hand.has_state
     assert not play.wanted.until()
 
 
@@ -781,7 +781,7 @@ def test_a_joiner_that_the_group_calls_leaves_its_donor():
     assert play.wanted.until()  # cold: the group waits
     play(Await)
     assert stream.closed
-    assert protocol.hand.number == -1
+    assert not protocol.hand.has_state
     play(Await)
     assert play.wanted.members == (0, 1, 2)
 

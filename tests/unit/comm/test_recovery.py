@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given as on
 from hypothesis import strategies as st
 
-from elastix.comm.protocol.recovery import Decision, Position, decide
+from elastix.comm.protocol.recovery import STATELESS, Decision, Position, decide
 from elastix.errors import TrainError
 
 STEP, EVALUATE = 1, 2
@@ -20,7 +20,7 @@ def before(operation: int, plan: int = 1) -> Position:
     return Position(operation, 0, plan, 0)
 
 
-NEWCOMER = Position(-1)
+NEWCOMER = Position(STATELESS)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_decision_for_each_case_of_forward_recovery(positions, expected):
 
 def given(generation: int) -> Position:
     """A founder with the State that does not know whether all have it."""
-    return Position(-1, complete=generation)
+    return Position(STATELESS, complete=generation)
 
 
 def test_a_founding_is_done_again_while_nobody_knows_that_all_have_the_state():
@@ -190,7 +190,7 @@ def test_buckets_stand_only_if_every_holder_is_in_one_operation_with_all_of_one_
     positions,
 ):
     decision = decide(positions)
-    there = [p for p in positions if p.operation >= 0]
+    there = [p for p in positions if p.has_state]
     agreed = {(p.operation, p.complete) for p in there}
     if decision.complete:
         assert agreed == {(decision.operation, decision.complete)}
@@ -221,6 +221,6 @@ def test_whoever_passes_on_or_gives_is_at_the_front(positions):
     if decision.source is not None:
         assert positions[decision.source].operation == decision.operation
         assert any(0 <= p.operation < decision.operation for p in positions)
-    if decision.donor is not None and any(p.operation >= 0 for p in positions):
+    if decision.donor is not None and any(p.has_state for p in positions):
         assert positions[decision.donor].operation == decision.operation
         assert [positions[r] for r in decision.newcomers] == positions.count(NEWCOMER) * [NEWCOMER]
