@@ -4,6 +4,7 @@ Random numbers are set at each place of the run, operators are those that give t
 and workers that round differently are refused. Not here: the order of sums (comm.slice_tree).
 """
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from elastix.data.random_numbers import come_to
 from elastix.data.source import Source
 from elastix.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 _OPERATOR = re.compile(r"^(\S+) does not have a deterministic implementation")
 
 
@@ -148,6 +150,23 @@ def _processor() -> str:
         return "unknown processor"
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else "unknown processor"
+
+
+def look_at_origin(stored: object, here: str) -> None:
+    """Say so if the State that a run goes on from was computed with something else than here.
+
+    Args:
+        stored: what the State says of it; None for one that no exact run has made.
+        here: see `computes_with`.
+    """
+    if stored != here:
+        logger.warning(
+            "the State that this exact run goes on from was computed %s, and what is here is %s. "
+            "From here on it is exact, but its bytes are not those of a run that was made here "
+            "from its beginning.",
+            f"with {stored}" if stored else "without exact=True",
+            here,
+        )
 
 
 @contextmanager

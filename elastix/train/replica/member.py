@@ -61,6 +61,7 @@ from elastix.train.replica.exactness import (
     check_loader,
     check_rate_scaling,
     computes_with,
+    look_at_origin,
 )
 from elastix.train.replica.guard import Alarm
 from elastix.train.replica.learning_rate import RateScaling
@@ -273,6 +274,8 @@ class Member:
             state = self._stored()
             if state is not None:
                 self._adopt(state)
+                if self.settings.exact:
+                    look_at_origin(state.meta.get("exact"), computes_with(self.device))
                 self._window.forget()  # its workers were those of another run of the group
                 self._schedule.stored(self.step)
         return self.capture()

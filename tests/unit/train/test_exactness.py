@@ -19,6 +19,7 @@ from elastix.train.replica.exactness import (
     check_configs,
     computes_with,
     deterministic_operators,
+    look_at_origin,
 )
 
 CPU = torch.device("cpu")
@@ -156,6 +157,15 @@ def test_a_guard_that_goes_by_what_one_worker_reports_is_refused():
     check_configs(RunConfig(), FailureConfig(guard=Guard(metric="loss")))
     with pytest.raises(ConfigError, match="Guard"):
         check_configs(run, FailureConfig(guard=Guard(metric="loss")))
+
+
+def test_a_state_that_was_computed_otherwise_is_told_of(caplog):
+    look_at_origin("torch 2.9", "torch 2.9")
+    assert not caplog.messages
+    look_at_origin("torch 2.8", "torch 2.9")
+    assert "computed with torch 2.8, and what is here is torch 2.9" in caplog.messages[-1]
+    look_at_origin(None, "torch 2.9")
+    assert "without exact=True" in caplog.messages[-1]
 
 
 # --------------------------------------------------------------------------------------- digests
