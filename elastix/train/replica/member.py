@@ -6,7 +6,6 @@ needs from the process around it is a Link.
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -34,15 +33,12 @@ from elastix.data.source import Collate, Source
 from elastix.data.window import Ratio, Window
 from elastix.errors import ConfigError, StoreError, TrainError
 from elastix.events import (
-    AncestorIgnored,
     EpochsPlanned,
     Recovered,
     Reported,
     SamplesLeftOut,
-    StateStored,
     StepCommitted,
     StepVoided,
-    TensorsInherited,
     WorkerJoined,
 )
 from elastix.state import State, Stateful
@@ -64,6 +60,7 @@ from elastix.train.replica.exactness import (
     look_at_origin,
 )
 from elastix.train.replica.guard import Alarm
+from elastix.train.replica.inheritance import Inheritance
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
 from elastix.train.replica.model_source import TrainedModel
@@ -113,8 +110,7 @@ class Member:
         self._tracked = TrackedObjects()
         self._checks = StepChecks(settings, self._tracked)
         self._window = Window()
-        self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
-        self._asked_to_inherit = False
+        self._inheritance = Inheritance(settings.model_source)
         self._catch_up: CatchUpSender | None = None
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.send, link.open_store)
@@ -206,13 +202,9 @@ class Member:
         live = self._tracked
         live.before_step = lambda: self._slices.refuse("optimizer.step()")
         live.prepare(objects, self.device)
-        model_source = self.settings.model_source
-        if model_source is not None and self._inherited is not None:
-            model, found = self._inherited
-            if model is live.model:
-                model_source.warm_start(found, live.modules, live.others)
-        elif model_source is not None and model_source.has_ancestor and not self._asked_to_inherit:
-            self._replicated.emit(AncestorIgnored())
+        event = self._inheritance.prepared(live)
+        if event is not None:
+            self._replicated.emit(event)
         for other in live.others.values():
             if isinstance(other, torch.optim.Optimizer):
                 share_loss(other, self._mean_loss)
@@ -244,14 +236,11 @@ class Member:
                 "ctx.inherit was called after ctx.prepare, so workers that join later would not "
                 "have what it copied. Nothing was copied. Call it first."
             )
-        self._asked_to_inherit = True
-        if self.settings.model_source is None:
+        inherited = self._inheritance.inherit(model)
+        if inherited is None:
             return None
-        found = self.settings.model_source.inherit(model)
-        if found is not None:
-            self._inherited = model, found
-            self._replicated.emit(TensorsInherited(found=found))
-        return found
+        self._replicated.emit(inherited)
+        return inherited.found
 
     # ------------------------------------------------------------------ State
 
@@ -282,8 +271,7 @@ class Member:
 
     def _stored(self) -> State | None:
         """What the run goes on from: its last State, or the one that was left at a pause."""
-        model_source = self.settings.model_source
-        found = [model_source.resume()] if model_source is not None else []
+        found = [self._inheritance.resume()]
         if not self.settings.alone:
             with self._link.open_store() as store:
                 ref = newest(store, self.settings.run)
@@ -825,7 +813,7 @@ class Member:
             return  # a joiner that never came in has no part in the end
         self._check(thoroughly=True)
         self._random.boundary()
-        if self.settings.model_source is not None and self.settings.model_source.takes_final:
+        if self._inheritance.takes_final:
             if self.world_size > 1:
                 mark = CheckpointId(self.step, 2)
                 self._snapshot(reason, mark, stored=False)
@@ -842,20 +830,7 @@ class Member:
 
     def _bequeath(self, reason: str) -> None:
         """Leave the State to other models. Blocks this worker, and those that wait for it."""
-        model_source = self.settings.model_source
-        if model_source is None:
-            return
-        started = time.monotonic()
         left = TrainedModel(self._tracked.model, self.capture(), self._metrics, self.epochs, reason)
-        ref = model_source.leave(left)
-        if ref is not None:
-            self._link.emit(
-                StateStored(
-                    ref=ref,
-                    step=self.step,
-                    reason=reason,
-                    stored_bytes=left.state.nbytes,
-                    store_s=time.monotonic() - started,
-                    stall_s=time.monotonic() - started,
-                )
-            )
+        stored = self._inheritance.leave(left, self.step)
+        if stored is not None:
+            self._link.emit(stored)

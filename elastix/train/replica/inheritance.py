@@ -1,0 +1,78 @@
+"""What one worker's run takes from other models at its beginning, and leaves to them at its end.
+
+The model source knows where models are (model_source); here it is asked once for each, in its turn.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from elastix.events import AncestorIgnored, Event, StateStored, TensorsInherited
+from elastix.state import State
+from elastix.train.replica.model_source import ModelSource, TrainedModel
+from elastix.train.replica.tracked_objects import TrackedObjects
+
+
+class Inheritance:
+    """One worker's.
+
+    Args:
+        source: None for a run that has nothing to do with other models.
+    """
+
+    def __init__(self, source: ModelSource | None) -> None:
+        self._source = source
+        self._asked = False
+        self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
+
+    @property
+    def takes_final(self) -> bool:
+        """Whether the final State goes to other models, and does not stay with the run."""
+        return self._source is not None and self._source.takes_final
+
+    def inherit(self, model: torch.nn.Module) -> TensorsInherited | None:
+        """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
+        self._asked = True
+        found = self._source.inherit(model) if self._source is not None else None
+        if found is None:
+            return None
+        self._inherited = model, found
+        return TensorsInherited(found=found)
+
+    def prepared(self, tracked: TrackedObjects) -> Event | None:
+        """Give optimizers what the ancestor's had, now that they are known.
+
+        Returns:
+            What there is to say of it: that nobody has asked for an ancestor's tensors.
+        """
+        if self._source is None:
+            return None
+        if self._inherited is not None:
+            model, found = self._inherited
+            if model is tracked.model:
+                self._source.warm_start(found, tracked.modules, tracked.others)
+        elif self._source.has_ancestor and not self._asked:
+            return AncestorIgnored()
+        return None
+
+    def resume(self) -> State | None:
+        """The State that was left at a pause."""
+        return self._source.resume() if self._source is not None else None
+
+    def leave(self, left: TrainedModel, step: int) -> StateStored | None:
+        """Leave a State to other models. Blocks until it is stored, if it is worth it."""
+        started = time.monotonic()
+        ref = self._source.leave(left) if self._source is not None else None
+        if ref is None:
+            return None
+        took_s = time.monotonic() - started
+        return StateStored(
+            ref=ref,
+            step=step,
+            reason=left.reason,
+            stored_bytes=left.state.nbytes,
+            store_s=took_s,
+            stall_s=took_s,
+        )
