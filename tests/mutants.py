@@ -46,6 +46,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "elastix/comm/protocol/recovery.py": (f"{UNIT}/comm/test_recovery.py", LAW6),
     "elastix/comm/protocol/membership.py": (f"{UNIT}/comm/test_membership.py", LAW6, *CONDUCTOR),
     "elastix/data/cursor.py": (f"{UNIT}/data/test_cursor.py", LAW6),
+    "elastix/comm/slice_tree.py": (f"{UNIT}/comm/test_slice_tree.py",),
     "elastix/data/slices.py": (f"{UNIT}/data/test_slices.py",),
     "elastix/train/replica/vote.py": (f"{UNIT}/train/test_draws.py", f"{UNIT}/train/test_guard.py"),
     "elastix/train/replica/sentinel.py": (f"{UNIT}/train/test_sentinel.py",),

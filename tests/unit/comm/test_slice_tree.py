@@ -85,6 +85,29 @@ def _contiguous(mine, values):
     return places == list(range(places[0], places[0] + len(places))) if places else True
 
 
+def test_left_comes_before_right_wherever_the_sum_is_taken():
+    """Of numbers nobody can tell, but for the payload of what is not a number."""
+
+    def pair(left, right):
+        return f"({left}{right})"
+
+    for held, order in ((range(8), (3, 0, 2, 1, 7, 6, 4, 5)), ((1, 2, 3, 6), (6, 3, 2, 1))):
+        present = frozenset(range(8))
+        others = [n for n in range(8) if n not in held]
+        sides = [PartialSums(present, 8, pair) for _ in range(2)]
+        for side, numbers in zip(sides, (order, others), strict=True):
+            for number in numbers:
+                side.insert(number, str(number))
+        rows = [[value for _, value in side.in_order()] for side in sides]
+        nodes = tuple(held_nodes(frozenset(h), present, 8) for h in (order, others))
+        total = evaluate(
+            additions(nodes, present, 8),
+            lambda at, rows=rows: rows[at.rank][at.row],
+            lambda a, b, *_: pair(a, b),
+        )
+        assert total == "(((01)(23))((45)(67)))"
+
+
 def test_plain_addition_from_left_to_right_would_differ():
     values = {0: 1e16, 1: 1.0, 2: 1.0, 3: 1.0}
     assert sum(values.values()) != _tree_sum(values, 0, 4)
