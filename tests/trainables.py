@@ -188,6 +188,8 @@ def sliced(ctx: elastix.Context) -> None:
                 if (batch, ctx.worker) == config.get("infinite"):
                     loss = loss * math.inf
                 loss.backward()
+                for _ in range(1, config.get("passes", 1)):
+                    F.cross_entropy(model(x), y).backward()
                 samples += len(x)
                 time.sleep((config.get("by_speed") or {}).get(str(ctx.worker), 0))
             batch += 1
@@ -196,7 +198,8 @@ def sliced(ctx: elastix.Context) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             scheduler.step()
-            optimizer.zero_grad()
+            if not config.get("keeps_gradients"):
+                optimizer.zero_grad()
             others = {"optimizer": optimizer, "scheduler": scheduler}
             note(log, ctx.step, digest(capture({"": model}, others)))
 

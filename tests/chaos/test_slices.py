@@ -116,6 +116,25 @@ def test_a_replay_of_the_slices_gives_the_weights(tmp_path, model, workers):
     assert found.relative < 1e-9, found
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"samples": 115, "model": "convnet"}, id="a last batch of uneven slices"),
+        pytest.param({"samples": 103, "slices": 16}, id="a last batch of empty slices"),
+        pytest.param({"passes": 2, "model": "convnet"}, id="two passes a slice"),
+        pytest.param({"keeps_gradients": True}, id="gradients that are never zeroed"),
+    ],
+)
+def test_other_loops_are_as_right(tmp_path, config):
+    kills = [
+        Kill(worker=1, phase="slice", step=3),
+        Kill(worker=0, phase="handed", step=3),
+        Kill(worker=2, phase="slice", step=5),
+    ]
+    run(tmp_path, kills, 4, config, gone="some")
+    assert compare(tmp_path / "run").relative < 1e-9
+
+
 def test_a_replay_of_whole_batches_gives_the_weights(tmp_path):
     run(tmp_path, [Kill(worker=1, phase="slice", step=2)])
     assert compare(tmp_path / "run", whole=True).relative < 1e-9

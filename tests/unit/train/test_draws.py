@@ -162,6 +162,12 @@ def judged(*votes, guard=True):
     return judge(reduced(*votes_encoded(votes)), watch)
 
 
+def test_each_says_in_its_own_place_how_long_a_slice_takes():
+    votes = (replace(QUIET, slice_us=us) for us in ((70, 0, 0), (0, 0, 0), (0, 0, 90)))
+    assert decode(reduced(*votes_encoded(votes))).slice_us == (70, 0, 90)
+    assert decode(QUIET.encode()).slice_us == ()
+
+
 def test_a_step_counts_if_nobody_has_anything_against_it():
     usual = replace(QUIET, norm=ordered(1.0), metric=ordered(2.0))
     for guard in (True, False):
