@@ -294,7 +294,19 @@ def other_threads(ctx):
     ctx.prepare(net())
 
 
+def zeroed_in_every_other_step(ctx):
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        if ctx.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 REFUSED = {
+    zeroed_in_every_other_step: "begins with the gradients of the step before",
     other_threads: "worker 0: torch",
     no_slices: "exact=True) needs slices",
     no_power_of_two: "slices=4 or slices=8",

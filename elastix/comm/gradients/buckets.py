@@ -225,6 +225,12 @@ class GradientBucket(Bucket):
             self._versions[place] = gradient._version
 
     @property
+    def carried(self) -> list[torch.nn.Parameter]:
+        """With whose gradients of the step before a step in slices has begun."""
+        places = zip(self.parameters, self._before, self.views, strict=False)
+        return [p for p, before, view in places if before is not None and before is view]
+
+    @property
     def meddled(self) -> bool:
         """Whether somebody else than autograd has changed a gradient since."""
         gradients = ((self.parameters[place].grad, v) for place, v in self._versions.items())

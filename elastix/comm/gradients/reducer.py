@@ -68,6 +68,10 @@ class Steps(Protocol):
         """Whether slices fall to this worker that it has not computed, if these take part."""
         ...
 
+    def carried(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """A step of slices begins with what the step before has left as their gradients."""
+        ...
+
     def samples(self) -> Sequence[int]:
         """By slice of the step in hand; an epoch's last batch may have empty ones."""
         ...
@@ -287,6 +291,11 @@ class Reducer:
             handle.remove()
         self._apart = []
         self._ratio, self._told = 0, False
+
+    @property
+    def passes(self) -> int:
+        """How many backward passes each slice has; 0 if that is not known yet."""
+        return self._slices.usual or 0
 
     def rebase(self) -> None:
         """All workers hold the same buffers now. Call it whenever a State was loaded."""

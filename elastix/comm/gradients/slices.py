@@ -17,13 +17,14 @@ class SlicePasses:
         open: such a step has begun, and is not over.
         fresh: none of its passes has begun.
         suspended: it was to be reduced, and slices of a lost worker are to be computed first.
+        usual: how many passes a slice has; None before the first.
     """
 
     def __init__(self) -> None:
         self.open = False
         self.fresh = False
         self.suspended = False
-        self._usual: int | None = None
+        self.usual: int | None = None
         self._within = False  # a slice is in hand
         self._last = False  # it is the last that this worker knows of
         self._passes = 0  # it has had
@@ -31,7 +32,7 @@ class SlicePasses:
     @property
     def launching(self) -> bool:
         """Whether the pass that runs, or comes next, completes this worker's gradients."""
-        return self._last and self._passes + 1 == self._usual
+        return self._last and self._passes + 1 == self.usual
 
     def begin_slice(self, last: bool) -> None:
         """A slice is handed to the train function."""
@@ -49,7 +50,7 @@ class SlicePasses:
                 "ended. The step was not taken; the run ends. Write one loop within the other: "
                 f"{LOOP}"
             )
-        if self._usual is not None and self._passes >= self._usual:
+        if self.usual is not None and self._passes >= self.usual:
             raise self._uneven(self._passes + 1)
 
     def end_pass(self) -> None:
@@ -70,13 +71,13 @@ class SlicePasses:
                 f"{LOOP}. The step was not taken; the run ends. If there is nothing to learn from "
                 "a slice, call backward on a loss that is zero."
             )
-        if self._usual is not None and self._passes != self._usual:
+        if self.usual is not None and self._passes != self.usual:
             raise self._uneven(self._passes)
-        self._usual = self._passes
+        self.usual = self._passes
 
     def _uneven(self, passes: int) -> ConfigError:
         return ConfigError(
-            f"a slice had {passes} backward passes, and those before it {self._usual}. The step "
+            f"a slice had {passes} backward passes, and those before it {self.usual}. The step "
             "was not taken; the run ends. Run as many for each slice: of those that have nothing "
             "to add, on a loss that is zero."
         )

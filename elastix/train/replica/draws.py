@@ -3,10 +3,10 @@
 Counted are global batches and how they are split, not a worker's own share of them, which may be
 empty. A hash goes into the commit round of the step (vote). Only if it differs is the rest told.
 
-Left out is how often backward ran: within `ctx.accumulate` a worker may leave out the pass of a
-micro-batch that has nothing to learn from, which adds as little as a loss of zero. It must enter
-`ctx.accumulate` all the same, which tells all alike that there may have been a pass between two
-batches; how the second is split depends on that.
+How often backward ran is counted for slices alone, which all have as many. Else a worker may leave
+out the pass of a micro-batch that has nothing to learn from, within `ctx.accumulate`, which adds as
+little as a loss of zero. It must enter `ctx.accumulate` all the same, which tells all alike that
+there may have been a pass between two batches; how the second is split depends on that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,7 @@ class Drawn:
     Attributes:
         batches, samples: drawn since the last step.
         first, stop: positions of the stream from the lowest that was drawn to above the highest.
+        passes: backward passes that each of its slices had; 0 without slices.
         mark: a hash of all of it; equal for equal draws. Fits an int64, with either sign.
     """
 
@@ -35,16 +36,25 @@ class Drawn:
     first: int
     stop: int
     mark: int
+    passes: int = 0
 
     def __str__(self) -> str:
         if not self.batches:
             return "no batch"
         number = "1 batch" if self.batches == 1 else f"{self.batches} batches"
-        return f"{number} ({self.samples} samples, positions {self.first} to {self.stop - 1})"
+        what = f"{number} ({self.samples} samples, positions {self.first} to {self.stop - 1})"
+        if not self.passes:
+            return what
+        return f"{what}, with {self.passes} backward pass{'es' * (self.passes > 1)} for each slice"
 
 
-def drawn(loaders: Sequence[Loader]) -> Drawn:
-    """The account of these loaders."""
+def drawn(loaders: Sequence[Loader], passes: int = 0) -> Drawn:
+    """The account of these loaders.
+
+    Args:
+        loaders: all of them.
+        passes: backward passes that each slice had; 0 if there are no slices.
+    """
     batches = [
         (loader.number, draw.epoch, merge(draw.spans), draw.members, [*map(count, draw.shares)])
         for loader in loaders
@@ -56,7 +66,8 @@ def drawn(loaders: Sequence[Loader]) -> Drawn:
         samples=count(spans),
         first=min((start for start, _ in spans), default=0),
         stop=max((stop for _, stop in spans), default=0),
-        mark=int.from_bytes(blake3(repr(batches).encode()).digest(8)) >> 2,
+        mark=int.from_bytes(blake3(repr((batches, passes)).encode()).digest(8)) >> 2,
+        passes=passes,
     )
 
 

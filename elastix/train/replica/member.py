@@ -455,6 +455,27 @@ class Member:
             )
         self._doubted = True
 
+    def carried(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """A step of slices begins with what the step before has left as their gradients.
+
+        Raises:
+            ConfigError: an optimizer is going to use it.
+        """
+        if any(self._tracked.optimized(parameter) for parameter in parameters):
+            raise ConfigError(
+                "RunConfig(exact=True) and a step that begins with the gradients of the step "
+                "before. A worker that joins in between, and a run that is continued, would not "
+                "have them. The step was not taken; the run ends. Call optimizer.zero_grad() in "
+                "each step, before or after the loop over its slices. To add up more samples use a "
+                "larger batch_size with more slices."
+            )
+
+    @property
+    def _drawn(self) -> Drawn:
+        """What this worker has drawn for the step in hand, and how often it ran backward."""
+        passes = self._reducer.passes if self._reducer and self._slices.step else 0
+        return drawn(self._tracked.loaders, passes)
+
     def vote(self) -> torch.Tensor:
         """What goes into the commit round."""
         first = self.rank == 0
@@ -464,7 +485,7 @@ class Member:
             store=first and self._schedule.time_is_up(),
             # While a snapshot is being stored, another one would hold up training.
             compare=first and self._schedule.compare and not self.saver.busy,
-            drawn=drawn(self._tracked.loaders).mark,
+            drawn=self._drawn.mark,
             void=self._driver.void,
             **self._checks.vote(void=self._driver.void, alone=self.world_size < 2),
             slice_us=self._slices.times(self.step),
@@ -477,7 +498,7 @@ class Member:
         verdict = self._checks.verdict(left.result)
         agreed = verdict.agreed
         if not agreed.alike:
-            mine = astuple(drawn(self._tracked.loaders))
+            mine = astuple(self._drawn)
             of_all = self._roll_call(OperationKind.DRAWS, mine)
             self._end(parted(self.step + 1, {w: Drawn(*row) for w, row in of_all.items()}))
         self._schedule.agreed(agreed.store, agreed.compare)

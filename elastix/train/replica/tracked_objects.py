@@ -162,6 +162,12 @@ class TrackedObjects:
         self._unclaimed = states.without(self._unclaimed, {name: other})
         return True
 
+    def optimized(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether an optimizer has this parameter."""
+        optimizers = (o for o in self.others.values() if isinstance(o, torch.optim.Optimizer))
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        return any(parameter is held for group in groups for held in group["params"])
+
     def late(self, state: State) -> set[str]:
         """Tensors of the State that an optimizer holds: its own step changes them, if any code."""
         optimizers = {n: o for n, o in self.others.items() if isinstance(o, torch.optim.Optimizer)}
