@@ -689,17 +689,8 @@ class Member:
         self.phase("batch", self.step)
 
     def begin_step(self, loader: Loader, draw: SlicedDraw, at: Cursor) -> Step:
-        """A batch begins that is cut into slices.
-
-        Raises:
-            ConfigError: another loader's batch belongs to the same step.
-        """
-        if any(other.pending for other in self._tracked.loaders if other is not loader):
-            raise ConfigError(
-                f"loader {loader.number}, which has slices, was drawn from in the same step as "
-                "another one. The step was not taken; the run ends. A step of slices is about "
-                "one batch: put what belongs together into one dataset, or use no slices."
-            )
+        """A batch begins that is cut into slices."""
+        self._slices.refuse_others(loader, self._tracked.loaders)
         if self._reducer is None:
             raise ConfigError("a loader was iterated before ctx.prepare.")
         self.phase("batch", self.step)
@@ -751,12 +742,7 @@ class Member:
         """Defer the step."""
         if self._reducer is None:
             raise ConfigError("ctx.accumulate was used before ctx.prepare.")
-        if self._slices.step is not None:
-            raise ConfigError(
-                "ctx.accumulate was used in a step of slices, which adds up their gradients "
-                "itself. Nothing was done; the run ends. Leave it out, or use a loader without "
-                "slices."
-            )
+        self._slices.refuse_accumulation()
         with self._reducer.deferred():
             yield
 

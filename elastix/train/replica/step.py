@@ -92,6 +92,32 @@ class Slices:
                 f"the loop by break: {LOOP}"
             )
 
+    def refuse_others(self, loader: Loader, loaders: Sequence[Loader]) -> None:
+        """Refuse a step of slices of `loader` to which a batch of another one belongs.
+
+        Raises:
+            ConfigError: one does.
+        """
+        if any(other.pending for other in loaders if other is not loader):
+            raise ConfigError(
+                f"loader {loader.number}, which has slices, was drawn from in the same step as "
+                "another one. The step was not taken; the run ends. A step of slices is about one "
+                "batch: put what belongs together into one dataset, or use no slices."
+            )
+
+    def refuse_accumulation(self) -> None:
+        """Refuse ctx.accumulate in a step of slices.
+
+        Raises:
+            ConfigError: one is in hand.
+        """
+        if self.step is not None:
+            raise ConfigError(
+                "ctx.accumulate was used in a step of slices, which adds up their gradients "
+                "itself. Nothing was done; the run ends. Leave it out, or use a loader without "
+                "slices."
+            )
+
     def put_back(self) -> None:
         """At the next boundary: a batch that nothing was done with is drawn again.
 
