@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Self
 
 import ray._private.worker as ray_worker
 
+from elastix.events import Event, WorkerLost, WorkerStarted
+
 _DEATH = re.compile(r"A worker died or was killed\b.* Node ID: (\w+)\b.* Worker PID: (\d+)\b", re.S)
 _PRINTER = "print_to_stdstream"  # what Ray's listener calls; private, so it may be gone one day
 
@@ -93,6 +95,22 @@ class Deaths:
         if process not in self._told:
             self._held[process] = said
         return True
+
+
+class GroupDeaths:
+    """Tells of one run's workers, as its events come."""
+
+    def __init__(self, deaths: Deaths) -> None:
+        self._deaths = deaths
+        self._processes: dict[int, Process] = {}
+
+    def hear(self, event: Event) -> None:
+        """One event of the run."""
+        if isinstance(event, WorkerStarted):
+            self._processes[event.worker] = event.node, event.pid
+            self._deaths.expect(event.node, event.pid)
+        elif isinstance(event, WorkerLost) and event.worker in self._processes:
+            self._deaths.told(*self._processes[event.worker])
 
 
 def _restore() -> None:

@@ -75,6 +75,26 @@ def fit(store, name, stranger=None, kills=()):
     ).fit()
 
 
+def group(ctx):
+    small = {"samples": 120, "epochs": 6, "batch_size": 30, "step_s": 0.3}
+    trainables.train(Renamed(ctx, small))
+
+
+class Renamed:
+    """A context with another config."""
+
+    def __init__(self, ctx, config):
+        self._ctx, self.config = ctx, config
+
+    def __getattr__(self, name):
+        return getattr(self._ctx, name)
+
+
+def group_trial():
+    """One of its two workers is killed after a few seconds of steps."""
+    return with_kills(group, [Kill(worker=1, phase="batch", step=12)])
+
+
 def main(store):
     sys.stdout = heard = Heard()
     ray.init(
@@ -100,6 +120,16 @@ def main(store):
         budget=elastix.Budget(trials=3),
         run=elastix.RunConfig(name="search", store=store),
         scaling=elastix.ScalingConfig(num_workers=1, cpus_per_worker=2),
+        inherit=elastix.InheritConfig(mode="none"),
+    ).run()
+    elastix.Campaign(
+        group_trial(),
+        space=ConfigurationSpace(space=[Float("x", (0.0, 1.0))]),
+        searcher=elastix.Random(),
+        metric="accuracy",
+        budget=elastix.Budget(trials=1),
+        run=elastix.RunConfig(name="groups", store=store),
+        scaling=elastix.ScalingConfig(num_workers=2, cpus_per_worker=0.5),
         inherit=elastix.InheritConfig(mode="none"),
     ).run()
     os.kill(pids[2], signal.SIGKILL)

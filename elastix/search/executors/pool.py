@@ -8,6 +8,7 @@ stay, and a trial costs one call of an actor. A trial of one worker runs right t
 Not here: what is worth running. Invariant: work whose worker died ends as "lost", at once.
 """
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -18,9 +19,10 @@ from typing import Any
 
 import ray
 
-from elastix.config import CheckpointConfig, FailureConfig, ScalingConfig
-from elastix.errors import ConfigError, SearchError
-from elastix.observe.deaths import Deaths
+from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.errors import ConfigError, Corrupt, SearchError
+from elastix.observe.deaths import Deaths, GroupDeaths
+from elastix.observe.journal import Tail
 from elastix.search.executors.group_worker import GroupWorker
 from elastix.search.executors.pool_worker import PoolWorker
 from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
@@ -47,6 +49,7 @@ class _WorkerHandle:
     asked: Any = None
     asked_s: float = 0.0
     seen: int = 0
+    group: tuple[Tail, GroupDeaths] | None = None  # of a trial of several workers
 
     @property
     def ready(self) -> bool:
@@ -128,6 +131,9 @@ class Pool:
             raise SearchError(f"the pool has no worker for trial {work.number} yet.")
         handle = min(ready, key=lambda each: len(each.inhand))
         handle.inhand.append((handle.actor.run.remote(work), work))
+        if self._scaling.max_workers > 1:
+            journal = RunConfig(name=work.name, store=self._store).directory / "journal.jsonl"
+            handle.group = Tail(journal), GroupDeaths(self._deaths)
 
     def poll(self, timeout_s: float) -> Sequence[WorkReport | Ended]:
         """See Executor."""
@@ -213,6 +219,7 @@ class Pool:
 
     def _over(self, handle: _WorkerHandle, value: Any) -> Ended:  # noqa: ANN401
         _, work = handle.inhand.popleft()
+        _hear_of_deaths(handle)
         handle.asked_s = time.monotonic()
         if isinstance(value, Ended):
             seconds = value.finished_s - value.started_s
@@ -258,6 +265,7 @@ class Pool:
             if handle.inhand and handle.asked is None and now - handle.asked_s > _ASK_EVERY_S:
                 handle.asked_s = now
                 handle.asked = handle.actor.reports.remote(handle.seen)
+                _hear_of_deaths(handle)
 
     # ------------------------------------------------------------------ workers
 
@@ -314,6 +322,15 @@ class Pool:
                 f"{ray.available_resources()}. Nothing is lost. Stop what else runs on the "
                 "cluster, or wait longer."
             )
+
+
+def _hear_of_deaths(handle: _WorkerHandle) -> None:
+    """Whose death within a group its journal tells of: Ray need not."""
+    if handle.group is not None:
+        tail, group = handle.group
+        with contextlib.suppress(Corrupt, OSError):
+            for event in tail.news():
+                group.hear(event)
 
 
 def reach(store: str) -> StoreOpener:

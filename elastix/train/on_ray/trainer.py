@@ -25,10 +25,10 @@ from elastix.config import (
     ScalingConfig,
 )
 from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError, WorkerFailed
-from elastix.events import Event, RunStarted, WorkerLost, WorkerStarted
+from elastix.events import Event, RunStarted
 from elastix.observe import journal
 from elastix.observe.console import Console
-from elastix.observe.deaths import Deaths
+from elastix.observe.deaths import Deaths, GroupDeaths
 from elastix.observe.endings import told
 from elastix.observe.lock import Lock, holder
 from elastix.observe.loggers import Logger, LoggerThread
@@ -313,16 +313,12 @@ class ElasticTrainer:
 
     def _listen(self, feed: LoggerThread, deaths: Deaths) -> Watch:
         """What hears of events beside the console."""
-        processes: dict[int, tuple[str, int]] = {}
+        group = GroupDeaths(deaths)
 
         def watch(events: Sequence[Event]) -> None:
             for event in events:
                 feed.show(event)
-                if isinstance(event, WorkerStarted):
-                    processes[event.worker] = event.node, event.pid
-                    deaths.expect(event.node, event.pid)
-                elif isinstance(event, WorkerLost) and event.worker in processes:
-                    deaths.told(*processes[event.worker])
+                group.hear(event)
             if self._watch is not None:
                 self._watch(events)
 

@@ -3,7 +3,8 @@
 import pytest
 import ray._private.worker as ray_worker
 
-from elastix.observe.deaths import Deaths
+from elastix.events import WorkerLost, WorkerStarted
+from elastix.observe.deaths import Deaths, GroupDeaths
 
 
 def paragraph(node, pid):
@@ -71,3 +72,20 @@ def test_what_ray_says_of_a_death_after_the_end_is_dropped_too_if_it_was_told(pr
     assert ray_worker.print_to_stdstream is before
     says(paragraph("a0", 1))  # another process of the same number
     assert len(printed) == 2
+
+
+def test_a_group_tells_of_its_workers_by_their_events():
+    heard = []
+
+    class Heard:
+        def expect(self, node, pid):
+            heard.append(("expect", node, pid))
+
+        def told(self, node, pid):
+            heard.append(("told", node, pid))
+
+    group = GroupDeaths(Heard())
+    group.hear(WorkerStarted(worker=3, pid=30, node="n0", device="cpu"))
+    group.hear(WorkerLost(worker=9, rank=-1, generation=0, cause="died"))  # it never came up
+    group.hear(WorkerLost(worker=3, rank=0, generation=1, cause="died"))
+    assert heard == [("expect", "n0", 30), ("told", "n0", 30)]
