@@ -10,6 +10,7 @@ from elastix.data.audit import audit
 from elastix.errors import TrainError
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
+from elastix.testing.replay import compare
 from tests.trainables import note, notes
 
 DATA = TensorDataset(torch.arange(40.0)[:, None])
@@ -69,3 +70,25 @@ def test_survivors_of_a_kill_in_it_have_the_same_mean_of_what_is_left(tmp_path, 
 def test_other_names_on_other_workers_end_the_run(tmp_path):
     with pytest.raises(TrainError, match=r"ctx\.mean with other names"):
         run_local(unlike, 2, directory=tmp_path / "run")
+
+
+def test_a_replay_has_the_same_means(tmp_path):
+    """It decides by the mean whether a step is made half as large."""
+    train = with_kills(deciding, [Kill(worker=1, phase="bucket", step=3)])
+    result = run_local(train, 3, directory=tmp_path / "run")
+    assert set(result.lost) == {1}
+    assert compare(tmp_path / "run").relative < 1e-6
+
+
+def deciding(ctx):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-4))
+    for epoch in ctx.loader(DATA, batch_size=10).epochs(2):
+        for (x,) in epoch:
+            loss = model(x).square().mean()
+            loss.backward()
+            if ctx.mean(loss=loss.detach())["loss"] < 200:
+                optimizer.param_groups[0]["lr"] = 5e-5
+            optimizer.step()
+            optimizer.zero_grad()
