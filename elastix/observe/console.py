@@ -8,7 +8,7 @@ the last line name the run, the store and the report.
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from types import TracebackType
@@ -43,6 +43,7 @@ class Console:
         quiet: print nothing at all.
         progress: what happened before, if the run is continued.
         best: the metric that States are kept by, if any: one that nobody reports is told of.
+        judged: the metric that the guard judges, if any; likewise.
         terminal: where to print; standard output by default.
         clock: seconds since the epoch.
     """
@@ -55,6 +56,7 @@ class Console:
         quiet: bool = False,
         progress: Progress | None = None,
         best: str | None = None,
+        judged: str | None = None,
         terminal: Terminal | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -67,8 +69,11 @@ class Console:
         self._started = self._summed = clock()
         self._latest: deque[Text] = deque(maxlen=_LATEST)
         self._recovered_in = 0
-        self._best = best
-        self._missed = False  # it has been told that `best` was not reported
+        self._wanted = {  # by the setting that names it: a metric, and what is not done without it
+            "CheckpointConfig.best": (best, "no best State"),
+            "Guard.metric": (judged, "the guard judges gradients alone"),
+        }
+        self._missed = False  # it has been told that one of them was not reported
         self._live: Live | Cell | None = None
         self._drawn = 0.0
 
@@ -112,9 +117,10 @@ class Console:
         for name, step in self.progress.not_finite.items():
             if name not in odd_before:
                 self._tell(event.t, _odd(name, step), "bold yellow")
-        if isinstance(event, Reported) and self._unreported() and not self._missed:
-            self._missed = True
-            self._tell(event.t, f"{self._unreported()} yet; no best State until it is", "yellow")
+        if isinstance(event, Reported) and not self._missed:
+            for what, lacks in self._unreported():
+                self._missed = True
+                self._tell(event.t, f"{what} yet; {lacks} until it is", "yellow")
         self.tick()
 
     def tick(self) -> None:
@@ -135,8 +141,8 @@ class Console:
         self._end_block()
         progress = self.progress
         self._print(f"{self._name} finished   {shown(metrics)}", "bold green")
-        if self._unreported():
-            self._print(f"  no best State: {self._unreported()}", "bold yellow")
+        for what, lacks in self._unreported():
+            self._print(f"  {lacks}: {what}", "bold yellow")
         for name, step in progress.not_finite.items():
             self._print(f"  {_odd(name, step)}", "bold yellow")
         self._print(f"  {progress.step} steps in {self._running}{_goodput(progress)}")
@@ -217,15 +223,15 @@ class Console:
     def _running(self) -> str:
         return duration(self._clock() - self._started)
 
-    def _unreported(self) -> str:
-        """That nothing has been reported under the name that best States go by; or nothing."""
+    def _unreported(self) -> Iterator[tuple[str, str]]:
+        """Of metrics that settings name and nobody has reported: that, and what is not done."""
         known = self.progress.metrics
-        if self._best is None or self._best in known:
-            return ""
-        close = get_close_matches(self._best, known, 1)
-        meant = f"; did you mean {close[0]!r}?" if close else ""
         there = ", ".join(known) or "nothing"
-        return f"CheckpointConfig.best={self._best!r} was not reported (but {there}{meant})"
+        for setting, (name, lacks) in self._wanted.items():
+            if name is not None and name not in known:
+                close = get_close_matches(name, known, 1)
+                meant = f"; did you mean {close[0]!r}?" if close else ""
+                yield f"{setting}={name!r} was not reported (but {there}{meant})", lacks
 
     def _counts(self) -> str:
         progress = self.progress

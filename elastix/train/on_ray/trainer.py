@@ -327,7 +327,7 @@ class ElasticTrainer:
     def _follow(self, controller: Any, directory: Path, before: Progress) -> Result:  # noqa: ANN401
         """Show what happens until the run is over, and say how it ended."""
         detached = self._run.detached
-        feed = LoggerThread(self._loggers)
+        feed, guard = LoggerThread(self._loggers), self._failure.guard
         with (
             Deaths() as deaths,
             Console(
@@ -336,6 +336,7 @@ class ElasticTrainer:
                 quiet=self._quiet,
                 progress=before,
                 best=self._checkpoint.best,
+                judged=guard.metric if guard is not None else None,
             ) as console,
         ):
             try:

@@ -277,3 +277,13 @@ def test_slices_that_others_computed_are_a_line():
         "step 21 is whole: slices of worker 1 computed by others (2 by 0, 1 by 2); "
         "slices of worker 3 computed by others (1 by 0)"
     )
+
+
+def test_a_metric_that_the_guard_waits_for_in_vain_is_told_of():
+    terminal = Terminal(file=(file := io.StringIO()), width=200, soft_wrap=True)
+    console = Console("digits", "runs/store", terminal=terminal, judged="los")
+    for step in (1, 2):
+        console.show(Reported(t=0, seq=step, step=step, metrics={"loss": 1.0}))
+    hint = "Guard.metric='los' was not reported (but loss; did you mean 'loss'?)"
+    assert file.getvalue().count(hint) == 1
+    assert "the guard judges gradients alone until it is" in file.getvalue()
