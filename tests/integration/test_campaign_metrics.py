@@ -32,13 +32,13 @@ def test_a_campaign_on_ray_feeds_its_metrics(cluster, tmp_path, monkeypatch):
     put = []
     record = metrics.Metrics.put
 
-    def seen(self, name, value, tag=""):
-        put.append((name, tag, value))
-        record(self, name, value, tag)
+    def seen(self, name, value, *labels):
+        put.append((name, labels, value))
+        record(self, name, value, *labels)
 
     monkeypatch.setattr(metrics.Metrics, "put", seen)
     results = campaign(tmp_path).run()
-    last = {(name, tag): value for name, tag, value in put}
+    last = {(name, *labels): value for name, labels, value in put}
     assert last["trials", "finished"] == 3
     assert last["trials", "running"] == 0
     best = max(value for name, _, value in put if name == "best_objective")
