@@ -48,6 +48,9 @@ class ScalingConfig(_Config):
             max as the cluster has room, and continues while at least min are left.
         spares: additional workers that are started and wait. One takes the place of a lost worker
             at the next boundary.
+        shadows: additional workers that receive every step of the group and are not in it. If all
+            of the group are lost at once the run goes on from a shadow, with no step lost. Each
+            occupies what a worker does.
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
         placement: strategy of the Ray placement group.
@@ -57,6 +60,7 @@ class ScalingConfig(_Config):
 
     num_workers: int | tuple[int, int] = 1
     spares: int = 0
+    shadows: int = 0
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     placement: Placement = "SPREAD"
@@ -88,6 +92,10 @@ class ScalingConfig(_Config):
         require(
             type(self.spares) is int and self.spares >= 0,
             f"spares must be a whole number >= 0, not {self.spares!r}.",
+        )
+        require(
+            type(self.shadows) is int and self.shadows >= 0,
+            f"shadows must be a whole number >= 0, not {self.shadows!r}.",
         )
         require(
             self.placement in _PLACEMENTS,

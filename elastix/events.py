@@ -72,6 +72,36 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResumedFromShadow(Event):
+    """All workers of the group were lost, and training goes on from the State that a shadow has.
+
+    Attributes:
+        worker: the shadow; it is in the group from here on.
+        step: the last one in its State.
+        steps_lost: commits after it that the journal has; a Resumed before this event voids them.
+        sequence: number of its next event that several workers may send.
+        equal: its State did not differ when it was last compared with the group's.
+    """
+
+    worker: int
+    step: int
+    steps_lost: int
+    sequence: int
+    equal: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowDiffers(Event):
+    """A shadow that did all steps holds another State than the group; it is copied anew.
+
+    Where it computes on other hardware that is rounding. Said once of each shadow.
+    """
+
+    worker: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplesLeftOut(Event):
     """These positions are not used from here on, on purpose: nobody shall miss them."""
 
@@ -488,6 +518,8 @@ _EVENTS: dict[str, type[Event]] = {
         WorkerStarted,
         GenerationFormed,
         Resumed,
+        ResumedFromShadow,
+        ShadowDiffers,
         SamplesLeftOut,
         LoaderOpened,
         EpochsPlanned,

@@ -88,9 +88,10 @@ class GroupDriver:
             want.Subscribe: self._subscribe,
             want.Adopt: self._adopt,
             want.TakeDigest: self._take_digest,
-            want.Unequal: self._unequal,
-            want.Level: self._level,
-            want.Lonely: self._lonely,
+            want.Unequal: lambda wanted: participant.unequal(wanted.operation),
+            want.Level: lambda _wanted: participant.level(),
+            want.Lonely: lambda _wanted: participant.lonely(),
+            want.Succeed: lambda wanted: participant.succeed(equal=wanted.equal),
             want.Imitate: self._imitate,
         }
 
@@ -130,6 +131,11 @@ class GroupDriver:
     def watching(self) -> bool:
         """Whether this worker is a joiner that follows the group from outside."""
         return self._joiner.following
+
+    @property
+    def shadow(self) -> bool:
+        """Whether it does so for good, as a shadow."""
+        return self.watching and self._joiner.shadow
 
     @property
     def planned(self) -> tuple[int, ...]:
@@ -198,6 +204,14 @@ class GroupDriver:
     def stand_by(self, without: Sequence[int]) -> None:
         """Block until there is a group without these workers; see GroupProtocol.stand_by."""
         self._drive(self._protocol.stand_by(without))
+
+    def ask_digest(self) -> None:
+        """Have the State of this shadow compared with that of the worker that it follows."""
+        self._joiner.ask_digest()
+
+    def await_succession(self) -> None:
+        """Block until all members are lost and this shadow goes on in their place."""
+        self._drive(self._protocol.succeed())
 
     def boundary(self) -> None:
         """Between two steps: let agreed joiners in; wait while fewer than the minimum are left.
@@ -379,18 +393,9 @@ class GroupDriver:
         operation, outcome, number, plan = wanted
         operation.accept(outcome)
         if self._catch_up is not None and self._catch_up.watched:
-            self._catch_up.tell(
-                Watched(
-                    operation=number,
-                    kind=operation.kind,
-                    plan=plan,
-                    contributors=outcome.contributors,
-                    complete=outcome.complete,
-                    generation=outcome.generation,
-                    result=outcome.result,
-                    parts=tuple(operation.parts()),
-                )
-            )
+            told = (number, operation.kind, plan, outcome.contributors, outcome.complete)
+            ended = (outcome.generation, outcome.result, tuple(operation.parts()))
+            self._catch_up.tell(Watched(*told, *ended))
 
     # ------------------------------------------------------------------ reports
 
@@ -414,7 +419,8 @@ class GroupDriver:
     def _subscribe(self, wanted: want.Subscribe) -> CatchUpStream:
         self._subscribed = time.monotonic()
         wiring = self._wiring
-        stream = CatchUpReceiver(wanted.donor, wiring.secret, wiring.me, self._inbox.notify)
+        how = (wiring.secret, wiring.me, self._inbox.notify)
+        stream = CatchUpReceiver(wanted.donor, *how, shadow=self._joiner.shadow)
         self._participant.phase("take", 0)
         return stream
 
@@ -428,15 +434,6 @@ class GroupDriver:
 
     def _take_digest(self, _wanted: want.TakeDigest) -> str:
         return self._participant.digest()
-
-    def _unequal(self, wanted: want.Unequal) -> None:
-        self._participant.phase("unequal", wanted.operation)
-
-    def _level(self, _wanted: want.Level) -> None:
-        self._participant.level()
-
-    def _lonely(self, _wanted: want.Lonely) -> None:
-        self._participant.lonely()
 
     def _imitate(self, wanted: want.Imitate) -> None:
         wanted.operation.imitate(wanted.watched)

@@ -47,10 +47,10 @@ class ThreadSafeInbox(Inbox):
         if fresh and membership.urgent and self._on_urgent is not None:
             self._on_urgent()
 
-    def invite(self, donors: tuple[Address, ...]) -> None:
+    def invite(self, donors: tuple[Address, ...], *, shadow: bool = False) -> None:
         """See Inbox."""
         with self._changed:
-            super().invite(donors)
+            super().invite(donors, shadow=shadow)
             self._changed.notify_all()
 
     def dismiss(self, reason: Exception) -> None:

@@ -51,6 +51,15 @@ class Window:
         """Of the batches that the next pass is about."""
         return self.ratios[self.now] if self.ratios else self._last
 
+    def shares(self, worker: int, members: Sequence[int]) -> list[tuple[int, int]]:
+        """By ratio of the step in hand, what a worker has of it and what these members have."""
+        return [
+            (ratio.get(worker, 0), sum(ratio.get(member, 0) for member in members))
+            if ratio
+            else (1, len(members))
+            for ratio in self.ratios or [self.ratio]
+        ]
+
     @property
     def fresh(self) -> bool:
         """Whether the next batch drawn is the first that the next pass is about."""

@@ -9,8 +9,10 @@ from elastix.events import (
     ReplicasDiverged,
     Reported,
     Resumed,
+    ResumedFromShadow,
     RunStarted,
     SamplesLeftOut,
+    ShadowDiffers,
     SlicesHandedOver,
     StateNotStored,
     StateStored,
@@ -42,6 +44,13 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             return f"run {event.name} starts, seed {event.seed} ({versions})", "dim"
         case Resumed():
             return f"goes on from the State after step {event.step}", "cyan"
+        case ResumedFromShadow():
+            lost = f"{event.steps_lost} steps lost"
+            apart = "" if event.equal else "; its State is no longer equal to the last bit"
+            return f"resumed from the shadow (worker {event.worker}): {lost}{apart}", "green"
+        case ShadowDiffers():
+            where = f"after step {event.step}; its State is copied anew"
+            return f"the shadow (worker {event.worker}) differs from the group {where}", "yellow"
         case GenerationFormed():
             who = " ".join(map(str, event.members))
             return f"generation {event.generation} ({event.cause}): workers {who}", "cyan"

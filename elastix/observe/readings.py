@@ -19,6 +19,7 @@ from elastix.events import (
     ReplicasDiverged,
     Reported,
     Resumed,
+    ResumedFromShadow,
     RunEnded,
     SamplesLeftOut,
     SlicesHandedOver,
@@ -63,6 +64,7 @@ SERIES = (
     Series("steps", "counter", "Committed steps."),
     Series("step_seconds", "histogram", "From one commit to the next."),
     Series("recovery_seconds", "histogram", "From the news of a loss to the agreed step."),
+    Series("shadow_resumptions", "counter", "All workers were lost, and a shadow went on."),
     Series("workers_lost", "counter", "Workers that were lost.", ("cause", *_WORKER)),
     Series("workers_joined", "counter", "Workers that were let in while the run went on."),
     Series("join_seconds", "histogram", "How long a joiner copied the State."),
@@ -139,6 +141,8 @@ class Readings:
                 self._put("slices_handed_over", sum(slices for _, _, slices in event.moved))
             case Recovered():
                 self._put("recovery_seconds", event.stall_s)
+            case ResumedFromShadow():
+                self._put("shadow_resumptions", 1)
             case StateStored():
                 self._put("checkpoint_stall_seconds", event.stall_s)
                 self._put("checkpoint_write_seconds", event.store_s)

@@ -15,6 +15,7 @@ from elastix.events import (
     ReplicasDiverged,
     Reported,
     Resumed,
+    ResumedFromShadow,
     RunEnded,
     RunStarted,
     SamplesLeftOut,
@@ -235,6 +236,8 @@ class Training:
                 self._membership(t, event.members)
             case WorkerLost():
                 self._leave(t, event.worker)
+            case ResumedFromShadow():
+                self._mark(t, "shadow", event.worker, line(event)[0])
             case WorkerLeft():
                 text = f"worker {event.worker} left after step {event.step} ({event.cause})"
                 self._mark(t, "left", event.worker, text)

@@ -56,6 +56,7 @@ def _membership(training: Training) -> Figure:
     ]
     traces.append(_marks("the others recovered", "line-ns-open", "@ok", points, clock))
     for kind, name, symbol, colour in (
+        ("shadow", "resumed from the shadow", "diamond", "@ok"),
         ("join", "joined", "triangle-right", "@ok"),
         ("left", "left", "triangle-left", "@warn"),
         ("slow", "slow", "hourglass", "@warn"),

@@ -25,8 +25,8 @@ from elastix.events import Event, Events, RunStarted
 from elastix.store import Store
 from elastix.testing.local_worker import HOST, work
 from elastix.train.control.actions import Vacated
-from elastix.train.control.conductor import Phase, RunTerms
 from elastix.train.control.messages import FromWorker, Outcome, ToWorker
+from elastix.train.control.terms import Phase, RunTerms
 from elastix.train.on_ray.trainer import keep_code
 from elastix.train.record.beginning import begin
 from elastix.train.record.shell import Shell
@@ -63,6 +63,7 @@ def run_local(
     min_workers: int = 1,
     replace: bool = False,
     spares: int = 0,
+    shadows: int = 0,
     max_workers: int | None = None,
     hang_timeout_s: float | None = None,
     evict_slower_than: float | None = None,
@@ -87,6 +88,7 @@ def run_local(
         min_workers: below it survivors pause at the end of the step.
         replace: start a new worker for each lost one, and each that left.
         spares: further workers that are started at once.
+        shadows: as in ScalingConfig.
         max_workers: the largest group; as many as there are founders by default.
         checkpoint: as for ElasticTrainer.
         store: where States are kept; DIRECTORY/store by default.
@@ -133,8 +135,9 @@ def run_local(
         max_workers=max_workers or workers,
         failure=failure,
         first_step_s=0.0,
+        shadows=shadows,
     )
-    room = _Room(workers + spares, replace)
+    room = _Room(workers + spares + shadows, replace)
     kept = _Kept(store or directory / "store", restore or RestoreConfig())
     controller = _Controller(train, dict(config or {}), settings, kept, terms, room)
     try:

@@ -151,7 +151,7 @@ def _listen(line: Connection, inbox: ThreadSafeInbox, saver: Saver) -> None:
             if isinstance(heard, Membership):
                 inbox.publish(heard)
             elif isinstance(heard, CatchUp):
-                inbox.invite(heard.donors)
+                inbox.invite(heard.donors, shadow=heard.shadow)
             elif isinstance(heard, Dismiss):
                 inbox.dismiss(QuorumLost(heard.reason))
             else:

@@ -43,8 +43,9 @@ from elastix.events import (
 )
 from elastix.observe import journal
 from elastix.train.control.actions import Action, StartWorker, Tell, Vacate
-from elastix.train.control.conductor import Conductor, Phase, RunTerms
+from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import CatchUp, CaughtUp, Entered, Ready, RecordEvents
+from elastix.train.control.terms import Phase, RunTerms
 
 Strategy = Literal["forward", "rollback", "restart"]
 _DAY_S = 86_400.0

@@ -18,6 +18,7 @@ def run(
     function: Annotated[str, typer.Option(help="Its name; it takes one argument, ctx.")] = "train",
     workers: Annotated[str, typer.Option("--workers", "-w", help="4, or 2:8 for min:max.")] = "1",
     spares: Annotated[int, typer.Option(help="Further workers that wait.")] = 0,
+    shadows: Annotated[int, typer.Option(help="Further workers that hold each step.")] = 0,
     cpus: Annotated[float, typer.Option(help="Of each worker.")] = 1.0,
     gpus: Annotated[float, typer.Option(help="Of each worker.")] = 0.0,
     config: Annotated[
@@ -42,7 +43,11 @@ def run(
             "Context: --function NAME."
         )
     scaling = ScalingConfig(
-        num_workers=_sizes(workers), spares=spares, cpus_per_worker=cpus, gpus_per_worker=gpus
+        num_workers=_sizes(workers),
+        spares=spares,
+        shadows=shadows,
+        cpus_per_worker=cpus,
+        gpus_per_worker=gpus,
     )
     chosen = RunConfig(name=name or script.stem, store=store, seed=seed)
     from elastix.train.on_ray.trainer import ElasticTrainer  # Ray is imported when it is needed

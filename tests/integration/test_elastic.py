@@ -11,6 +11,8 @@ import pytest
 import elastix
 from elastix.data.audit import audit
 from elastix.events import (
+    Resumed,
+    ResumedFromShadow,
     RunEnded,
     SlicesHandedOver,
     StepCommitted,
@@ -79,6 +81,26 @@ def test_a_failed_step_keeps_its_whole_batch(cluster, tmp_path):
     batches = [batch for e in of(StepCommitted, events) for batch in e.batches]
     assert not any(batch.owed for batch in batches)
     assert [batch.samples for batch in batches] == [32] * 28
+    assert compare(tmp_path / "runs" / "test").relative < 1e-9
+
+
+@pytest.mark.timeout(300)
+def test_all_workers_are_killed_and_the_shadow_goes_on(cluster, tmp_path):
+    config = {"samples": 300, "batch_size": 30, "epochs": 6, "step_s": 0.05}
+    config |= {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 2}
+    kills = [Kill(worker=worker, phase="bucket", step=20) for worker in (0, 1)]
+    result = elastix.ElasticTrainer(
+        with_kills(trainables.train, kills),
+        config=config,
+        scaling=elastix.ScalingConfig(num_workers=2, shadows=1, cpus_per_worker=0.5),
+        run=elastix.RunConfig(name="test", store=str(tmp_path)),
+    ).fit()
+    events = list(result.events)
+    assert result.audit.exact
+    assert {event.worker for event in of(WorkerLost, events)} == {0, 1}
+    assert [(e.worker, e.step, e.steps_lost) for e in of(ResumedFromShadow, events)] == [(2, 20, 0)]
+    assert not of(Resumed, events)
+    assert [event.step for event in of(StepCommitted, events)] == list(range(1, 61))
     assert compare(tmp_path / "runs" / "test").relative < 1e-9
 
 

@@ -6,6 +6,8 @@ buffers included. A joiner runs a Watch, which takes all that in behind its trai
 The group need not know: a joiner that dies or is slow costs its donor a connection.
 
 Both sides bound what they hold: a joiner that falls too far behind is dropped, and starts over.
+A shadow acknowledges what it has received, since nothing may be told to the journal before that.
+One that does not for long is dropped.
 Not here: what is told (catch_up), who is let in and how (door), what the joiner does with it
 (joiner), and when it comes in (membership).
 
@@ -14,6 +16,8 @@ Wire: a message is a line of JSON and, if it says so, bytes of tensors after it.
 
 import contextlib
 import json
+import math
+import select
 import socket
 import threading
 from collections import deque
@@ -23,17 +27,25 @@ from typing import Any, BinaryIO
 
 import torch
 
+from elastix.comm.network import catch_up_wire as wire
 from elastix.comm.network import transfer
 from elastix.comm.network.door import FEED, Address, Door, enter, hang_up
 from elastix.comm.protocol.catch_up import Digest, DigestMark, Entering, Given, Told, Watched
 from elastix.errors import StateError
-from elastix.state import State, dtype_name, raw_bytes
+from elastix.state import State, raw_bytes
 
 QUEUE_BYTES = 1 << 30
 """How much of what is not sent, or not used, either side keeps."""
 
 QUEUE_STEPS = 2
 """A donor keeps as many messages in any case: a step's gradients alone may be larger."""
+
+
+PATIENCE_S = 10.0
+"""A shadow that has something to acknowledge and does not for so long is dropped."""
+
+_DIGEST, _RECEIVED = b"d", b"a"
+"""What a joiner says: it wants a digest; it has the State, or one more operation."""
 
 
 @dataclass
@@ -48,12 +60,28 @@ class _Message:
 
 
 class _Subscriber:
-    """One joiner, as its donor sees it. The training thread appends, a thread of its own sends."""
+    """One joiner, as its donor sees it. The training thread appends, its own threads send and hear.
 
-    def __init__(self, connection: socket.socket, worker: int) -> None:
+    Args:
+        connection: to it.
+        worker: its id.
+        on_news: called when `holds` changes; by any thread.
+
+    Attributes:
+        fed: it is given the State, and told what follows.
+        steps: told with their gradients.
+        wants_digest: it has asked for one.
+        holds: number of the operation before which it has all; infinite for who is no shadow.
+    """
+
+    def __init__(self, connection: socket.socket, worker: int, on_news: Callable[[], None]) -> None:
         self.worker = worker
         self.fed = False
-        self.steps = 0  # told with their gradients
+        self.steps = 0
+        self.wants_digest = False
+        self.holds = math.inf
+        self._told = 0  # number of the next operation
+        self._on_news = on_news
         self._connection = connection
         self._changed = threading.Condition()
         self._queue: deque[_Message] = deque()
@@ -64,16 +92,18 @@ class _Subscriber:
     def closed(self) -> bool:
         return self._closed
 
-    def wants_digest(self) -> bool:
-        """Whether it has asked for one since the last call."""
-        try:
-            return self._connection.recv(1, socket.MSG_DONTWAIT) == b"d"
-        except OSError:
-            return False
-
-    def start(self) -> None:
+    def start(self, operation: int) -> None:
+        """From now on it is told; the next operation has that number."""
         self.fed = True
+        self._told = self._given = operation
         threading.Thread(target=self._send, name=f"feed-{self.worker}", daemon=True).start()
+        threading.Thread(target=self._hear, name=f"heed-{self.worker}", daemon=True).start()
+
+    def tell(self, message: _Message) -> None:
+        """How an operation ended."""
+        self.steps += len(message.parts) > 1
+        self._told += 1
+        self.append(message)
 
     def append(self, message: _Message) -> None:
         with self._changed:
@@ -110,6 +140,31 @@ class _Subscriber:
         finally:  # whatever else happens here, the joiner must not wait for it
             self._closed = True
             hang_up(self._connection)
+            self._on_news()
+
+    def _hear(self) -> None:
+        """What it says: each byte is a message. One that says nothing for too long is dropped."""
+        ready = select.poll()
+        ready.register(self._connection, select.POLLIN)
+        try:
+            while not self._closed:
+                if not ready.poll(1000 * PATIENCE_S):
+                    if self._told > self.holds:
+                        break
+                    continue
+                said = self._connection.recv(1)
+                if not said:
+                    break
+                if said == _DIGEST:
+                    self.wants_digest = True
+                elif said == _RECEIVED:
+                    self.holds = self._given if math.isinf(self.holds) else self.holds + 1
+                    self._on_news()
+        except OSError:
+            pass  # it is gone
+        finally:
+            self.close()
+            self._on_news()
 
 
 class CatchUpSender:
@@ -119,13 +174,21 @@ class CatchUpSender:
         host: under which this process is reached by joiners.
         layout: see GroupDriver.first_entry; joiners compare it with their own.
         secret: of the run; see door.
+        on_news: called when `held` changes; by any thread.
 
     Attributes:
         address: where joiners connect.
     """
 
-    def __init__(self, host: str, layout: Sequence[str], secret: bytes) -> None:
+    def __init__(
+        self,
+        host: str,
+        layout: Sequence[str],
+        secret: bytes,
+        on_news: Callable[[], None] = lambda: None,
+    ) -> None:
         self._layout = list(layout)
+        self._on_news = on_news
         self._lock = threading.Lock()
         self._subscribers: list[_Subscriber] = []
         self._door = Door(host, FEED, secret, self._subscribe)
@@ -135,6 +198,12 @@ class CatchUpSender:
     def watched(self) -> bool:
         """Whether anybody is told how operations end."""
         return any(subscriber.fed for subscriber in self._subscribers)
+
+    @property
+    def held(self) -> float:
+        """Number of the operation before which all shadows have received all; infinite for none."""
+        holds = [subscriber.holds for subscriber in self._subscribers if not subscriber.closed]
+        return min(holds, default=math.inf)
 
     def boundary(
         self,
@@ -155,15 +224,16 @@ class CatchUpSender:
             self._subscribers = [s for s in self._subscribers if not s.closed]
         new = [s for s in self._subscribers if not s.fed]
         # A digest means something when the joiner has done a step of its own.
-        asking = [s for s in self._subscribers if s.steps and s.wants_digest()]
+        asking = [s for s in self._subscribers if s.steps and s.wants_digest]
         if not new and not asking:
             return
         state = copy()
         for subscriber in new:
             head = {"say": "state", "operation": operation, "layout": self._layout}
             subscriber.append(_Message({}, later=lambda h=head: _state_message(h, state())))  # type: ignore[misc]
-            subscriber.start()
+            subscriber.start(operation)
         for subscriber in asking:
+            subscriber.wants_digest = False
             subscriber.append(_Message({"say": "mark"}))
             subscriber.append(
                 _Message({}, later=lambda: _Message({"say": "digest", "digest": digest(state())}))
@@ -171,22 +241,11 @@ class CatchUpSender:
 
     def tell(self, watched: Watched) -> None:
         """An operation is over."""
-        tensors = (watched.result, *watched.parts)
-        head = {
-            "say": "operation",
-            "operation": watched.operation,
-            "kind": watched.kind,
-            "plan": watched.plan,
-            "contributors": watched.contributors,
-            "complete": watched.complete,
-            "generation": watched.generation,
-            "tensors": [(dtype_name(tensor), tensor.numel()) for tensor in tensors],
-        }
+        head, tensors = wire.head_of(watched)
         message = _Message(head, [raw_bytes(tensor) for tensor in tensors])
         for subscriber in self._subscribers:
             if subscriber.fed:
-                subscriber.append(message)
-                subscriber.steps += bool(watched.parts)
+                subscriber.tell(message)
 
     def entering(self, generation: int, members: Sequence[int]) -> None:
         """This worker enters a generation at a boundary; joiners among its members do so too."""
@@ -203,7 +262,7 @@ class CatchUpSender:
 
     def _subscribe(self, connection: socket.socket, worker: int) -> None:
         with self._lock:
-            self._subscribers = [*self._subscribers, _Subscriber(connection, worker)]
+            self._subscribers = [*self._subscribers, _Subscriber(connection, worker, self._on_news)]
 
 
 def _state_message(head: dict[str, Any], state: State) -> _Message:
@@ -219,13 +278,22 @@ class CatchUpReceiver:
         secret: of the run.
         me: this worker's id.
         notify: called, by that thread, whenever there is something new.
+        shadow: acknowledge what is received.
 
     Attributes:
         given: the State; None until it is there.
         failed: the connection has ended; what was told before stays.
     """
 
-    def __init__(self, donor: Address, secret: bytes, me: int, notify: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        donor: Address,
+        secret: bytes,
+        me: int,
+        notify: Callable[[], None],
+        *,
+        shadow: bool = False,
+    ) -> None:
         self.given: Given | None = None
         self.failed = False
         self._notify = notify
@@ -235,6 +303,7 @@ class CatchUpReceiver:
         self._donor = donor
         self._secret = secret
         self._me = me
+        self._shadow = shadow
         self._connection: socket.socket | None = None
         threading.Thread(target=self._receive, name="watch", daemon=True).start()
 
@@ -258,9 +327,7 @@ class CatchUpReceiver:
 
     def ask_digest(self) -> None:
         """Ask the donor for the digest of its State at its next boundary."""
-        with contextlib.suppress(OSError):  # `failed` is about to say so
-            if self._connection is not None:
-                self._connection.sendall(b"d")
+        self._say(_DIGEST)
 
     def close(self) -> None:
         """No more of it."""
@@ -269,6 +336,11 @@ class CatchUpReceiver:
             self._changed.notify()
         if self._connection is not None:
             hang_up(self._connection, keep=True)
+
+    def _say(self, what: bytes) -> None:
+        with contextlib.suppress(OSError):  # `failed` is about to say so
+            if self._connection is not None:
+                self._connection.sendall(what)
 
     def _receive(self) -> None:
         try:
@@ -288,17 +360,19 @@ class CatchUpReceiver:
         if say == "state":
             tensors, parts = transfer.rooms(head["body"])
             for part in parts:
-                _read_into(stream, part)
+                wire.read_into(stream, part)
             state = transfer.assemble(head["body"], tensors)
             self.given = Given(head["operation"], head["layout"], state)
         elif say == "operation":
-            self._append(*_read_watched(head, stream))
+            self._append(*wire.read_watched(head, stream))
         elif say == "enter":
             self._append(Entering(head["generation"]), 0)
         elif say == "mark":
             self._append(DigestMark(), 0)
         else:
             self._append(Digest(head["digest"]), 0)
+        if self._shadow and say in {"state", "operation"}:
+            self._say(_RECEIVED)
         self._notify()
 
     def _append(self, told: Told, size: int) -> None:
@@ -306,29 +380,3 @@ class CatchUpReceiver:
             self._changed.wait_for(lambda: self._held_bytes <= QUEUE_BYTES or self.failed)
             self._told.append((told, size))
             self._held_bytes += size
-
-
-def _read_watched(head: dict[str, Any], stream: BinaryIO) -> tuple[Watched, int]:
-    tensors = [torch.empty(size, dtype=getattr(torch, dtype)) for dtype, size in head["tensors"]]
-    for tensor in tensors:
-        _read_into(stream, raw_bytes(tensor))
-    watched = Watched(
-        operation=head["operation"],
-        kind=head["kind"],
-        plan=tuple(head["plan"]),
-        contributors=tuple(head["contributors"]),
-        complete=head["complete"],
-        generation=head["generation"],
-        result=tensors[0],
-        parts=tuple(tensors[1:]),
-    )
-    return watched, sum(tensor.nbytes for tensor in tensors)
-
-
-def _read_into(stream: BinaryIO, room: torch.Tensor) -> None:
-    view = memoryview(room.numpy().data)
-    while view:
-        read = stream.readinto(view)  # type: ignore[attr-defined]
-        if not read:
-            raise EOFError
-        view = view[read:]

@@ -20,17 +20,17 @@ Not here: what an operation computes (reducer, train.replica.evaluation), who de
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from elastix.comm.protocol import calls
 from elastix.comm.protocol.catch_up import Entering, Watched
+from elastix.comm.protocol.in_hand import InHand, Recovering
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.joiner import Joiner
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.protocol.participant import Fenced, Joined, Released
-from elastix.comm.protocol.recovery import STATELESS, Decision, Position, decide
+from elastix.comm.protocol.recovery import Decision, Position, decide
 from elastix.comm.protocol.wants import (
     Abandon,
     AllHaveState,
@@ -51,6 +51,7 @@ from elastix.comm.protocol.wants import (
     Payload,
     ReduceBuckets,
     ReducePayload,
+    Succeed,
     Superseded,
     TakeState,
     TellEntered,
@@ -63,60 +64,6 @@ if TYPE_CHECKING:
     import torch
 
     from elastix.comm.protocol.operation import Operation
-
-
-@dataclass
-class InHand:
-    """The operation in hand, or between two operations what is known of the next.
-
-    Attributes:
-        number: of it; STATELESS without the State.
-        operation: None between operations.
-        complete: the generation in which every bucket of it was had; 0 for none.
-        payload: what this member added to its round; None before.
-        passed: how it ended, from a peer that left it.
-        begun: somebody else is in it already, so nobody may wait before it.
-        void: it is done for nothing, since its step will be done again.
-        next_void: those ahead have found the operation after this one void.
-    """
-
-    number: int = STATELESS
-    operation: Operation | None = None
-    complete: int = 0
-    payload: torch.Tensor | None = None
-    passed: OperationOutcome | None = None
-    begun: bool = False
-    void: bool = False
-    next_void: bool = False
-
-    @property
-    def has_state(self) -> bool:
-        """Whether this member has the State."""
-        return self.number != STATELESS
-
-    @property
-    def kind(self) -> int:
-        """Of the operation; 0 between operations."""
-        return self.operation.kind if self.operation is not None else 0
-
-    def after(self) -> InHand:
-        """What is known of the next when this one was left."""
-        # Whoever passed the result on has said, too, whether somebody is in the next.
-        begun = self.passed is not None and self.begun
-        return InHand(self.number + 1, begun=begun, void=self.next_void)
-
-
-@dataclass
-class Recovering:
-    """A change of the group that this member is on its way through.
-
-    Attributes:
-        since: the generation with whose news it began; 0 if there is none.
-        outcome: what became of the operation in hand.
-    """
-
-    since: int = 0
-    outcome: str = ""
 
 
 class GroupProtocol:
@@ -250,9 +197,11 @@ class GroupProtocol:
         """
         hand = self.hand
         if self.joiner.following:
-            outcome = yield from self.joiner.imitate(operation, hand.number)
-            self.hand = InHand(hand.number + 1)
-            return outcome
+            imitated = yield from self.joiner.imitate(operation, hand.number)
+            if imitated is not None:
+                self.hand = InHand(hand.number + 1)
+                return imitated
+            yield from self.succeed()
         hand.operation = operation
         shares = self._inbox.members.get(self.plan, ())
         attempt: OperationOutcome | None = None
@@ -356,10 +305,20 @@ class GroupProtocol:
         turn = yield from self.joiner.follow(self.hand.number)
         if isinstance(turn, Entering):
             yield from self._enter_from_outside(turn.generation)
+        elif isinstance(turn, int):
+            self.hand = InHand(turn)
+        elif turn is None and self.joiner.summoned:
+            yield from self.succeed()
         elif turn is None:
             self.hand = InHand()
             yield from self.come_in()
         return isinstance(turn, Watched)
+
+    def succeed(self) -> Course[None]:
+        """As soon as this shadow is summoned, it follows no longer: what is next is the group's."""
+        yield Await(lambda: self.joiner.summoned)
+        yield Succeed(self.joiner.equal)
+        self.joiner.come_in()
 
     def _enter_from_outside(self, generation: int) -> Course[None]:
         joined = self.joiner.come_in()

@@ -19,6 +19,7 @@ class Inbox:
             after.
         members: members of every generation heard of, by generation.
         invitation: peers that a joiner may catch up from, in order; empty if it was not invited.
+        shadow: it was invited to follow for good, and comes in when all others are lost.
         dismissed: why whoever waits for others need wait no longer; None while they should.
     """
 
@@ -27,6 +28,7 @@ class Inbox:
         self.proposed = Membership(0, ())
         self.members: dict[int, tuple[int, ...]] = {}
         self.invitation: tuple[Address, ...] = ()
+        self.shadow = False
         self.dismissed: Exception | None = None
 
     def fresh(self, membership: Membership) -> bool:
@@ -42,9 +44,13 @@ class Inbox:
         elif membership.generation > self.proposed.generation:
             self.proposed = membership
 
-    def invite(self, donors: tuple[Address, ...]) -> None:
-        """Catch up from one of these peers, the first of them if it is there."""
+    def invite(self, donors: tuple[Address, ...], *, shadow: bool = False) -> None:
+        """Catch up from one of these peers, the first of them if it is there.
+
+        Whoever is a shadow once stays one.
+        """
         self.invitation = donors
+        self.shadow = self.shadow or shadow
 
     def dismiss(self, reason: Exception) -> None:
         """Nobody else will come."""

@@ -1,5 +1,7 @@
 """A joiner on its way into the group: it has a peer's State, and does what the group agreed on.
 
+A shadow is a joiner that never comes in, so that it has the State when all members are lost at
+once: it enters a generation of its own then, at the boundary or in the operation that it is at.
 It takes no part in the group and nobody waits for it. It runs the same train function as all do,
 but its operations end as its donor says, until that enters a generation with this worker in it.
 Pure, as protocol is, which it is a part of.
@@ -14,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elastix.comm.protocol.calls import call
-from elastix.comm.protocol.catch_up import Digest, DigestMark, Entering, Watched
+from elastix.comm.protocol.calls import OperationKind, call
+from elastix.comm.protocol.catch_up import Digest, DigestMark, Entering, Given, Watched
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.protocol.participant import Fenced, Joined
@@ -75,6 +77,9 @@ class Joiner:
         me: this worker's id.
         inbox: what the controller tells this worker.
         called: whether a proposal that still stands has this worker in it.
+
+    Attributes:
+        equal: the State was not found to differ from the donor's when it was compared last.
     """
 
     def __init__(self, me: int, inbox: Inbox, called: Callable[[], bool]) -> None:
@@ -83,6 +88,17 @@ class Joiner:
         self._called = called
         self._catchup: _Catchup | None = None
         self._failures = 0
+        self.equal = True
+
+    @property
+    def shadow(self) -> bool:
+        """Whether it follows for good."""
+        return self._inbox.shadow
+
+    @property
+    def summoned(self) -> bool:
+        """Whether all members are lost, and this shadow is to go on in their place."""
+        return self.shadow and self._me in self._inbox.urgent.members
 
     @property
     def following(self) -> bool:
@@ -104,32 +120,57 @@ class Joiner:
         Raises:
             ConfigError: the donor's model is another one.
         """
+        found = yield from self._find_donor()
+        if found is not None:
+            return (yield from self._adopt(*found))
+        if not self._called():  # else the group stands still until it has more members
+            yield from self._ask_again()
+        return None
+
+    def _find_donor(self) -> Course[tuple[CatchUpStream, Given] | None]:
+        """Of the peers that the controller has named, the first that gives its State."""
         donors = self._inbox.invitation
         self._inbox.invite(())
         for donor in donors:
             stream: CatchUpStream = yield Subscribe(donor)
-            yield Await(lambda s=stream: s.given is not None or s.failed or self._called())  # type: ignore[misc]
+            yield Await(
+                lambda s=stream: (  # type: ignore[misc]
+                    s.given is not None or s.failed or self._called() or self.summoned
+                )
+            )
             given, stream.given = stream.given, None
             if given is not None:
-                stream.ask_digest()
-                joined: Joined = yield Adopt(given)
-                self._catchup = _Catchup(stream, joined)
-                return given.operation
+                return stream, given
             stream.close()
-            if self._called():
-                return None  # the group stands still until it has more members
-        yield from self._ask_again()
+            if self._called() or self.summoned:
+                return None
         return None
 
-    def follow(self, operation: int) -> Course[Watched | Entering | None]:
+    def _adopt(self, stream: CatchUpStream, given: Given) -> Course[int]:
+        """Follow that donor, from the State that it gave; number of the next operation."""
+        if self.equal:  # else it will differ again, and be copied again: not at every turn
+            stream.ask_digest()
+        joined: Joined = yield Adopt(given)
+        self._catchup = _Catchup(stream, joined)
+        if self.shadow:
+            yield Level()
+        return given.operation
+
+    def ask_digest(self) -> None:
+        """Have the State compared with the donor's."""
+        if self._catchup is not None:
+            self._catchup.stream.ask_digest()
+
+    def follow(self, operation: int) -> Course[Watched | Entering | int | None]:
         """At a boundary: what comes next, as soon as the donor says so.
 
         Args:
             operation: number of the next one.
 
         Returns:
-            An operation to imitate, or the generation to enter. None if this joiner follows
-            nobody any longer: it must be given the State again.
+            An operation to imitate, or the generation to enter; the number of the next operation
+            if this shadow was given a newer State. None if this joiner follows nobody any longer:
+            it must be given the State again, or was summoned.
         """
         while self._catchup is not None:
             catchup, head = self._catchup, self._catchup.stream.head
@@ -143,11 +184,23 @@ class Joiner:
                 case DigestMark():
                     catchup.mine = yield TakeDigest()
                 case Digest() if head.digest == catchup.mine:
-                    catchup.equal = True
+                    catchup.equal = self.equal = True
                 case Digest():
+                    self.equal = False
                     yield Unequal(operation)
+                    if self.shadow:  # what it was told counts until it has another State
+                        catchup.stream.pop()
+                        catchup.stream.close()
+                        continue
                     self._stop(catchup)
                     yield Level()  # in the group it is given the State as all are
+                    continue
+                case None if self.shadow:
+                    stream = catchup.stream
+                    yield Await(lambda s=stream: s.head is not None or s.failed)  # type: ignore[misc]
+                    if stream.head is None:
+                        found = yield from self._seek_donor()
+                        return (yield from self._adopt(*found)) if found is not None else None
                     continue
                 case None:
                     yield from self._await_more(catchup)
@@ -172,6 +225,8 @@ class Joiner:
 
     def _tell_level(self, catchup: _Catchup) -> Course[None]:
         """Ask to be let in, if the State is as it should be and there is little left to do."""
+        if self.shadow:
+            return
         near = catchup.stream.backlog <= _NEAR or catchup.followed >= _PATIENCE
         if catchup.equal and near and not catchup.told:
             catchup.told = True
@@ -180,10 +235,26 @@ class Joiner:
     def _ask_again(self) -> Course[None]:
         """All donors are lost, or have dropped this joiner: others, or the State in the group."""
         self._failures += 1
-        yield Lonely() if self._failures < _FAILURES else Level()
+        yield Lonely() if self.shadow or self._failures < _FAILURES else Level()
 
-    def imitate(self, operation: Operation, number: int) -> Course[OperationOutcome]:
+    def _seek_donor(self) -> Course[tuple[CatchUpStream, Given] | None]:
+        """A shadow has lost its donor: another one, or None if it is summoned.
+
+        It keeps its State meanwhile: there may be no other.
+        """
+        while not self.summoned:
+            yield Lonely()
+            yield Await(lambda: bool(self._inbox.invitation) or self.summoned)
+            found = None if self.summoned else (yield from self._find_donor())
+            if found is not None:
+                return found
+        return None
+
+    def imitate(self, operation: Operation, number: int) -> Course[OperationOutcome | None]:
         """Instead of carrying an operation through: take over what the group agreed on.
+
+        Returns:
+            None if a shadow is to carry it through, as all members are lost.
 
         Raises:
             Fenced: the donor is lost before it has told how this one ended.
@@ -195,6 +266,11 @@ class Joiner:
         stream = catchup.stream
         yield Await(lambda: stream.head is not None or stream.failed)
         head = stream.head
+        if head is None and self.shadow and operation.kind != OperationKind.STEP:
+            found = yield from self._seek_donor()
+            if found is None:
+                return None
+            found[0].close()  # the others live, and are ahead
         if not isinstance(head, Watched):
             raise Fenced(
                 f"worker {self._me} lost its donor in the middle of operation {number} and cannot "

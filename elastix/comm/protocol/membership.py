@@ -79,9 +79,7 @@ class Roster:
         self._entering: set[int] = set()  # of them, those not known to have the State
         self._dead: set[int] = set()  # of them, known to be lost when nobody had the State any more
         self._settled = 0  # how many of them have confirmed the newest generation
-        self._let_go: dict[
-            int, tuple[int, ...]
-        ] = {}  # by proposal: members that are to leave there
+        self._let_go: dict[int, tuple[int, ...]] = {}  # by proposal: members that leave there
         self._admitted: dict[int, int] = {}  # worker to the generation that let it in
         self._confirmed: dict[int, int] = {}  # worker to the newest generation it was in
         self._last_with: dict[int, int] = {}  # former member to the last generation it is in
@@ -133,16 +131,22 @@ class Roster:
         members = tuple(sorted(self.holders))
         return self._issue(members, come=members, urgent=True, cause="new controller")
 
-    def start_over(self) -> Membership | None:
-        """Nobody has the State any more: found the group anew; whoever is ready takes part."""
+    def start_over(self, heir: int | None = None) -> Membership | None:
+        """Nobody in the group has the State any more: found it anew; whoever is ready takes part.
+
+        An heir outside who has it is the group until others are let in.
+        """
         again = self._unequipped(self._dead)
         self.waiting = dict.fromkeys(again) | self.waiting
         self._disband(self.newest.generation)
-        self.founded = False
+        self.founded = heir is not None
         self.holders.clear()
         self.leaving.clear()
         self._stop_watching()
-        return self._advance()
+        if heir is None:
+            return self._advance()
+        self._admitted[heir] = self.newest.generation + 1
+        return self._issue((heir,), come=(heir,), urgent=True, cause="shadow")
 
     def ready(self, worker: int) -> Membership | None:
         """A worker is up to `prepare` and wants to be let in; or it has lost whom it watched.

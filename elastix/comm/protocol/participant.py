@@ -81,6 +81,14 @@ class Participant(Protocol):
         """This joiner has lost all its donors."""
         ...
 
+    def unequal(self, operation: int) -> None:
+        """The State here is not that of whom this worker follows, before that operation."""
+        ...
+
+    def succeed(self, *, equal: bool) -> None:
+        """This shadow goes on in place of the group; see Succeed."""
+        ...
+
     def entered(self, generation: int, joined: Joined | None) -> None:
         """In the group, with the State."""
         ...

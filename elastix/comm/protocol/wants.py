@@ -252,6 +252,15 @@ class Lonely(NamedTuple):
     """This joiner has lost all its donors. Sends None."""
 
 
+class Succeed(NamedTuple):
+    """All members are lost, and this shadow goes on in their place. Sends None.
+
+    `equal` unless its State was found to differ from theirs when it was compared last.
+    """
+
+    equal: bool
+
+
 class Imitate(NamedTuple):
     """Take over what others agreed on, instead of carrying the operation through. Sends None."""
 
@@ -285,6 +294,7 @@ Want = (
     | Unequal
     | Level
     | Lonely
+    | Succeed
     | Imitate
 )
 

@@ -12,12 +12,10 @@ copies of the member list when the group changes.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from itertools import islice
 
 from elastix.comm.network.door import Address
 from elastix.comm.protocol.membership import Membership, Roster
-from elastix.config import FailureConfig
 from elastix.errors import ElastixError
 from elastix.events import (
     Event,
@@ -63,12 +61,15 @@ from elastix.train.control.messages import (
     RecordEvents,
     SawDeath,
     Started,
+    Succeeded,
     Suspect,
     WatchNeighbour,
 )
 from elastix.train.control.quorum import Quorum
 from elastix.train.control.run_state import RunState
+from elastix.train.control.shadows import Shadows
 from elastix.train.control.slow_news import SlowNews
+from elastix.train.control.terms import Found, Phase, RunTerms
 
 RECOVERY_S = 1.0
 """Starting a worker costs seconds of a core, which the survivors of a loss need for an instant."""
@@ -79,60 +80,6 @@ _SUSPICION_S = 1.0
 _SLOW = 1.5  # times the others' part of a step: worth a line
 _LINGER_S = 5.0
 _WATCHED_BY = 2  # of those that ran on its node before it, and of those that come after it
-
-
-class Phase(Enum):
-    """Where a run stands.
-
-    RUNNING: workers are started, or at work.
-    GOING_BACK: nobody has the State any more; the shell gives up what is not stored yet, and
-        then says from which State to go on.
-    OVER: there is nothing more to do but to end the workers that are left.
-    """
-
-    RUNNING = auto()
-    GOING_BACK = auto()
-    OVER = auto()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunTerms:
-    """What a run was asked to be.
-
-    Attributes:
-        founders: workers that it begins with.
-        min_workers: below it the survivors pause at the end of a step.
-        max_workers: the largest group; who is ready beyond it is a spare.
-        failure: the limits.
-        first_step_s: see FailureDetector.
-    """
-
-    founders: int
-    min_workers: int
-    max_workers: int
-    failure: FailureConfig
-    first_step_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """A worker that is at work when another conductor takes the run over.
-
-    Attributes:
-        generation: the newest it has heard of.
-        address: where joiners can follow it; None before it is up to `prepare`.
-        holder: it has the State.
-        lifeline: see Started.
-    """
-
-    worker: int
-    pid: int
-    node: str
-    device: str
-    generation: int
-    address: Address | None
-    holder: bool
-    lifeline: str = ""
 
 
 @dataclass
@@ -169,6 +116,7 @@ class Conductor:
         self._terms = terms
         self._failure = terms.failure
         self._roster = Roster(terms.founders, terms.max_workers, terms.min_workers)
+        self._shadows = Shadows(terms)
         self._slow_news = SlowNews()
         self._measures = Measures()
         self._detector = FailureDetector(terms.failure.hang_timeout_s, terms.first_step_s)
@@ -257,7 +205,13 @@ class Conductor:
             self._place(one.worker, one.node, one.lifeline)
             self._detector.hear(one.worker, Heartbeat(), now)
         self._next_worker = max([-1, *state.started, *known, *self._workers]) + 1
-        waiting = [w for w in self._workers if w in state.started and w not in holders]
+        for one in present:
+            if one.shadow:
+                self._shadows.level(one.worker)
+        if not holders and (heir := self._shadows.call(stored)) is not None:
+            holders = [heir]
+        others = {*holders, *self._shadows}
+        waiting = [w for w in self._workers if w in state.started and w not in others]
         newest = max([state.generation, *(one.generation for one in present)])
         for worker in sorted(state.unaccounted(self._workers)):
             self._write(WorkerLost(worker=worker, rank=-1, generation=newest, cause="died unseen"))
@@ -289,12 +243,14 @@ class Conductor:
         match message:
             case Heartbeat():
                 self._detector.hear(worker, message, now)
+                self._shadows.at(worker, message.call[0])
             case Measured():
                 self._measures.hear(worker, message.values)
             case RecordEvents():
                 self._record(message, now)
             case Entered():
                 self._push(self._roster.entered(worker, message.generation))
+                self._shadows.entered(worker)
                 if self._roster.settled:
                     self._detector.settled(self._roster.members)
             case Started():
@@ -303,6 +259,10 @@ class Conductor:
                 self._detector.hear(worker, Heartbeat(), now)
             case Ready():
                 self._ready(worker, member, message)
+            case CaughtUp() if worker in self._shadows:
+                self._shadows.level(worker)
+            case Succeeded():
+                self._succeeded(worker, message, now)
             case CaughtUp():
                 self._push(self._roster.level(worker))
             case Suspect():
@@ -366,7 +326,8 @@ class Conductor:
         """Time has passed. To be called a few times a second."""
         if self.phase is not Phase.RUNNING:
             return []
-        if self._roster.extinct and self._failure.replace:
+        extinct = self._roster.extinct and self._shadows.heir is None
+        if extinct and (self._failure.replace or self._shadows.can_go_on):
             self._going_back = True
             return []
         self._make_anew(now)
@@ -378,15 +339,21 @@ class Conductor:
         self._check_nodes(now)
         self._check_quorum(now)
         self._let_go(now)
+        self._invite_shadows()
         self._fill(now)
         return self._done()
 
     def went_back(self, stored: Resumed, now: float) -> list[Action]:
-        """What was not stored is given up: found the group anew, from this State."""
+        """What was not stored is given up: found the group anew, from a shadow's State or this."""
         apart, self._apart, self._going_back = self._apart, None, False
         if apart is not None and not stored.ref:
             self._fail(apart)  # there is no State that was ever found equal
             return []
+        self._quorum.start_over()
+        heir = self._shadows.call(stored) if apart is None else None
+        if heir is not None:
+            self._push(self._roster.start_over(heir))
+            return self._done()
         for worker in [w for w, member in self._workers.items() if member.ready]:
             # A joiner that has caught up halfway must not pass for one that has the State.
             self._roster.lost(worker)
@@ -395,7 +362,6 @@ class Conductor:
             self._do(EndWorker(worker))
             self._do(Vacate(worker, Vacated.FREE))
         self._write(stored)
-        self._quorum.start_over()
         self._push(self._roster.start_over())
         self._fill(now)
         return self._done()
@@ -426,10 +392,30 @@ class Conductor:
                 WorkerStarted(worker=worker, pid=member.pid, node=member.node, device=member.device)
             )
         member.address, member.ready = message.address, True
+        if self._shadows.takes(worker, self._roster):
+            self._invite_shadows()
+            return
         self._push(self._roster.ready(worker))
         if worker in self._roster.watching:
             donors = (self._workers[donor].address for donor in self._roster.donors())
             self._do(Tell(worker, CatchUp(tuple(there for there in donors if there is not None))))
+
+    def _invite_shadows(self) -> None:
+        def address(worker: int) -> Address | None:
+            return self._workers[worker].address
+
+        for worker, donors in self._shadows.invitations(self._roster, address):
+            self._do(Tell(worker, CatchUp(donors, shadow=True)))
+
+    def _succeeded(self, worker: int, said: Succeeded, now: float) -> None:
+        """A shadow goes on in place of the group, unless there is something better."""
+        if self._shadows.heir != worker:
+            return
+        events = self._shadows.succeeded(worker, said, self.state)
+        for event in events:
+            self._write(event)
+        if not events:
+            self._lose(worker, "behind", now)
 
     def _record(self, message: RecordEvents, now: float) -> None:
         for sequence, event in message.entries:
@@ -518,13 +504,14 @@ class Conductor:
         )
         if replace:
             self._vacant_since = now
-        elif self._roster.extinct:
+        elif self._roster.extinct and not self._shadows.can_go_on:
             self._fail(limits.none_left(state.step))
         elif not self._workers and not self._roster.founded:
             self._fail(limits.none_came_about())
         self._do(Vacate(worker, Vacated.FREE if replace else Vacated.UNUSED))
 
     def _take_out(self, worker: int) -> None:
+        self._shadows.forget(worker)
         member = self._workers.pop(worker)
         if member.node:
             self._nodes[member.node].pop(worker, None)
@@ -605,7 +592,7 @@ class Conductor:
         verdict = self._quorum.judge(
             len(self._roster.holders),
             founded=self._roster.founded,
-            coming=self._more or len(self._workers) >= self._terms.min_workers,
+            coming=self._more or len(self._workers) - len(self._shadows) >= self._terms.min_workers,
             step=self.state.step,
             now=now,
         )

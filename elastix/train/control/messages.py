@@ -48,7 +48,24 @@ class Ready:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """A joiner can come in at any boundary."""
+    """A joiner can come in at any boundary; or a shadow has been given the State."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Succeeded:
+    """A shadow goes on in place of the group, all of whose members are lost.
+
+    Attributes:
+        step: the last one in its State.
+        since: number of the first event that it has; see ReplicatedEvents.
+        sequence: number of its next event.
+        equal: its State did not differ when it was last compared with the group's.
+    """
+
+    step: int
+    since: int
+    sequence: int
+    equal: bool
 
 
 @dataclass(frozen=True)
@@ -152,6 +169,7 @@ FromWorker = (
     Started
     | Ready
     | CaughtUp
+    | Succeeded
     | Entered
     | Suspect
     | Diverged
@@ -165,7 +183,17 @@ FromWorker = (
     | Delivered
 )
 
-MUST_ARRIVE = (Started, Ready, Diverged, Leave, RecordEvents, Offer, Withdrawn, Delivered)
+MUST_ARRIVE = (
+    Started,
+    Ready,
+    Succeeded,
+    Diverged,
+    Leave,
+    RecordEvents,
+    Offer,
+    Withdrawn,
+    Delivered,
+)
 """These are said until a controller has heeded them. Without the others nothing is lost: a new
 controller asks every worker what it holds, and heartbeats come again."""
 
@@ -174,9 +202,14 @@ controller asks every worker what it holds, and heartbeats come again."""
 
 @dataclass(frozen=True)
 class CatchUp:
-    """A joiner is to follow one of these peers, the first of them that is there."""
+    """A joiner is to follow one of these peers, the first of them that is there.
+
+    Attributes:
+        shadow: it is to do so for good.
+    """
 
     donors: tuple[Address, ...]
+    shadow: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from elastix.events import (
     Event,
     GenerationFormed,
     Resumed,
+    ResumedFromShadow,
     StepCommitted,
     WorkerLeft,
     WorkerLost,
@@ -46,6 +47,9 @@ class RunState:
                 self.losses_in_a_row = 0
             case Resumed():
                 self.step, self.sequence = event.step, -1
+            case ResumedFromShadow():
+                if event.steps_lost:  # what it will send again is known, or void
+                    self.sequence = event.sequence - 1
             case GenerationFormed():
                 self.generation = event.generation
                 self.members = set(event.members)

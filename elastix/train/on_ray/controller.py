@@ -39,7 +39,6 @@ from elastix.observe.metrics import Metrics
 from elastix.store import Store
 from elastix.train.checkpoint import restore
 from elastix.train.control.actions import Vacated
-from elastix.train.control.conductor import Found, Phase, RunTerms
 from elastix.train.control.messages import (
     FromWorker,
     Outcome,
@@ -48,6 +47,7 @@ from elastix.train.control.messages import (
     Started,
     ToWorker,
 )
+from elastix.train.control.terms import Found, Phase, RunTerms
 from elastix.train.on_ray import lifeline, takeover
 from elastix.train.on_ray.slots import Slot, Slots
 from elastix.train.on_ray.takeover import Presence
@@ -124,6 +124,7 @@ class Controller(Shell):
             max_workers=scaling.max_workers,
             failure=plan.failure,
             first_step_s=plan.failure.start_timeout_s,
+            shadows=scaling.shadows,
         )
         listeners = Events()
         if plan.metrics:
@@ -132,7 +133,7 @@ class Controller(Shell):
         self._news = threading.Condition(self._lock)
         self._me = ray.get_runtime_context().current_actor
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), plan.secret)
-        most = scaling.max_workers + scaling.spares
+        most = scaling.max_workers + scaling.spares + scaling.shadows
         self._slots = Slots(
             plan.placement, plan.size, most, scaling.resources_per_worker, plan.run_id
         )
@@ -242,6 +243,7 @@ class Controller(Shell):
                 generation=one.generation,
                 address=one.catch_up,
                 holder=one.holder,
+                shadow=one.shadow,
                 lifeline=one.lifeline,
             )
             for one in present

@@ -38,6 +38,7 @@ class Presence:
         generation: the newest it has heard of.
         feed: where joiners can watch it; None before it is up to `prepare`.
         holder: it has the State.
+        shadow: it has a State from outside the group.
         lifeline: see the module of that name.
     """
 
@@ -49,6 +50,7 @@ class Presence:
     generation: int
     catch_up: Address | None
     holder: bool
+    shadow: bool
     lifeline: str
 
 

@@ -456,7 +456,7 @@ def _reserve(
     """Room for as many workers as fit now, at least the minimum."""
     wanted = scaling.resources_per_worker
     least = scaling.min_workers
-    most = max(least, min(scaling.max_workers, room - scaling.spares))
+    most = max(least, min(scaling.max_workers, room - scaling.spares - scaling.shadows))
     # Resources of a run that has just ended are free a moment later, so the most is tried first.
     free = min(most, max(least, _fit(ray.available_resources(), wanted)))
     for size in sorted({least, free, most}, reverse=True):

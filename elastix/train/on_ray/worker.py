@@ -249,7 +249,7 @@ class Worker:
             case Membership():
                 self._inbox.publish(message)
             case CatchUp():
-                self._inbox.invite(message.donors)
+                self._inbox.invite(message.donors, shadow=message.shadow)
             case WatchNeighbour():
                 lifeline.watch(message.lifeline, partial(self._saw_death, message.worker))
             case Dismiss():
@@ -271,6 +271,7 @@ class Worker:
             generation=member.adopted(address) if member else 0,
             catch_up=self._link.catch_up if self._link else None,
             holder=member is not None and member.holder,
+            shadow=member is not None and member.shadow,
             lifeline=self._link.lifeline if self._link else "",
         )
 

@@ -30,8 +30,9 @@ from elastix.train.control.actions import (
     Vacated,
     Write,
 )
-from elastix.train.control.conductor import Conductor, RunTerms
+from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import ToWorker
+from elastix.train.control.terms import RunTerms
 from elastix.train.record.beginning import going_back
 from elastix.train.record.logbook import Logbook
 from elastix.train.replica.link import Settings
@@ -140,8 +141,8 @@ class Shell(ABC):
         return Resumed(step=last.step if last else 0, ref=last.ref if last else "")
 
     def _go_back(self) -> None:
-        """The last worker with the State is lost: found the group anew, from the stored State."""
-        logger.warning("all workers lost, starting over run=%s", self._settings.run)
+        """The last worker with the State is lost: found the group anew, from the furthest State."""
+        logger.warning("all workers lost, going back run=%s", self._settings.run)
         self._checkpoints.give_up()
         settings = going_back(self._settings)
         with self._lock:

@@ -37,6 +37,7 @@ from elastix.events import (
     Recovered,
     Reported,
     SamplesLeftOut,
+    ShadowDiffers,
     StepCommitted,
     StepVoided,
     WorkerJoined,
@@ -48,7 +49,8 @@ from elastix.train.checkpoint.comparison import compare, diverged
 from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.schedule import Schedule
-from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, Suspect
+from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, Succeeded, Suspect
+from elastix.train.replica import refusals
 from elastix.train.replica.draws import Drawn, drawn, parted
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
 from elastix.train.replica.exactness import (
@@ -116,8 +118,14 @@ class Member:
         self.saver = Saver(link.send, link.open_store)
         self._copies = StateCopies(self._tracked, self.saver)
         self._ended: TrainError | None = None  # why this run cannot go on
+        self._differed = False  # as a shadow, from the group
         self._doubted = False  # what a step was about, and it was said
-        self._replicated = ReplicatedEvents(link.emit, self._first)
+        self._replicated = ReplicatedEvents(
+            link.emit,
+            self._first,
+            operation=lambda: self._driver.operation,
+            held=lambda: self._catch_up.held if self._catch_up is not None else math.inf,
+        )
         inbox.on_urgent(self._replicated.send_again)
         self._reports = 0
         self._metrics: dict[str, Any] = {}
@@ -171,6 +179,11 @@ class Member:
         """Whether this worker is in the group with the State. Any thread may ask."""
         return self._driver.has_state and not self._driver.watching
 
+    @property
+    def shadow(self) -> bool:
+        """Whether it has the State as a shadow, outside of the group. Any thread may ask."""
+        return self._driver.shadow
+
     def adopted(self, address: tuple[str, int]) -> int:
         """There is a new controller, which meets the group there. Any thread may call it.
 
@@ -195,10 +208,7 @@ class Member:
     def prepare(self, objects: Sequence[Any]) -> None:
         """Take in model, optimizer and the rest, and enter the group. Collective; blocks."""
         if self._reducer is not None:
-            raise ConfigError(
-                "ctx.prepare was called twice. Give it everything at once: "
-                "model, optimizer = ctx.prepare(model, optimizer)."
-            )
+            raise refusals.prepared_twice()
         live = self._tracked
         live.before_step = lambda: self._slices.refuse("optimizer.step()")
         live.prepare(objects, self.device)
@@ -219,7 +229,8 @@ class Member:
         kind = computes_with(self.device) if self.settings.exact else ""
         layout = layout_of(live.modules, kind)
         if not self.settings.alone:
-            self._catch_up = CatchUpSender(self._interface, layout, self._secret)
+            heed = self._replicated.send_held
+            self._catch_up = CatchUpSender(self._interface, layout, self._secret, heed)
             self._driver.catch_joiners_up(self._catch_up)
         self._link.send(Ready(self._catch_up.address if self._catch_up is not None else None))
         self._driver.first_entry(layout)
@@ -232,10 +243,7 @@ class Member:
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
         if self._reducer is not None:
-            raise ConfigError(
-                "ctx.inherit was called after ctx.prepare, so workers that join later would not "
-                "have what it copied. Nothing was copied. Call it first."
-            )
+            raise refusals.inherits_late()
         inherited = self._inheritance.inherit(model)
         if inherited is None:
             return None
@@ -351,6 +359,18 @@ class Member:
         if self._catch_up is not None:
             self._link.send(Ready(self._catch_up.address))
 
+    def unequal(self, operation: int) -> None:
+        """The State is not that of the worker that this one follows."""
+        self.phase("unequal", operation)
+        if self._driver.shadow and not self._differed:
+            self._differed = True
+            self._link.emit(ShadowDiffers(worker=self.me, step=self.step))
+
+    def succeed(self, *, equal: bool) -> None:
+        """All members are lost, and this shadow goes on in their place."""
+        since, sequence = self._replicated.since, self._replicated.sequence
+        self._link.send(Succeeded(step=self.step, since=since, sequence=sequence, equal=equal))
+
     def entered(self, generation: int, joined: Joined | None) -> None:
         """In the group of `generation`, with the State."""
         self._link.send(Entered(generation))
@@ -412,22 +432,14 @@ class Member:
         if self._slices.step is not None:
             return self._slices.step.weights()
         window = self._window
-        ratios = window.ratios or [window.ratio]
         draws = any(loader.pending for loader in self._tracked.loaders)
-        if not draws and window.several:
-            self._warn_of_doubt()
+        if not draws and window.several and not self._doubted:
+            self._doubted = True
+            if self.rank == 0:
+                logger.warning(refusals.DOUBTFUL_STEP)
         if self.settings.rollback and window.ratio and not draws:
-            raise ConfigError(
-                'FailureConfig(recovery="rollback") does a step again from its batch, and this is '
-                "a second backward pass on one batch. The step was not taken; the run ends. Use "
-                'recovery="forward" for loops of this kind, or draw a batch for each step.'
-            )
-        parts = [
-            (ratio.get(self.me, 0), sum(ratio.get(member, 0) for member in members))
-            if ratio
-            else (1, len(members))
-            for ratio in ratios
-        ]
+            raise refusals.second_pass()
+        parts = window.shares(self.me, members)
         # Without samples, all of them are lost; see Reducer.accept.
         scales = [share / total if total else 0.0 for share, total in parts]
         share, total = map(sum, zip(*parts, strict=True))
@@ -445,16 +457,6 @@ class Member:
         """There was, or might have been, a backward pass since the last batch was drawn."""
         self._window.passed()
 
-    def _warn_of_doubt(self) -> None:
-        if not self._doubted and self.rank == 0:
-            logger.warning(
-                "a step drew no batch, and the batches of the step before it were split over the "
-                "workers in different ratios: its gradients are weighed like those of the last of "
-                "them. If it is about another one, draw them all before the first backward pass: "
-                "then they are all split alike."
-            )
-        self._doubted = True
-
     def carried(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """A step of slices begins with what the step before has left as their gradients.
 
@@ -462,13 +464,7 @@ class Member:
             ConfigError: an optimizer is going to use it.
         """
         if any(self._tracked.optimized(parameter) for parameter in parameters):
-            raise ConfigError(
-                "RunConfig(exact=True) and a step that begins with the gradients of the step "
-                "before. A worker that joins in between, and a run that is continued, would not "
-                "have them. The step was not taken; the run ends. Call optimizer.zero_grad() in "
-                "each step, before or after the loop over its slices. To add up more samples use a "
-                "larger batch_size with more slices."
-            )
+            raise refusals.carries_gradients()
 
     @property
     def _drawn(self) -> Drawn:
@@ -634,8 +630,7 @@ class Member:
         if until is not None and self._reports >= until:
             raise Paused
         if self._driver.watching:
-            if self._schedule.due(self.step):
-                self._schedule.stored(self.step)  # by those in the group
+            self._stored_by_others()
             return
         if self._catch_up is not None:
             self._catch_up.boundary(
@@ -658,6 +653,13 @@ class Member:
         if self._driver.watching:
             raise Released(0)
         raise Fenced(f"worker {self.me} was given the State of another epoch than its loop is in")
+
+    def _stored_by_others(self) -> None:
+        """Those in the group store the State, if it is time to; a shadow compares its own."""
+        if self._schedule.due(self.step):
+            self._schedule.stored(self.step)
+            if self._driver.shadow:
+                self._driver.ask_digest()
 
     def _checkpoint(self, reason: str) -> None:
         mark = self.save(reason)
@@ -717,11 +719,7 @@ class Member:
             check_loader(source)
         shared_out = source.slices is None and not source.per_worker
         if source.batch_size < self.world_size and shared_out:
-            raise ConfigError(
-                f"a global batch of {source.batch_size} cannot be split over {self.world_size} "
-                "workers. No loader was made. batch_size is that of the whole group; raise it, or "
-                "use fewer workers."
-            )
+            raise refusals.small_batch(source.batch_size, self.world_size)
         loader = Loader(len(self._tracked.loaders), source, self)
         if not self._tracked.open(loader):
             loader.leave_out(self.settings.left_out.get(loader.number, ()))
@@ -816,6 +814,8 @@ class Member:
         if self._ended is not None:
             raise self._ended
         self._slices.refuse("the end of the train function")
+        if self._driver.shadow:
+            self._driver.await_succession()
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
         self._check(thoroughly=True)

@@ -1,7 +1,9 @@
 """Events that every worker generates alike, so that none is lost with the one that sends them.
 
 They are numbered; rank 0 sends them to the journal, which takes each number once. The others keep
-theirs until the journal has confirmed them, and whoever becomes rank 0 sends what is left.
+theirs until the journal has confirmed them, and whoever becomes rank 0 sends what is left. What
+shadows have not received yet is held back: if all workers were lost, nobody would have the State
+that the journal told of.
 """
 
 import threading
@@ -19,27 +21,46 @@ class ReplicatedEvents:
     Args:
         send: an event and its number, to the journal. Never blocks for long.
         first: whether this worker is the first of its group, as far as it knows at that moment.
+        operation: number of the next one; what was before it has led to the event.
+        held: number of the operation before which all shadows have received all.
 
     Attributes:
-        serial: number of the next one; part of the State.
+        sequence: number of the next one; part of the State.
     """
 
-    def __init__(self, send: Send, first: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        first: Callable[[], bool],
+        operation: Callable[[], int],
+        held: Callable[[], float],
+    ) -> None:
         self.sequence = 0
         self._send = send
         self._first = first
-        self._unconfirmed: deque[tuple[int, Event]] = deque()
+        self._operation = operation
+        self._held = held
+        self._unconfirmed: deque[tuple[int, int, Event]] = deque()
+        self._sent = -1
         self._confirmed = -1
         self._sending = threading.Lock()
+
+    @property
+    def since(self) -> int:
+        """This worker has all from that number on."""
+        return self._unconfirmed[0][0] if self._unconfirmed else self.sequence
 
     def emit(self, event: Event) -> None:
         """The next one; it is sent if this worker is the first of its group."""
         with self._sending:
-            sequence = self.sequence
+            self._unconfirmed.append((self.sequence, self._operation(), event))
             self.sequence += 1
-            self._unconfirmed.append((sequence, event))
-            if self._first():
-                self._send(event, sequence)
+            self._send_due()
+
+    def send_held(self) -> None:
+        """Shadows have received more, or are gone. Any thread may call it."""
+        with self._sending:
+            self._send_due()
 
     def confirm(self, sequence: int) -> None:
         """The journal has all up to this number."""
@@ -55,6 +76,16 @@ class ReplicatedEvents:
         State that it wants stored is not until the journal has them.
         """
         with self._sending:
-            if self._first():
-                for sequence, event in self._unconfirmed:
-                    self._send(event, sequence)
+            self._sent = -1
+            self._send_due()
+
+    def _send_due(self) -> None:
+        if not self._first():
+            return
+        held = self._held()
+        for sequence, operation, event in self._unconfirmed:
+            if operation > held:
+                return
+            if sequence > self._sent:
+                self._send(event, sequence)
+                self._sent = sequence

@@ -286,6 +286,8 @@ class Worker:
             if scenario.evaluate:
                 yield from protocol.run(_EVALUATION)
             self.epoch += 1
+        if protocol.joiner.following and protocol.joiner.shadow:
+            yield from protocol.succeed()
         if not protocol.joiner.following:
             yield from protocol.run(_END)
 
@@ -607,6 +609,14 @@ class Simulation:
     def level(self, worker: Worker, want: wants.Level) -> None:
         worker.outbox.append(("level", 0))
 
+    @property
+    def lost(self) -> bool:
+        """Nobody has the State, and there is nowhere to go back to."""
+        return self.roster.extinct
+
+    def succeed(self, worker: Worker, want: wants.Succeed) -> None:
+        worker.outbox.append(("succeeded", worker.protocol.hand.number))
+
     def lonely(self, worker: Worker, want: wants.Lonely) -> None:
         self.seen["lonely"] += 1
         worker.outbox.append(("ready", 0))
@@ -888,7 +898,7 @@ class Simulation:
                     self.hear(senders[(pick - second) // hearing])
                 else:
                     self.notice(gone[(pick - third) // noticing])
-                if roster.over or roster.extinct:
+                if roster.over or self.lost:
                     break
                 risky = risky or len(roster.holders) >= self.scenario.workers
         else:
@@ -966,6 +976,7 @@ _ANSWERS = {
     wants.Unequal: Simulation.unequal,
     wants.Level: Simulation.level,
     wants.Lonely: Simulation.lonely,
+    wants.Succeed: Simulation.succeed,
     wants.Imitate: Simulation.imitate,
 }
 

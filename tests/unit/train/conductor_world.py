@@ -23,7 +23,7 @@ from elastix.train.control.actions import (
     Vacated,
     Write,
 )
-from elastix.train.control.conductor import Conductor, Found, Phase, RunTerms
+from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import (
     CatchUp,
     CaughtUp,
@@ -36,9 +36,11 @@ from elastix.train.control.messages import (
     Ready,
     RecordEvents,
     Started,
+    Succeeded,
     Suspect,
 )
 from elastix.train.control.run_state import RunState
+from elastix.train.control.terms import Found, Phase, RunTerms
 
 TICK_S = 0.2
 START_S, CATCH_UP_S, NEWS_S, RECOVER_S = 10.0, 2.0, 0.02, 0.1
@@ -70,6 +72,7 @@ class World:
         workers,
         *,
         spares=0,
+        shadows=0,
         min_workers=1,
         max_workers=None,
         steps=60,
@@ -89,10 +92,15 @@ class World:
             max_workers=most,
             failure=self.failure,
             first_step_s=first_step_s,
+            shadows=shadows,
         )
         self.conductor = Conductor(self.terms)
         self.now = 0.0
-        self.places = self.free = most + spares
+        self.places = self.free = most + spares + shadows
+        self.shadows = set()  # whoever was told to be one
+        self.level = set()  # of them, those that have the State
+        self.heirs = set()  # of them, those that went on when all others were lost
+        self.dies_when_called = False
         self.coming = False  # further room is on its way
         self.draining = set()
         self.alive: dict[int, Worker] = {}
@@ -177,6 +185,7 @@ class World:
                 generation=worker.generation,
                 address=("host", worker.id) if worker.ready else None,
                 holder=worker.holder,
+                shadow=worker.id in self.level - self.heirs,
             )
             for worker in self.alive.values()
         ]
@@ -233,12 +242,12 @@ class World:
         self._offer()
         self._do(self.conductor.tick(self.now))
         if self.conductor.phase is Phase.GOING_BACK:
-            self.step = self.stored_step
-            self._do(
-                self.conductor.went_back(
-                    Resumed(step=self.step, ref="stored" if self.step else ""), self.now
-                )
-            )
+            step = self.stored_step
+            resumed = Resumed(step=step, ref="stored" if step else "")
+            actions = self.conductor.went_back(resumed, self.now)
+            if resumed in [action.event for action in actions if isinstance(action, Write)]:
+                self.step = step
+            self._do(actions)
         self._later(self._tick_s, self._tick)
 
     def _later(self, seconds, what):
@@ -256,6 +265,10 @@ class World:
                 if message.urgent and any(w.holder for w in self.alive.values()):
                     holders = {w.id for w in self.alive.values() if w.holder}
                     assert set(message.members) & set(self.alive) <= holders, "without the State"
+                shadows = (self.shadows - self.heirs).intersection(message.members)
+                assert not shadows or len(message.members) == 1, "a shadow beside others"
+                if set(message.members) <= self.level - self.heirs:
+                    self._later(NEWS_S, lambda: self._succeed(message))
                 if message.urgent:
                     self.stalled, self.proposal = True, None
                     self._later(RECOVER_S, lambda: self._meet(message))
@@ -263,7 +276,9 @@ class World:
                     self.proposal = message
             case CatchUp():
                 assert message.donors
-                self._later(CATCH_UP_S, lambda: to in self.alive and self._say(to, CaughtUp()))
+                if message.shadow:
+                    self.shadows.add(to)
+                self._later(CATCH_UP_S, lambda: self._caught_up(to))
             case Dismiss():
                 self.dismissed = True
 
@@ -275,6 +290,27 @@ class World:
             self._say(worker, Started(pid=worker, node=here.node, device="cpu"))
             here.ready = True
             self._say(worker, Ready(("host", worker)))
+
+    def _caught_up(self, worker):
+        if worker in self.alive:
+            self._say(worker, CaughtUp())
+            self.level |= self.shadows & {worker}
+
+    def shadow_holds(self):
+        """Whether a shadow has the State, so that all others may be lost."""
+        return bool(self.level & set(self.alive) - self.heirs)
+
+    def _succeed(self, membership):
+        """The shadow has received all that was told to the journal."""
+        (heir,) = membership.members
+        self.heirs.add(heir)
+        if self.dies_when_called:
+            self.kill(heir)
+        elif heir in self.alive:
+            self.group = Membership(0, ())
+            events = self.step + 1
+            said = Succeeded(step=self.step, since=events, sequence=events, equal=True)
+            self._say(heir, said)
 
     def _meet(self, membership):
         """All of them enter, if all are there and nothing newer has come."""

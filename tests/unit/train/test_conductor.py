@@ -18,7 +18,7 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.train.control.actions import KillWorker, Relay, Tell, Write
-from elastix.train.control.conductor import Conductor, Phase
+from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import (
     Diverged,
     Heartbeat,
@@ -30,6 +30,7 @@ from elastix.train.control.messages import (
     Suspect,
     WatchNeighbour,
 )
+from elastix.train.control.terms import Phase
 from tests.unit.train.conductor_world import START_S, World, lost
 
 

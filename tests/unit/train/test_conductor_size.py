@@ -12,7 +12,7 @@ import pytest
 from elastix.config import FailureConfig
 from elastix.events import GenerationFormed, StepCommitted, WorkerLost
 from elastix.train.control.actions import Tell
-from elastix.train.control.conductor import Conductor, RunTerms
+from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import (
     CatchUp,
     CaughtUp,
@@ -23,6 +23,7 @@ from elastix.train.control.messages import (
     Started,
     Suspect,
 )
+from elastix.train.control.terms import RunTerms
 from tests.unit.train.conductor_world import World
 
 SIZES = (10, 100, 1000, 10_000)

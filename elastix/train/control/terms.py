@@ -1,0 +1,65 @@
+"""What a conductor is told when it begins, or takes a run over, and where its run stands. Data."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from elastix.comm.network.door import Address
+from elastix.config import FailureConfig
+
+
+class Phase(Enum):
+    """Where a run stands.
+
+    RUNNING: workers are started, or at work.
+    GOING_BACK: nobody has the State any more; the shell gives up what is not stored yet, and
+        then says from which State to go on.
+    OVER: there is nothing more to do but to end the workers that are left.
+    """
+
+    RUNNING = auto()
+    GOING_BACK = auto()
+    OVER = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTerms:
+    """What a run was asked to be.
+
+    Attributes:
+        founders: workers that it begins with.
+        min_workers: below it the survivors pause at the end of a step.
+        max_workers: the largest group; who is ready beyond it is a spare.
+        failure: the limits.
+        first_step_s: see FailureDetector.
+        shadows: further workers that follow the group and are not in it.
+    """
+
+    founders: int
+    min_workers: int
+    max_workers: int
+    failure: FailureConfig
+    first_step_s: float
+    shadows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A worker that is at work when another conductor takes the run over.
+
+    Attributes:
+        generation: the newest it has heard of.
+        address: where joiners can follow it; None before it is up to `prepare`.
+        holder: it has the State.
+        shadow: it has a State from outside the group.
+        lifeline: see Started.
+    """
+
+    worker: int
+    pid: int
+    node: str
+    device: str
+    generation: int
+    address: Address | None
+    holder: bool
+    shadow: bool = False
+    lifeline: str = ""

@@ -1,0 +1,57 @@
+"""What a member refuses, and warns of, in words: the fact, what was done, what to do next. Pure.
+
+Not here: what checks look for, and what a step of slices refuses (exactness, step_checks, step).
+"""
+
+from elastix.errors import ConfigError
+
+DOUBTFUL_STEP = (
+    "a step drew no batch, and the batches of the step before it were split over the workers in "
+    "different ratios: its gradients are weighed like those of the last of them. If it is about "
+    "another one, draw them all before the first backward pass: then they are all split alike."
+)
+
+
+def prepared_twice() -> ConfigError:
+    """ctx.prepare was called before."""
+    return ConfigError(
+        "ctx.prepare was called twice. Give it everything at once: "
+        "model, optimizer = ctx.prepare(model, optimizer)."
+    )
+
+
+def inherits_late() -> ConfigError:
+    """ctx.prepare was called before ctx.inherit."""
+    return ConfigError(
+        "ctx.inherit was called after ctx.prepare, so workers that join later would not "
+        "have what it copied. Nothing was copied. Call it first."
+    )
+
+
+def second_pass() -> ConfigError:
+    """A step cannot be done again from its batch if it has drawn none."""
+    return ConfigError(
+        'FailureConfig(recovery="rollback") does a step again from its batch, and this is '
+        "a second backward pass on one batch. The step was not taken; the run ends. Use "
+        'recovery="forward" for loops of this kind, or draw a batch for each step.'
+    )
+
+
+def small_batch(samples: int, workers: int) -> ConfigError:
+    """A global batch has fewer samples than the group has workers."""
+    return ConfigError(
+        f"a global batch of {samples} cannot be split over {workers} "
+        "workers. No loader was made. batch_size is that of the whole group; raise it, or "
+        "use fewer workers."
+    )
+
+
+def carries_gradients() -> ConfigError:
+    """A step of slices begins with gradients of the step before, which an optimizer will use."""
+    return ConfigError(
+        "RunConfig(exact=True) and a step that begins with the gradients of the step "
+        "before. A worker that joins in between, and a run that is continued, would not "
+        "have them. The step was not taken; the run ends. Call optimizer.zero_grad() in "
+        "each step, before or after the loop over its slices. To add up more samples use a "
+        "larger batch_size with more slices."
+    )

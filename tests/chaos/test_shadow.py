@@ -1,0 +1,199 @@
+"""A shadow has the State when all workers of the group die at once: no step is lost."""
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from elastix.config import CheckpointConfig
+from elastix.events import (
+    Event,
+    Events,
+    Resumed,
+    ResumedFromShadow,
+    ShadowDiffers,
+    StepCommitted,
+    WorkerLost,
+    WorkerStarted,
+)
+from elastix.testing.chaos import Flip, Kill, with_kills
+from elastix.testing.local import run_local
+from elastix.testing.replay import compare
+from tests import exact_programs, trainables
+from tests.chaos.test_exact import check
+from tests.laws import assert_exactly_once, committed
+
+pytestmark = pytest.mark.timeout(120)
+
+EXACT = {"model": "convnet", "jitter": True, "epochs": 3}
+"""Of 15 steps."""
+
+
+def resumptions(events: list[Event]) -> list[ResumedFromShadow]:
+    return [event for event in events if isinstance(event, ResumedFromShadow)]
+
+
+def lost(events: list[Event]) -> set[int]:
+    return {event.worker for event in events if isinstance(event, WorkerLost)}
+
+
+def run(tmp_path, train, workers=2, config=None, held_until_level=True, **options):
+    """A run of an exact program that waits at step 2 until its shadow is up."""
+    held = {"holds": {"2": [workers]}, "meeting": str(tmp_path)} if held_until_level else {}
+    settings = {"shadows": 1, "replace": True, "exact": True, **options}
+    directory = tmp_path / "run"
+    return run_local(
+        train, workers, config={**EXACT, **held, **(config or {})}, directory=directory, **settings
+    )
+
+
+@pytest.mark.parametrize("phase", ["slice", "bucket", "round", "left", "boundary", "evaluate"])
+def test_all_die_in_one_place_and_no_step_is_lost(tmp_path, phase):
+    kills = [Kill(worker=worker, phase=phase, step=10) for worker in (0, 1)]
+    result = run(tmp_path, with_kills(exact_programs.train, kills))
+    (resumed,) = resumptions(result.events)
+    assert (resumed.worker, resumed.steps_lost, resumed.equal) == (2, 0, True)
+    assert not [event for event in result.events if isinstance(event, Resumed)]
+    assert lost(result.events) == {0, 1}
+    check(result, "convnet")
+
+
+def test_all_die_before_the_final_state_is_stored(tmp_path):
+    kills = [Kill(worker=worker, phase="snapshot", step=15) for worker in (0, 1)]
+    result = run(tmp_path, with_kills(exact_programs.train, kills))
+    (resumed,) = resumptions(result.events)
+    assert (resumed.step, resumed.steps_lost) == (15, 0)
+    check(result, "convnet")
+
+
+def test_it_goes_on_alone_where_nobody_is_replaced(tmp_path):
+    kills = [Kill(worker=worker, phase="slice", step=10) for worker in (0, 1)]
+    result = run(tmp_path, with_kills(exact_programs.train, kills), replace=False)
+    assert [event.steps_lost for event in resumptions(result.events)] == [0]
+    assert committed(result.events)[-1].world_size == 1
+    check(result, "convnet")
+
+
+def test_the_death_of_a_shadow_costs_nobody_anything_and_it_is_replaced(tmp_path):
+    kills = [Kill(worker=2, phase="batch", step=5)]
+    result = run(tmp_path, with_kills(exact_programs.train, kills))
+    assert lost(result.events) == {2}
+    assert {step.world_size for step in committed(result.events)} == {2}
+    assert not resumptions(result.events)
+    check(result, "convnet")
+
+
+def test_a_shadow_follows_another_when_its_donor_dies(tmp_path):
+    """All die later: by then it has the State of the one that was left."""
+    kills = [Kill(worker=0, phase="slice", step=4)]
+    config = {"slow": 1}  # so that there is time for it
+    doomed = with_kills(exact_programs.train, [*kills, Kill(worker=1, phase="round", step=11)])
+    result = run(tmp_path, doomed, config=config, replace=False)
+    (resumed,) = resumptions(result.events)
+    assert (resumed.worker, resumed.steps_lost) == (2, 0)
+    check(result, "convnet")
+
+
+def test_one_that_differs_says_so_once_and_is_given_the_state_anew(tmp_path):
+    """A bit of its memory has flipped; all die after that, and nothing of it is left."""
+    harm = [Flip(worker=2, tensor="conv1.weight", phase="batch", step=4)]
+    harm += [Kill(worker=worker, phase="slice", step=13) for worker in (0, 1)]
+    every = CheckpointConfig(every_steps=2)
+    doomed = with_kills(exact_programs.train, harm)
+    result = run(tmp_path, doomed, config={"slow": 1}, checkpoint=every)
+    assert [e.worker for e in result.events if isinstance(e, ShadowDiffers)] == [2]
+    (resumed,) = resumptions(result.events)
+    assert (resumed.steps_lost, resumed.equal) == (0, True)  # of it, or of its replacement
+    check(result, "convnet")
+
+
+def test_a_group_without_slices_goes_on_too(tmp_path):
+    """A replay of all that was committed agrees with what came out."""
+    config = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
+    meeting = {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 2}
+    kills = [Kill(worker=worker, phase="bucket", step=20) for worker in (0, 1)]
+    result = run_local(
+        with_kills(trainables.train, kills),
+        2,
+        config={**config, **meeting, "log": str(tmp_path)},
+        directory=tmp_path / "run",
+        shadows=1,
+        replace=True,
+    )
+    assert [(event.step, event.steps_lost) for event in resumptions(result.events)] == [(20, 0)]
+    assert_exactly_once(result.events, 4)
+    assert compare(tmp_path / "run").relative < 1e-9
+
+
+@dataclass
+class Assassin:
+    """Kills all members of the group at a moment after the shadow is level; nobody is told.
+
+    It reads the events where the journal is written, so that it knows what was told by then.
+    """
+
+    after_s: float
+
+    def __post_init__(self) -> None:
+        self.pids: dict[int, int] = {}
+        self.told = 0
+        self.struck_at = -1
+        self._timer: threading.Timer | None = None
+
+    def see(self, event: Event) -> None:
+        if isinstance(event, WorkerStarted):
+            self.pids[event.worker] = event.pid
+        elif isinstance(event, StepCommitted):
+            self.told = event.step
+            if event.step == 4:
+                self._timer = threading.Timer(self.after_s, self.strike)
+                self._timer.start()
+
+    def strike(self) -> None:
+        self.struck_at = self.told
+        for worker in (0, 1, 2):
+            os.kill(self.pids[worker], signal.SIGKILL)
+
+    def wait(self) -> None:
+        if self._timer is not None:
+            self._timer.join()
+
+
+def overhear(monkeypatch: pytest.MonkeyPatch, see: Callable[[Event], None]) -> None:
+    emit = Events.emit
+
+    def emit_and_tell(self: Events, event: Event) -> None:
+        emit(self, event)
+        see(event)
+
+    monkeypatch.setattr(Events, "emit", emit_and_tell)
+
+
+def strike_at_random(tmp_path, monkeypatch, seed):
+    assassin = Assassin(random.Random(seed).uniform(0.0, 0.6))
+    overhear(monkeypatch, assassin.see)
+    config = {"holds": {"2": [3]}}
+    result = run(tmp_path, exact_programs.train, 3, config=config)
+    assassin.wait()
+    assert assassin.struck_at >= 4
+    (resumed,) = resumptions(result.events)
+    assert resumed.steps_lost == 0
+    assert resumed.step >= assassin.struck_at
+    assert not [event for event in result.events if isinstance(event, Resumed)]
+    check(result, "convnet")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_are_killed_at_a_random_moment(tmp_path, monkeypatch, seed):
+    """What the journal was told is in the State that the run goes on from (law 5 of the design)."""
+    strike_at_random(tmp_path, monkeypatch, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 23))
+def test_all_are_killed_at_twenty_random_moments(tmp_path, monkeypatch, seed):
+    strike_at_random(tmp_path, monkeypatch, seed)

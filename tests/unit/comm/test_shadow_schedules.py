@@ -1,0 +1,56 @@
+"""Schedules in which all members of a group are lost, and a shadow goes on in their place.
+
+All that law 6 asks for holds; and what the journal has, a shadow has that follows the first member.
+"""
+
+from collections import Counter
+
+import pytest
+
+from elastix.errors import TrainError
+from tests.unit.comm.group_simulation import Violation, chooser, scenario_of
+from tests.unit.comm.shadow_simulation import ShadowSimulation
+
+
+def run_schedules(seeds: range, world=ShadowSimulation, **fixed) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        choose = chooser(seed)
+        scenario = scenario_of(choose, founding_kills=False, all_end=False, **fixed)
+        try:
+            seen += world(scenario, choose).run().seen
+        except (Violation, TrainError, KeyError) as error:
+            raise Violation(f"schedule {seed}, {scenario}: {error}") from error
+    return seen
+
+
+FEW = {"workers": 2, "min_workers": 1, "joiners": 1, "batch_size": 8, "kill_every": 30}
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        pytest.param({**FEW, "kills": 4, "replace": True}, id="replaced"),
+        pytest.param({**FEW, "kills": 2, "replace": False}, id="alone"),
+        pytest.param({**FEW, "workers": 1, "kills": 3, "evaluate": True}, id="evaluations"),
+        pytest.param({**FEW, "kills": 4, "slices": 4}, id="slices"),
+        pytest.param({**FEW, "kills": 3, "hiccups": 2}, id="hiccups"),
+        pytest.param({**FEW, "kills": 4, "rollback": True}, id="rollback"),
+    ],
+)
+def test_the_run_goes_on_from_a_shadow(fixed):
+    seen = run_schedules(range(1000), length=40, epochs=2, **fixed)
+    assert seen["succeeded"] > 10, seen
+
+
+def test_one_that_follows_another_than_the_first_would_lack_steps():
+    """So the schedules can tell."""
+
+    class Late(ShadowSimulation):
+        def conclude(self, worker, want):
+            super().conclude(worker, want)
+            self.journaled += worker.protocol.group.members[0] == worker.me  # before all are told
+
+    fixed = {**FEW, "kills": 3, "length": 40}
+    with pytest.raises(Violation, match="journaled"):
+        run_schedules(range(300), Late, **fixed)
