@@ -73,7 +73,7 @@ def test_what_a_worker_ends_with_is_what_all_know_it_holds(batch):
         sums = PartialSums(values, slices, lambda a, b: a + b)
         mine = [number for number in order if owner[number] == worker]
         for number in mine:
-            sums.insert(number, values[number])
+            assert sums.insert(number, values[number]) in sums.sums
         nodes = held_nodes(frozenset(mine), frozenset(values), slices)
         assert tuple(node for node, _ in sums.in_order()) == nodes
         assert len(nodes) <= max(1, 2 * (slices.bit_length() - 1)) or not _contiguous(mine, values)
