@@ -207,6 +207,20 @@ def buffers_changed_between_steps(ctx):
     assert int(model.rounds) == ctx.step
 
 
+def noise_before_slices(ctx):
+    """Done again, such a step would begin with other parameters."""
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in steps(ctx):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.01)
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 WORK = {
     way.__name__: way
     for way in (
@@ -222,6 +236,7 @@ WORK = {
         weight_norm,
         sparse_embeddings,
         gradients_kept,
+        noise_before_slices,
         buffers_changed_between_steps,
         compiled,
         inductor,

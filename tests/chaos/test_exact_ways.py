@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, TrainError
 from elastix.events import StepCommitted
 from elastix.observe import journal
 from elastix.testing.chaos import Kill, with_kills
@@ -36,3 +36,9 @@ def test_what_cannot_be_exact_is_refused(tmp_path, way):
     assert REFUSED[way] in str(raised.value)
     steps = [e for e in journal.read(tmp_path / "journal.jsonl") if isinstance(e, StepCommitted)]
     assert len(steps) <= 1
+
+
+def test_a_step_that_cannot_be_done_again_ends_the_run(tmp_path):
+    train = with_kills(Way("noise_before_slices"), [Kill(worker=1, phase="bucket", step=3)])
+    with pytest.raises(TrainError, match="step 4, which has to be done again"):
+        run_local(train, 3, directory=tmp_path, exact=True, recovery="rollback")

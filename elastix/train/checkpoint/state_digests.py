@@ -19,6 +19,7 @@ _OF_THE_WAY = {
     "stored_step": "checkpoints may go by the clock",
     "window": "ratios in which batches are split over workers; there are none in slices",
     "sentinel": "what is hashed when goes by the length of steps",
+    "reports": "those of void steps are counted too",
     "run": "its name",
     "exact": "what it was computed with",
 }

@@ -538,7 +538,7 @@ class Member:
         if not self.settings.rewinds_exactly:
             self._rewind.keep(self._tracked.others)  # what the rest of the loop's body may change
         if self.settings.exact:
-            self._rewind.keep_parameters(self._tracked.modules.values())
+            self._keep_parameters(again=alarm is None)
         self._rewind.due = self._tracked.void = True
         if self._tracked.scaler is not None and self._reducer is not None:
             self._reducer.overflow()
@@ -552,6 +552,24 @@ class Member:
             error = self._checks.voided(self.step + 1, alarm)
             if error is not None:
                 self._end(error)
+
+    def _keep_parameters(self, *, again: bool) -> None:
+        """Of a void step in a run that has to be exact; it may be done `again`.
+
+        Raises:
+            TrainError: they are not any more what the step began with.
+        """
+        modules = self._tracked.modules.values()
+        if again and self._rewind.moved(modules):
+            self._end(
+                TrainError(
+                    f"RunConfig(exact=True) and step {self.step + 1}, which has to be done again: "
+                    "parameters were changed between its beginning and the loop over its slices, "
+                    "and would be changed twice. The step does not count, and the run was stopped. "
+                    "fit() again goes on from the last stored State. Change them after that loop."
+                )
+            )
+        self._rewind.keep_parameters(modules)
 
     def _have_parted(self) -> None:
         """Find out who holds another State than most, and wait for a group without them."""
@@ -617,12 +635,7 @@ class Member:
         self._link.await_controller()
         self._rewind.restore(self._tracked.others)
         self._driver.boundary()
-        self._look_if_overtaken()
-        self._random.boundary()
-        if self.settings.rewinds_exactly:
-            self._rewind.keep(self._tracked.others)
-        if self._reducer is not None:
-            self._reducer.remember_buffers()
+        self._set_out()
         compare = self._schedule.compares_now()
         if not self._driver.watching:
             self._schedule.grouped(self.step, self._members_now())
@@ -643,12 +656,23 @@ class Member:
         elif compare:
             self._snapshot("join", CheckpointId(self.step, -1), stored=False)
 
+    def _set_out(self) -> None:
+        """At a boundary: a step begins from here, and may have to be done again from here."""
+        if self.settings.exact:
+            self._look_if_overtaken()
+            self._rewind.begin(self._tracked.modules.values())
+            self._random.boundary()
+        if self.settings.rewinds_exactly:
+            self._rewind.keep(self._tracked.others)
+        if self._reducer is not None:
+            self._reducer.remember_buffers()
+
     def _look_if_overtaken(self) -> None:
         """A joiner that began anew in its loop may have in hand what it drew for another epoch.
 
         Nobody knows what, so in a run that has to be exact its process is replaced.
         """
-        if not self.settings.exact or not any(one.overtaken for one in self._tracked.loaders):
+        if not any(loader.overtaken for loader in self._tracked.loaders):
             return
         if self._driver.watching:
             raise Released(0)

@@ -26,6 +26,7 @@ class Rewind:
     def __init__(self) -> None:
         self.due = False
         self._kept: dict[str, Any] = {}
+        self._versions: list[int] = []  # of parameters, at the last boundary
         self._parameters: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
 
     def keep(self, others: Mapping[str, Stateful]) -> None:
@@ -38,6 +39,14 @@ class Rewind:
                 ]
             elif name != "rng":  # what is done again may be done with other random numbers
                 self._kept[name] = copy.deepcopy(other.state_dict())
+
+    def begin(self, modules: Iterable[torch.nn.Module]) -> None:
+        """A boundary: parameters are what a step that is done again has to begin with."""
+        self._versions = [p._version for module in modules for p in module.parameters()]
+
+    def moved(self, modules: Iterable[torch.nn.Module]) -> bool:
+        """Whether parameters have been changed since the boundary."""
+        return self._versions != [p._version for module in modules for p in module.parameters()]
 
     def keep_parameters(self, modules: Iterable[torch.nn.Module]) -> None:
         """Remember them as they are. On the CPU: other memory may have no room for a copy."""
