@@ -85,10 +85,11 @@ class Asha:
     _paused: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not (1 <= self.first <= self.last and self.eta >= 2):
+        given = (self.first, self.eta, self.last)
+        if not _whole(*given) or not (1 <= self.first <= self.last and self.eta >= 2):
             raise ConfigError(
-                f"Asha(first={self.first}, eta={self.eta}, last={self.last}): levels must be "
-                "1 <= first <= last, and eta >= 2. Nothing was started."
+                f"Asha(first={self.first!r}, eta={self.eta!r}, last={self.last!r}): whole numbers "
+                "with 1 <= first <= last, and eta >= 2. Nothing was started."
             )
 
     @property
@@ -231,10 +232,10 @@ class Median:
     _levels: dict[int, _Level] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.grace < 0 or self.others < 1:
+        if not _whole(self.grace, self.others) or self.grace < 0 or self.others < 1:
             raise ConfigError(
-                f"Median(grace={self.grace}, others={self.others}): grace must be >= 0 and others "
-                ">= 1. Nothing was started."
+                f"Median(grace={self.grace!r}, others={self.others!r}): whole numbers with "
+                "grace >= 0 and others >= 1. Nothing was started."
             )
 
     def report(self, number: int, level: int, losses: Losses) -> Verdict:
@@ -302,6 +303,11 @@ class Median:
         for number, reports in state_dict["reports"]:
             for level, losses in reports:
                 self._learn(number, level, _floats(losses))
+
+
+def _whole(*values: object) -> bool:
+    """Whether all are whole numbers; True is none."""
+    return all(type(value) is int for value in values)
 
 
 def _each(of: Callable[[Losses], float], a: Losses, b: Losses) -> Losses:

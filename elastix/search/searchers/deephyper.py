@@ -76,6 +76,12 @@ class DeepHyper:
                 f'acq_optimizer={acq_optimizer!r}: it is "auto", "sampling" or "mixedga". Nothing '
                 "was started."
             )
+        if not (initial is None or (type(initial) is int and initial >= 1)):
+            raise ConfigError(
+                f"initial={initial!r}: a whole number >= 1, or None. Nothing was started."
+            )
+        if type(trial_s) not in (int, float) or not trial_s >= 0:
+            raise ConfigError(f"trial_s={trial_s!r}: seconds, a number >= 0. Nothing was started.")
         self.initial = initial
         chosen = "mixedga" if trial_s >= _LONG_S else "sampling"
         self.acq_optimizer = chosen if acq_optimizer == "auto" else acq_optimizer
