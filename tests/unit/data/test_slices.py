@@ -107,11 +107,13 @@ def test_the_slices_of_one_lost_worker_are_through_as_early_as_can_be(us, slices
 @FEW
 @given(workers=st.integers(2, 7), slices=st.integers(1, 48), data=st.data())
 def test_equal_workers_are_left_with_nearly_equal_shares(workers, slices, data):
+    """After one loss; of several in one step each may leave its heirs two slices apart."""
     assignment = assigned([1] * workers, slices)
     alive = data.draw(st.sets(st.sampled_from(assignment.members), min_size=1))
     counts = Counter(assignment.owners(alive))
     most, least = max(counts.values()), min(counts[m] for m in alive)
-    assert most - least <= 2
+    lost = workers - len(alive)
+    assert most - least <= (1 if lost < 2 else 2 * lost)
 
 
 def test_a_stranger_computes_only_what_no_member_can():
