@@ -54,6 +54,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "elastix/train/checkpoint/schedule.py": (f"{UNIT}/train/test_retention.py",),
     "elastix/train/control/limits.py": (f"{UNIT}/train/test_limits.py",),
     "elastix/train/control/conductor.py": CONDUCTOR,
+    "elastix/train/control/shadows.py": (
+        f"{UNIT}/train/test_shadows.py",
+        f"{UNIT}/comm/test_shadow_schedules.py",
+    ),
     "elastix/train/control/failure_detector.py": (
         f"{UNIT}/train/test_failure_detector.py",
         *CONDUCTOR,

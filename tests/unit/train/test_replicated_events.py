@@ -1,0 +1,73 @@
+"""What all workers tell alike is told once, by the first; and not before the shadows have it."""
+
+import math
+
+from elastix.events import Reported
+from elastix.train.replica.replicated_events import ReplicatedEvents
+
+
+class Worker:
+    """One whose part in the group is set by hand."""
+
+    def __init__(self, first=True):
+        self.first, self.operation, self.held = first, 0, math.inf
+        self.sent = []
+        self.events = ReplicatedEvents(
+            lambda event, sequence: self.sent.append(sequence),
+            lambda: self.first,
+            operation=lambda: self.operation,
+            held=lambda: self.held,
+        )
+
+    def does(self, operation):
+        """An operation ends, and something is told of it."""
+        self.operation = operation + 1
+        self.events.emit(Reported(seq=operation, step=operation, metrics={}))
+
+
+def test_without_shadows_the_first_tells_at_once_and_the_others_when_they_are_first():
+    first, other = Worker(), Worker(first=False)
+    for worker in (first, other):
+        worker.does(0)
+        worker.does(1)
+    assert (first.sent, other.sent) == ([0, 1], [])
+    other.first = True
+    other.events.send_again()
+    assert other.sent == [0, 1]
+
+
+def test_what_the_shadows_have_not_received_is_held_back():
+    worker = Worker()
+    worker.held = 1  # they have all before operation 1
+    worker.does(0)
+    worker.does(1)
+    assert worker.sent == [0]
+    worker.events.send_held()
+    assert worker.sent == [0]
+    worker.held = 2
+    worker.events.send_held()
+    assert worker.sent == [0, 1]
+
+
+def test_a_new_first_tells_again_but_nothing_that_is_held_back():
+    worker = Worker(first=False)
+    worker.held = 1
+    worker.does(0)
+    worker.does(1)
+    worker.first = True
+    worker.events.send_again()
+    assert worker.sent == [0]
+    worker.held = math.inf  # the shadows are gone
+    worker.events.send_held()
+    assert worker.sent == [0, 1]
+
+
+def test_it_has_all_since_the_last_that_was_confirmed():
+    worker = Worker()
+    assert worker.events.since == 0
+    for operation in range(3):
+        worker.does(operation)
+    worker.events.confirm(1)
+    assert (worker.events.since, worker.events.sequence) == (2, 3)
+    worker.events.confirm(2)
+    assert worker.events.since == 3
