@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+import elastix
+from elastix.comm.network import catch_up_stream
 from elastix.config import CheckpointConfig
 from elastix.events import (
     Event,
@@ -84,6 +86,25 @@ def test_the_death_of_a_shadow_costs_nobody_anything_and_it_is_replaced(tmp_path
     assert lost(result.events) == {2}
     assert {step.world_size for step in committed(result.events)} == {2}
     assert not resumptions(result.events)
+    check(result, "convnet")
+
+
+@dataclass(frozen=True)
+class Impatient:
+    """A train function on workers that drop a shadow soon."""
+
+    train: Callable[[elastix.Context], None]
+
+    def __call__(self, ctx: elastix.Context) -> None:
+        catch_up_stream.PATIENCE_S = 0.5
+        self.train(ctx)
+
+
+def test_a_shadow_that_is_stopped_does_not_keep_the_run_from_its_end(tmp_path):
+    """The journal waits for it, and so does the final State, until it is dropped."""
+    kills = [Kill(worker=2, phase="batch", step=5, signal=signal.SIGSTOP)]
+    result = run(tmp_path, Impatient(with_kills(exact_programs.train, kills)))
+    assert not lost(result.events)
     check(result, "convnet")
 
 
