@@ -29,7 +29,6 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe import journal
-from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.replay import compare
 from elastix.train.on_ray import takeover
 from tests import trainables
@@ -265,11 +264,18 @@ def test_controller_and_a_worker_are_killed_together(cluster, tmp_path):
 
 @pytest.mark.timeout(400)
 def test_all_workers_killed_at_once_go_on_from_the_last_stored_state(cluster, tmp_path):
-    kills = [Kill(worker=worker, phase="batch", step=12) for worker in range(2)]
-    result = trainer(tmp_path, with_kills(paced, kills)).fit()
+    thread, box = in_background(trainer(tmp_path).fit)
+    until(lambda: steps_taken(tmp_path) >= 12)
+    # Not each at a place of its own: the second might wait for a replacement of the first there.
+    for event in events_of(tmp_path, WorkerStarted):
+        os.kill(event.pid, signal.SIGKILL)
+    thread.join(200)
+    assert "error" not in box, repr(box.get("error"))
+    result = box["result"]
     assert_exactly_once(list(result.events), CONFIG["epochs"])
     (resumed,) = events_of(tmp_path, Resumed)
-    assert resumed.step in (5, 10)
+    assert resumed.step >= 5
+    assert resumed.step % 5 == 0
     assert {event.worker for event in events_of(tmp_path, WorkerLost)} == {0, 1}
     assert compare(result.directory).relative < 1e-9
     nobody_left(tmp_path)

@@ -384,18 +384,18 @@ def invoke(*arguments):
 
 
 def test_commands(tmp_path):
-    assert invoke("list", "-s", tmp_path).output == ""
+    assert len(invoke("list", "-s", tmp_path).output.splitlines()) == 1  # the header
     results = learning(tmp_path, trials=6).run()
-    listed = json.loads(invoke("list", "-s", tmp_path, "--json").output)
+    listed = json.loads(invoke("list", "-s", tmp_path, "--json").stdout)
     assert [entry["campaign"] for entry in listed] == ["test"]
     assert listed[0]["trials"] == 6
-    shown = json.loads(invoke("show", "test", "-s", tmp_path, "-n", 3, "--json").output)
+    shown = json.loads(invoke("show", "test", "-s", tmp_path, "-n", 3, "--json").stdout)
     first = shown["trials_shown"][0]
     assert first["trial"] == results.best.trial.number
     assert first["lineage_epochs"] == results.best.trial.lineage_epochs
     assert first["values"]["accuracy"] == results.best.values["accuracy"]
     table = invoke("show", "test", "-s", tmp_path, "-n", 0, "--parquet", tmp_path / "t.parquet")
-    assert len(table.output.splitlines()) == 6
+    assert len(table.stdout.splitlines()) == 1 + 6  # the header
     assert len(pd.read_parquet(tmp_path / "t.parquet")) == 6
     missing = invoke("show", "nope", "-s", tmp_path)
     assert missing.exit_code == 1
