@@ -393,9 +393,18 @@ class GroupDriver:
         operation, outcome, number, plan = wanted
         operation.accept(outcome)
         if self._catch_up is not None and self._catch_up.watched:
-            told = (number, operation.kind, plan, outcome.contributors, outcome.complete)
-            ended = (outcome.generation, outcome.result, tuple(operation.parts()))
-            self._catch_up.tell(Watched(*told, *ended))
+            self._catch_up.tell(
+                Watched(
+                    operation=number,
+                    kind=operation.kind,
+                    plan=plan,
+                    contributors=outcome.contributors,
+                    complete=outcome.complete,
+                    generation=outcome.generation,
+                    result=outcome.result,
+                    parts=tuple(operation.parts()),
+                )
+            )
 
     # ------------------------------------------------------------------ reports
 
@@ -419,8 +428,9 @@ class GroupDriver:
     def _subscribe(self, wanted: want.Subscribe) -> CatchUpStream:
         self._subscribed = time.monotonic()
         wiring = self._wiring
-        how = (wiring.secret, wiring.me, self._inbox.notify)
-        stream = CatchUpReceiver(wanted.donor, *how, shadow=self._joiner.shadow)
+        stream = CatchUpReceiver(
+            wanted.donor, wiring.secret, wiring.me, self._inbox.notify, shadow=self._joiner.shadow
+        )
         self._participant.phase("take", 0)
         return stream
 

@@ -56,11 +56,8 @@ class ExactReducer(Reducer):
         for bucket in self._buckets:
             bucket.begin()
 
-    def end_slice(self, counts: bool) -> None:
-        """See Reducer. What it gave is taken, and put back to what the step began with."""
-        self.check()
-        self._slices.end_slice()
-        self._look_if_meddled()
+    def _keep_slice(self, counts: bool) -> None:
+        """What it gave is taken, and put back to what the step began with."""
         if counts:
             scales = self._steps.weights(()).scales
             for bucket, sums in zip(self._buckets, self._sums, strict=True):

@@ -237,6 +237,10 @@ class Reducer:
         self.check()
         self._slices.end_slice()
         self._look_if_meddled()
+        self._keep_slice(counts)
+
+    def _keep_slice(self, counts: bool) -> None:
+        """Its gradients stay in the sum, if it counts, and so does what it has done to buffers."""
         for buffers in self._buffers:
             buffers.end_slice(self._ratio, counts)
         if not counts:
@@ -259,10 +263,11 @@ class Reducer:
             Whether it is over. If not, slices of lost workers fall to this one; to be called again
             when they are computed.
         """
-        if not self._slices.suspended:
+        if self._slices.suspended:
+            outcome = self._driver.resume()
+        else:
             self._driver.phase("filled", len(self._buckets))
-        suspended = self._slices.suspended
-        outcome = self._driver.resume() if suspended else self._driver.begin(self)
+            outcome = self._driver.begin(self)
         self._slices.suspended = outcome is None
         if outcome is None:
             return False

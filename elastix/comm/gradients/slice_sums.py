@@ -55,7 +55,7 @@ class SliceSums:
 
     def _add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """Into memory of this object's; the bucket's stays as it is."""
-        combine = torch.add if self._bucket.reduce == "sum" else torch.maximum
+        combine = tree_reduction.combining(self._bucket.reduce)
         out, other = (right, left) if left is self._bucket.flat else (left, right)
         combine(left, right, out=out)
         if other is not self._bucket.flat:

@@ -50,13 +50,12 @@ class Sharing:
 
 
 class TreeReduction(Protocol):
-    """One under way.
+    """One under way."""
 
-    Attributes:
-        pending: over when this member has what it is to add up.
-    """
-
-    pending: Pending
+    @property
+    def pending(self) -> Pending:
+        """Over when this member has what it is to add up."""
+        ...
 
     def go_on(self) -> Pending | None:
         """After `pending`: add up, and tell the others. Over when all sums are here.
@@ -91,9 +90,9 @@ def begin(
         room: for members that share memory; None to go through sockets. All have one, or none.
     """
     if group.size == 1:
-        return _Here(group, rows, sharing, reduce, into)
+        return _AtOnce(_here(group, rows, sharing, reduce, into))
     if room is not None:
-        return _ThroughMemory(group, rows, sharing, reduce, into, room)
+        return _AtOnce(_through_memory(group, rows, sharing, reduce, into, room))
     return _ThroughSockets(group, rows, sharing, reduce, into)
 
 
@@ -115,19 +114,11 @@ def _room_bytes(rows: int, like: torch.Tensor) -> int:
     return max(1, rows) * like.nbytes
 
 
-class _Here:
-    """Of a group of one: it has the root already."""
+@dataclass(frozen=True)
+class _AtOnce:
+    """One that is over when `pending` is, with the root in its place."""
 
-    def __init__(
-        self,
-        group: Group,
-        rows: Sequence[torch.Tensor],
-        sharing: Sharing,
-        reduce: Reduce,
-        into: torch.Tensor,
-    ) -> None:
-        into.copy_(_total(sharing.additions, lambda at: rows[at.row], reduce))
-        self.pending: Pending = group.all_reduce(into)
+    pending: Pending
 
     def go_on(self) -> None:
         pass
@@ -136,40 +127,43 @@ class _Here:
         pass
 
 
-class _ThroughMemory:
+def _here(
+    group: Group,
+    rows: Sequence[torch.Tensor],
+    sharing: Sharing,
+    reduce: Reduce,
+    into: torch.Tensor,
+) -> Pending:
+    """In a group of one, which has all rows."""
+    into.copy_(_total(sharing.additions, lambda at: rows[at.row], reduce))
+    return group.all_reduce(into)
+
+
+def _through_memory(
+    group: Group,
+    rows: Sequence[torch.Tensor],
+    sharing: Sharing,
+    reduce: Reduce,
+    into: torch.Tensor,
+    room: Room,
+) -> Pending:
     """The rows of a member lie in its room, one after the other."""
+    own, length = room.flat, len(into)
+    for number, row in enumerate(rows):
+        own[number * length : (number + 1) * length].copy_(row)
+    sizes = [_room_bytes(len(nodes), into) for nodes in sharing.nodes]
 
-    def __init__(
-        self,
-        group: Group,
-        rows: Sequence[torch.Tensor],
-        sharing: Sharing,
-        reduce: Reduce,
-        into: torch.Tensor,
-        room: Room,
-    ) -> None:
-        own, length = room.flat, len(into)
-        for number, row in enumerate(rows):
-            own[number * length : (number + 1) * length].copy_(row)
-        sizes = [_room_bytes(len(nodes), into) for nodes in sharing.nodes]
+    def add_up(part: slice, rooms: shared_memory.Rooms) -> None:
+        def value(at: Operand) -> torch.Tensor:
+            there = own if at.rank == group.rank else rooms[at.rank]
+            return there[at.row * length + part.start : at.row * length + part.stop]
 
-        def add_up(part: slice, rooms: shared_memory.Rooms) -> None:
-            def value(at: Operand) -> torch.Tensor:
-                there = own if at.rank == group.rank else rooms[at.rank]
-                return there[at.row * length + part.start : at.row * length + part.stop]
+        # Others read this part of the first row only when it is the sum.
+        own[part].copy_(_total(sharing.additions, value, reduce))
+        into[part].copy_(own[part])
 
-            # Others read this part of the first row only when it is the sum.
-            own[part].copy_(_total(sharing.additions, value, reduce))
-            into[part].copy_(own[part])
-
-        work = shared_memory.Work(into, length, add_up)
-        self.pending: Pending = group.through_memory(room.buffer, sizes, work)
-
-    def go_on(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
+    work = shared_memory.Work(into, length, add_up)
+    return group.through_memory(room.buffer, sizes, work)
 
 
 class _ThroughSockets:
@@ -231,10 +225,15 @@ class _ThroughSockets:
         )
 
 
+def combining(reduce: Reduce) -> Callable[..., torch.Tensor]:
+    """The operator that puts two rows together."""
+    return torch.add if reduce == "sum" else torch.maximum
+
+
 def _total(
     steps: Additions, value: Callable[[Operand], torch.Tensor], reduce: Reduce
 ) -> torch.Tensor:
-    combine = torch.add if reduce == "sum" else torch.maximum
+    combine = combining(reduce)
 
     def add(
         left: torch.Tensor, right: torch.Tensor, left_free: bool, right_free: bool
