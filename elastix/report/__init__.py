@@ -11,7 +11,7 @@ from typing import Any
 
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound, StoreError
-from elastix.observe import journal
+from elastix.observe import catalogue, journal
 from elastix.report.compose import campaign_page, training_page
 from elastix.report.page import Page, write
 from elastix.report.side_by_side import comparison_page, differing
@@ -20,7 +20,7 @@ from elastix.report.training import tell
 from elastix.store import Store
 from elastix.store.verify import Stats
 
-__all__ = ["report_page", "runs_in", "write_comparison", "write_report"]
+__all__ = ["report_page", "write_comparison", "write_report"]
 
 
 def write_report(name: str, store: str | Path, out: str | Path | None = None) -> Path:
@@ -52,12 +52,9 @@ def report_page(name: str, store: Path) -> Page:
         ConfigError: no run can have that name. NotFound: there is no such run.
         Corrupt: its journal is not what was written.
     """
-    directory = RunConfig(name=name, store=str(store)).directory
-    path = directory / "journal.jsonl"
-    if not path.is_file():
-        raise NotFound(f"there is no run {name!r} in {store}: {_others(store)}")
+    path = _journal(name, store)
     now = time.time()
-    if is_campaign(directory):
+    if is_campaign(path.parent):
         record = campaign_record(store, name, journal.read(path))
         return campaign_page(record, store, _stats(store), now)
     return training_page(name, store, tell(journal.read(path)), _stats(store), now)
@@ -82,28 +79,33 @@ def write_comparison(
     """
     runs = {}
     for name in names:
-        directory = RunConfig(name=name, store=str(store)).directory
-        if not (directory / "journal.jsonl").is_file():
-            raise NotFound(f"there is no run {name!r} in {store}: {_others(Path(store))}")
-        if is_campaign(directory):
+        path = _journal(name, Path(store))
+        if is_campaign(path.parent):
             raise ConfigError(
                 f"{name!r} is a campaign, and training runs are compared. Nothing was written. "
                 "`elastix report` shows its trials beside each other."
             )
-        runs[name] = tell(journal.read(directory / "journal.jsonl"))
+        runs[name] = tell(journal.read(path))
     target = Path(out) if out is not None else Path(store) / "runs" / "compare.html"
     write(comparison_page(runs, Path(store), time.time()), target)
     return target, differing(runs)
 
 
-def runs_in(store: Path) -> list[str]:
-    """Names of the runs that have a journal in this store."""
-    return sorted(path.parent.name for path in store.glob("runs/*/journal.jsonl"))
+def _journal(name: str, store: Path) -> Path:
+    """Where the journal of a run is.
+
+    Raises:
+        ConfigError: no run can have that name. NotFound: there is no such run.
+    """
+    path = RunConfig(name=name, store=str(store)).directory / catalogue.JOURNAL
+    if not path.is_file():
+        raise NotFound(f"there is no run {name!r} in {store}: {_others(store)}")
+    return path
 
 
 def _others(store: Path) -> str:
     """Runs that there are, for somebody who mistyped one."""
-    names = runs_in(store)
+    names = catalogue.names(store)
     if not names:
         return "it has no runs. Name another store with --store."
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""

@@ -7,24 +7,12 @@ from typing import Annotated
 import typer
 
 from elastix.verbs.output import AsJson, print_table
-
-_STORE = "runs/store"
-
-
-def _runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Runs of the store, for a shell that completes them."""
-    from elastix.report import runs_in  # not for --help
-
-    names = runs_in(Path(ctx.params.get("store") or _STORE))
-    return [name for name in names if name.startswith(incomplete)]
+from elastix.verbs.runs import STORE, Name, Where
 
 
 def report(
-    name: Annotated[str, typer.Argument(help="Name of the run.", autocompletion=_runs)],
-    store: Annotated[
-        str,
-        typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory of the store."),
-    ] = _STORE,
+    name: Name,
+    store: Where = STORE,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The file; STORE/runs/NAME/report.html by default."),

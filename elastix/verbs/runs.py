@@ -19,14 +19,14 @@ from elastix.verbs.output import AsJson, complain, print_table, says
 if TYPE_CHECKING:
     from elastix.store import Store
 
-_STORE = "runs/store"
+STORE = "runs/store"
 
 app = typer.Typer(help="List runs and campaigns, live or over; look at one, compare several.")
 
 
 def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
     """Runs of the store, for a shell that completes them."""
-    found = catalogue.names(Path(ctx.params.get("store") or _STORE))
+    found = catalogue.names(Path(ctx.params.get("store") or STORE))
     return [name for name in found if name.startswith(incomplete)]
 
 
@@ -41,7 +41,7 @@ Where = Annotated[
 @says
 def list_(
     ctx: typer.Context,
-    store: Where = _STORE,
+    store: Where = STORE,
     tag: Annotated[str | None, typer.Option(help="Only those with this tag.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +63,7 @@ def list_(
 
 @app.command()
 @says
-def show(name: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+def show(name: Name, store: Where = STORE, as_json: AsJson = False) -> None:
     """Show one run: its state, its metrics, its note, how it was set up."""
     summary = catalogue.summary(Path(store), _checked(name, store))
     value = _value(summary, _sizes(store))
@@ -76,7 +76,7 @@ def show(name: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
 def note(
     name: Name,
     text: Annotated[str, typer.Argument(help="The note; '' removes it.")],
-    store: Where = _STORE,
+    store: Where = STORE,
     as_json: AsJson = False,
 ) -> None:
     """Write a note on a run; it replaces the one before."""
@@ -91,7 +91,7 @@ def note(
 def tag(
     name: Name,
     tags: Annotated[list[str], typer.Argument(help="Tags to add.")],
-    store: Where = _STORE,
+    store: Where = STORE,
     delete: Annotated[bool, typer.Option("--delete", "-d", help="Remove them instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -110,7 +110,7 @@ def rm(
     names: Annotated[
         list[str], typer.Argument(help="Names of the runs.", autocompletion=_completed)
     ],
-    store: Where = _STORE,
+    store: Where = STORE,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -134,7 +134,7 @@ def compare(
     names: Annotated[
         list[str], typer.Argument(help="Names of the runs.", autocompletion=_completed)
     ],
-    store: Where = _STORE,
+    store: Where = STORE,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page; STORE/runs/compare.html.")
     ] = None,
