@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elastix.errors import Conflict, Corrupt, NotFound, TooNew
+from elastix.sharding import tensors_of
 from elastix.state import Ref
 from elastix.store.lineage import Signature
 from elastix.store.nearest import Candidate, pack_ids
@@ -92,6 +93,12 @@ _ROW = (
     "SELECT m.id, m.ref, m.seq, m.status, p.name, m.offset, m.length, m.score, m.time_s, "
     "m.tensors, m.nbytes FROM models m JOIN packs p ON p.id = m.pack "
 )
+# Where a page is damaged, SQLite finds rows of other keys, or takes a key from its index and the
+# rest from another row. So a row that was looked for by its key is read by its number, key
+# included, and the key is compared.
+_ROW_OF = _ROW.replace("FROM models m", "FROM models k JOIN models m ON m.id = k.id")
+_NUMBER_OF = "SELECT m.ref, m.id, m.status, m.seq FROM models k JOIN models m ON m.id = k.id "
+_BLOB = "FROM blobs k JOIN blobs b ON b.id = k.id "
 
 
 def readable(value: Any) -> bool:  # noqa: ANN401 - any JSON, and what Python takes for it
@@ -105,6 +112,10 @@ def damaged(what: str) -> Corrupt:
         f"the store's index is damaged: {what}. The packs are not touched. `elastix store rebuild` "
         "makes it anew from them."
     )
+
+
+def _another_model(ref: Ref) -> Corrupt:
+    return damaged(f"it has another model in the place of {ref[:12]}")
 
 
 def _ref(value: Any) -> Ref:  # noqa: ANN401 - whatever a damaged row holds
@@ -303,16 +314,23 @@ class Index:
 
     def replace_blobs(self, blobs: Iterable[tuple[bytes, Place]]) -> None:
         """Tensor payloads that stand elsewhere from now on: where they stood, they are damaged."""
+        moved = dict(blobs)
+        known = self.blobs(moved)
         self.sql.executemany(
-            "UPDATE blobs SET pack = ?, offset = ?, length = ? WHERE digest = ?",
-            ((self.pack_id(p.pack), p.offset, p.length, digest) for digest, p in blobs),
+            "UPDATE blobs SET pack = ?, offset = ?, length = ? WHERE id = ?",
+            (
+                (self.pack_id(p.pack), p.offset, p.length, known[digest][0])
+                for digest, p in moved.items()
+                if digest in known
+            ),
         )
 
     def replace_model(self, name: Ref, place: Place) -> None:
         """A model alive whose record stands elsewhere from now on."""
+        known = self._known(name)
         self.sql.execute(
-            "UPDATE models SET pack = ?, offset = ?, length = ? WHERE ref = ? AND status = 0",
-            (self.pack_id(place.pack), place.offset, place.length, bytes.fromhex(name)),
+            "UPDATE models SET pack = ?, offset = ?, length = ? WHERE id = ? AND status = 0",
+            (self.pack_id(place.pack), place.offset, place.length, known and known[0]),
         )
 
     def add_model(
@@ -333,8 +351,7 @@ class Index:
         """
         ref = bytes.fromhex(name)
         signature = Signature.from_json(model.signature) if model.signature else None
-        old = self.sql.execute("SELECT id, status, seq FROM models WHERE ref = ?", (ref,))
-        row = old.fetchone()
+        row = self._known(name)
         if row and row[1] == Status.ALIVE:
             return None
         if row and row[1] == Status.RETIRED and row[2] >= seq:
@@ -381,7 +398,7 @@ class Index:
                 place.length,
                 None if model.score is None else float(model.score),
                 float(model.time_s),
-                len(manifest.tensors),
+                len(tensors_of(manifest.tensors)),
                 sum(lengths.get(info.digest, 0) for info in manifest.tensors.values()),
                 json.dumps(plain),
                 pack_ids(signature.paths) if signature else None,
@@ -397,21 +414,20 @@ class Index:
 
     def retire(self, ref: Ref, parents: Sequence[Ref], seq: int, place: Place, rev: int) -> None:
         """Drop a model's hold on its tensors; its edges stay, for the sake of its children."""
-        key = bytes.fromhex(ref)
-        row = self.sql.execute("SELECT id, seq FROM models WHERE ref = ?", (key,)).fetchone()
+        row = self._known(ref)
         where = (self.pack_id(place.pack), place.offset, place.length)
         if row is None:
             cursor = self.sql.execute(
                 "INSERT INTO models(ref, seq, rev, status, pack, offset, length) "
                 "VALUES(?, ?, ?, ?, ?, ?, ?)",
-                (key, seq, rev, Status.RETIRED, *where),
+                (bytes.fromhex(ref), seq, rev, Status.RETIRED, *where),
             )
             self.sql.executemany(
                 "INSERT INTO parents VALUES(?, ?, ?)",
                 ((cursor.lastrowid, i, bytes.fromhex(p)) for i, p in enumerate(parents)),
             )
             return
-        if row[1] > seq:
+        if row[2] > seq:
             return
         self._count(row[0], -1)
         self.sql.execute("DELETE FROM uses WHERE model = ?", (row[0],))
@@ -482,14 +498,15 @@ class Index:
 
     def blobs(self, digests: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
         """Row and length of each digest that some pack holds."""
-        found = self._by_digest("SELECT digest, id, length FROM blobs WHERE digest IN ", digests)
+        query = f"SELECT b.digest, b.id, b.length {_BLOB} WHERE k.digest IN "
+        found = self._by_digest(query, digests)
         return {digest: (number, length) for digest, number, length in found}
 
     def places(self, digests: Iterable[bytes]) -> dict[bytes, Place]:
         """Where each digest stands that some pack holds."""
         found = self._by_digest(
-            "SELECT b.digest, p.name, b.offset, b.length FROM blobs b "
-            "JOIN packs p ON p.id = b.pack WHERE b.digest IN ",
+            f"SELECT b.digest, p.name, b.offset, b.length {_BLOB} "
+            "JOIN packs p ON p.id = b.pack WHERE k.digest IN ",
             digests,
         )
         return {digest: _place(*place) for digest, *place in found}
@@ -498,12 +515,26 @@ class Index:
         wanted = list(digests)
         for start in range(0, len(wanted), _DIGESTS):
             some = wanted[start : start + _DIGESTS]
-            yield from self.sql.execute(f"{query}({','.join('?' * len(some))})", some).fetchall()
+            found = self.sql.execute(f"{query}({','.join('?' * len(some))})", some).fetchall()
+            if not {row[0] for row in found} <= set(some):
+                raise damaged("it has other tensors in the place of some")
+            yield from found
 
     def row(self, ref: Ref) -> Row | None:
         """The model of that name, whatever its status."""
-        found = self.sql.execute(_ROW + "WHERE m.ref = ?", (bytes.fromhex(ref),)).fetchone()
-        return _row(found) if found else None
+        found = self.sql.execute(_ROW_OF + "WHERE k.ref = ?", (bytes.fromhex(ref),)).fetchone()
+        row = _row(found) if found else None
+        if row is not None and row.ref != ref:
+            raise _another_model(ref)
+        return row
+
+    def _known(self, name: Ref) -> tuple[int, int, int] | None:
+        """Row, status and seq of a model, whatever its status."""
+        ref = bytes.fromhex(name)
+        found = self.sql.execute(_NUMBER_OF + "WHERE k.ref = ?", (ref,)).fetchone()
+        if found is not None and found[0] != ref:
+            raise _another_model(name)
+        return found and tuple(found[1:])
 
     def row_by_id(self, number: int) -> Row | None:
         """The model in that row."""
@@ -534,9 +565,11 @@ class Index:
         """
         if len(name) == 64 and set(name) <= _DIGITS:
             return Ref(name)  # whoever looks it up finds out whether it is there
-        row = self.sql.execute("SELECT ref FROM tags WHERE name = ?", (name,)).fetchone()
-        if row and row[0] is not None:
-            return _ref(row[0])
+        row = self.sql.execute("SELECT name, ref FROM tags WHERE name = ?", (name,)).fetchone()
+        if row and row[0] != name:
+            raise damaged(f"it has another tag in the place of {name!r}")
+        if row and row[1] is not None:
+            return _ref(row[1])
         if 4 <= len(name) <= 64 and set(name) <= _DIGITS:
             low, high = bytes.fromhex(name.ljust(64, "0")), bytes.fromhex(name.ljust(64, "f"))
             refs = self.sql.execute(
@@ -566,21 +599,26 @@ class Index:
 
     def parents(self, ref: Ref) -> list[Ref]:
         """Direct parents, in order; known for retired models too."""
+        known = self._known(ref)
+        if known is None:
+            return []
         found = self.sql.execute(
-            "SELECT parent FROM parents WHERE child = (SELECT id FROM models WHERE ref = ?) "
-            "ORDER BY place",
-            (bytes.fromhex(ref),),
-        )
-        return [_ref(parent) for (parent,) in found]
+            "SELECT child, parent FROM parents WHERE child = ? ORDER BY place", (known[0],)
+        ).fetchall()
+        if any(child != known[0] for child, _ in found):
+            raise _another_model(ref)
+        return [_ref(parent) for _, parent in found]
 
     def children(self, ref: Ref) -> list[Ref]:
         """Direct children, the first stored first; retired ones too."""
         found = self.sql.execute(
-            "SELECT DISTINCT m.ref FROM parents p JOIN models m ON m.id = p.child "
+            "SELECT DISTINCT p.parent, m.ref FROM parents p JOIN models m ON m.id = p.child "
             "WHERE p.parent = ? ORDER BY m.id",
             (bytes.fromhex(ref),),
-        )
-        return [_ref(child) for (child,) in found]
+        ).fetchall()
+        if any(_ref(parent) != ref for parent, _ in found):
+            raise _another_model(ref)
+        return [_ref(child) for _, child in found]
 
     def matching(self, where: dict[str, Any], tagged: str | None, but: str | None) -> set[int]:
         """Rows of the models alive whose metadata has these values and that have such a tag.

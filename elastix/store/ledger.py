@@ -38,6 +38,26 @@ _UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "")
 """What a damaged file makes SQLite say; "" is another schema, or what no index can contain."""
 
 
+def _is_damage(error: BaseException, path: Path | None) -> bool:
+    """Whether the index could not be opened for what is in it."""
+    name: str = getattr(error, "sqlite_errorname", "")
+    if name == "SQLITE_READONLY" and path is not None:  # if no file system says so, its header does
+        return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return name in _UNREADABLE or name.startswith("SQLITE_CONSTRAINT")
+
+
+def _stamp(path: Path | None) -> tuple[object, ...]:
+    """Other than before whenever the index was changed."""
+    found: list[object] = []
+    if path is None:
+        return ()
+    for end in ("", "-wal"):
+        with suppress(OSError):
+            info = path.with_name(path.name + end).stat()
+            found.append((end, info.st_ino, info.st_size, info.st_mtime_ns))
+    return tuple(found)
+
+
 def _unknown(error: BaseException) -> BaseException:
     """The same error, if it is one of the store's, without a promise that nothing happened."""
     try:
@@ -80,7 +100,8 @@ class Ledger:
             StoreError: it cannot be opened.
         """
         self.packs = packs
-        self._path = path
+        self._path = self._file = path  # there is no path to an index that is made in memory
+        self._copied = False
         self._writer = writer
         self._read_only = read_only
         self._mutex = threading.RLock()
@@ -122,8 +143,8 @@ class Ledger:
                     self.index = Index(path)
                     self._adopt()
                 except (sqlite3.DatabaseError, Corrupt, *NONSENSE) as error:
-                    if getattr(error, "sqlite_errorname", "") not in _UNREADABLE:
-                        raise  # no fault of the file
+                    if not _is_damage(error, path):
+                        raise
                     logger.warning("index unreadable path=%s error=%s: rebuilding", path, error)
                     fresh = True
             if fresh:
@@ -137,10 +158,11 @@ class Ledger:
                 self._owner.settle()
 
     def _open_read_only(self) -> None:
-        path, packs = self._path, self.packs
+        path, packs = self._file, self.packs
         if path is not None:
             refuse_links(packs.folder, path.parent)
         with self._mutex, index_errors():
+            self._stamp = _stamp(path)
             there = path is not None and path.exists()
             if packs.folder is not None and held_elsewhere(packs.folder):
                 there = False  # SQLite's log of what is not in the file yet is on that machine
@@ -148,38 +170,55 @@ class Ledger:
                 try:
                     self.index = Index(path, read_only=True, copied=packs.folder is None)
                 except (sqlite3.DatabaseError, *NONSENSE) as error:
-                    if getattr(error, "sqlite_errorname", "") not in _UNREADABLE:
+                    if not _is_damage(error, path):
                         raise
                     logger.warning("index unreadable path=%s error=%s: not used", path, error)
                     there = False
             if there and self._is_useless():
                 there = False
                 self.index.sql.close()
+            self._path = path if there else None
+            self._copied = not there or packs.folder is None
             if not there:
-                self._path = None  # in memory, from the packs
                 self.index = Index(None)
                 self._replay(pack_replay.everything(packs))
             elif packs.folder is None:
                 self._adopt()
+            elif pack_replay.unknown(self.index, packs):  # and this file must not be written to
+                self.index.sql.close()
+                self.index = Index(path, read_only=True, copied=True)
+                self._copied = True
+                self._adopt()
 
     def _is_useless(self) -> bool:
-        """Made and never filled, for who did it was killed; or older than a collection far away."""
-        if self.packs.folder is None:
-            return bool(pack_replay.lost_packs(self.index, self.packs))
+        """Made and never filled, for who did it was killed; or older than a collection."""
+        if pack_replay.lost_packs(self.index, self.packs):
+            return True
         return self.index.knows_nothing() and bool(self.packs.sizes())
 
     def refresh(self) -> None:
-        """See what others have stored since, if this reads a store that is far away."""
-        if self._read_only and self.packs.folder is None:
+        """See what others have stored since, if this reads a copy of the index."""
+        if not self._read_only or not self._copied:
+            return
+        if self.packs.folder is None:
             with self._mutex, index_errors():
                 self._adopt()
+        elif _stamp(self._file) != self._stamp:
+            with self._mutex:
+                self.index.sql.close()
+                self._forget_read()
+                self._open_read_only()
+
+    def _forget_read(self) -> None:
+        """What was remembered of an index that another takes the place of."""
+        self._neighbours = None
+        self._seen = self._found_at = (-1, 0)
 
     def _set_aside(self, suffix: str = "") -> None:
         """Move the files of the index away, or remove them."""
         if hasattr(self, "index"):
             self.index.sql.close()
-        self._neighbours = None
-        self._seen = self._found_at = (-1, 0)
+        self._forget_read()
         if self._path is None:
             return
         with storage_errors(f"removing {self._path}"):
@@ -462,7 +501,7 @@ class Ledger:
         try:
             return self._find(name)
         except NotFound:
-            if not self._read_only or self.packs.folder is not None:
+            if not self._read_only or not self._copied:
                 raise
         self.refresh()
         return self._find(name)
@@ -521,6 +560,7 @@ class Ledger:
 
     def rows(self, limit: int = -1) -> list[tuple[Row, list[Ref], dict[str, Any]]]:
         """Living models with parents and plain metadata, the latest first."""
+        self.refresh()
         with self.asking() as index:
             return [
                 (row, index.parents(row.ref), index.meta(row)) for row in index.rows(limit=limit)

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from elastix.errors import ConfigError, Corrupt
 from elastix.state import Manifest, Ref
+from elastix.store.wholes import wholes
 
 Mode = Literal["lp", "lcs"]
 Parents = Callable[[Ref], Sequence[Ref]]
@@ -87,6 +88,9 @@ def inherited(
 class Diff:
     """From model `a` to model `b`: names of tensors, and metadata as (in a, in b).
 
+    A tensor that is kept in parts has its own name here, and is the same as one that is kept whole
+    or in other parts if the elements are.
+
     Attributes:
         added: only in b. removed: only in a. changed: in both, different.
         same: in both, bit for bit.
@@ -102,16 +106,34 @@ class Diff:
     meta: Mapping[str, tuple[Any, Any]]
 
 
-def diff(a: Manifest, b: Manifest) -> Diff:
-    """What differs from `a` to `b`."""
-    both = a.tensors.keys() & b.tensors.keys()
-    same = {name for name in both if a.tensors[name] == b.tensors[name]}
+def diff(a: Manifest, b: Manifest, equal: Callable[[str], bool]) -> Diff:
+    """What differs from `a` to `b`.
+
+    Args:
+        a: the one.
+        b: the other.
+        equal: looks at the elements of a tensor that they keep in different parts.
+
+    Raises:
+        Corrupt: the parts of a tensor contradict each other.
+    """
+    ours, theirs = wholes(a), wholes(b)
+    both = ours.keys() & theirs.keys()
+    same = set()
+    for name in both:
+        one, other = ours[name], theirs[name]
+        if one.stored == other.stored:
+            alike = all(a.tensors[key] == b.tensors[key] for key in one.stored)
+        else:
+            alike = (one.dtype, one.shape) == (other.dtype, other.shape) and equal(name)
+        if alike:
+            same.add(name)
     keys = sorted({*a.meta, *b.meta})
     return Diff(
         a=a.ref,
         b=b.ref,
-        added=tuple(sorted(b.tensors.keys() - both)),
-        removed=tuple(sorted(a.tensors.keys() - both)),
+        added=tuple(sorted(theirs.keys() - both)),
+        removed=tuple(sorted(ours.keys() - both)),
         changed=tuple(sorted(both - same)),
         same=tuple(sorted(same)),
         meta={k: (a.meta.get(k), b.meta.get(k)) for k in keys if a.meta.get(k) != b.meta.get(k)},

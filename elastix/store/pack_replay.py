@@ -54,6 +54,14 @@ def tails(index: Index, packs: Packs) -> list[Span]:
     return [Span(pack, known.get(pack, 0), sizes[pack]) for pack in sorted(dead) if pack in sizes]
 
 
+def unknown(index: Index, packs: Packs) -> bool:
+    """Whether writers that are gone left records that the index does not know; seals are none."""
+    return any(
+        span.start < (sealed_at(packs, span.pack, span.size) or span.size)
+        for span in tails(index, packs)
+    )
+
+
 def lost(index: Index, packs: Packs) -> set[bytes]:
     """Digests and refs that the index, an old one perhaps, knows in packs that are not there."""
     found: set[bytes] = set()

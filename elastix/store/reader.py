@@ -1,5 +1,8 @@
 """Models and tensors out of packs: zero copy, each tensor's digest compared once in a process.
 
+A tensor that is kept in parts is put together when it is asked for, in memory of its own; of its
+parts those are read that overlap what is wanted.
+
 Not here: tensors into bytes (tensors.py), and where things stand (the ledger knows).
 
 Invariants: bytes, dtype, shape and ties come back as they were; what one `read` hands out shares
@@ -23,11 +26,13 @@ from blake3 import blake3
 
 from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.later import later
-from elastix.state import Ref, State
+from elastix.sharding import Part, Shape, named_part
+from elastix.state import Ref, State, TensorInfo
 from elastix.store.index import Row
 from elastix.store.ledger import Ledger
 from elastix.store.packs import Packs, View, read_record
 from elastix.store.records import ALIGNMENT, Kind, Model, Place, parse_header
+from elastix.store.wholes import checked
 
 if TYPE_CHECKING:
     import torch
@@ -72,11 +77,35 @@ class _Wanted(NamedTuple):
     alone: bool
 
 
-class ReadPlan(NamedTuple):
-    """Which tensors of a model are wanted, by name, and the packs that they stand in."""
+class _Split(NamedTuple):
+    """One tensor of a model that is kept in parts.
 
-    wanted: Mapping[str, _Wanted]
-    packs: tuple[str, ...]
+    Attributes:
+        first: what all its parts share memory with, and where in that they are: equal for two
+            names of one tensor.
+    """
+
+    dtype: torch.dtype
+    shape: Shape
+    parts: tuple[tuple[Part, _Wanted], ...]
+
+    @property
+    def first(self) -> frozenset[tuple[Part, str]]:
+        return frozenset((part, wanted.first) for part, wanted in self.parts)
+
+
+class ReadPlan(NamedTuple):
+    """Which tensors of a model are wanted.
+
+    Attributes:
+        whole: by name, those that are kept whole.
+        split: by name, those that are kept in parts.
+        packs: those that they stand in, each with the name of a tensor in it.
+    """
+
+    whole: Mapping[str, _Wanted]
+    split: Mapping[str, _Split]
+    packs: Mapping[str, str]
 
 
 class Reader:
@@ -157,11 +186,14 @@ class Reader:
         plan = self._plans.get((ref, patterns))
         if plan is not None:
             return plan
-        wanted = {
-            name: info
-            for name, info in model.manifest.tensors.items()
-            if _pattern(patterns).match(name)
-        }
+        wanted: dict[str, TensorInfo] = {}
+        in_parts: dict[str, dict[str, Part | None]] = {}
+        for name, info in model.manifest.tensors.items():
+            found = named_part(name)
+            if _pattern(patterns).match(name if found is None else found[0]):
+                wanted[name] = info
+                if found is not None:
+                    in_parts.setdefault(found[0], {})[name] = found[1]
         digests = {name: bytes.fromhex(info.digest) for name, info in wanted.items()}
         places = self._ledger.places(tuple(set(digests.values())))
         first = {name: model.tied.get(name, name) for name in wanted}
@@ -179,7 +211,18 @@ class Reader:
             tensors[name] = _Wanted(
                 name, first[name], dtype, _array(info.dtype), info.shape, nbytes, payload, alone
             )
-        plan = ReadPlan(tensors, tuple({one.payload.place.pack: None for one in tensors.values()}))
+        packs = {one.payload.place.pack: name for name, one in tensors.items()}
+        split = {}
+        for name, parts in in_parts.items():
+            if name in wanted:
+                parts[name] = None
+            whole = checked(ref, name, parts, wanted)
+            made = tuple((part, tensors.pop(key)) for key, part in parts.items() if part)
+            for _, one in made:  # before there is a tensor as large as they say
+                if one.nbytes != one.payload.place.length:
+                    raise Corrupt(_says(ref, name, _wrong_length(one)))
+            split[name] = _Split(getattr(torch, whole.dtype), whole.shape, made)
+        plan = ReadPlan(tensors, split, packs)
         if len(self._plans) >= _PLANS_KEPT:
             self._plans.clear()
         self._plans[ref, patterns] = plan
@@ -203,6 +246,8 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 class Tensors(Mapping[str, "torch.Tensor"]):
     """Tensors of one model, built when they are asked for. Holds a view of each pack.
 
+    It is what sharding calls InParts: a process that needs a part of a tensor reads no more.
+
     The views are its own: a page of them that is written to becomes private to these tensors.
     """
 
@@ -221,36 +266,74 @@ class Tensors(Mapping[str, "torch.Tensor"]):
             Moved: a pack is gone.
         """
         self._ref = ref
-        self._wanted = plan.wanted
+        self._plan = plan
         self._doubt = doubt
         self._views: dict[str, View] = {}
-        self._made: dict[str, torch.Tensor] = {}
+        self._made: dict[str | frozenset[tuple[Part, str]], torch.Tensor] = {}
         self._given: set[Place] = set()
-        for pack in plan.packs:
+        for pack, name in plan.packs.items():
             try:
                 self._views[pack] = packs.view(pack)
             except NotFound as error:
-                there = (one.name for one in plan.wanted.values() if one.payload.place.pack == pack)
-                raise Moved(_says(ref, next(there), str(error))) from error
+                raise Moved(_says(ref, name, str(error))) from error
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._plan.whole) + len(self._plan.split)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._wanted)
+        yield from self._plan.whole
+        yield from self._plan.split
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        wanted = self._wanted[name]
-        made = self._made.get(wanted.first)
+        split = self._plan.split.get(name)
+        first = self.tie(name)
+        made = self._made.get(first)
         if made is None:
-            made = self._made[wanted.first] = self._make(wanted)
+            made = self._make(self._plan.whole[name]) if split is None else self._gather(split)
+            self._made[first] = made
         return made
+
+    def tie(self, name: str) -> str | frozenset[tuple[Part, str]]:
+        """Equal for names that share memory."""
+        split = self._plan.split.get(name)
+        return self._plan.whole[name].first if split is None else split.first
 
     def all(self) -> dict[str, torch.Tensor]:
         """Every tensor, built now."""
-        return {name: self[name] for name in self._wanted}
+        return {name: self[name] for name in self}
+
+    def shape(self, name: str) -> Shape:
+        """Of a whole tensor, of which nothing is read."""
+        split = self._plan.split.get(name)
+        return self._plan.whole[name].shape if split is None else split.shape
+
+    def part(self, name: str, part: Part) -> torch.Tensor:
+        """A part of a tensor: a view of one that is kept whole, else in memory of its own."""
+        split = self._plan.split.get(name)
+        if split is None:
+            return self[name][part.within(_all_of(self.shape(name)))]
+        return self._gather(split, part)
+
+    def _gather(self, split: _Split, wanted: Part | None = None) -> torch.Tensor:
+        """A tensor, or a part of it, from the parts that it is kept in."""
+        into = wanted or _all_of(split.shape)
+        made = torch.empty(into.shape, dtype=split.dtype)
+        room = _as_bytes(made)
+        for part, one in split.parts:
+            both = part.overlap(into)
+            if not both.empty:
+                room[both.within(into)] = _as_bytes(self._view(one))[both.within(part)]
+        return made
 
     def _make(self, wanted: _Wanted) -> torch.Tensor:
+        tensor, place = self._view(wanted), wanted.payload.place
+        if not wanted.alone and place.length:
+            if place in self._given:  # equal but not tied: writing to one must not change the other
+                return tensor.clone()
+            self._given.add(place)
+        return tensor
+
+    def _view(self, wanted: _Wanted) -> torch.Tensor:
         payload, shape = wanted.payload, wanted.shape
         place = payload.place
         try:
@@ -259,21 +342,15 @@ class Tensors(Mapping[str, "torch.Tensor"]):
                 self._check(payload, memory)
                 payload.checked = True
             if wanted.nbytes != place.length:
-                raise Corrupt(f"{place.length} bytes are no {wanted.dtype}{list(shape)}.")
+                raise Corrupt(_wrong_length(wanted))
         except Corrupt as error:
             self._doubt(payload.digest)
             raise Corrupt(_says(self._ref, wanted.name, str(error))) from error
         if place.length == 0:
             return torch.empty(shape, dtype=wanted.dtype)
         if wanted.array is not None and len(shape) <= _ARRAY_DIMS:  # half as long as torch takes
-            tensor = torch.from_numpy(np.ndarray(shape, wanted.array, memory))
-        else:
-            tensor = torch.frombuffer(memory, dtype=wanted.dtype).view(shape)
-        if not wanted.alone:  # equal but not tied: writing to one must not change the other
-            if place in self._given:
-                return tensor.clone()
-            self._given.add(place)
-        return tensor
+            return torch.from_numpy(np.ndarray(shape, wanted.array, memory))
+        return torch.frombuffer(memory, dtype=wanted.dtype).view(shape)
 
     def _check(self, payload: _Payload, memory: memoryview) -> None:
         place, at = payload.place, payload.place.offset - ALIGNMENT
@@ -284,6 +361,20 @@ class Tensors(Mapping[str, "torch.Tensor"]):
             raise Corrupt(f"the record at byte {place.offset} of {place.pack} is another one.")
         if blake3(memory).hexdigest() != payload.digest:
             raise Corrupt(f"the payload at byte {place.offset} of {place.pack} is damaged.")
+
+
+def _all_of(shape: Shape) -> Part:
+    return Part((0,) * len(shape), shape)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements where each is a byte, for types that torch cannot copy piece by piece."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def _wrong_length(wanted: _Wanted) -> str:
+    length = wanted.payload.place.length
+    return f"{length} bytes are no {wanted.dtype}{list(wanted.shape)}."
 
 
 def _says(ref: Ref, name: str, what: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from elastix.errors import ConfigError, StateError
 from elastix.later import later
 from elastix.state import Ref, State
+from elastix.store.wholes import wholes
 
 if TYPE_CHECKING:
     import torch
@@ -107,14 +108,17 @@ def _score(validate: Validate, state: State, ref: Ref) -> float:
     return float(score)
 
 
+def _make_of(store: Store, ref: Ref) -> dict[str, tuple[str, tuple[int, ...]]]:
+    found = wholes(store.manifest(ref))
+    return {n: (one.dtype, one.shape) for n, one in found.items() if not n.startswith("@")}
+
+
 def _check(store: Store, refs: Sequence[Ref]) -> None:
     """Refuse what cannot be averaged, or means nothing if it is."""
     first, *others = refs
-    tensors = store.manifest(first).tensors
-    ours = {n: (i.dtype, i.shape) for n, i in tensors.items() if not n.startswith("@")}
+    ours = _make_of(store, first)
     for ref in others:
-        tensors = store.manifest(ref).tensors
-        theirs = {n: (i.dtype, i.shape) for n, i in tensors.items() if not n.startswith("@")}
+        theirs = _make_of(store, ref)
         odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
         if odd:
             raise StateError(

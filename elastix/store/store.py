@@ -9,6 +9,7 @@ is killed when; what cannot be read is named and leaves the rest readable.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import time
@@ -21,10 +22,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from blake3 import blake3
 
-from elastix.errors import ConfigError, NotFound, ReadOnly, StoreError
+from elastix.errors import ConfigError, NotFound, ReadOnly, StateError, StoreError
+from elastix.later import later
 from elastix.notebook import facts, size, table
-from elastix.state import Manifest, Ref, State, TensorInfo
+from elastix.sharding import tensors_of, whole_of
+from elastix.state import Manifest, Ref, State, TensorInfo, raw_bytes
 from elastix.store import exchange, lineage
+from elastix.store.consolidation import consolidate
 from elastix.store.gc import Collected
 from elastix.store.index import Missing, readable
 from elastix.store.ledger import Ledger
@@ -41,7 +45,10 @@ from elastix.store.tensors import flatten, plain
 from elastix.store.verify import Damage, Stats
 
 if TYPE_CHECKING:
+    import torch
     from pyarrow.fs import FileSystem
+else:
+    torch = later("torch")
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@-]{0,199}")
 _ATTEMPTS = 16
@@ -200,6 +207,12 @@ class Store:
             Full: no room. ReadOnly, StoreError: see the message. Nothing is visible then.
         """
         writer = self._check_writable()
+        if state.parts:
+            raise StateError(
+                f"the State holds parts of {len(state.parts)} tensors, {min(state.parts)!r} among "
+                "them. Nothing was stored. Each process puts its parts with put_share; put_shares "
+                "makes a model of them."
+            )
         chosen = state.parents if parents is None else [self._parent(name) for name in parents]
         payloads, infos, tied = flatten(state)
         manifest = Manifest(infos, plain(state.meta), tuple(chosen))
@@ -290,6 +303,7 @@ class Store:
         *,
         meta: Mapping[str, Any] | None = None,
         parents: Sequence[str] = (),
+        signature: Signature | None = None,
         score: float | None = None,
         tags: Sequence[str] = (),
     ) -> Ref:
@@ -299,22 +313,30 @@ class Store:
             shares: of any writers; together they hold every tensor.
             meta: as State.meta.
             parents: as for `put`.
+            signature: as for `put`.
             score: as for `put`.
             tags: names that mean this model from now on, whatever they meant before.
 
         Raises:
             Vanished: some tensors must be written again; nothing was changed.
-            StoreError: as `put`.
+            StoreError: as `put`; or the parts of a tensor are not all there, or contradict each
+                other.
         """
         writer = self._check_writable()
         whole = joined(shares)
+        for name, stored in tensors_of(whole.infos).items():
+            try:
+                whole_of(name, stored, whole.infos)
+            except StateError as error:
+                raise StoreError(f"{error} Nothing was stored.") from error
         chosen = tuple(self._parent(name) for name in parents)
         manifest = Manifest(whole.infos, plain(meta or {}), chosen)
         ref = manifest.ref
         above = {parent: self._above(parent) for parent in manifest.parents}
         owners = lineage.inherited(manifest, above)
         value = None if score is None else float(score)
-        model = Model(manifest, owners, whole.tied, None, value, time.time())
+        layers = signature.to_json() if signature else None
+        model = Model(manifest, owners, whole.tied, layers, value, time.time())
         for name in tags:
             self._check_tag(name)
         blobs = tuple(whole.places.items())
@@ -489,8 +511,13 @@ class Store:
         return found[:limit]
 
     def diff(self, a: str, b: str) -> Diff:
-        """Tensors and metadata that differ from `a` to `b`."""
-        return lineage.diff(self.manifest(a), self.manifest(b))
+        """Tensors and metadata that differ from `a` to `b`, in whatever parts they are kept."""
+
+        def equal(name: str) -> bool:
+            one, other = (self.get(ref, glob.escape(name)).tensors[name] for ref in (a, b))
+            return torch.equal(raw_bytes(one), raw_bytes(other))
+
+        return lineage.diff(self.manifest(a), self.manifest(b), equal)
 
     def ancestors(self, ref: str) -> list[Ref]:
         """All that a model derives from, nearest first, retired ones too."""
@@ -512,9 +539,14 @@ class Store:
             NotFound: no such model or tensor.
         """
         row, model = self._reader.model(ref)
-        if tensor not in model.manifest.tensors:
+        stored = tensors_of(model.manifest.tensors).get(tensor, {})
+        owners = {model.owners.get(name, row.ref) for name in stored}
+        if not owners:
             raise NotFound(f"model {row.ref[:12]} has no tensor {tensor!r}.")
-        return model.owners.get(tensor, row.ref)
+        if len(owners) == 1:
+            return owners.pop()
+        line = (row.ref, *self._ledger.relatives("ancestors", row.ref))
+        return next(one for one in line if one in owners)  # the last that changed a part of it
 
     def nearest(
         self,
@@ -626,6 +658,21 @@ class Store:
         state = self.get(ref)
         chosen = state if whole else State(state.model, state.meta, state.parents)
         exchange.export(chosen, Path(path))
+
+    def consolidate(self, ref: str) -> Ref:
+        """Put a model that is kept in parts again, as whole tensors; its tags move there.
+
+        They have the bytes that one process would have written, and so the same digests. It has
+        the metadata, parents and score of the other, which stays until it is retired.
+
+        Returns:
+            Of the whole one; `ref` itself if it is whole already.
+
+        Raises:
+            NotFound: no such model. Corrupt: it cannot be read. Full, ReadOnly, StoreError: as put.
+        """
+        self._check_writable()
+        return consolidate(self, ref)
 
     def import_(self, path: str | os.PathLike[str], **options: Any) -> Ref:  # noqa: ANN401
         """Put a safetensors file, one that `export` wrote or any other.

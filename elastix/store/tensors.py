@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from elastix.errors import StateError
 from elastix.later import later
+from elastix.sharding import is_sharded, named_part
 from elastix.state import State, TensorInfo, dtype_name, identity, raw_bytes
 from elastix.store.records import DTYPES
 
@@ -54,12 +55,14 @@ def _check_keys(value: Any) -> None:  # noqa: ANN401 - any JSON
 def flatten(
     state: State,
 ) -> tuple[dict[str, memoryview], dict[str, TensorInfo], dict[str, str]]:
-    """Bytes, manifest entry and tie of each tensor; tied ones are read once."""
+    """Bytes, manifest entry and tie of each tensor by its stored name; tied ones are read once."""
+    for name, tensor in state.tensors.items():
+        _check_tensor(name, tensor)
+    stored = state.stored
     payloads: dict[str, memoryview] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
-    for name, tensor in state.tensors.items():
-        _check_tensor(name, tensor)
+    for name, tensor in stored.items():
         original = first.setdefault(identity(tensor), name) if tensor.numel() else name
         if original == name:
             payloads[name] = raw_bytes(tensor).numpy().data
@@ -72,7 +75,7 @@ def flatten(
             tuple(tensor.shape),
             digests[tied.get(name, name)],
         )
-        for name, tensor in state.tensors.items()
+        for name, tensor in stored.items()
     }
     payloads.update((name, payloads[original]) for name, original in tied.items())
     return payloads, infos, tied
@@ -90,9 +93,16 @@ def _digests(payloads: Mapping[str, memoryview]) -> dict[str, str]:
 def _check_tensor(name: Any, tensor: Any) -> None:  # noqa: ANN401 - whatever a caller put there
     if not isinstance(name, str):
         raise StateError(f"tensor name {name!r} is a {type(name).__name__}, not text.")
+    if named_part(name) is not None:
+        raise StateError(
+            f"tensor name {name!r} reads as if it were a part of another tensor. Nothing was "
+            "stored. Give it a name that does not end in numbers in brackets."
+        )
     what = None
     if not isinstance(tensor, torch.Tensor):
         what = f"a {type(tensor).__name__} of {getattr(tensor, 'dtype', 'no')} dtype"
+    elif is_sharded(tensor):
+        what = "a DTensor, of which this process holds a part"
     elif tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         what = f"a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
     elif dtype_name(tensor) not in DTYPES:
