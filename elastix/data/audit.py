@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastix.coverage import Coverage
 from elastix.data.cursor import count, merge, subtract
 from elastix.errors import Corrupt
 from elastix.events import (
@@ -207,28 +208,29 @@ def _replicas(steps: list[StepCommitted], compared: list[ReplicasCompared]) -> R
 def _order(opened: LoaderOpened) -> list[Any]:
     """What says which sample a position is."""
     in_blocks = [opened.blocks, opened.mixed] if opened.blocks else []
-    return [opened.length, opened.seed, opened.shuffle, *in_blocks]
+    scattered = ["scattered"] if opened.scattered else []
+    return [opened.length, opened.seed, opened.shuffle, *in_blocks, *scattered]
 
 
 def _account(stream: _Stream) -> LoaderAudit:
     length = stream.opened.length
-    repeated: list[Span] = []
-    missing: list[Span] = []
-    reached = 0
     used = [span for _, span in stream.spans]
-    for start, stop in sorted((*used, *stream.left_out)):
-        if start > reached:
-            missing.append((reached, start))
-        if start < reached:
-            repeated.append((start, min(stop, reached)))
-        reached = max(reached, stop)
-    first_gap = missing[0][0] if missing else reached
+    covered = Coverage()
+    repeated = [
+        again
+        for start, stop in sorted((*used, *stream.left_out))
+        for again in covered.add(start, stop)
+    ]
+    if covered.begin < 0:  # of no epoch
+        repeated.append((covered.begin, 0))
+    missing = covered.gaps()
+    first_gap = missing[0][0] if missing else covered.end
     return LoaderAudit(
         loader=stream.opened.loader,
         length=length,
-        samples=reached - count(missing) - count(stream.left_out),
+        samples=covered.count - count(stream.left_out),
         repeated=merge(repeated),
-        missing=tuple(missing),
+        missing=missing,
         epochs=first_gap // length,
         left_out=stream.left_out,
     )

@@ -1,7 +1,7 @@
 """Which samples come next, and which were used. Pure arithmetic on positions.
 
 The samples of all epochs form one stream: position `epoch * length + k` is the k-th sample of
-that epoch in `order(seed, epoch, length)`, whatever the size of the group. A global batch is
+that epoch in `order_of`, whatever the size of the group. A global batch is
 drawn, split over the workers, and committed with its step; shares that were lost with a worker
 are given back and stand first in the next batch.
 
@@ -9,7 +9,7 @@ Invariant: every position below `position` was drawn or is left out, and what wa
 committed, in a batch that is not committed yet, or owed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -18,7 +18,10 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from elastix.data.scattered import FROM, scattered
 from elastix.events import Span
+
+_PART = 1 << 15  # places of a scattered order that are computed together
 
 
 def order(seed: int, epoch: int, length: int) -> npt.NDArray[np.int64]:
@@ -227,26 +230,69 @@ def indices(
     shuffle: bool,
     blocks: Blocks = (),
     mixed: int = 0,
+    *,
+    beside: bool = False,
 ) -> npt.NDArray[np.int64]:
-    """Dataset indices at the given positions, in their order; with `blocks`, shuffled in blocks."""
-    parts = [np.empty(0, np.int64)]
+    """Dataset indices at the given positions, in their order; with `blocks`, shuffled in blocks.
+
+    With `beside` it is the order of what is rehearsed beside a stream: a batch may go through
+    several, and they must not push the long ones of datasets out of the cache.
+    """
+    order_at = _kept_beside if beside else _kept_order
+    parts: list[npt.NDArray[np.int64]] = []
     for start, stop in spans:
         while start < stop:
             epoch, offset = divmod(start, length)
             until = min(stop, (epoch + 1) * length)
-            positions = np.arange(offset, offset + until - start)
+            end = offset + until - start
             if shuffle:
-                positions = _kept_order(seed, epoch, length, blocks, mixed)[positions]
-            parts.append(positions)
+                parts += _in_order(order_at, seed, epoch, length, blocks, mixed, offset, end)
+            else:
+                parts.append(np.arange(offset, end))
             start = until
-    return np.concatenate(parts)
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def is_scattered(length: int, blocks: Blocks) -> bool:
+    """Whether the order of an epoch is computed where it is needed: whole, it would be large."""
+    return length >= FROM and not blocks
+
+
+def _in_order(
+    order_at: Callable[[int, int, int, Blocks, int], npt.NDArray[np.int64]],
+    seed: int,
+    epoch: int,
+    length: int,
+    blocks: Blocks,
+    mixed: int,
+    offset: int,
+    end: int,
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Indices from one place of an epoch to another, in one or more parts."""
+    if not is_scattered(length, blocks):
+        yield order_at(seed, epoch, length, blocks, mixed)[offset:end]
+        return
+    while offset < end:
+        part, within = divmod(offset, _PART)
+        until = min(end, (part + 1) * _PART)
+        yield _kept_part(seed, epoch, length, part)[within : within + until - offset]
+        offset = until
 
 
 def order_of(
     seed: int, epoch: int, length: int, blocks: Blocks, mixed: int
 ) -> npt.NDArray[np.int64]:
     """The order of an epoch, in blocks if there are some."""
+    if is_scattered(length, blocks):
+        return scattered(seed, epoch, length, np.arange(length))
     return order_in_blocks(seed, epoch, blocks, mixed) if blocks else order(seed, epoch, length)
 
 
+@lru_cache(maxsize=8)
+def _kept_part(seed: int, epoch: int, length: int, part: int) -> npt.NDArray[np.int64]:
+    places = np.arange(part * _PART, min(length, (part + 1) * _PART))
+    return scattered(seed, epoch, length, places)
+
+
 _kept_order = lru_cache(maxsize=4)(order_of)  # this epoch, the one before, a second loader's
+_kept_beside = lru_cache(maxsize=4)(order_of)

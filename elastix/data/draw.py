@@ -1,11 +1,11 @@
 """A global batch that is drawn and not committed yet: whose samples are which. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from elastix.data.cursor import count, merge
-from elastix.data.slices import Assignment, cut
+from elastix.data.cursor import count, merge, split
+from elastix.data.slices import Assignment
 from elastix.data.window import Ratio, lowest
 from elastix.events import BatchShares, Span
 
@@ -19,6 +19,7 @@ class Draw:
         shares: by place in `members`.
         whole: it could not be split in the ratio that binds it, so who counts for anything has all.
             Their weights add up to 1, and so the mean over them is that over the batch.
+        weigh: for how many samples positions count; more than there are, if some are rehearsed.
     """
 
     epoch: int
@@ -26,6 +27,7 @@ class Draw:
     spans: tuple[Span, ...]
     shares: tuple[tuple[Span, ...], ...]
     whole: bool = False
+    weigh: Callable[[Sequence[Span]], int] = field(default=count, compare=False)
 
     def share_of(self, worker: int) -> tuple[Span, ...]:
         """The spans of one worker; empty if the batch was planned without it."""
@@ -38,7 +40,7 @@ class Draw:
     @property
     def ratio(self) -> Ratio:
         """In which it is split, if it is."""
-        return lowest({m: count(s) for m, s in zip(self.members, self.shares, strict=True)})
+        return lowest({m: self.weigh(s) for m, s in zip(self.members, self.shares, strict=True)})
 
     def commit(self, loader: int, contributors: Sequence[int]) -> BatchShares:
         """What counts of it, and what is owed."""
@@ -71,7 +73,7 @@ class SlicedDraw(Draw):
     @cached_property
     def samples(self) -> tuple[int, ...]:
         """How many samples each slice has."""
-        return tuple(map(count, self.slices))
+        return tuple(map(self.weigh, self.slices))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -109,10 +111,16 @@ class SlicedDraw(Draw):
 
 
 def sliced(
-    epoch: int, batch: tuple[Span, ...], batch_size: int, assignment: Assignment, *, full: bool
+    epoch: int,
+    batch: tuple[Span, ...],
+    batch_size: int,
+    assignment: Assignment,
+    *,
+    full: bool,
+    weigh: Callable[[Sequence[Span]], int] = count,
 ) -> SlicedDraw:
-    """A batch cut into as many slices as the assignment has; see `cut`."""
-    slices = cut(batch, sum(assignment.counts), batch_size)
+    """A batch cut into as many slices as the assignment has, as even as can be."""
+    slices = split(batch, sum(assignment.counts), batch_size)
     rest = iter(slices)
     shares = tuple(
         tuple(span for _ in range(count) for span in next(rest)) for count in assignment.counts
@@ -125,4 +133,5 @@ def sliced(
         slices=slices,
         assignment=assignment,
         full=full,
+        weigh=weigh,
     )

@@ -1,29 +1,25 @@
 """Batches of a dataset, split over a group that may change, until every epoch is committed.
 
-The loader decides which samples this worker sees (cursor.py does the arithmetic) and fetches
-them; torch's DataLoader does so in worker processes if asked. Not here: when a step counts. The
-owner calls `commit` with who contributed.
+The loader decides which samples this worker sees (cursor.py does the arithmetic). Not here: how
+they are read, in worker processes if asked (read_ahead.py), and when a step counts. The owner calls
+`commit` with who contributed.
 """
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader
-
 from elastix.data.cursor import Cursor, count, merge, split, split_like
 from elastix.data.draw import Draw, SlicedDraw, sliced
-from elastix.data.processes import ProcessDied, ProcessReader, die_with_parent
 from elastix.data.random_numbers import come_to
+from elastix.data.read_ahead import ReadsAhead, ShareReader
 from elastix.data.slices import Paces
-from elastix.data.source import Source, to_device
-from elastix.data.window import Ratio
-from elastix.errors import ConfigError, TrainError
+from elastix.data.source import Source
+from elastix.data.window import Ratio, lowest
+from elastix.errors import ConfigError
 from elastix.events import BatchShares, LoaderOpened, Span
 
 logger = logging.getLogger(__name__)
-_ATTEMPTS = 3
 _OFTEN = 3
 
 
@@ -71,6 +67,7 @@ class Loader:
         epoch: the epoch in progress, from 0.
         cursor: what is committed.
         paces: how fast workers compute slices, if there are any.
+        within: what of the worker's share of the last batch this process had; 1 for all.
         overtaken: the State that came is of another epoch than the loop of the train function.
     """
 
@@ -79,6 +76,7 @@ class Loader:
         self.epoch = 0
         self.cursor = Cursor(source.length)
         self.paces = Paces()
+        self.within = 1.0
         self._source = source
         self._pace = pace
         self._within = False  # a loop over epochs
@@ -90,7 +88,7 @@ class Loader:
         self._binding: Ratio | None = None  # of the last batch drawn
         self._wholes = 0  # batches in a row that could not be split
         self._told = False  # of that
-        self._fetcher = _Prefetcher(self) if source.num_workers else _Fetcher(source)
+        self._reader = ReadsAhead(self) if source.num_workers else ShareReader(source)
 
     def epochs(self, total: int) -> Iterator["Epoch"]:
         """The epochs up to the `total`-th, from the one in progress: a joiner enters that one.
@@ -135,6 +133,7 @@ class Loader:
             seed=source.seed,
             blocks=source.blocks,
             mixed=source.mixed,
+            scattered=source.scattered,
             slices=source.slices or 0,
         )
 
@@ -182,6 +181,7 @@ class Loader:
             "seed": self._source.seed,
             "shuffle": self._source.shuffle,
             **({**in_blocks, "mixed": self._source.mixed} if self._source.blocks else {}),
+            **({"scattered": True} if self._source.scattered else {}),
             **({"paces": self.paces.state_dict()} if self._source.slices else {}),
         }
 
@@ -198,6 +198,7 @@ class Loader:
             ("shuffle", source.shuffle),
             ("blocks", [list(run) for run in source.blocks]),
             ("mixed", source.mixed),
+            ("scattered", source.scattered),
         ):
             there = state_dict.get(name, type(here)())
             if there != here:
@@ -234,8 +235,10 @@ class Loader:
         self._binding = binding
         self._look_at_cost(draw)
         share = draw.share_of(self._pace.me)
+        mine = self._source.own(share)
+        self.within = count(mine) / count(share) if share else 0.0
         self._source.announce(self.epoch, self._planned, self._ahead.position, after.position)
-        batch = self._fetcher.fetch(share, self._ahead)
+        batch = self._reader.fetch(mine, self._ahead)
         self._ahead = after
         self._drawn.append(draw)
         self._pace.drawn(self.number, self._batch_size, draw.ratio if binding is None else binding)
@@ -258,7 +261,7 @@ class Loader:
         mine = draw.of(self.me, draw.members)
         if number in mine:
             before = mine.index(number)
-            return self._fetcher.fetch(draw.slices[number], at, before)
+            return self._reader.fetch(draw.slices[number], at, before)
         return self._source.read(draw.slices[number])  # what was read ahead stays for its turn
 
     def check_done(self) -> None:
@@ -293,15 +296,27 @@ class Loader:
         if self._source.slices is not None:
             assignment = self.paces.assign(members, self._source.slices)
             full, each = count(batch) == batch_size, self._source.batch_size
-            return sliced(self.epoch, batch, each, assignment, full=full), after
+            weigh = self._source.weigh
+            return sliced(self.epoch, batch, each, assignment, full=full, weigh=weigh), after
         if binding is None:
-            return Draw(self.epoch, members, batch, split(batch, len(members), batch_size)), after
+            return self._split(members, batch, split(batch, len(members), batch_size)), after
         ratio = [binding.get(member, 0) for member in members]
         shares = split_like(batch, ratio, batch_size)
         if shares is not None:
-            return Draw(self.epoch, members, batch, shares), after
+            draw = self._split(members, batch, shares)
+            bound = lowest(dict(zip(members, ratio, strict=True)))
+            if self._source.memory is None or draw.ratio == bound:
+                return draw, after
         everything = tuple(batch if part else () for part in ratio)
         return Draw(self.epoch, members, batch, everything, whole=True), after
+
+    def _split(
+        self,
+        members: tuple[int, ...],
+        batch: tuple[Span, ...],
+        shares: tuple[tuple[Span, ...], ...],
+    ) -> Draw:
+        return Draw(self.epoch, members, batch, shares, weigh=self._source.weigh)
 
     def _look_at_cost(self, draw: Draw) -> None:
         """Say so once if work is repeated all the time, not only at the end of an epoch."""
@@ -388,94 +403,3 @@ class _Batches:
         if batch is None:
             raise StopIteration
         return batch
-
-
-class _Fetcher:
-    """Reads in the training thread."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def fetch(self, share: Sequence[Span], at: Cursor, before: int = 0) -> Any:  # noqa: ANN401
-        """The collated batch of one share, on the device.
-
-        Args:
-            share: the positions.
-            at: where the global batch was drawn.
-            before: how many of this worker's slices of it come before this one.
-        """
-        del at, before
-        return self._source.read(share)
-
-
-class _Prefetcher(_Fetcher):
-    """Reads ahead in processes of torch's DataLoader, on the guess that the group stays as it is.
-
-    A wrong guess costs the batches read ahead, never a sample.
-    """
-
-    def __init__(self, loader: Loader) -> None:
-        super().__init__(loader.source)
-        source = loader.source
-        self._loader = loader
-        self._start = loader.cursor, 0
-        self._guesses: deque[tuple[Span, ...]] = deque()
-        self._reader = ProcessReader(
-            lambda: DataLoader(
-                source.keyed,
-                batch_sampler=_Guesses(self),
-                num_workers=source.num_workers,
-                prefetch_factor=source.prefetch,
-                collate_fn=source.collate,
-                pin_memory=source.device.type == "cuda",
-                persistent_workers=True,
-                worker_init_fn=die_with_parent,
-            )
-        )
-
-    def fetch(self, share: Sequence[Span], at: Cursor, before: int = 0) -> Any:  # noqa: ANN401
-        """The batch of one share; read ahead if the guess was right.
-
-        Raises:
-            TrainError: processes died again and again while they read it.
-        """
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                if not self._guesses or self._guesses[0] != tuple(share):
-                    self._start = at, before
-                    self._guesses.clear()
-                    self._reader.begin()
-                batch = self._reader.next()
-            except ProcessDied as died:
-                self._guesses.clear()
-                logger.warning("a loader's process died attempt=%d: %s", attempt, died)
-                said = str(died)
-            else:
-                self._guesses.popleft()
-                return to_device(batch, self._source.device)
-        raise TrainError(
-            f"loader {self._loader.number}: processes died {_ATTEMPTS} times in a row before they "
-            f"had read one batch: {said}. Others were started in their place each time; the run "
-            "was stopped. Too little memory is the usual cause: use fewer num_workers or a smaller "
-            "prefetch_factor. num_workers=0 reads in the train function's own process."
-        )
-
-    def guesses(self) -> Iterator[list[Any]]:
-        """What the processes are to read, batch by batch from `_start` on."""
-        cursor, before = self._start
-        while (drawn := self._loader.guess(cursor)) is not None:
-            draw, cursor = drawn
-            for share in draw.reads(self._loader.me)[before:]:
-                self._guesses.append(share)
-                yield self._source.keys(share)
-            before = 0
-
-
-class _Guesses:
-    """What DataLoader takes for a batch sampler."""
-
-    def __init__(self, prefetcher: _Prefetcher) -> None:
-        self._prefetcher = prefetcher
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self._prefetcher.guesses()

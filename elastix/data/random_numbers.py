@@ -5,10 +5,14 @@ draws there is the same on any worker, in any process that loads, after any loss
 """
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from blake3 import blake3
+
+from elastix.state import RandomState
 
 
 def seed_at(seed: int, *place: int | str) -> int:
@@ -21,6 +25,18 @@ def come_to(seed: int, *place: int | str) -> None:
     seed_generators(seed_at(seed, *place))
 
 
+@contextmanager
+def elsewhere(seed: int, *place: int | str) -> Iterator[None]:
+    """Within: the random numbers of that place. After it they go on as if nothing had been."""
+    generators = RandomState()
+    before = generators.state_dict()
+    come_to(seed, *place)
+    try:
+        yield
+    finally:
+        generators.load_state_dict(before)
+
+
 def seed_generators(value: int) -> None:
     """Set the generators of Python, NumPy and torch, that of each device included."""
     if torch.cuda.is_available():
@@ -29,3 +45,14 @@ def seed_generators(value: int) -> None:
         torch.default_generator.manual_seed(value)
     np.random.seed(value % 2**32)
     random.seed(value)
+
+
+def generators_digest() -> int:
+    """Of what those generators would give next; 62 bits."""
+    found = blake3(torch.get_rng_state().numpy().data)
+    if torch.cuda.is_initialized():
+        found.update(torch.cuda.get_rng_state().numpy().data)
+    _, keys, place, *rest = np.random.get_state()
+    found.update(np.ascontiguousarray(keys).tobytes())
+    found.update(repr((place, rest, random.getstate())).encode())
+    return int.from_bytes(found.digest(8)) >> 2

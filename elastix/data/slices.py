@@ -16,9 +16,6 @@ from heapq import heapify, heapreplace
 from statistics import median_low
 from typing import Any
 
-from elastix.data.cursor import split
-from elastix.events import Span
-
 TOLD = 8
 """So many workers say in a step how fast they are; of more, others do in the next."""
 
@@ -27,20 +24,6 @@ _WORTH = Fraction(9, 10)
 
 _HOPE = Fraction(99, 100)
 """In each step a worker without a slice is taken to need so much of what it needed before."""
-
-
-def cut(batch: Sequence[Span], slices: int, batch_size: int) -> tuple[tuple[Span, ...], ...]:
-    """Cut a batch into consecutive slices: equal ones, unless an epoch ends with it.
-
-    Then they are as even as can be. None has a single sample if that can be avoided, since batch
-    normalisation refuses one; the last ones may be empty.
-
-    Args:
-        batch: its positions.
-        slices: how many.
-        batch_size: that the loader was given, which `slices` divides.
-    """
-    return split(batch, slices, batch_size)
 
 
 def shares(us: Sequence[int], slices: int) -> tuple[int, ...]:

@@ -12,10 +12,11 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from elastix.data.cursor import Blocks, indices, runs
+from elastix.data.cursor import Blocks, count, indices, is_scattered, runs, split
 from elastix.data.formats.indexed import InBlocks, by_position
 from elastix.data.horizon import ReaderPosition
 from elastix.data.random_numbers import seed_at, seed_generators
+from elastix.data.rehearsal import Memory, WithMemory
 from elastix.data.shared import Shared
 from elastix.errors import ConfigError
 from elastix.events import Span
@@ -25,6 +26,8 @@ Augment = Callable[[Any, np.random.Generator], Any]
 """`augment(sample, rng)`: what is collated in place of the sample."""
 
 _LOW = (1 << 64) - 1
+_REHEARSED = 1 << 63
+"""Above all positions of a stream are those of what is rehearsed beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,9 @@ class Source:
             function of the position too; see `_Seeded`.
         num_workers: processes that load ahead; 0 loads in the training thread.
         prefetch: batches that each of them loads ahead.
+        memory: of earlier datasets, what stands beside the samples of this one.
+        part: which part of a worker's share this process reads, and of how many: one for each
+            place of a crew that splits samples.
         device: where tensors of a batch are moved.
 
     Raises:
@@ -57,6 +63,8 @@ class Source:
     exact: bool = False
     num_workers: int = 0
     prefetch: int = 2
+    memory: Memory | None = None
+    part: tuple[int, int] = (0, 1)
     device: torch.device
 
     def __post_init__(self) -> None:
@@ -67,15 +75,34 @@ class Source:
             self._check_slices(self.slices)
         if self.length < 1:
             raise ConfigError(f"the {type(self.dataset).__name__} is empty. No loader was made.")
+        self._check_types()
         if self.augment is not None and not callable(self.augment):
             raise ConfigError(
                 f"augment must be a function of a sample and a NumPy Generator, not "
                 f"{self.augment!r}. No loader was made."
             )
-        if self.num_workers < 0 or self.prefetch < 1:
+        whole = type(self.num_workers) is type(self.prefetch) is int
+        if not whole or self.num_workers < 0 or self.prefetch < 1:
             raise ConfigError(
-                f"num_workers must be >= 0 and prefetch >= 1, not {self.num_workers} and "
-                f"{self.prefetch}."
+                f"num_workers must be a whole number >= 0 and prefetch_factor one >= 1, not "
+                f"{self.num_workers!r} and {self.prefetch!r}. No loader was made."
+            )
+
+    def _check_types(self) -> None:
+        for name, value in (("per_worker", self.per_worker), ("shuffle", self.shuffle)):
+            if not isinstance(value, bool):
+                raise ConfigError(
+                    f"{name} must be True or False, not {value!r}. No loader was made."
+                )
+        if type(self.seed) is not int or not 0 <= self.seed <= _LOW:
+            raise ConfigError(
+                f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed!r}. No loader "
+                "was made."
+            )
+        if not callable(self.collate):
+            raise ConfigError(
+                f"collate_fn must be a function of a list of samples, not {self.collate!r}. No "
+                "loader was made. Leave it out for torch's default_collate."
             )
 
     def _check_slices(self, slices: object) -> None:
@@ -107,6 +134,11 @@ class Source:
         """How many blocks are shuffled together."""
         return self.dataset.mixed if self.blocks and isinstance(self.dataset, InBlocks) else 0
 
+    @property
+    def scattered(self) -> bool:
+        """Whether the order is computed where it is needed."""
+        return self.shuffle and is_scattered(self.length, self.blocks)
+
     def indices(self, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
         """Dataset indices at stream positions; a placeholder of two samples for no positions.
 
@@ -117,29 +149,44 @@ class Source:
             return np.arange(min(2, self.length))
         return indices(spans, self.seed, self.length, self.shuffle, self.blocks, self.mixed)
 
+    def weigh(self, spans: Sequence[Span]) -> int:
+        """How many samples the batch at these positions has, rehearsed ones included."""
+        return count(spans) + (self.memory.count(spans) if self.memory else 0)
+
+    def own(self, share: tuple[Span, ...]) -> tuple[Span, ...]:
+        """What of a worker's share falls to this process."""
+        index, parts = self.part
+        if parts == 1 or not share:
+            return share
+        return split(share, parts, count(share))[index]
+
     def keys(self, spans: Sequence[Span]) -> list[Any]:
         """What to ask `keyed` for: indices, with the positions if these matter."""
         wanted: list[int] = self.indices(spans).tolist()
+        positions = [p for start, stop in spans or ((0, len(wanted)),) for p in range(start, stop)]
+        if self.memory is not None:
+            wanted += [self.length + place for place in self.memory.places(spans)]
+            positions += [_REHEARSED + turn for turn in self.memory.turns(spans)]
         if self.augment is None and not self.exact:
             return wanted
-        positions = [p for start, stop in spans or ((0, len(wanted)),) for p in range(start, stop)]
         return list(zip(wanted, positions, strict=True))
 
     @cached_property
     def keyed(self) -> Dataset[Any]:
         """Samples as they are collated, by `keys`: what processes that load ahead are given."""
+        dataset = self.dataset
+        if self.memory is not None and self.memory.names:
+            dataset = WithMemory(dataset, self.memory)
         if self.exact:
-            return _Seeded(self.dataset, self.augment, self.seed)
+            return _Seeded(dataset, self.augment, self.seed)
         if self.augment is None:
-            return self.dataset
-        return _Augmented(self.dataset, self.augment, self.seed)
+            return dataset
+        return _Augmented(dataset, self.augment, self.seed)
 
     def read(self, spans: Sequence[Span]) -> Any:  # noqa: ANN401
         """The batch at these positions, on the device."""
         if self._gathers:
-            chosen = torch.from_numpy(self.indices(spans))
-            tensors = cast("TensorDataset", self.dataset).tensors
-            return to_device([t.index_select(0, chosen) for t in tensors], self.device)
+            return to_device(self._gathered(spans), self.device)
         with _one_thread() if self.exact and self.num_workers else nullcontext():
             batch = self.collate(samples_at(self.keyed, self.keys(spans)))
         return to_device(batch, self.device)
@@ -149,7 +196,40 @@ class Source:
         """Whether batches can be taken out of tensors at once, to the same bits as one by one."""
         if type(self.dataset) is not TensorDataset or self.collate is not default_collate:
             return False
-        return self.augment is None and all(map(_is_plain, self.dataset.tensors))
+        if self.augment is not None or not all(map(_is_plain, self.dataset.tensors)):
+            return False
+        if self.memory is not None and not self.memory.settled:
+            return False
+        return self._rehearsed is None or self._fits(self._rehearsed)
+
+    @cached_property
+    def _rehearsed(self) -> Any:  # noqa: ANN401 - whatever collate makes
+        """All that is rehearsed as one batch; None if there is nothing."""
+        if self.memory is None or not self.memory.names:
+            return None
+        samples = [self.memory.sample(place) for place in range(len(self.memory.names))]
+        return self.collate(samples)
+
+    def _fits(self, others: Any) -> bool:  # noqa: ANN401 - whatever collate makes
+        """Whether rows of these can stand below those of the dataset."""
+        tensors = cast("TensorDataset", self.dataset).tensors
+        if not isinstance(others, list) or len(others) != len(tensors):
+            return False
+        pairs = zip(tensors, others, strict=True)
+        return all(
+            isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
+            for a, b in pairs
+        )
+
+    def _gathered(self, spans: Sequence[Span]) -> list[torch.Tensor]:
+        chosen = torch.from_numpy(self.indices(spans))
+        tensors = cast("TensorDataset", self.dataset).tensors
+        batch = [tensor.index_select(0, chosen) for tensor in tensors]
+        if self.memory is None or self._rehearsed is None:
+            return batch
+        places = torch.tensor(self.memory.places(spans), dtype=torch.int64)
+        olds = (old.index_select(0, places) for old in self._rehearsed)
+        return [torch.cat(pair) for pair in zip(batch, olds, strict=True)]
 
     def announce(self, epoch: int, epochs: int, start: int, stop: int) -> None:
         """A batch begins, with what is between two positions: who shares samples plans by it."""
@@ -179,48 +259,37 @@ def samples_at(dataset: Any, keys: list[Any]) -> list[Any]:  # noqa: ANN401 - wh
 class _Augmented(Dataset[Any]):
     """Samples by (index, position)."""
 
-    def __init__(self, dataset: Dataset[Any], augment: Augment, seed: int) -> None:
-        self._dataset = dataset
-        self._augment = augment
-        self._seed = seed
-
-    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
-        samples = samples_at(self._dataset, [index for index, _ in keys])
-        return [
-            self._augment(sample, rng_at(self._seed, position))
-            for sample, (_, position) in zip(samples, keys, strict=True)
-        ]
-
-
-class _Seeded(Dataset[Any]):
-    """Samples by (index, position), with the global generators set for each.
-
-    They are set once more before the samples are collated, which comes next in the same thread. A
-    dataset that gives several samples at once draws for all of them from what is set for the
-    first: so it is given the same ones together whoever reads them, which slices are.
-    """
-
     def __init__(self, dataset: Dataset[Any], augment: Augment | None, seed: int) -> None:
         self._dataset = dataset
         self._augment = augment
         self._seed = seed
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+        samples = samples_at(self._dataset, [index for index, _ in keys])
+        if self._augment is None:
+            return samples
+        return [
+            self._augment(sample, rng_at(self._seed, position))
+            for sample, (_, position) in zip(samples, keys, strict=True)
+        ]
+
+
+class _Seeded(_Augmented):
+    """The same, with the global generators set for each.
+
+    They are set once more before the samples are collated, which comes next in the same thread. A
+    dataset that gives several samples at once draws for all of them from what is set for the
+    first: so it is given the same ones together whoever reads them, which slices are.
+    """
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         at_once = hasattr(self._dataset, "__getitems__")
         samples: list[Any] = []
         for here in [keys] if at_once else [[key] for key in keys]:
             seed_generators(seed_at(self._seed, "sample", here[0][1]))
-            found = samples_at(self._dataset, [index for index, _ in here])
-            samples += [
-                self._augmented(s, position) for s, (_, position) in zip(found, here, strict=True)
-            ]
+            samples += super().__getitems__(here)
         seed_generators(seed_at(self._seed, "collate", keys[0][1]))
         return samples
-
-    def _augmented(self, sample: Any, position: int) -> Any:  # noqa: ANN401
-        if self._augment is None:
-            return sample
-        return self._augment(sample, rng_at(self._seed, position))
 
 
 @contextmanager

@@ -21,7 +21,14 @@ def found(paths: Paths) -> list[Path]:
     Raises:
         ConfigError: one of them names no file.
     """
-    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(several, list | tuple) or not all(
+        isinstance(entry, str | os.PathLike) and os.fspath(entry) for entry in several
+    ):
+        raise ConfigError(
+            f"paths must be a file, a pattern such as 'shards/*.tar', or a list of these, not "
+            f"{paths!r}. Nothing was opened."
+        )
     files: list[Path] = []
     for entry in several:
         path = Path(entry)
@@ -36,6 +43,18 @@ def found(paths: Paths) -> list[Path]:
     if not files:
         raise ConfigError("no file was given. Nothing was opened.")
     return files
+
+
+def check_decode(decode: object) -> None:
+    """Refuse what is no function.
+
+    Raises:
+        ConfigError: says so.
+    """
+    if decode is not None and not callable(decode):
+        raise ConfigError(
+            f"decode must be a function of a sample's dict, not {decode!r}. Nothing was opened."
+        )
 
 
 def fingerprint(file: int | Path) -> Fingerprint:

@@ -51,6 +51,11 @@ def by_position(dataset: Any) -> Dataset[Any]:  # noqa: ANN401 - whatever the us
     for module, why in _STREAMS.items():
         if name.startswith(module + "."):
             raise ConfigError(f"{name} has no index. {why} No loader was made. {_COMMAND}")
+    if isinstance(dataset, str | bytes | dict):
+        raise ConfigError(
+            f"{dataset!r:.80} is no dataset. No loader was made. Give an object with __len__ and "
+            "__getitem__; elastix.Tar and elastix.Parquet make one of files."
+        )
     if not (_has(dataset, "__len__") and _has(dataset, "__getitem__")):
         raise ConfigError(
             f"{type(dataset).__name__} has no length and no sample for each position below it, so "

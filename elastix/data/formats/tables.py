@@ -24,6 +24,7 @@ import pyarrow.parquet
 from elastix.data.formats.files import (
     Fingerprint,
     Paths,
+    check_decode,
     check_index,
     check_same,
     fingerprint,
@@ -58,6 +59,11 @@ class _Rows(InBlocks):
         """
         if type(mixed) is not int or mixed < 1:
             raise ConfigError(f"mixed must be a whole number of blocks >= 1, not {mixed!r}.")
+        if columns is not None and (
+            not isinstance(columns, list | tuple) or not all(isinstance(n, str) for n in columns)
+        ):
+            raise ConfigError(f"columns must be a list of names, not {columns!r}.")
+        check_decode(decode)
         self.mixed = mixed
         self._decode = decode
         self._columns = None if columns is None else list(columns)

@@ -28,6 +28,7 @@ from elastix.data.formats.archive import BLOCK, ArchiveMember, mark_of, members
 from elastix.data.formats.files import (
     Fingerprint,
     Paths,
+    check_decode,
     check_index,
     check_same,
     fingerprint,
@@ -66,6 +67,7 @@ class Tar(Dataset[Any]):
             paths: an archive, a pattern such as "shards/*.tar", or a list of them.
             decode: makes what the loader is given of a sample's dict; without it, the dict is.
         """
+        check_decode(decode)
         self._decode = decode
         self._shards = [_Shard.of(path) for path in found(paths)]
         self._starts = [0, *accumulate(len(shard) for shard in self._shards)]

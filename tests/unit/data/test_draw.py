@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastix.data import loader as loaders
-from elastix.data.cursor import count, merge
+from elastix.data import read_ahead
+from elastix.data.cursor import count, merge, split
 from elastix.data.draw import sliced
 from elastix.data.loader import Loader
-from elastix.data.slices import Assignment, cut, shares
+from elastix.data.slices import Assignment, shares
 from elastix.data.source import Source
 from tests.unit.data.test_loader import Numbers, Pace
 
@@ -33,7 +33,7 @@ def test_slices_are_even_and_none_has_a_single_sample_in_vain(slices, each, star
     batch_size = slices * each
     total = data.draw(st.integers(1, batch_size))
     batch = ((7, 7 + total // 2), (90, 90 + total - total // 2))
-    found = cut(batch, slices, batch_size)
+    found = split(batch, slices, batch_size)
     sizes = [count(spans) for spans in found]
     assert len(found) == slices
     assert merge(span for spans in found for span in spans) == merge(batch)
@@ -98,7 +98,7 @@ class SlicedPace(Pace):
 
 @pytest.fixture
 def reader(monkeypatch):
-    monkeypatch.setattr(loaders, "ProcessReader", Reader)
+    monkeypatch.setattr(read_ahead, "ProcessReader", Reader)
     Reader.begun = 0
 
 

@@ -105,6 +105,37 @@ def test_the_slices_of_one_lost_worker_are_through_as_early_as_can_be(us, slices
 
 
 @FEW
+@given(
+    us=st.lists(st.integers(1, 9), min_size=3, max_size=6),
+    slices=st.integers(1, 24),
+    data=st.data(),
+)
+def test_what_two_lost_ones_would_leave_to_each_other_comes_on_top_of_the_rest(us, slices, data):
+    assignment = assigned(us, slices)
+    members, planned = assignment.members, assignment.planned
+    lost = data.draw(st.permutations(members))[:2]
+    left = [member for member in members if member not in lost]
+    expected = list(planned)
+    for gone in lost:
+        alone = assignment.owners([member for member in members if member != gone])
+        for number, owner in enumerate(planned):
+            if owner == gone:
+                expected[number] = alone[number]
+    load = Counter(expected)
+    for number, owner in enumerate(expected):
+        if owner in lost:
+            first = members.index(planned[number])
+
+            def through(heir, first=first):
+                rank = members.index(heir)
+                return (load[heir] + 1) * us[rank], (rank - first) % len(members)
+
+            expected[number] = heir = min(left, key=through)
+            load[heir] += 1
+    assert assignment.owners(left) == tuple(expected)
+
+
+@FEW
 @given(workers=st.integers(2, 7), slices=st.integers(1, 48), data=st.data())
 def test_equal_workers_are_left_with_nearly_equal_shares(workers, slices, data):
     """After one loss; of several in one step each may leave its heirs two slices apart."""
@@ -175,6 +206,57 @@ def test_a_joiner_is_taken_to_be_as_fast_as_most():
     assert paces.assign((0, 1, 2, 7), 16).counts == (4, 4, 4, 4)
 
 
+def test_who_has_left_and_comes_back_is_new():
+    paces = Paces()
+    run(paces, lambda worker, _: 90_000 if worker == 2 else 1000, 3)
+    run(paces, lambda worker, _: 1000, 1, members=(0, 1))
+    assert paces.assign((0, 1, 2), 15).us == (1000, 1000, 1000)
+
+
+def test_shares_that_settled_hold_for_as_many_slices_only():
+    paces = Paces()
+    run(paces, lambda worker, _: 1000 * (1 + worker), 3)
+    for slices in (16, 8, 33):
+        assert sum(paces.assign((0, 1, 2), slices).counts) == slices
+
+
+def test_shares_change_only_if_a_tenth_is_gained_by_it():
+    def settled(counts):
+        paces = Paces()
+        paces.agreed(Assignment((0, 1), counts, (7, 7)), {0: 7, 1: 7})
+        other = Paces()
+        other.load_state_dict(paces.state_dict())
+        return other.assign((0, 1), sum(counts)).counts
+
+    assert settled((10, 8)) == (10, 8)  # a tenth, and not more
+    assert settled((12, 8)) == (10, 10)
+    assert settled((12, 10)) == (12, 10)
+
+
+def test_of_whom_nothing_is_known_it_is_taken_to_need_an_instant():
+    paces = Paces()
+    assert paces.assign((0, 1), 4).us == (1, 1)
+    for _ in range(3):  # nor does it ever need less
+        paces.agreed(Assignment((0, 1), (4, 0), (1, 1)), {0: 5, 1: 1})
+        paces.agreed(Assignment((0, 1), (4, 0), (1, 1)), {0: 5, 1: 0})
+    assert paces.assign((0, 1), 4).us == (5, 1)
+    paces.agreed(Assignment((0, 1), (2, 2), (5, 1)), {0: 1, 1: 7})
+    assert paces.assign((0, 1), 4).us == (1, 7)
+
+
+def test_who_has_no_slice_is_taken_to_get_faster_by_a_hundredth_a_step():
+    paces = Paces()
+    paces.agreed(Assignment((0, 1), (2, 2), (1, 1)), {0: 100, 1: 10_000})
+    paces.agreed(Assignment((0, 1), (4, 0), (100, 10_000)), {0: 100, 1: 0})
+    assert paces.assign((0, 1), 4).us == (100, 9_900)
+
+
+def test_of_equal_heirs_it_is_the_next_in_rank_and_each_gets_one():
+    equals = Assignment((0, 1, 2, 3), (2, 2, 2, 2), (1, 1, 1, 1))
+    assert equals.owners({0, 2, 3}) == (0, 0, 2, 3, 2, 2, 3, 3)
+    assert equals.owners({0, 1, 2}) == (0, 0, 1, 1, 2, 2, 0, 1)
+
+
 def test_paces_are_part_of_the_state():
     paces, other = Paces(), Paces()
     run(paces, lambda worker, _: 1000 * (worker + 1), 5)
@@ -188,6 +270,9 @@ def test_paces_are_part_of_the_state():
 
 def test_of_many_workers_each_has_its_turn():
     members = tuple(range(30))
+    assert tellers(members[:3], 5) == members[:3]
+    assert tellers(members, 0) == members[:TOLD]
+    assert tellers(members, 3) == (24, 25, 26, 27, 28, 29, 0, 1)
     assert tellers(members[:TOLD], 5) == members[:TOLD]
     told = Counter(w for step in range(30) for w in tellers(members, step))
     assert set(told.values()) == {TOLD}
