@@ -21,13 +21,16 @@ from elastix.comm.network.catch_up_stream import CatchUpReceiver, CatchUpSender
 from elastix.comm.network.next_group import NextGroup
 from elastix.comm.network.process_group import Alone, Builder, Group, Pending, Wiring
 from elastix.comm.protocol import wants as want
-from elastix.comm.protocol.catch_up import CatchUpStream, Watched
+from elastix.comm.protocol.catch_up_messages import CatchUpStream, Watched
+from elastix.comm.protocol.crew import Crew, Word
+from elastix.comm.protocol.follower import Follower
 from elastix.comm.protocol.group_protocol import GroupProtocol
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.protocol.operation import Operation, OperationOutcome
 from elastix.comm.protocol.participant import Joined, Participant, Recovery, Released
 from elastix.comm.protocol.recovery import Position
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+from elastix.errors import TrainError
 
 _T = TypeVar("_T")
 
@@ -39,6 +42,7 @@ class GroupDriver:
         waiting: this worker is blocked, and others have to move first.
         waited_s: how long it has been so, altogether.
         on_reduced: called from any thread with the number of a bucket whose reduction has ended.
+        crew: what this worker's speaker has heard of its followers.
     """
 
     def __init__(
@@ -49,11 +53,18 @@ class GroupDriver:
         device: torch.device,
         min_workers: int = 1,
         redo: int = 0,
+        crew: int = 1,
     ) -> None:
         self.on_reduced: Callable[[int], None] | None = None
         self.waiting = False
         self.waited_s = 0.0
-        self._protocol = GroupProtocol(wiring.me, inbox, min_members=min_workers, redo=redo)
+        self.crew = Crew(crew)
+        self._protocol: GroupProtocol | Follower = (
+            Follower(wiring.me, inbox)
+            if wiring.place
+            else GroupProtocol(wiring.me, inbox, min_members=min_workers, redo=redo, crew=self.crew)
+        )
+        self._say_to_crew: Callable[[Word], None] = _nobody_to_tell
         self._joiner = self._protocol.joiner
         self._participant = participant
         self._inbox = inbox
@@ -69,6 +80,9 @@ class GroupDriver:
         self._answers: dict[type, Callable[[Any], Any]] = {
             want.Await: self._await,
             want.Build: self._build,
+            want.Connect: self._connect,
+            want.Connected: self._await_connected,
+            want.Say: lambda wanted: self._say_to_crew(wanted.word),
             want.Abandon: self._abandon,
             want.Meet: self._meet,
             want.CompareLayouts: self._compare_layouts,
@@ -96,6 +110,37 @@ class GroupDriver:
         }
 
     # ------------------------------------------------------------------ what the worker calls
+
+    @property
+    def follower(self) -> Follower | None:
+        """What hears the speaker, if this process does not speak for its worker."""
+        return self._protocol if isinstance(self._protocol, Follower) else None
+
+    @property
+    def broken(self) -> bool:
+        """Whether a process of this worker is lost. Any thread may ask."""
+        return self.crew.broken or (self.follower is not None and self.follower.broken)
+
+    def break_up(self) -> None:
+        """A process of this worker is lost. Any thread."""
+        self.crew.broken = True
+        if self.follower is not None:
+            self.follower.broken = True
+
+    def leave(self) -> None:
+        """This process is in no group any more."""
+        group, self._protocol.group = self._protocol.group, None
+        if isinstance(group, Group):
+            group.abandon()
+        self._next_group.end()
+
+    def say_by(self, say: Callable[[Word], None]) -> None:
+        """How words go to the other processes of this worker."""
+        self._say_to_crew = say
+
+    def assemble(self) -> None:
+        """Block until all processes of this worker are up to `prepare`."""
+        self._drive(self._protocol.assemble())
 
     @property
     def group(self) -> Group | None:
@@ -141,6 +186,19 @@ class GroupDriver:
     def planned(self) -> tuple[int, ...]:
         """The workers over which the next batch is split."""
         return self._protocol.planned
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """Members of the group, or of the one that this joiner follows; empty before the first."""
+        if self.watching:
+            return self.planned
+        return self._inbox.members.get(self.generation, ())
+
+    @property
+    def rank(self) -> int:
+        """Place in the group; -1 for who is in none."""
+        me, present = self._wiring.me, self.present
+        return present.index(me) if me in present else -1
 
     @property
     def usable(self) -> bool:
@@ -208,6 +266,10 @@ class GroupDriver:
     def ask_digest(self) -> None:
         """Have the State of this shadow compared with that of the worker that it follows."""
         self._joiner.ask_digest()
+
+    def say_able(self, able: bool) -> None:
+        """Tell the worker that this shadow follows whether it can store States."""
+        self._joiner.say_able(able)
 
     def await_succession(self) -> None:
         """Block until all members are lost and this shadow goes on in their place."""
@@ -330,6 +392,25 @@ class GroupDriver:
             raise want.Failed(builder.failed or RuntimeError("no group"), builder.unreachable)
         return builder.result
 
+    def _connect(self, wanted: want.Connect) -> None:
+        """A rail: begun at once, since its members come to it one by one."""
+        self._rebuilding_since = time.monotonic()
+        self._participant.phase("enter", wanted.generation)
+        self._next_group.connect(Membership(wanted.generation, wanted.members))
+
+    def _await_connected(self, wanted: want.Connected) -> Group:
+        generation, members = wanted.generation, self.members(wanted.generation)
+        if len(members) == 1:
+            return Alone(replace(self._wiring, generation=generation, members=members))
+        builder = self._next_group.look(generation)
+        if builder is None:
+            raise want.Failed(RuntimeError(f"the rail of generation {generation} was left"))
+        self._wait(lambda: builder.result is not None)
+        self._next_group.take(generation)
+        if not isinstance(builder.result, Group):
+            raise want.Failed(builder.failed or RuntimeError("no group"), builder.unreachable)
+        return builder.result
+
     def _meet(self, wanted: want.Meet) -> list[Position]:
         group: Any = wanted.group
         self._rebuild_s = time.monotonic() - self._rebuilding_since
@@ -447,3 +528,7 @@ class GroupDriver:
 
     def _imitate(self, wanted: want.Imitate) -> None:
         wanted.operation.imitate(wanted.watched)
+
+
+def _nobody_to_tell(word: Word) -> None:
+    raise TrainError(f"a worker that is one process said {word}; this is a bug in elastix.")

@@ -64,7 +64,13 @@ class ThreadSafeInbox(Inbox):
         with self._changed:
             self._changed.notify_all()
 
-    def wait(self, until: Callable[[], bool]) -> None:
-        """Block until `until()` holds; it is looked at after every notification."""
+    def learn(self, generation: int, members: tuple[int, ...]) -> None:
+        """See Inbox."""
         with self._changed:
-            self._changed.wait_for(until)
+            super().learn(generation, members)
+            self.heard_at.setdefault(generation, time.monotonic())
+
+    def wait(self, until: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Block until `until()` holds, or so long; it is looked at after every notification."""
+        with self._changed:
+            self._changed.wait_for(until, timeout_s)

@@ -16,6 +16,7 @@ import torch
 from elastix.comm.network import shared_memory
 from elastix.comm.network.process_group import Group, Pending, Reduce
 from elastix.errors import ConfigError
+from elastix.sharding import like, local
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that reducing starts early."""
@@ -69,23 +70,43 @@ class Bucket:
         self.shared = False
         self.room: shared_memory.SharedBuffer | None = None
         self._rooms: list[shared_memory.SharedBuffer] = []
-        self._like = [tensor.detach() for tensor in like]
+        self._like = [local(tensor.detach()) for tensor in like]
         self.missing = len(like)
 
     def renew(self) -> None:
         """Take fresh memory, unfilled. The old may still be written by an abandoned operation."""
-        sizes = [tensor.numel() for tensor in self._like]
-        values, places = sum(sizes), len(sizes)
+        elements = sum(tensor.numel() for tensor in self._like) + len(self._like) + 1
         self.flat = self._values = self._flags = self._count = torch.empty(0, dtype=self.dtype)
-        self.views = []
-        self.room, self.flat = self._memory(values + places + 1)
-        self._values, self._flags, self._count = torch.split(self.flat, [values, places, 1])
+        self.views: list[torch.Tensor] = []
+        self.room, self.flat = self._memory(elements)
+        self._lay_out()
+        self._forget()
+        self.pending = None
+
+    def _lay_out(self) -> None:
+        """Find the places in `flat`."""
+        sizes = [tensor.numel() for tensor in self._like]
+        self._values, self._flags, self._count = torch.split(self.flat, [sum(sizes), len(sizes), 1])
         self.views = [
             _shaped(piece, like)
             for piece, like in zip(torch.split(self._values, sizes), self._like, strict=True)
         ]
-        self._forget()
-        self.pending = None
+
+    def exchange(self, other: torch.Tensor | None) -> torch.Tensor:
+        """Give the memory away, as it is, and go on in other memory of the same kind.
+
+        It must not be in use by a reduction, nor by gradients that were handed back.
+
+        Args:
+            other: what an earlier call gave; None: new memory.
+
+        Returns:
+            The memory: a flat tensor.
+        """
+        given, self.room = self.flat, None
+        self.flat = _memory(len(given), self.dtype, given.device) if other is None else other
+        self._lay_out()
+        return given
 
     def _memory(self, elements: int) -> tuple[shared_memory.SharedBuffer | None, torch.Tensor]:
         """Memory that nobody uses, and its room if other workers can see it."""
@@ -124,6 +145,11 @@ class Bucket:
         """Start the reduction; `share` is this worker's number of samples."""
         self.close(share)
         self.pending = group.all_reduce(self.flat, self.reduce, self.room)
+
+    @property
+    def elements(self) -> int:
+        """Of the values, which come before the flags and the count."""
+        return self._values.numel()
 
     def samples(self) -> float:
         """After the reduction: how many samples took part. Only where `counts`."""
@@ -167,9 +193,9 @@ class GradientBucket(Bucket):
         self._spent: list[torch.Tensor | None] = []
         self._idle = 0
 
-    def renew(self) -> None:
-        """Take fresh memory, unfilled; from now on whoever refers to it is somebody else."""
-        super().renew()
+    def _lay_out(self) -> None:
+        """From now on whoever else refers to the memory is a user."""
+        super()._lay_out()
         self._idle = self._references()
 
     def _references(self) -> int:
@@ -251,7 +277,8 @@ class GradientBucket(Bucket):
             scale = scales[of]
             if gradient is None or scale == 0:  # not 0 * gradient: NaN for one that overflowed
                 continue
-            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            mine = local(gradient)
+            dense = mine.to_dense() if mine.is_sparse else mine
             if used:
                 view.add_(dense, alpha=scale)
             else:
@@ -278,7 +305,7 @@ class GradientBucket(Bucket):
         everywhere = all(self._used)
         used = self._used if everywhere else [flag > 0 for flag in self._flags.tolist()]
         for parameter, view, anybody in zip(self.parameters, self.views, used, strict=True):
-            parameter.grad = view if anybody else None
+            parameter.grad = like(view, parameter) if anybody else None
         for parameter, before in zip(self.parameters, self._before, strict=False):
             if before is not None:  # not in place: joiners are told what is in the bucket
                 parameter.grad = before if parameter.grad is None else parameter.grad + before
@@ -574,7 +601,7 @@ def _parameter_groups(modules: Sequence[torch.nn.Module]) -> list[list[torch.nn.
         if not group:
             groups.append(group)
         group.append(parameter)
-        size += parameter.nbytes
+        size += local(parameter).nbytes
         if size >= cap:
             cap = BUCKET_BYTES
             open_groups.pop(key, None)

@@ -4,21 +4,29 @@ What the reducer does, for steps of slices alone. The gradients of each slice ar
 autograd and added up over the tree of slices (comm.slice_tree), and so are the changes of buffers.
 With the last of a worker's slices buckets are reduced while its backward pass goes on.
 
-Invariant: what was taken of a slice is never computed again. So after a loss the survivors add what
-falls to them to what they have, and reduce it anew.
+Invariant: what was taken of a slice is never taken again. So after a loss the survivors add what
+falls to them to what they have, and reduce it anew. A slice may be computed once more for nothing
+but its digest (`begin_again`).
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from blake3 import blake3
 
 from elastix.comm.driver import GroupDriver
+from elastix.comm.gradients.buckets import Bucket, GradientBucket
 from elastix.comm.gradients.reducer import Reducer, Steps
+from elastix.comm.gradients.slice_digests import SliceDigest, Sum
 from elastix.comm.gradients.slice_sums import SliceSums
 from elastix.comm.network.process_group import Group, Pending
 from elastix.comm.network.tree_reduction import TreeReduction
+from elastix.comm.slice_tree import Node
 from elastix.errors import ConfigError
+from elastix.state import raw_bytes
 
 
 class ExactReducer(Reducer):
@@ -36,6 +44,9 @@ class ExactReducer(Reducer):
         self._sums = [SliceSums(bucket) for bucket in self._buckets]
         self._under_way: list[TreeReduction] = []  # of the buckets that are launched, in order
         self._number = 0  # of the slice in hand
+        self._again = False  # it is computed for its digest alone
+        self._early = False  # that is to be of what its backward passes leave
+        self._digest: SliceDigest | None = None  # of the slice in hand, if it is wanted
 
     def begin_slices(self) -> None:
         """See Reducer."""
@@ -53,8 +64,57 @@ class ExactReducer(Reducer):
         """See Reducer. Nothing of another slice is in gradients and buckets."""
         self._slices.begin_slice(last)
         self._number, self._ratio = number, ratio
+        self._digest, self._again = None, False
         for bucket in self._buckets:
             bucket.begin()
+
+    def digest_slice(self) -> None:
+        """After `begin_slice`: the digest of the slice in hand is wanted."""
+        self._digest = SliceDigest()
+
+    def begin_again(self, number: int, ratio: int, *, early: bool) -> None:
+        """Further passes are about a slice that is computed for its digest alone.
+
+        Args:
+            number: of it.
+            ratio: see `begin_slice`.
+            early: the digest is of what its backward passes leave, and not of what is there when
+                the train function asks for the next slice.
+        """
+        self.begin_slice(number, ratio, last=False)
+        self._again, self._early = True, early
+
+    @property
+    def digest(self) -> tuple[int, int]:
+        """Of the last slice, if it was wanted: of its gradients, and of its changes of buffers."""
+        return self._digest.result if self._digest is not None else (0, 0)
+
+    def sums(self) -> Mapping[Node, Sum]:
+        """What this worker has added to the last gradient, until the next step begins."""
+        norms: dict[Node, float] = {}
+        digests: dict[Node, Any] = {}
+        for bucket, sums in zip(self._buckets, self._sums, strict=True):
+            for node, row in sums.rows:
+                digests.setdefault(node, blake3()).update(raw_bytes(row).numpy().data)
+                if isinstance(bucket, GradientBucket):
+                    norm = torch.linalg.vector_norm(row[: bucket.elements].double())
+                    norms[node] = math.hypot(norms.get(node, 0.0), float(norm))
+        return {node: Sum(norms[node], found.digest()) for node, found in digests.items()}
+
+    def _end(self) -> None:
+        super()._end()
+        if self._again and self._early:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Take the digest of what is in gradients and buffers now, and nothing else."""
+        self._digest = SliceDigest()
+        scales, samples = self._steps.weights(()).scales, self._steps.samples()[self._number]
+        for bucket in self._buckets:
+            bucket.begin()
+            bucket.fill_missing(scales, self._ratio)
+            bucket.close(samples)
+            self._digest.add(bucket)
 
     def _keep_slice(self, counts: bool) -> None:
         """What it gave is taken, and put back to what the step began with."""
@@ -62,14 +122,21 @@ class ExactReducer(Reducer):
             scales = self._steps.weights(()).scales
             for bucket, sums in zip(self._buckets, self._sums, strict=True):
                 bucket.fill_missing(scales, self._ratio)
-                self._take(sums)
+                self._take(bucket, sums)
+        elif self._again and not self._early:
+            self._look_again()
         for buffers in self._buffers:
             buffers.end_slice(self._ratio, counts=False)
         for gradients in self._gradients:
             gradients.forget_slice()
 
-    def _take(self, sums: SliceSums) -> None:
-        sums.take(self._number, self._steps.samples()[self._number])
+    def _take(self, bucket: Bucket, sums: SliceSums) -> None:
+        if not sums.lacks(self._number):
+            return
+        bucket.close(self._steps.samples()[self._number])
+        if self._digest is not None:
+            self._digest.add(bucket)
+        sums.take(self._number)
 
     def _begin(self) -> None:
         if not self._slices.open:
@@ -86,7 +153,7 @@ class ExactReducer(Reducer):
         self._driver.phase("bucket", number)
         bucket, sums = self._buckets[number], self._sums[number]
         if self._active:
-            self._take(sums)  # within the backward pass of the last slice
+            self._take(bucket, sums)  # within the backward pass of the last slice
         reduction = sums.launch(group, self._steps.sharing(group.members))
         self._under_way.append(reduction)
         bucket.pending = reduction.pending

@@ -22,7 +22,7 @@ Invariant: no `param.grad` and no buffer of a module changes before the step is 
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,12 +33,14 @@ from torch.utils.hooks import RemovableHandle
 
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.buckets import BufferBucket, GradientBucket, build_buckets
-from elastix.comm.gradients.slices import SlicePasses
+from elastix.comm.gradients.slice_digests import Sum
+from elastix.comm.gradients.slice_passes import SlicePasses
 from elastix.comm.network.process_group import Group, Pending, Reduce
 from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
-from elastix.comm.protocol.catch_up import Watched
+from elastix.comm.protocol.catch_up_messages import Watched
 from elastix.comm.protocol.operation import OperationOutcome
+from elastix.comm.slice_tree import Node
 from elastix.errors import ConfigError, TrainError
 
 
@@ -78,6 +80,10 @@ class Steps(Protocol):
 
     def sharing(self, members: Sequence[int]) -> Sharing:
         """Who of these, if they take part, has computed which slices of the step in hand."""
+        ...
+
+    def watched(self, result: torch.Tensor) -> None:
+        """A step that others agreed on is about to be taken over; the result of its round."""
         ...
 
     def passed(self) -> None:
@@ -223,6 +229,22 @@ class Reducer:
                 gradients.keep_apart(self._ratio)
             self._tell_apart()
             self._ratio = ratio
+
+    def digest_slice(self) -> None:
+        """Nothing: gradients of slices are one sum here, and are not compared."""
+
+    def begin_again(self, number: int, ratio: int, *, early: bool) -> None:
+        """Nothing: no slice is computed again."""
+        del number, ratio, early
+
+    def sums(self) -> Mapping[Node, Sum]:
+        """What this worker has added to the last gradient: nothing that could be told apart."""
+        return {}
+
+    @property
+    def digest(self) -> tuple[int, int]:
+        """Of what a slice gave, where that is wanted."""
+        return 0, 0
 
     def end_slice(self, counts: bool) -> None:
         """The passes about it are over.
@@ -537,6 +559,7 @@ class Reducer:
 
     def imitate(self, watched: Watched) -> None:
         """Take over gradients and buffers that others agreed on, instead of one's own."""
+        self._steps.watched(watched.result)
         for bucket, flat in zip(self._buckets, watched.parts, strict=False):
             bucket.imitate(flat)
         if watched.parts:

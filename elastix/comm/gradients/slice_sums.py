@@ -7,7 +7,7 @@ the sums are reduced over the tree (network.tree_reduction), and the bucket hold
 Invariant: what was taken stays, whatever becomes of the group, until the next step begins.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -15,7 +15,7 @@ from elastix.comm.gradients.buckets import Bucket
 from elastix.comm.network import shared_memory, tree_reduction
 from elastix.comm.network.process_group import Group
 from elastix.comm.network.tree_reduction import Room, Sharing, TreeReduction
-from elastix.comm.slice_tree import PartialSums
+from elastix.comm.slice_tree import Node, PartialSums
 
 
 class SliceSums:
@@ -34,17 +34,27 @@ class SliceSums:
         self._sums = PartialSums(present, slices, self._add)
         self._taken = set()
 
-    def take(self, number: int, samples: int) -> None:
-        """The bucket is filled with what slice `number` gave; once for each slice."""
-        if number in self._taken:
-            return
+    def lacks(self, number: int) -> bool:
+        """Whether slice `number` was not taken yet."""
+        return number not in self._taken
+
+    def take(self, number: int) -> None:
+        """The bucket is closed, and holds what slice `number` gave. Only of one that it lacks.
+
+        What is in the bucket then is of no slice: it goes on in other memory if nothing is there
+        yet to add this to.
+        """
         self._taken.add(number)
-        self._bucket.close(samples)
-        flat = self._bucket.flat
-        node = self._sums.insert(number, flat)
-        if self._sums.sums[node] is flat:  # nothing to add it to yet
-            kept = self._spare.pop() if self._spare else torch.empty_like(flat)
-            self._sums.sums[node] = kept.copy_(flat)
+        node = self._sums.insert(number, self._bucket.flat)
+        if self._sums.sums[node] is self._bucket.flat:
+            self._sums.sums[node] = self._bucket.exchange(
+                self._spare.pop() if self._spare else None
+            )
+
+    @property
+    def rows(self) -> Sequence[tuple[Node, torch.Tensor]]:
+        """The sums that this worker has, by the slices in them: the same for each bucket."""
+        return self._sums.in_order()
 
     def launch(self, group: Group, sharing: Sharing) -> TreeReduction:
         """Start the reduction of all sums into the bucket."""

@@ -30,7 +30,14 @@ import torch
 from elastix.comm.network import catch_up_wire as wire
 from elastix.comm.network import transfer
 from elastix.comm.network.door import FEED, Address, Door, enter, hang_up
-from elastix.comm.protocol.catch_up import Digest, DigestMark, Entering, Given, Told, Watched
+from elastix.comm.protocol.catch_up_messages import (
+    Digest,
+    DigestMark,
+    Entering,
+    Given,
+    Told,
+    Watched,
+)
 from elastix.errors import StateError
 from elastix.state import State, raw_bytes
 
@@ -44,8 +51,9 @@ QUEUE_STEPS = 2
 PATIENCE_S = 10.0
 """A shadow that has something to acknowledge and does not for so long is dropped."""
 
-_DIGEST, _RECEIVED = b"d", b"a"
-"""What a joiner says: it wants a digest; it has the State, or one more operation."""
+_DIGEST, _RECEIVED, _ABLE, _UNABLE = b"d", b"a", b"s", b"u"
+"""What a joiner says: it wants a digest; it has the State, or one more operation; a shadow, whether
+it can store States."""
 
 
 @dataclass
@@ -71,6 +79,7 @@ class _Subscriber:
         fed: it is given the State, and told what follows.
         steps: told with their gradients.
         wants_digest: it has asked for one.
+        stores: it is a shadow that can store States.
         holds: number of the operation before which it has all; infinite for who is no shadow.
     """
 
@@ -79,6 +88,7 @@ class _Subscriber:
         self.fed = False
         self.steps = 0
         self.wants_digest = False
+        self.stores = False
         self.holds = math.inf
         self._told = 0  # number of the next operation
         self._on_news = on_news
@@ -157,6 +167,8 @@ class _Subscriber:
                     break
                 if said == _DIGEST:
                     self.wants_digest = True
+                elif said in (_ABLE, _UNABLE):
+                    self.stores = said == _ABLE
                 elif said == _RECEIVED:
                     self.holds = self._given if math.isinf(self.holds) else self.holds + 1
                     self._on_news()
@@ -204,6 +216,11 @@ class CatchUpSender:
         """Number of the operation before which all shadows have received all; infinite for none."""
         holds = [subscriber.holds for subscriber in self._subscribers if not subscriber.closed]
         return min(holds, default=math.inf)
+
+    @property
+    def shadowed(self) -> bool:
+        """Whether a shadow follows that can store States."""
+        return any(s.stores and not s.closed for s in self._subscribers)
 
     def boundary(
         self,
@@ -328,6 +345,10 @@ class CatchUpReceiver:
     def ask_digest(self) -> None:
         """Ask the donor for the digest of its State at its next boundary."""
         self._say(_DIGEST)
+
+    def say_able(self, able: bool) -> None:
+        """Tell the donor whether this shadow can store States."""
+        self._say(_ABLE if able else _UNABLE)
 
     def close(self) -> None:
         """No more of it."""

@@ -5,7 +5,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from elastix.comm.protocol.catch_up import Watched
+from elastix.comm.protocol.catch_up_messages import Watched
 from elastix.state import dtype_name, raw_bytes
 
 

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 Address = tuple[str, int]
 """Host and port."""
 
-FEED, MEETING = "feed", "meeting"
+FEED, MEETING, CREW = "feed", "meeting", "crew"
 """What doors are for. A proof that was made for one is worth nothing at another."""
 
 SECRET_BYTES = 32
@@ -39,7 +39,14 @@ _PROOF_BYTES = 32
 _NAME = struct.Struct("!q")
 _NOBODY = -1
 _PAUSE_S = 0.1
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+_GIVE_UP = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 4,
+    # What was sent and never acknowledged; the kernel alone would try for a quarter of an hour. Not
+    # less: whoever compiles its first step may not read for minutes.
+    "TCP_USER_TIMEOUT": 300_000,
+}
 
 
 def draw_secret() -> bytes:
@@ -56,7 +63,7 @@ class Door:
 
     Args:
         host: the address to listen at, and under which others reach this process.
-        purpose: FEED or MEETING.
+        purpose: FEED, MEETING or CREW.
         secret: of the run.
         welcome: called with each connection, blocking and without a time-out, and the id of the
             worker at its other end; in a thread of its own, which it may keep.
@@ -217,11 +224,15 @@ def _checked(secret: bytes) -> bytes:
 
 
 def _settle(connection: socket.socket) -> None:
-    """For as long as both want; a host that is gone without a word is noticed within a minute."""
+    """For as long as both want.
+
+    A host that is gone without a word is noticed within a minute, or within five by whoever is
+    sending to it.
+    """
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEP_ALIVE.items():
+    for option, value in _GIVE_UP.items():
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 

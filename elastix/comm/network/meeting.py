@@ -2,7 +2,7 @@
 
 torch's own store listens on all interfaces, and answers and obeys whoever connects. Who can write
 to it decides where gradients are sent. So a Rendezvous keeps the keys itself, for workers of the
-run alone, and a Meeting is the store that torch is given.
+run alone, and a MeetingStore is the store that torch is given.
 
 Keys belong to one meeting, and are forgotten when all have left it.
 
@@ -169,7 +169,7 @@ class Rendezvous:
                 self._meetings.pop(name, None)
 
 
-class Meeting(Store):
+class MeetingStore(Store):
     """One worker in one meeting: the store through which torch connects its members. Any thread.
 
     Args:

@@ -31,6 +31,25 @@ class NextGroup:
             if proposed.generation > max(self._builders, default=0):
                 self._builders[proposed.generation] = Builder(wiring, self._notify)
 
+    def connect(self, membership: Membership) -> None:
+        """Begin to connect these, if it was not begun; what is older is ended."""
+        generation, members = membership.generation, membership.members
+        wiring = replace(self._wiring(), generation=generation, members=members)
+        with self._lock:
+            outdated = [g for g in self._builders if g < generation]
+            ended = [self._builders.pop(g) for g in outdated]
+            if membership.size > 1 and generation not in self._builders:
+                self._builders[generation] = Builder(wiring, self._notify)
+        for other in ended:
+            other.abandon()
+
+    def end(self) -> None:
+        """Nobody wants any of them."""
+        with self._lock:
+            ended, self._builders = list(self._builders.values()), {}
+        for builder in ended:
+            builder.abandon()
+
     def take(self, generation: int) -> Builder | None:
         """The builder of that generation, if it was begun; those of older ones are ended."""
         with self._lock:

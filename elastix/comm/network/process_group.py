@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from elastix.comm.network import shared_memory
 from elastix.comm.network.door import FEED, Address, unreachable
-from elastix.comm.network.meeting import Meeting
+from elastix.comm.network.meeting import MeetingStore
 
 Backend = Literal["gloo", "nccl"]
 Reduce = Literal["sum", "max"]
@@ -128,7 +128,7 @@ class Group:
         wiring: "Wiring",
         process_group: Any,  # noqa: ANN401
         exchange: shared_memory.Exchange | None = None,
-        meeting: Meeting | None = None,
+        meeting: MeetingStore | None = None,
     ) -> None:
         self.generation = wiring.generation
         self.members = wiring.members
@@ -160,7 +160,10 @@ class Group:
         return self._start(lambda: self._pg.allreduce([tensor], options))
 
     def through_memory(
-        self, room: shared_memory.SharedBuffer, sizes: Sequence[int], work: shared_memory.Work
+        self,
+        room: shared_memory.SharedBuffer,
+        sizes: Sequence[int],
+        work: shared_memory.Contribution,
     ) -> Pending:
         """See Exchange.begin. Only if the members share memory."""
         if self._exchange is None:
@@ -256,7 +259,7 @@ def _bare(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def _bury(group: Any, meeting: Meeting | None, pending: list[Pending]) -> None:  # noqa: ANN401
+def _bury(group: Any, meeting: MeetingStore | None, pending: list[Pending]) -> None:  # noqa: ANN401
     for operation in pending:
         over = threading.Event()
         operation.on_finish(over.set)
@@ -279,6 +282,7 @@ class Wiring:
         shared: members on one host reduce through memory that they share.
         secret: of the run; whoever has it is taken for one of its workers.
         feed: where this worker's Feed listens; None while it has none.
+        place: of this process in its worker's crew. Those at one place of all workers meet.
     """
 
     address: Address
@@ -291,6 +295,13 @@ class Wiring:
     members: tuple[int, ...] = ()
     scope: str = "all"
     shared: bool = True
+    place: int = 0
+
+    @property
+    def meeting(self) -> str:
+        """Name of the meeting of a group's members."""
+        rail = f"-{self.place}" if self.place else ""
+        return f"{self.generation}-{self.scope}{rail}"
 
     @property
     def rank(self) -> int:
@@ -316,7 +327,7 @@ class Builder:
         self._done = done
         self._lock = threading.Lock()
         self._abandoned = False
-        self._meeting: Meeting | None = None
+        self._meeting: MeetingStore | None = None
         name = f"build-{wiring.generation}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -357,8 +368,7 @@ class Builder:
             if self._abandoned:
                 raise RuntimeError("abandoned before it came to the meeting")
         wiring = self._wiring
-        name = f"{wiring.generation}-{wiring.scope}"
-        meeting = Meeting(wiring.address, wiring.secret, wiring.me, name)
+        meeting = MeetingStore(wiring.address, wiring.secret, wiring.me, wiring.meeting)
         with self._lock:
             self._meeting = meeting
         group = None
@@ -369,7 +379,7 @@ class Builder:
                 meeting.close()
         return group
 
-    def _connect(self, meeting: Meeting) -> Group:
+    def _connect(self, meeting: MeetingStore) -> Group:
         wiring = self._wiring
         rank, size = wiring.rank, len(wiring.members)
         shares = wiring.shared and wiring.backend == "gloo" and wiring.scope == "all"
@@ -409,7 +419,9 @@ class Builder:
             return Group(wiring, group)
         return Group(wiring, group, shared_memory.Exchange(wiring.generation, rank, mates))
 
-    def _missed(self, meeting: Meeting, catch_ups: Sequence[list[Any] | None]) -> frozenset[int]:
+    def _missed(
+        self, meeting: MeetingStore, catch_ups: Sequence[list[Any] | None]
+    ) -> frozenset[int]:
         """Members that do not answer, or had nothing to say on how to connect to them."""
         wiring = self._wiring
         others = [member for member in wiring.members if member != wiring.me]

@@ -274,8 +274,8 @@ Rooms = Mapping[int, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a member does in a reduction.
+class Contribution:
+    """What a member computes in a reduction.
 
     Attributes:
         into: where its result goes.
@@ -320,9 +320,9 @@ class Exchange:
                 else:
                     torch.maximum(total, rooms[other][part], out=total)
 
-        return self.begin(room, sizes, Work(tensor, len(tensor), add_up))
+        return self.begin(room, sizes, Contribution(tensor, len(tensor), add_up))
 
-    def begin(self, room: SharedBuffer, sizes: Sequence[int], work: Work) -> Reduction:
+    def begin(self, room: SharedBuffer, sizes: Sequence[int], work: Contribution) -> Reduction:
         """Have work done when all others have shown their rooms. Never blocks.
 
         Args:
@@ -369,7 +369,7 @@ class Exchange:
     def _is_stopped(self) -> bool:
         return self._stopped
 
-    def _reduce(self, number: int, sizes: Sequence[int], work: Work) -> None:
+    def _reduce(self, number: int, sizes: Sequence[int], work: Contribution) -> None:
         size, target = len(self._mates), self._base | number + 1
         cuts = [work.length * n // size for n in range(size + 1)]
         rooms = {}

@@ -12,6 +12,7 @@ import torch
 
 from elastix.comm.network.process_group import Group, Pending
 from elastix.comm.protocol.participant import OutOfMemory
+from elastix.sharding import Part, Shard
 from elastix.state import Ref, State, dtype_name, identity, raw_bytes
 
 Wait = Callable[[Pending], None]
@@ -88,7 +89,8 @@ def describe(state: State) -> tuple[dict[str, Any], list[torch.Tensor]]:
         index[name] = (dtype_name(tensor), list(tensor.shape), tied)
         if tied is None:
             parts.append(raw_bytes(tensor))
-    return {"index": index, "meta": state.meta, "parents": state.parents}, parts
+    body = {"index": index, "meta": state.meta, "parents": state.parents}
+    return (body | {"parts": state.parts} if state.parts else body), parts
 
 
 def rooms(body: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
@@ -106,7 +108,11 @@ def rooms(body: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[torch.Ten
 
 def assemble(body: dict[str, Any], tensors: dict[str, torch.Tensor]) -> State:
     """The State, when its tensors are filled."""
-    return State(tensors, body["meta"], tuple(Ref(parent) for parent in body["parents"]))
+    parts = {
+        name: Shard(Part(tuple(start), tuple(stop)), tuple(whole))
+        for name, ((start, stop), whole) in body.get("parts", {}).items()
+    }
+    return State(tensors, body["meta"], tuple(Ref(parent) for parent in body["parents"]), parts)
 
 
 def _chunks(parts: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

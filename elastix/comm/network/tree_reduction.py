@@ -162,7 +162,7 @@ def _through_memory(
         own[part].copy_(_total(sharing.additions, value, reduce))
         into[part].copy_(own[part])
 
-    work = shared_memory.Work(into, length, add_up)
+    work = shared_memory.Contribution(into, length, add_up)
     return group.through_memory(room.buffer, sizes, work)
 
 

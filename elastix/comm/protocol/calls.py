@@ -24,6 +24,8 @@ class OperationKind(IntEnum):
     FINGERPRINTS = 6
     REGROUP = 7
     MEAN = 8
+    SLICES = 9
+    SUSPECTS = 10
 
 
 _NAMES: Mapping[int, str] = {
@@ -32,6 +34,8 @@ _NAMES: Mapping[int, str] = {
     OperationKind.END: "at the end of the train function",
     OperationKind.DRAWS: "in the roll call after a step",
     OperationKind.FINGERPRINTS: "in the roll call of what workers hold, after a step",
+    OperationKind.SLICES: "in the roll call of what a slice gave, after a step",
+    OperationKind.SUSPECTS: "in the roll call of what the gradient was made of, after a step",
     OperationKind.REGROUP: "in the round after workers had parted",
     OperationKind.MEAN_LOSS: "in the step of an LBFGS optimizer",
     OperationKind.MEAN: "in ctx.mean",

@@ -11,7 +11,8 @@ a driver for whatever lies outside (wants) and is sent the answers. `driver` dri
 training thread, over torch.distributed; the tests drive thousands of members in one thread, in any
 order of events that can be.
 
-A member is an id, and nothing here asks what stands behind it.
+A member is an id, and nothing here asks what stands behind it: one process, or a crew of which this
+one speaks (see crew).
 
 Not here: what an operation computes (reducer, train.replica.evaluation), who decides on generations
 (membership), and what survivors decide (recovery).
@@ -20,19 +21,20 @@ Not here: what an operation computes (reducer, train.replica.evaluation), who de
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from elastix.comm.protocol import calls
-from elastix.comm.protocol.catch_up import Entering, Watched
+from elastix.comm.protocol.catch_up_messages import Entering, Watched
+from elastix.comm.protocol.crew import Crew, Go, Going, Gone, Meeting, Release
+from elastix.comm.protocol.in_group import InGroup
 from elastix.comm.protocol.in_hand import InHand, Recovering
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.joiner import Joiner
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.protocol.operation import OperationOutcome
-from elastix.comm.protocol.participant import Fenced, Joined, Released
+from elastix.comm.protocol.participant import Broken, Fenced, Joined, Released
 from elastix.comm.protocol.recovery import Decision, Position, decide
 from elastix.comm.protocol.wants import (
-    Abandon,
     AllHaveState,
     AnnounceEntry,
     Await,
@@ -42,9 +44,6 @@ from elastix.comm.protocol.wants import (
     Compute,
     Conclude,
     Course,
-    Doubt,
-    Failed,
-    GiveState,
     GroupHandle,
     Meet,
     PassOn,
@@ -53,10 +52,8 @@ from elastix.comm.protocol.wants import (
     ReducePayload,
     Succeed,
     Superseded,
-    TakeState,
     TellEntered,
     TellRecovered,
-    Want,
 )
 from elastix.errors import TrainError
 
@@ -66,7 +63,7 @@ if TYPE_CHECKING:
     from elastix.comm.protocol.operation import Operation
 
 
-class GroupProtocol:
+class GroupProtocol(InGroup):
     """One member's side. Its courses are driven one at a time.
 
     Args:
@@ -75,6 +72,7 @@ class GroupProtocol:
         min_members: a smaller group waits at its next boundary until it has grown.
         redo: kind of operation that is not finished by survivors but done again; 0 for none.
         rule: what members do who have met; see recovery.decide.
+        crew: the processes that this one speaks for; alone by default.
 
     Attributes:
         generation: the newest generation that this member entered or tries to enter.
@@ -92,9 +90,9 @@ class GroupProtocol:
         min_members: int = 1,
         redo: int = 0,
         rule: Callable[[Sequence[Position], Sequence[int]], Decision] = decide,
+        crew: Crew | None = None,
     ) -> None:
-        self.generation = 0
-        self.group: GroupHandle | None = None
+        super().__init__()
         self.plan = 0
         self.hand = InHand()
         self.joiner = Joiner(me, inbox, self._called)
@@ -103,19 +101,18 @@ class GroupProtocol:
         self._min_members = min_members
         self._redo = redo
         self._rule = rule
+        self._crew = crew or Crew()
         self._agreed = 0  # the proposal to be entered at the next boundary
         self._founded = 0  # the generation in which this member was given the State as a founder
         self._result: torch.Tensor | None = None  # of the operation left last
-        self._circle: GroupHandle | None = None  # in which the State is being given
-        self._doubted = 0
         self._recovering = Recovering()
 
     # ------------------------------------------------------------------ at any time
 
     @property
     def superseded(self) -> bool:
-        """Whether a newer membership must be entered at once."""
-        return self._inbox.urgent.generation > self.generation
+        """Whether a newer membership must be entered at once; or there is nothing to go on with."""
+        return self._inbox.urgent.generation > self.generation or self._crew.broken
 
     @property
     def usable(self) -> bool:
@@ -149,12 +146,6 @@ class GroupProtocol:
             return proposed.generation
         return 0
 
-    def doubts(self, generation: int) -> bool:
-        """Whether to ask for a generation after this one: once, however often it fails."""
-        first = generation > self._doubted
-        self._doubted = max(self._doubted, generation)
-        return first
-
     def step_left(self, outcome: OperationOutcome, proposal: int) -> None:
         """A step was left: its successor is split over the members of the newest generation.
 
@@ -170,11 +161,19 @@ class GroupProtocol:
 
     # ------------------------------------------------------------------ courses
 
+    def assemble(self) -> Course[None]:
+        """Until all of this worker's crew are up to `prepare`."""
+        yield Await(lambda: self._crew.prepared or self._crew.broken, phase="crew")
+        if self._crew.broken:
+            raise Broken(self._me)
+
     def come_in(self) -> Course[None]:
         """Until this member has the State: in a group, or from a peer that it goes on to follow."""
         while not self.hand.has_state:
             yield Await(self._addressed)
             newest = max(self._inbox.urgent, self._inbox.proposed, key=lambda m: m.generation)
+            if self._crew.broken:
+                raise Broken(self._me)
             if self._inbox.invitation and not self._called():
                 number = yield from self.joiner.begin()
                 if number is not None:
@@ -185,14 +184,14 @@ class GroupProtocol:
                 except Superseded:
                     continue
             else:
-                yield from self._leave_group()
+                yield from self._leave()
                 self.generation = newest.generation
 
     def run(self, operation: Operation) -> Course[OperationOutcome]:
         """Carry one operation through, whatever happens to the group.
 
         Raises:
-            Fenced: this member was taken out.
+            Fenced: this member was taken out; Broken if one of its crew is lost.
             TrainError: the others run something else.
         """
         hand = self.hand
@@ -216,6 +215,7 @@ class GroupProtocol:
             self.plan = max(self.plan, outcome.generation)
         self._result = outcome.result
         self.hand = hand.after()
+        yield from self._crew.say(Gone(hand.number, outcome))
         yield Conclude(operation, outcome, hand.number, shares)
         if self._recovering.since:
             yield from self._recovered(operation.kind)
@@ -250,6 +250,7 @@ class GroupProtocol:
                 elif self._too_few():
                     yield from self._pause()
                 else:
+                    yield from self._say_go()
                     return
             except Superseded:
                 continue
@@ -258,6 +259,7 @@ class GroupProtocol:
         members = self._inbox.members[self._agreed]
         if self._me not in members:
             # The group stays up: others may still wait for what this member has sent there.
+            yield from self._crew.say(Release(self._agreed))
             raise Released(self._agreed)
         yield AnnounceEntry(self._agreed, members)
         yield from self._enter(Membership(self._agreed, members, urgent=False))
@@ -298,7 +300,7 @@ class GroupProtocol:
 
     def _addressed_by_membership(self) -> bool:
         heard = max(self._inbox.urgent.generation, self._inbox.proposed.generation)
-        return heard > self.generation
+        return heard > self.generation or self._crew.broken
 
     def _follow(self) -> Course[bool]:
         """At a boundary: whether there is an operation to imitate. If not, this joiner is in."""
@@ -343,6 +345,8 @@ class GroupProtocol:
             if not hand.void:
                 yield from self._compute(group, operation)
                 yield from self._ask(ReduceBuckets(group, operation))
+            mine = hand.number, self.generation
+            yield from self._await_crew(lambda: self._crew.held(*mine))
             hand.complete = self.generation
         hand.payload, detail = yield Payload(group, operation)
         if detail is not None:
@@ -379,32 +383,39 @@ class GroupProtocol:
         if fault is not None:
             raise fault
 
-    def _ask(self, want: Want) -> Course[Any]:
-        """What a want that meets peers is answered with. If it fails, wait to be superseded."""
-        try:
-            return (yield want)
-        except Failed as failed:  # its traceback would keep the group and its sockets until gc
-            error, unreachable = failed.error, failed.unreachable
-        # Only a hint: the controller knows who is dead, or starts a new generation.
-        if self.doubts(self.generation):
-            yield Doubt(self.generation, error, unreachable)
-        yield Await(lambda: self.superseded)
-        raise Superseded
+    # ------------------------------------------------------------------ this worker's crew
+
+    def _await_crew(self, there: Callable[[], bool]) -> Course[None]:
+        """Until all places of this worker are so far.
+
+        Raises:
+            Superseded: there is something newer to do.
+        """
+        if self._crew.alone:
+            return
+        yield Await(lambda: there() or self.superseded, phase="crew", detail=self.hand.kind)
+        if not there():
+            raise Superseded
+
+    def _say_go(self) -> Course[None]:
+        members = self._inbox.members.get(self.plan, ())
+        yield from self._crew.say(Go(self.hand.number, self.plan, members))
+
+    def _say_going(self) -> Course[None]:
+        hand = self.hand
+        yield from self._crew.say(
+            Going(self.generation, hand.number, hand.complete, hand.void, hand.next_void)
+        )
 
     # ------------------------------------------------------------------ a change of the group
 
     def _catch_up(self) -> Course[None]:
         while self.superseded:
+            if self._crew.broken:
+                raise Broken(self._me)
             urgent = self._inbox.urgent
             self._recovering.since = self._recovering.since or urgent.generation
             yield from self._enter(urgent)
-
-    def _leave_group(self) -> Course[None]:
-        abandoned = self.group, self._circle
-        self.group = self._circle = None
-        for group in abandoned:
-            if group is not None:
-                yield Abandon(group)
 
     def _enter(self, membership: Membership, joined: Joined | None = None) -> Course[None]:
         """Meet the members of a generation and agree on how to go on.
@@ -418,7 +429,7 @@ class GroupProtocol:
         """
         if self._me not in membership.members:
             raise Fenced(f"worker {self._me} is not in generation {membership.generation}")
-        yield from self._leave_group()
+        yield from self._leave()
         hand = self.hand
         hand.passed = None
         self.generation = membership.generation
@@ -433,9 +444,14 @@ class GroupProtocol:
         decision = self._rule((yield from self._ask(Meet(group, position))), membership.members)
         if decision.gone:
             self._look_if_gone(group, decision)
+        generation, members = membership.generation, membership.members
+        yield from self._crew.say(Meeting(generation, members, decision.donor, decision.newcomers))
         if decision.donor is not None:
             yield from self._ask(CompareLayouts(group))
-            joined = yield from self._hand_over(group, decision.donor, decision.newcomers)
+            mine, ranks = members.index(self._me), (decision.donor, *decision.newcomers)
+            founding = not self.hand.has_state
+            joined = yield from self._hand_over(group, mine, ranks, founding=founding)
+            yield from self._await_crew(lambda: self._crew.there(generation))
         if decision.founding:
             # Like a commit round: whoever leaves it knows that all founders have the State.
             self._founded = membership.generation
@@ -465,29 +481,6 @@ class GroupProtocol:
         hand = self.hand
         return None if hand.complete or hand.kind == self._redo else hand.operation
 
-    def _hand_over(
-        self, group: GroupHandle, donor: int, newcomers: tuple[int, ...]
-    ) -> Course[Joined | None]:
-        """Give or take the State, if that is on this member; what it cost if it was taken."""
-        ranks = (donor, *newcomers)
-        mine = group.members.index(self._me)
-        if mine not in ranks:
-            return None
-        circle, root = group, donor
-        if len(ranks) < len(group.members):  # nobody else need take part
-            members = tuple(group.members[rank] for rank in ranks)
-            circle = yield from self._ask(Build(group.generation, members, scope="transfer"))
-            self._circle, root = circle, 0
-        joined: Joined | None = None
-        if mine == donor:
-            yield from self._ask(GiveState(circle, founding=not self.hand.has_state))
-        else:
-            joined = yield from self._ask(TakeState(circle, root))
-        if self._circle is not None:
-            self._circle = None
-            yield Abandon(circle)
-        return joined
-
     def _go_on(self, group: GroupHandle, decision: Decision) -> Course[None]:
         hand = self.hand
         if not hand.has_state:
@@ -510,6 +503,7 @@ class GroupProtocol:
         hand.next_void = behind and void
         if behind:
             self._recovering.outcome = "passed on"
+            yield from self._say_going()
             return
         if not decision.complete:  # else it is as void as it was, on all of them
             hand.void = void
@@ -517,6 +511,7 @@ class GroupProtocol:
         self._recovering.outcome = "done again" if hand.void else kept
         hand.complete = decision.complete
         self.plan = max(self.plan, decision.plan) or self.generation
+        yield from self._say_going()
 
     def _recovered(self, kind: int) -> Course[None]:
         through, self._recovering = self._recovering, Recovering()

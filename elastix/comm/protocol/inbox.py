@@ -44,6 +44,10 @@ class Inbox:
         elif membership.generation > self.proposed.generation:
             self.proposed = membership
 
+    def learn(self, generation: int, members: tuple[int, ...]) -> None:
+        """These are the members of that generation, of which the controller has yet to tell."""
+        self.members.setdefault(generation, members)
+
     def invite(self, donors: tuple[Address, ...], *, shadow: bool = False) -> None:
         """Catch up from one of these peers, the first of them if it is there.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elastix.comm.protocol.calls import OperationKind, call
-from elastix.comm.protocol.catch_up import Digest, DigestMark, Entering, Given, Watched
+from elastix.comm.protocol.catch_up_messages import Digest, DigestMark, Entering, Given, Watched
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.protocol.participant import Fenced, Joined
@@ -35,7 +35,7 @@ from elastix.comm.protocol.wants import (
 from elastix.errors import TrainError
 
 if TYPE_CHECKING:
-    from elastix.comm.protocol.catch_up import CatchUpStream
+    from elastix.comm.protocol.catch_up_messages import CatchUpStream
     from elastix.comm.protocol.operation import Operation
 
 _NEAR = 2
@@ -160,6 +160,11 @@ class Joiner:
         """Have the State compared with the donor's."""
         if self._catchup is not None:
             self._catchup.stream.ask_digest()
+
+    def say_able(self, able: bool) -> None:
+        """Tell the donor whether this shadow can store States."""
+        if self._catchup is not None:
+            self._catchup.stream.say_able(able)
 
     def follow(self, operation: int) -> Course[Watched | Entering | int | None]:
         """At a boundary: what comes next, as soon as the donor says so.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from elastix.comm.network.process_group import Group, Pending, Reduce
-    from elastix.comm.protocol.catch_up import Watched
+    from elastix.comm.protocol.catch_up_messages import Watched
 
 
 @dataclass(frozen=True)

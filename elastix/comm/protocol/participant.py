@@ -13,6 +13,13 @@ class Fenced(BaseException):
     """This worker was taken out of the group. Not an Exception: user code must not catch it."""
 
 
+class Broken(Fenced):
+    """A process of this worker's crew is lost, and with it the worker."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__(f"worker {worker} has lost one of its processes")
+
+
 class OutOfMemory(BaseException):
     """This worker cannot hold the State that it is given. Not an Exception, as Fenced is none."""
 

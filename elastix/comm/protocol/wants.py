@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from elastix.comm.network.door import Address
-    from elastix.comm.protocol.catch_up import Given, Watched
+    from elastix.comm.protocol.catch_up_messages import Given, Watched
+    from elastix.comm.protocol.crew import Word
     from elastix.comm.protocol.operation import Operation, OperationOutcome
     from elastix.comm.protocol.participant import Joined
     from elastix.comm.protocol.recovery import Position
@@ -73,6 +74,25 @@ class Build(NamedTuple):
     members: tuple[int, ...]
     scope: str = "all"
     prepare: Operation | None = None
+
+
+class Connect(NamedTuple):
+    """Begin to connect members, and leave it to Connected to wait for them. Sends None.
+
+    Whatever was begun for older generations is dropped.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+
+
+class Connected(NamedTuple):
+    """Wait for what was begun with Connect. Meets peers; sends a group.
+
+    One who is superseded may wait for it again.
+    """
+
+    generation: int
 
 
 class Abandon(NamedTuple):
@@ -179,6 +199,12 @@ class Conclude(NamedTuple):
     plan: tuple[int, ...]
 
 
+class Say(NamedTuple):
+    """Tell the followers of this worker; or, from one of them, its speaker. Sends None."""
+
+    word: Word
+
+
 # ------------------------------------------------------------------ reports
 
 
@@ -271,6 +297,8 @@ class Imitate(NamedTuple):
 Want = (
     Await
     | Build
+    | Connect
+    | Connected
     | Abandon
     | Meet
     | CompareLayouts
@@ -284,6 +312,7 @@ Want = (
     | CompareCalls
     | ReducePayload
     | Conclude
+    | Say
     | TellEntered
     | TellRecovered
     | Doubt

@@ -18,7 +18,7 @@ from random import Random
 from types import SimpleNamespace
 
 from elastix.comm.protocol import wants
-from elastix.comm.protocol.catch_up import Digest, DigestMark, Entering, Given, Watched
+from elastix.comm.protocol.catch_up_messages import Digest, DigestMark, Entering, Given, Watched
 from elastix.comm.protocol.group_protocol import GroupProtocol
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.membership import Membership, Roster
@@ -168,6 +168,9 @@ class Stream:
     def pop(self):
         return self.told.popleft()
 
+    def say_able(self, able: bool) -> None:
+        raise AssertionError(able)
+
     def ask_digest(self) -> None:
         self.asked = True
 
@@ -248,13 +251,7 @@ class Worker:
         self.mail: deque = deque()  # from the controller, not delivered yet
         self.outbox: deque = deque()
         self.inbox = Inbox()
-        self.protocol = simulation.protocol(
-            me,
-            self.inbox,
-            min_members=simulation.scenario.min_workers,
-            redo=STEP if simulation.scenario.rollback else 0,
-            rule=simulation.rule,
-        )
+        self.protocol = self.make_protocol()
         self.posted: dict[Group, int] = {}
         self.following: Stream | None = None
         self.streams: list[Stream] = []  # to joiners
@@ -264,14 +261,33 @@ class Worker:
         self.weights = 0
         self.thread = self.life()
 
+    def make_protocol(self, **options):
+        return self.sim.protocol(
+            self.me,
+            self.inbox,
+            min_members=self.sim.scenario.min_workers,
+            redo=STEP if self.sim.scenario.rollback else 0,
+            rule=self.sim.rule,
+            **options,
+        )
+
     @property
     def state(self):
         return self.epoch, self.cursor, self.weights
 
+    def prepare(self):
+        """Up to where the controller hears of this worker."""
+        self.outbox.append(("ready", 0))
+        yield from ()
+
+    def left(self):
+        """User code after an operation."""
+        yield from ()
+
     def life(self):
         scenario, protocol = self.sim.scenario, self.protocol
         yield COMPUTING
-        self.outbox.append(("ready", 0))
+        yield from self.prepare()
         yield from protocol.come_in()
         while self.epoch < scenario.epochs:
             while True:
@@ -283,8 +299,10 @@ class Worker:
                     break
                 self.check_size()
                 yield from self.step(drawn)
+                yield from self.left()
             if scenario.evaluate:
                 yield from protocol.run(_EVALUATION)
+                yield from self.left()
             self.epoch += 1
         if protocol.joiner.following and protocol.joiner.shadow:
             yield from protocol.succeed()
@@ -304,7 +322,8 @@ class Worker:
         follows = protocol.joiner.following
         step.begin(drawn[0])
         yield COMPUTING  # forward
-        for number in [] if follows else step.own(protocol.group.members):
+        own = not follows and self.sim.scenario.slices
+        for number in step.own(protocol.group.members) if own else []:
             step.computed.add(number)
             yield COMPUTING
         for _ in _BUCKETS:
@@ -670,9 +689,15 @@ class Simulation:
     # ------------------------------------------------------------------ controller
 
     def spawn(self) -> None:
-        worker = Worker(self, len(self.workers))
+        worker = self.make_worker(len(self.workers))
         self.workers.append(worker)
         self.hands.add(worker.me)
+        self.begin(worker)
+
+    def make_worker(self, me: int) -> Worker:
+        return Worker(self, me)
+
+    def begin(self, worker: Worker) -> None:
         next(worker.thread)
         self.runnable.add(worker)
 
@@ -696,10 +721,13 @@ class Simulation:
 
     def start_afresh(self) -> None:
         """Whoever had the State died before the controller heard of it: a run begins anew."""
-        if any(worker.alive and worker.protocol.hand.has_state for worker in self.workers):
+        if any(self.whole(worker) and worker.protocol.hand.has_state for worker in self.workers):
             raise Violation("a run begins anew although somebody has the State")
         for kept in (self.records, self.evaluated, self.committed):
             kept.clear()
+
+    def whole(self, worker: Worker) -> bool:
+        return worker.alive
 
     def hear(self, worker: Worker) -> None:
         what, generation = worker.outbox.popleft()
@@ -785,7 +813,7 @@ class Simulation:
         try:
             wanted = thread.send(answer) if error is None else thread.throw(error)
             while wanted.__class__ not in _WAITING:
-                wanted = _ANSWERS[wanted.__class__](self, worker, wanted)
+                wanted = self.answers[wanted.__class__](self, worker, wanted)
                 if wanted.__class__ not in _WAITING:
                     wanted = thread.send(wanted)
         except (StopIteration, Fenced, Released) as over:
@@ -857,8 +885,12 @@ class Simulation:
             worker.following.failed = True
             self.wake(worker)
 
+    @property
+    def processes(self) -> list[Worker]:
+        return self.workers
+
     def mishap(self) -> None:
-        alive = [worker for worker in self.workers if worker.alive]
+        alive = [worker for worker in self.processes if worker.alive]
         worker = alive[self.choose(len(alive))] if alive else None
         number, self.mishaps_left = self.mishaps_left, self.mishaps_left - 1
         if worker is None:
@@ -909,14 +941,19 @@ class Simulation:
     def ask_after_failed_collectives(self) -> bool:
         """A connection to a process that ended breaks, in time; a meeting waits without one."""
         asked = False
-        for worker in self.workers:
+        for worker in self.processes:
             waits = worker.waits
             if worker.alive and isinstance(waits, Collective) and waits.tag != "meet":
-                if all(self.workers[member].alive for member in waits.members):
+                if all(self.peer(worker, member).alive for member in waits.members):
                     continue
                 self.resume(worker, Failed(OSError("connection reset")))
                 asked = True
         return asked
+
+    def peer(self, worker: Worker, member: int) -> Worker:
+        """Who of another worker is in groups with this process."""
+        del worker
+        return self.workers[member]
 
     # ------------------------------------------------------------------ at the end
 
@@ -951,7 +988,7 @@ class Simulation:
 
 
 _WAITING = {Collective, Computing, Await}
-_ANSWERS = {
+Simulation.answers = {
     wants.Build: Simulation.build,
     wants.Abandon: Simulation.abandon,
     wants.Meet: Simulation.meet,

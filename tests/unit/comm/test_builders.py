@@ -73,7 +73,7 @@ def test_whatever_goes_wrong_is_told(rendezvous, monkeypatch, error):
     def refuse(*_args):
         raise error
 
-    monkeypatch.setattr(process_group, "Meeting", refuse)
+    monkeypatch.setattr(process_group, "MeetingStore", refuse)
     told = threading.Event()
     builder = Builder(wiring(rendezvous, 0, generation=1, members=MEMBERS), told.set)
     assert told.wait(60)

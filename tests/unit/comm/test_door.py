@@ -25,8 +25,8 @@ from elastix.comm.network.door import (
     enter,
     unreachable,
 )
-from elastix.comm.network.meeting import Meeting, Rendezvous
-from elastix.comm.protocol.catch_up import Watched
+from elastix.comm.network.meeting import MeetingStore, Rendezvous
+from elastix.comm.protocol.catch_up_messages import Watched
 from elastix.state import State
 
 HOST = "127.0.0.1"
@@ -404,7 +404,7 @@ def test_members_meet_and_connect_whoever_else_comes(attack):
     results = {}
 
     def meet(rank):
-        meeting = Meeting(rendezvous.address, SECRET, rank, "1-all")
+        meeting = MeetingStore(rendezvous.address, SECRET, rank, "1-all")
         with closing(meeting):
             said = meeting.arrive(f"{rank}", b"%d" % rank, ["0", "1", "2"], lambda: False)
             options = dist.ProcessGroupGloo._Options()
@@ -426,7 +426,7 @@ def test_members_meet_and_connect_whoever_else_comes(attack):
 
 def test_what_is_said_at_a_meeting():
     with closing(Rendezvous(HOST, SECRET)) as rendezvous:
-        with closing(Meeting(rendezvous.address, SECRET, 0, "m")) as meeting:
+        with closing(MeetingStore(rendezvous.address, SECRET, 0, "m")) as meeting:
             meeting.set("a", "1")
             assert meeting.get("a") == b"1"
             assert meeting.check(["a"])
@@ -442,19 +442,19 @@ def test_what_is_said_at_a_meeting():
             )
             with pytest.raises(RuntimeError, match="nobody"):
                 meeting.wait(["c"], timedelta(0))
-            with closing(Meeting(rendezvous.address, SECRET, 1, "other")) as other:
+            with closing(MeetingStore(rendezvous.address, SECRET, 1, "other")) as other:
                 assert not other.check(["a"])
         deadline = time.monotonic() + 30
         forgotten = False
         while not forgotten and time.monotonic() < deadline:  # it learns of a guest's end by itself
-            with closing(Meeting(rendezvous.address, SECRET, 0, "m")) as again:
+            with closing(MeetingStore(rendezvous.address, SECRET, 0, "m")) as again:
                 forgotten = not again.check(["a"])
         assert forgotten
 
 
 def test_whoever_waits_at_a_meeting_can_leave_it():
     with closing(Rendezvous(HOST, SECRET)) as rendezvous:
-        meeting = Meeting(rendezvous.address, SECRET, 0, "m")
+        meeting = MeetingStore(rendezvous.address, SECRET, 0, "m")
         ended = threading.Event()
 
         def wait():
@@ -463,7 +463,7 @@ def test_whoever_waits_at_a_meeting_can_leave_it():
             ended.set()
 
         threading.Thread(target=wait, daemon=True).start()
-        with closing(Meeting(rendezvous.address, SECRET, 1, "m")) as other:
+        with closing(MeetingStore(rendezvous.address, SECRET, 1, "m")) as other:
             other.wait(["0"])
         meeting.close()
         assert ended.wait(30)

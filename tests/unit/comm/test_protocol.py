@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastix.comm.protocol import joiner as joining
-from elastix.comm.protocol.catch_up import Digest, DigestMark, Entering, Given, Watched
+from elastix.comm.protocol.catch_up_messages import Digest, DigestMark, Entering, Given, Watched
 from elastix.comm.protocol.group_protocol import GroupProtocol
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.membership import Membership
@@ -601,6 +601,9 @@ class Stream:
 
     def pop(self):
         return self.told.pop(0)
+
+    def say_able(self, able):
+        raise AssertionError(able)
 
     def ask_digest(self):
         self.asked = True

@@ -54,9 +54,11 @@ def test_the_bucket_becomes_the_sum_over_the_tree_in_any_order_of_slices(absent)
             sums.begin(present, 8)
             for number in draws.sample(present, len(present)):
                 bucket.flat.copy_(filled[number])
-                sums.take(number, number + 1)
-                bucket.flat.fill_(7)
-                sums.take(number, number + 1)  # it is there already
+                bucket.close(number + 1)
+                assert sums.lacks(number)
+                sums.take(number)
+                assert not sums.lacks(number)
+                bucket.flat.fill_(7)  # what was taken does not lie there
             reduction = sums.launch(ALONE, Sharing((frozenset(present),), 8))
             reduction.finish()
             wanted = tree_total(leaves, bucket.reduce, 0, 8)
@@ -69,7 +71,8 @@ def test_what_was_taken_stays_when_it_has_been_reduced():
     sums.begin(range(4), 4)
     for number, filled in slices_of(bucket, range(4)).items():
         bucket.flat.copy_(filled)
-        sums.take(number, 1)
+        bucket.close(1)
+        sums.take(number)
     sharing = Sharing((frozenset(range(4)),), 4)
     sums.launch(ALONE, sharing).finish()
     first = bucket.flat.clone()

@@ -103,6 +103,10 @@ class CatchUpStream(Protocol):
         """Ask the donor for the digest of its State at its next boundary."""
         ...
 
+    def say_able(self, able: bool) -> None:
+        """Tell the donor whether this shadow can store States."""
+        ...
+
     def close(self) -> None:
         """No more of it."""
         ...

@@ -1,0 +1,82 @@
+"""Unequal parts of a worker's samples: FSDP2's reduce-scatter with weights instead of a plain mean.
+
+FSDP2 divides by the number of places. That is the mean over samples only if all have as many. So
+each place multiplies by its part of the worker's samples, and the sum is taken.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+class WeightedReduceScatter:
+    """What FSDP2 calls for its gradients; see FSDPModule.set_custom_reduce_scatter.
+
+    Args:
+        part: this place's part of the samples, from 0 to 1, as of now.
+    """
+
+    def __init__(self, part: Callable[[], float]) -> None:
+        self._part = part
+
+    def allocate(
+        self,
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> torch.Tensor:
+        """Memory for the input or the output."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,  # noqa: ANN401 - a ProcessGroup
+        op: Any,  # noqa: ANN401 - a ReduceOp
+        async_op: bool = False,
+    ) -> Any:  # noqa: ANN401 - a Work
+        """The weighted sum, scattered."""
+        del op
+        part = self._part()
+        if part == 0:  # not 0 * gradient: NaN for one that overflowed
+            input_tensor.zero_()
+        else:
+            input_tensor.mul_(part)
+        return _reduce_scatter(
+            output_tensor, input_tensor, op=dist.ReduceOp.SUM, group=group, async_op=async_op
+        )
+
+
+def waiting(modules: Sequence[torch.nn.Module]) -> bool:
+    """Whether FSDP2 has gradients that it was told not to reduce yet: they get the next weight."""
+    from torch.distributed.fsdp import FSDPModule
+
+    layers = (layer for root in modules for layer in root.modules())
+    states: Any = (one._get_fsdp_state() for one in layers if isinstance(one, FSDPModule))
+    held = (
+        one for state in states for group in state._fsdp_param_groups for one in group.fsdp_params
+    )
+    return any(
+        one.unsharded_accumulated_grad is not None
+        or getattr(getattr(one, "_unsharded_param", None), "grad", None) is not None
+        for one in held
+    )
+
+
+def weigh(modules: Sequence[torch.nn.Module], part: Callable[[], float]) -> None:
+    """From now on FSDP2 weighs the gradients of these modules by `part`."""
+    from torch.distributed.fsdp import FSDPModule  # takes long; only who shards needs it
+
+    reduce_scatter: Any = WeightedReduceScatter(part)
+    for root in modules:
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_custom_reduce_scatter(reduce_scatter)

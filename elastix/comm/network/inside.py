@@ -1,0 +1,136 @@
+"""The inside of a worker that is a crew: its processes as torch's default world, with a mesh.
+
+All that shards a model (FSDP2, tensor parallel) works on that mesh as it does without elastix. What
+is particular is the end: when a process of the worker is lost, its mates have to come out of
+whatever collective they are in. `cut` ends their connections, from any thread; the training thread
+gets a RuntimeError.
+
+Not here: the rails, which are groups of their own (process_group), and who decides that a worker is
+broken.
+"""
+
+import contextlib
+import gc
+import json
+import math
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from elastix.comm.network import sockets
+from elastix.comm.network.meeting import MeetingStore
+from elastix.comm.network.process_group import Wiring
+
+__all__ = ["DeviceMesh", "Inside"]
+
+_TIMEOUT = timedelta(minutes=30)
+
+
+class Inside:
+    """One process in the world of its worker.
+
+    Args:
+        wiring: of this process; its place says which it is.
+        axes: of the mesh: how many places each has, by name.
+
+    Attributes:
+        place: in the mesh, counted with the last axis the fastest.
+        size: how many processes the worker is.
+        mesh: of torch; None before `open`.
+
+    Raises:
+        OSError: the meeting cannot be reached.
+    """
+
+    def __init__(self, wiring: Wiring, axes: Mapping[str, int]) -> None:
+        self.place, self.size = wiring.place, math.prod(axes.values())
+        self.mesh: DeviceMesh | None = None
+        self._axes = dict(axes)
+        self._lock = threading.Lock()
+        self._over = self._cut = False
+        self._settled = 0
+        self._mine: set[sockets.Port] = set()
+        self._theirs: set[sockets.Port] = set()
+        self._meeting = MeetingStore(
+            wiring.address, wiring.secret, wiring.me, f"inside-{wiring.me}"
+        )
+
+    def open(self, tells: str = "") -> list[str]:
+        """Block until all places of the worker are here, and connected.
+
+        Args:
+            tells: what this place tells the others.
+
+        Returns:
+            What each has told, by place.
+
+        Raises:
+            OSError, RuntimeError: one of them is lost.
+        """
+        self._before = sockets.listening()
+        told = self._tell("told", tells)
+        dist.init_process_group(
+            "gloo", store=self._meeting, rank=self.place, world_size=self.size, timeout=_TIMEOUT
+        )
+        shape, names = tuple(self._axes.values()), tuple(self._axes)
+        self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        self.settle()
+        return told
+
+    def settle(self) -> None:
+        """All groups that user code makes are there: remember where they were connected."""
+        self._mine = sockets.listening() - self._before
+        self._settled += 1
+        told = self._tell(f"ports-{self._settled}", json.dumps(sorted(self._mine)))
+        others = [json.loads(text) for place, text in enumerate(told) if place != self.place]
+        self._theirs = {(host, port) for ports in others for host, port in ports}
+
+    def add_up(self, tensor: torch.Tensor, axis: str) -> None:
+        """In place, over the places along an axis. Collective."""
+        assert self.mesh is not None  # noqa: S101 - asked for after `open`
+        dist.all_reduce(tensor, group=self.mesh.get_group(axis))
+
+    def cut(self) -> None:
+        """End all connections to mates. Any thread, any number of times."""
+        with self._lock:
+            self._cut = True
+            if not self._over:
+                sockets.shut_down(self._mine, self._theirs)
+        self._meeting.close()
+
+    def close(self) -> None:
+        """Leave the world; another one may be made then."""
+        with self._lock:
+            self._over = True
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+        self._meeting.close()
+        _forget_meshes()
+        gc.collect()
+
+    def _tell(self, what: str, text: str) -> list[str]:
+        keys = [f"{what}-{place}" for place in range(self.size)]
+        said = self._meeting.arrive(keys[self.place], text.encode(), keys, lambda: self._cut)
+        if not said:
+            raise ConnectionError("a process of this worker is lost")
+        return [one.decode() for one in said]
+
+
+def _forget_meshes() -> None:
+    """What torch remembers of operations on DTensors holds meshes, and takes equal ones for them.
+
+    A mesh of another life is equal if it is as large, also if its connections are gone, or if this
+    process was at another place of it. There is no public way to have it forgotten.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()

@@ -1,0 +1,66 @@
+"""The TCP sockets of this process, to shut those down that nobody else can. Linux.
+
+gloo's abort and shutdown return and end nothing (torch 2.13). An operation that waits for a mate
+who is alive, and waits itself, ends only when the connection does. Of each pair one process has
+accepted the connection at a port of its own; the other knows that port if it was told.
+"""
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+Port = tuple[str, int]
+"""Host as a number, and port."""
+
+
+def _of_this_process() -> Iterator[socket.socket]:
+    """Copies, to be closed by whoever looks at them."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed since
+            number = int(entry.name)
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            found = socket.socket(fileno=os.dup(number))
+            if found.family in (socket.AF_INET, socket.AF_INET6):
+                yield found
+            found.close()
+
+
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _port(name: tuple[str, int]) -> Port:
+    return name[0].removeprefix("::ffff:"), name[1]
+
+
+def listening() -> set[Port]:
+    """Where this process listens."""
+    ports = set()
+    for found in _of_this_process():
+        with contextlib.suppress(OSError):
+            if _listens(found):
+                ports.add(_port(found.getsockname()[:2]))
+    return ports
+
+
+def shut_down(mine: Collection[Port], theirs: Collection[Port]) -> int:
+    """Shut down what was accepted at these ports of ours, or connected to these of others.
+
+    Returns:
+        How many connections.
+    """
+    numbers = {port for _, port in mine}  # a listener may be bound to all addresses
+    shut = 0
+    for found in _of_this_process():
+        with contextlib.suppress(OSError):
+            if _listens(found):
+                continue
+            here, there = _port(found.getsockname()[:2]), _port(found.getpeername()[:2])
+            if here[1] in numbers or there in theirs:
+                found.shutdown(socket.SHUT_RDWR)
+                shut += 1
+    return shut
