@@ -1,12 +1,17 @@
-"""A checkpoint put together from shares of several workers, some of whom may die. Pure.
+"""A checkpoint put together from shares of several processes, some of whom may die. Pure.
 
 Every worker that has a snapshot of a step offers it. The coordinator, which holds no tensors,
 divides the tensors among those who offered; when one is lost, the others are asked for what it had
 not delivered, from their own snapshots of the same step. So a checkpoint that was offered is
 completed while one holder lives. No clock, no threads, no store.
 
-Invariant: every tensor is at any time delivered, in the hands of a living holder, or to be handed
-out by the next `orders`.
+A worker is one process here and has all tensors; if workers are crews, each process has what is at
+its place, and is counted by itself, under a number of its own (`holder`). Those at one place hold
+the same, some tensors are at several places, and a checkpoint is complete when what is at every
+place is written.
+
+Invariant: every tensor is at any time delivered, in the hands of a living holder, to be handed
+out by the next `orders`, or held by nobody that lives, which makes the checkpoint hopeless.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,20 +36,31 @@ class CheckpointId(NamedTuple):
     order: int = 0
 
 
+def holder(worker: int, place: int, places: int) -> int:
+    """The number of a process among all that hold snapshots; its worker's, if it is alone."""
+    return worker * places + place
+
+
+_Group = tuple[tuple[str, ...], int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A worker holds a snapshot.
+    """A worker holds a snapshot, or a process of a crew that of what is at its place.
 
     Attributes:
         mark: of which checkpoint.
         reason: why it was taken.
-        members: the group in which all take one at this boundary.
+        members: the group in which all take one at this boundary; every process of it.
         groups: names that share memory, with their bytes; each is written by one worker.
         meta: the State's metadata, this worker's random numbers among them.
         score: what was reported for this State, higher is better; None if nothing was.
         stall_s: how long it held up training.
         digests: of its parts, to be compared with those of the other members; empty without any.
+        entries: of a crew, digests by stored name, to be compared with those of its other places.
         stored: the State is to be stored; else it is compared, and that is all.
+        place: of the process in its crew.
+        places: how many there are; what is at each of them makes up the checkpoint.
     """
 
     mark: CheckpointId
@@ -55,7 +71,10 @@ class Offer:
     score: float | None = None
     stall_s: float = 0.0
     digests: Mapping[str, str] = field(default_factory=dict)
+    entries: Mapping[str, str] = field(default_factory=dict)
     stored: bool = True
+    place: int = 0
+    places: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ class Withdrawn:
 
     Attributes:
         why: it has none.
-        reason, members, stored: as in the Offer that does not come.
+        reason, members, stored, place: as in the Offer that does not come.
     """
 
     mark: CheckpointId
@@ -73,36 +92,42 @@ class Withdrawn:
     reason: str = ""
     members: tuple[int, ...] = ()
     stored: bool = True
+    place: int = 0
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """A worker wrote some tensors, durably."""
+    """A worker wrote some tensors, durably; or a process of a crew, at that place."""
 
     mark: CheckpointId
     share: Share
+    place: int = 0
 
 
 @dataclass(frozen=True)
 class Order:
-    """A holder is asked to write these tensors."""
+    """A holder is asked to write these tensors; of a crew, that at this place."""
 
     mark: CheckpointId
     names: tuple[str, ...]
+    place: int = 0
 
 
 @dataclass(frozen=True)
-class Release:
+class CheckpointEnded:
     """The checkpoint is stored, or given up: its snapshots are not needed any more.
 
     Attributes:
         ref: its name; None if it was not stored.
         error: why not, if that is a failure.
+        lost: as nobody holds it. Whoever comes to it later, such as a shadow that the run goes on
+            from, may offer it.
     """
 
     mark: CheckpointId
     ref: str | None = None
     error: ElastixError | None = None
+    lost: bool = False
 
 
 Message = Offer | Withdrawn | Delivered
@@ -133,12 +158,16 @@ class Assembly:
     _begun: bool = False
     _reason: str = ""
     _stored: bool = True
-    _known: Offer | None = None  # what is in it, even after every holder is gone
+    _known: dict[int, Offer] = field(default_factory=dict)  # by place, even after all are gone
+    _groups: dict[_Group, set[int]] = field(default_factory=dict)  # and at which places they are
 
     def offer(self, worker: int, offer: Offer) -> None:
         """A worker holds a snapshot. Offering again takes back what it was asked."""
         if worker not in self.absent:
-            self.offers[worker] = self._known = offer
+            if offer.place not in self._known:
+                for group in offer.groups:
+                    self._groups.setdefault(group, set()).add(offer.place)
+            self.offers[worker] = self._known[offer.place] = offer
             self._members.update(offer.members)
             self._take_back(worker)
 
@@ -163,10 +192,8 @@ class Assembly:
         self._take_back(worker)
 
     def vanished(self, names: Iterable[str]) -> None:
-        """Tensors must be written again."""
-        for name in names:
-            self._done.discard(name)
-            self._hands.pop(name, None)
+        """Tensors that were durable must be written again; nobody has been asked for them yet."""
+        self._done.difference_update(names)
 
     def gathered(self, now_s: float, patience_s: float) -> bool:
         """Whether to begin: all members have offered, or some have and the rest is late.
@@ -188,13 +215,20 @@ class Assembly:
             return {}
         load = dict.fromkeys(sorted(self.offers), 0)
         names: dict[int, list[str]] = {worker: [] for worker in load}
-        for group, nbytes in sorted(self._groups(), key=lambda g: (-g[1], g[0])):
+        at: dict[int, list[int]] = {}
+        for worker in load:
+            at.setdefault(self.offers[worker].place, []).append(worker)
+        groups = sorted(self._groups.items(), key=lambda g: (-g[0][1], g[0][0]))
+        for (group, nbytes), places in groups:
             owners = {self._hands[name] for name in group if name in self._hands}
             if owners or self._done.issuperset(group):
                 for worker in owners:
                     load[worker] += nbytes
                 continue
-            worker = min(load, key=lambda w: (load[w], w))
+            holders = [worker for place in places for worker in at.get(place, ())]
+            if not holders:
+                continue
+            worker = min(holders, key=lambda w: (load[w], w))
             load[worker] += nbytes
             names[worker] += group
             self._hands.update(dict.fromkeys(group, worker))
@@ -203,32 +237,42 @@ class Assembly:
     @property
     def complete(self) -> bool:
         """Every tensor is durable."""
-        return self._begun and all(self._done.issuperset(names) for names, _ in self._groups())
+        return self._begun and not self._unheard() and not self._lacking()
 
     def hopeless(self, now_s: float, patience_s: float) -> bool:
-        """No holder lives, none will come forward any more, and something is not written."""
-        return not (self.offers or self.complete or self._awaits(now_s, patience_s))
+        """Something is not written, and no holder of it lives or will come forward any more."""
+        if self.complete or self._awaits(now_s, patience_s):
+            return False
+        living = {offer.place for offer in self.offers.values()}
+        held_by_none = any(places.isdisjoint(living) for places in self._lacking().values())
+        return not self.offers or self._unheard() or held_by_none
+
+    def _unheard(self) -> bool:
+        """Whether nobody has told yet what is at some place."""
+        return len(self._known) < max((o.places for o in self._known.values()), default=1)
+
+    def _lacking(self) -> dict[_Group, set[int]]:
+        """What is not durable."""
+        groups = self._groups.items()
+        return {group: at for group, at in groups if not self._done.issuperset(group[0])}
 
     @property
     def chief(self) -> Offer:
         """The offer of the lowest worker: its metadata and its score count."""
-        offer = self.offers[min(self.offers)] if self.offers else self._known
-        if offer is None:
+        offers = self.offers or self._known
+        if not offers:
             raise ValueError("nobody has offered this checkpoint yet")
-        return offer
+        return offers[min(offers)]
 
     @property
     def reason(self) -> str:
         """Why the checkpoint was taken."""
-        return self._known.reason if self._known is not None else self._reason
+        return self.chief.reason if self._known else self._reason
 
     @property
     def stored(self) -> bool:
         """Whether it is to be stored, and not only compared."""
-        return self._known.stored if self._known is not None else self._stored
-
-    def _groups(self) -> tuple[tuple[tuple[str, ...], int], ...]:
-        return self.chief.groups
+        return self.chief.stored if self._known else self._stored
 
     def _take_back(self, worker: int) -> None:
         for name in [n for n, w in self._hands.items() if w == worker]:

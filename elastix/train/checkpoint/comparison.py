@@ -6,7 +6,8 @@ brings them together (coordinator).
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from elastix.comm.protocol.calls import name
 from elastix.errors import ReplicasDiffer
@@ -15,6 +16,7 @@ from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId
 
 _REMEMBERED = 64
+_NAMED = 5  # entries, in a message
 _LOOK_FOR = (
     "Look for code that treats workers differently (a change of weights, buffers or optimizer on "
     "one rank alone; a tracked object fed with one worker's own values: feed it with what all "
@@ -35,26 +37,55 @@ class Comparisons:
 
     def __init__(self) -> None:
         self.equal_step: int | None = None
-        self._held: dict[CheckpointId, dict[int, Parts]] = {}
+        self._held: dict[CheckpointId, dict[int, dict[int, Parts]]] = {}  # by place and worker
         self._told: dict[CheckpointId, ReplicasCompared] = {}
+        self._entries: dict[tuple[CheckpointId, int], tuple[int, dict[str, str]]] = {}  # by worker
+        self._parted: dict[CheckpointId, ReplicasDiffer] = {}
 
-    def hold(self, mark: CheckpointId, worker: int, parts: Parts) -> None:
-        """A worker has told what it holds; nothing, if it was alone."""
+    def hold(self, mark: CheckpointId, worker: int, parts: Parts, place: int = 0) -> None:
+        """A worker has told what it holds; nothing, if it was alone.
+
+        Processes of crews hold the same as those at the same place of other workers.
+        """
         if parts:
-            self._held.setdefault(mark, {})[worker] = parts
+            self._held.setdefault(mark, {}).setdefault(place, {})[worker] = parts
             while len(self._held) > _REMEMBERED:
                 oldest = next(iter(self._held))
                 self._held.pop(oldest)
                 self._told.pop(oldest, None)
 
+    def hold_entries(
+        self, mark: CheckpointId, worker: int, entries: Mapping[str, str], places: int
+    ) -> None:
+        """One of so many places of a worker has told what it holds, by stored name."""
+        if not entries:
+            return
+        heard, known = self._entries.pop((mark, worker), (0, {}))
+        apart = sorted(name for name in entries if known.get(name, entries[name]) != entries[name])
+        if apart:
+            self._parted.setdefault(mark, _places_differ(mark.step, worker, apart))
+        if heard + 1 < places:
+            self._entries[mark, worker] = heard + 1, {**known, **entries}
+            while len(self._entries) > _REMEMBERED:
+                self._entries.pop(next(iter(self._entries)))
+
+    def parted(self, mark: CheckpointId) -> ReplicasDiffer | None:
+        """The error that ends a run in which places of one worker differ; None if none were seen.
+
+        Only what several of them have under one stored name can be compared.
+        """
+        return self._parted.get(mark)
+
     def forget(self) -> None:
         """Everybody who held a State is lost: others may come to the same steps in another way."""
         self._held.clear()
         self._told.clear()
+        self._entries.clear()
+        self._parted.clear()
 
     def settle(self, mark: CheckpointId, occasion: str) -> ReplicasCompared | None:
         """What those come to who have told so far; None if it is no news."""
-        found = compare(mark.step, occasion, self._held.get(mark, {}))
+        found = self._found(mark, occasion)
         before = self._told.get(mark)
         if found is None or (before is not None and before.workers == found.workers):
             return None
@@ -62,6 +93,20 @@ class Comparisons:
         if found.equal:
             self.equal_step = found.step
         return found
+
+    def _found(self, mark: CheckpointId, occasion: str) -> ReplicasCompared | None:
+        """What one place comes to that is not equal, or all of them."""
+        rails = self._held.get(mark, {})
+        told = {place: compare(mark.step, occasion, rails[place]) for place in sorted(rails)}
+        found = {place: event for place, event in told.items() if event is not None}
+        for event in found.values():
+            if len(found) == 1 or not event.equal:
+                return event
+        if not found:
+            return None
+        workers = sorted({worker for event in found.values() for worker in event.workers})
+        digest = state_digests.whole({str(place): e.digest for place, e in found.items()})
+        return replace(next(iter(found.values())), workers=tuple(workers), digest=digest)
 
 
 def compare(step: int, occasion: str, held: Mapping[int, Parts]) -> ReplicasCompared | None:
@@ -103,6 +148,17 @@ def fault(found: ReplicasCompared, equal_step: int | None) -> ReplicasDiffer:
         found,
         f"{before} Nothing was stored of step {found.step}, and the run was stopped. fit() again "
         "goes on from the last stored State.",
+    )
+
+
+def _places_differ(step: int, worker: int, names: Sequence[str]) -> ReplicasDiffer:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ReplicasDiffer(
+        f"after step {step} the processes of worker {worker} hold different values of what each "
+        f"of them has whole: {', '.join(names[:_NAMED])}{more}. Only one of them would have been "
+        f"stored. Nothing was stored of step {step}, and the run was stopped. Look for a buffer "
+        "or a tracked object that is fed with one process's samples: average it over "
+        "ctx.mesh['shard'], or keep it out of the State."
     )
 
 

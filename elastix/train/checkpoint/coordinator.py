@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastix.config import CheckpointConfig
 from elastix.errors import Conflict, ElastixError, NotFound, StoreError
@@ -25,12 +25,12 @@ from elastix.store import Store, Vanished
 from elastix.train.checkpoint import retention
 from elastix.train.checkpoint.assembly import (
     Assembly,
+    CheckpointEnded,
     CheckpointId,
     Delivered,
     Message,
     Offer,
     Order,
-    Release,
     Withdrawn,
 )
 from elastix.train.checkpoint.comparison import Comparisons, fault
@@ -58,7 +58,7 @@ class Outlets:
         fail: end the run, for this reason.
     """
 
-    send: Callable[[int | None, Order | Release], None]
+    send: Callable[[int | None, Order | CheckpointEnded], None]
     emit: Callable[[Event], object]
     journaled: Callable[[], int]
     sync: Callable[[], None]
@@ -79,7 +79,7 @@ class Checkpoints:
         self._line: tuple[Ref, ...] = ()  # parents of the next State of this run
         self._line_before: tuple[Ref, ...] = ()  # and of one that replaces the newest
         self._assemblies: dict[CheckpointId, Assembly] = {}
-        self._ended: dict[CheckpointId, Release] = {}
+        self._ended: dict[CheckpointId, CheckpointEnded] = {}
         self._comparisons = Comparisons()
         self._fault: ElastixError | None = None
         self._gone: set[int] = set()
@@ -190,13 +190,18 @@ class Checkpoints:
     def _hear(self, worker: int, message: Message) -> None:
         mark = message.mark
         if isinstance(message, Offer):
-            self._comparisons.hold(mark, worker, message.digests)
+            whose = worker // message.places
+            self._comparisons.hold(mark, whose, message.digests, message.place)
+            self._comparisons.hold_entries(mark, whose, message.entries, message.places)
         if mark in self._ended:
-            if isinstance(message, Offer):
+            if not isinstance(message, Offer):
+                return
+            if not (self._ended[mark].lost and message.stored):
                 self._send(worker, self._too_late(message))
-            return
+                return
+            del self._ended[mark]
         if any(mark < other < (mark.step + 1,) for other in (*self._assemblies, *self._ended)):
-            self._send(worker, Release(mark))  # a joiner that did not hear of the score
+            self._send(worker, CheckpointEnded(mark))  # a joiner that did not hear of the score
             return
         if mark not in self._assemblies:
             if isinstance(message, Delivered):
@@ -212,14 +217,14 @@ class Checkpoints:
                 logger.warning("no snapshot worker=%d step=%d: %s", worker, mark.step, message.why)
                 assembly.withdraw(worker, message)
             case Withdrawn():
-                self._end(assembly, Release(mark, error=message.error))
+                self._end(assembly, CheckpointEnded(mark, error=message.error))
 
-    def _too_late(self, offer: Offer) -> Release:
+    def _too_late(self, offer: Offer) -> CheckpointEnded:
         """The others did not wait for ever; what the worker holds has to be equal nevertheless."""
         ended = self._ended[offer.mark]
         if not self._compare(offer.mark, offer.reason) and ended.ref is not None:
             self._disown(ended.ref)
-        return Release(offer.mark, ended.ref, self._fault or ended.error)
+        return CheckpointEnded(offer.mark, ended.ref, self._fault or ended.error)
 
     def _lost(self, worker: int) -> None:
         self._gone.add(worker)
@@ -228,8 +233,8 @@ class Checkpoints:
             if worker == _EVERYBODY:
                 self._advance(assembly)  # the last chance, if all of it was written
                 if assembly.mark in self._assemblies:
-                    why = "every worker that held it is lost."
-                    self._end(assembly, Release(assembly.mark, error=StoreError(why)))
+                    error = StoreError("every worker that held it is lost.")
+                    self._end(assembly, CheckpointEnded(assembly.mark, error=error, lost=True))
         if worker == _EVERYBODY:
             self._comparisons.forget()
             self._ended.clear()  # those who are founded anew come to the same steps again
@@ -237,15 +242,16 @@ class Checkpoints:
     def _advance(self, assembly: Assembly) -> None:
         now = time.monotonic()
         if self._fault is not None:
-            self._end(assembly, Release(assembly.mark, error=self._fault))
+            self._end(assembly, CheckpointEnded(assembly.mark, error=self._fault))
         elif assembly.hopeless(now, PATIENCE_S):
-            self._end(assembly, Release(assembly.mark, error=StoreError(f"{assembly.why}.")))
+            error = StoreError(f"{assembly.why}.")
+            self._end(assembly, CheckpointEnded(assembly.mark, error=error, lost=True))
         elif not assembly.gathered(now, PATIENCE_S):
             return
         elif not self._compare(assembly.mark, assembly.reason):
-            self._end(assembly, Release(assembly.mark, error=self._fault))
+            self._end(assembly, CheckpointEnded(assembly.mark, error=self._fault))
         elif not assembly.stored or not self._wanted(assembly):
-            self._end(assembly, Release(assembly.mark))
+            self._end(assembly, CheckpointEnded(assembly.mark))
         elif not assembly.complete:
             for worker, order in assembly.orders().items():
                 self._send(worker, order)
@@ -261,14 +267,27 @@ class Checkpoints:
         found = self._comparisons.settle(mark, reason)
         if found is not None:
             self._emit(found)
-            if not found.equal and self._fault is None:
-                self._fault = fault(found, before)
-                if self._outlets is not None:
-                    self._outlets.fail(self._fault)
+            if not found.equal:
+                self._fail(fault(found, before))
+        parted = self._comparisons.parted(mark)
+        if parted is not None:
+            self._fail(parted)
         return self._fault is None
 
+    def _fail(self, error: ElastixError) -> None:
+        if self._fault is None:
+            self._fault = error
+            if self._outlets is not None:
+                self._outlets.fail(error)
+
     def _wanted(self, assembly: Assembly) -> bool:
-        """A State taken for its score alone may turn out not to be among the best."""
+        """A State taken for its score alone may turn out not to be among the best.
+
+        That of a shadow may come when the group has stored a later one: what a run goes on from
+        must not move back.
+        """
+        if any(kept.step > assembly.mark.step for kept in self._kept):
+            return False
         if assembly.reason != "best":
             return True
         return retention.worth_storing(assembly.chief.score, self._kept, self._config.keep_best)
@@ -293,8 +312,9 @@ class Checkpoints:
             assembly.vanished(gone.names)
             return
         except StoreError as error:
-            self._end(assembly, Release(assembly.mark, error=error))
+            self._end(assembly, CheckpointEnded(assembly.mark, error=error))
             return
+        ref = self._consolidated(ref, chief)
         self._line, self._line_before = (ref,), parents
         replaced = [kept for kept in replaced if kept.ref != ref]
         self._kept = [kept for kept in self._kept if kept.step != step]
@@ -311,10 +331,23 @@ class Checkpoints:
                 digest=exact_digest(self.store.manifest(ref)) if chief.meta.get("exact") else "",
             )
         )
-        self._end(assembly, Release(assembly.mark, ref))
+        self._end(assembly, CheckpointEnded(assembly.mark, ref))
         self._tidy(replaced)
 
-    def _end(self, assembly: Assembly, release: Release) -> None:
+    def _consolidated(self, ref: Ref, chief: Offer) -> Ref:
+        """What a run leaves is kept as one process would have it, not in parts."""
+        if chief.reason != "final" or chief.places == 1:
+            return ref
+        try:
+            whole = self.store.consolidate(ref)
+            if whole != ref:
+                self.store.retire(ref)
+        except StoreError as error:  # it can be read as it is
+            logger.warning("not consolidated run=%s ref=%s error=%s", self._run, ref, error)
+            return ref
+        return whole
+
+    def _end(self, assembly: Assembly, release: CheckpointEnded) -> None:
         self._assemblies.pop(assembly.mark, None)
         self._ended[release.mark] = release
         while len(self._ended) > _REMEMBERED:
@@ -324,6 +357,9 @@ class Checkpoints:
             step = release.mark.step
             self._emit(StateNotStored(step=step, reason=assembly.reason, why=why))
         self._send(None, release)
+        if release.lost:
+            for worker in assembly.offers:  # of a crew, whose other places nobody holds
+                self._send(worker, replace(release, lost=False))
 
     def _tidy(self, replaced: Sequence[Kept]) -> None:
         """Name the best, drop what the retention rule does not keep. Never fails the run."""
@@ -374,7 +410,7 @@ class Checkpoints:
     def _label(self, step: int) -> str:
         return f"step-{step:010d}"
 
-    def _send(self, worker: int | None, order: Order | Release) -> None:
+    def _send(self, worker: int | None, order: Order | CheckpointEnded) -> None:
         if self._outlets is not None:
             self._outlets.send(worker, order)
 

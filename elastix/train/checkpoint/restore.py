@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elastix.data.cursor import merge, subtract
@@ -69,4 +70,4 @@ def leaving_out(state: State, spans: Mapping[int, Sequence[Span]]) -> State:
             old = [(start, stop) for start, stop in cursor.get("left_out", ())]
             new = merge((*old, *subtract(positions, sorted(old))))
             meta[key] = {**cursor, "left_out": [list(span) for span in new]}
-    return State(state.tensors, meta, state.parents)
+    return replace(state, meta=meta)

@@ -16,12 +16,12 @@ from elastix.state import State, identity
 from elastix.store import Store
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import (
+    CheckpointEnded,
     CheckpointId,
     Delivered,
     Message,
     Offer,
     Order,
-    Release,
     Withdrawn,
 )
 from elastix.train.checkpoint.snapshot import Snapshot, Stager
@@ -36,6 +36,8 @@ class Occasion:
     members: tuple[int, ...]
     score: float | None = None
     stored: bool = True
+    place: int = 0
+    places: int = 1
 
 
 class Saver:
@@ -61,8 +63,8 @@ class Saver:
         self._occasion: Occasion | None = None
         self._offered: Offer | None = None
         self._torn = ""
-        self._ended: Release | None = None
-        self._work: queue.SimpleQueue[Snapshot | Offer | Order | Release | None] = (
+        self._ended: CheckpointEnded | None = None
+        self._work: queue.SimpleQueue[Snapshot | Offer | Order | CheckpointEnded | None] = (
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
@@ -86,16 +88,26 @@ class Saver:
             late: tensors that stay as they are until `finish` was called.
         """
         started = time.monotonic()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="saver", daemon=True)
-            self._thread.start()
+        self.listen()
         self._wait(lambda: self._current is None)
         waited_s = time.monotonic() - started
         snapshot = self._stager.take(state, occasion.mark.step, late)
         snapshot.stall_s += waited_s
         with self._changed:
             self._current, self._occasion, self._offered = snapshot, occasion, None
+            if self._ended is not None and self._ended.lost:
+                self._ended = None  # here it is
         self._work.put(snapshot)
+
+    def listen(self) -> None:
+        """Begin to heed what the coordinator wants, if this was not done before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="saver", daemon=True)
+            self._thread.start()
+
+    def heard(self, mark: CheckpointId) -> bool:
+        """Whether that checkpoint, or a later one, is known to be stored or given up."""
+        return self._ended is not None and self._ended.mark >= mark
 
     def finish(self) -> str:
         """What was captured is about to change: block until it is copied.
@@ -109,10 +121,10 @@ class Saver:
             self._torn = self._torn or snapshot.torn
         return self._torn
 
-    def wait(self, mark: CheckpointId) -> Release:
+    def wait(self, mark: CheckpointId) -> CheckpointEnded:
         """Block until that checkpoint is stored, or is known not to be."""
-        self._wait(lambda: self._ended is not None and self._ended.mark >= mark)
-        return self._ended or Release(mark)
+        self._wait(lambda: self.heard(mark))
+        return self._ended or CheckpointEnded(mark)
 
     def settle(self, timeout_s: float) -> None:
         """Block until what was taken last is stored or given up, but not longer than that."""
@@ -130,7 +142,7 @@ class Saver:
 
     # ------------------------------------------------------------------ other threads
 
-    def tell(self, order: Order | Release) -> None:
+    def tell(self, order: Order | CheckpointEnded) -> None:
         """What the coordinator wants. Never blocks."""
         self._work.put(order)
 
@@ -173,12 +185,14 @@ class Saver:
                     reason=occasion.reason,
                     members=occasion.members,
                     stored=occasion.stored,
+                    place=occasion.place,
                 )
             )
             self._let_go()
             return
         # The copy is digested here, where nobody waits for it.
-        digests = state_digests.digests(snapshot.state) if len(occasion.members) > 1 else {}
+        state = snapshot.state
+        parts = state_digests.manifests(state) if len(occasion.members) > 1 else {}
         offer = Offer(
             mark=occasion.mark,
             reason=occasion.reason,
@@ -187,8 +201,11 @@ class Saver:
             meta=snapshot.state.meta if occasion.stored else {},
             score=occasion.score,
             stall_s=snapshot.stall_s,
-            digests=digests,
+            digests={name: part.ref for name, part in parts.items()},
+            entries=state_digests.entries(state, parts) if occasion.places > 1 else {},
             stored=occasion.stored,
+            place=occasion.place,
+            places=occasion.places,
         )
         self._offered = offer
         self._send(offer)
@@ -199,18 +216,21 @@ class Saver:
         snapshot, occasion = self._current, self._occasion
         if snapshot is None or occasion is None or occasion.mark != order.mark:
             return  # it was released meanwhile
-        tensors = {name: snapshot.state.tensors[name] for name in order.names}
         message: Message
         try:
             if self._store is None:
                 self._store = self._open_store()
-            message = Delivered(order.mark, self._store.put_share(State(tensors)))
+            share = self._store.put_share(snapshot.state.only(set(order.names)))
+            message = Delivered(order.mark, share, occasion.place)
         except StoreError as error:
-            message = Withdrawn(order.mark, error)
+            message = Withdrawn(order.mark, error, place=occasion.place)
         self._send(message)
 
-    def _release(self, release: Release) -> None:
+    def _release(self, release: CheckpointEnded) -> None:
         with self._changed:
+            mine = self._occasion.mark if self._current is not None and self._occasion else None
+            if release.lost and mine == release.mark:
+                return  # the coordinator has not heard of ours yet
             if self._ended is None or release.mark >= self._ended.mark:
                 self._ended = release
             self._changed.notify_all()
@@ -226,8 +246,9 @@ class Saver:
 
 
 def _groups(state: State) -> tuple[tuple[tuple[str, ...], int], ...]:
-    """Names by the memory that they share, with its bytes."""
+    """Names in the store by the memory that they share, with its bytes."""
     groups: dict[object, list[str]] = {}
-    for name, tensor in state.tensors.items():
+    stored = state.stored
+    for name, tensor in stored.items():
         groups.setdefault(identity(tensor) if tensor.numel() else name, []).append(name)
-    return tuple((tuple(names), state.tensors[names[0]].nbytes) for names in groups.values())
+    return tuple((tuple(names), stored[names[0]].nbytes) for names in groups.values())

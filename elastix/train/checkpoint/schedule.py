@@ -18,6 +18,7 @@ class Schedule:
     Attributes:
         stored_step: of the State that was last taken for storing, or the run began with.
         compare: somebody has joined since replicas were compared.
+        shadowed: a shadow follows, and stores what is due at this boundary.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class Schedule:
     ) -> None:
         self.stored_step = 0
         self.compare = False
+        self.shadowed = False
         self._scored_step = 0
         self._config = config
         self._clock = clock
@@ -47,8 +49,9 @@ class Schedule:
         every_s = self._config.every_s
         return every_s is not None and self._clock() - self._stored_s >= every_s
 
-    def agreed(self, store: bool, compare: bool) -> None:
+    def agreed(self, store: bool, compare: bool, shadowed: bool) -> None:
         """What the commit round gave: whether to do so at the next boundary."""
+        self.shadowed = shadowed
         self._agreed = self._agreed or store
         self._compare_agreed = self._compare_agreed or compare
 

@@ -104,7 +104,7 @@ class Stager:
                     copy_into(copies[key], tensor, wait=True)
             tensors[name] = copies[key]
         self._kept = kept
-        snapshot = Snapshot(State(tensors, dict(state.meta), state.parents), step)
+        snapshot = Snapshot(State(tensors, dict(state.meta), state.parents, state.parts), step)
         stream = _side_stream(pairs)
         thread = threading.Thread(
             target=snapshot._copy, args=(pairs, stream), name=f"snapshot-{step}", daemon=True

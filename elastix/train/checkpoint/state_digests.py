@@ -19,6 +19,8 @@ _OF_THE_WAY = {
     "stored_step": "checkpoints may go by the clock",
     "window": "ratios in which batches are split over workers; there are none in slices",
     "sentinel": "what is hashed when goes by the length of steps",
+    "turns": "in which order loaders were drawn, to be compared after a stop",
+    "disputed": "a slice that has to be computed again",
     "reports": "those of void steps are counted too",
     "run": "its name",
     "exact": "what it was computed with",
@@ -28,6 +30,14 @@ _OF_LOADERS = {"paces": "how fast workers are, and whose slices follow from it"}
 
 def digests(state: State) -> dict[str, str]:
     """Of each part of a State that replicas have in common, by its name: equal for equal replicas.
+
+    See manifests.
+    """
+    return {part: found.ref for part, found in manifests(state).items()}
+
+
+def manifests(state: State) -> dict[str, Manifest]:
+    """Of each part of a State that replicas have in common, by its name.
 
     Parts are "model" (parameters, buffers), the optimizers, schedulers, scalers, further modules,
     loaders (their cursors), whatever else was prepared or tracked, and the step. Left out is what
@@ -41,10 +51,26 @@ def digests(state: State) -> dict[str, str]:
         if name.startswith("@") or name == "step":
             meta.setdefault(_part(name), {})[name] = value
     return {
-        part: State(tensors.get(part, {}), meta.get(part, {})).manifest().ref
+        part: State(tensors.get(part, {}), meta.get(part, {})).manifest()
         for part in sorted(tensors.keys() | meta.keys())
         if part != _OWN
     }
+
+
+def entries(state: State, parts: Mapping[str, Manifest]) -> dict[str, str]:
+    """Digest of each entry of these parts, by the name that a store has it under.
+
+    What several places of a crew have under one name is stored once, so it has to be equal.
+    """
+    found: dict[str, str] = {}
+    for part in parts.values():
+        for name, info in part.tensors.items():
+            stored = state.stored_name(name)
+            if stored is not None:  # a part without elements is stored nowhere
+                found[stored] = info.digest[:16]
+        for name, value in part.meta.items():
+            found[name] = blake3(json.dumps(value, sort_keys=True).encode()).hexdigest(8)
+    return found
 
 
 def digest(state: State) -> str:

@@ -26,6 +26,7 @@ from elastix.events import (
     StepCommitted,
     WorkerLeft,
     WorkerLost,
+    WorkerNotStarted,
     WorkerRaised,
     WorkerSlow,
     WorkerStarted,
@@ -201,7 +202,7 @@ class Conductor:
             self._do(EndWorker(worker))
         for one in present:
             self._workers[one.worker] = _Member(one.pid, device=one.device, address=one.address)
-            self._workers[one.worker].ready = one.address is not None
+            self._workers[one.worker].ready = one.ready
             self._place(one.worker, one.node, one.lifeline)
             self._detector.hear(one.worker, Heartbeat(), now)
         self._next_worker = max([-1, *state.started, *known, *self._workers]) + 1
@@ -293,7 +294,7 @@ class Conductor:
             case OutcomeKind.FINISHED:
                 self._finished = True
                 self._release(worker, now)
-                self._forget(worker)
+                self._do(Forget(worker))
                 self._push(self._roster.finished(worker, outcome.generation))
             case OutcomeKind.LEFT:
                 self._release(worker, now)
@@ -318,6 +319,8 @@ class Conductor:
                     )
                 )
                 self._fail(limits.raised(outcome, worker))
+            case OutcomeKind.FREE:  # a mate of this one has died, and it was not heard yet
+                self._lose(worker, "died", now)
             case _:
                 self._lose(worker, outcome.kind, now)
         return self._done()
@@ -358,7 +361,7 @@ class Conductor:
             # A joiner that has caught up halfway must not pass for one that has the State.
             self._roster.lost(worker)
             self._take_out(worker)
-            self._forget(worker)
+            self._do(Forget(worker))
             self._do(EndWorker(worker))
             self._do(Vacate(worker, Vacated.FREE))
         self._write(stored)
@@ -476,22 +479,23 @@ class Conductor:
                 cause=member.leaves,
             )
         )
-        self._forget(worker)
+        self._do(Forget(worker))
         draining = member.leaves == "draining"
         self._do(Vacate(worker, Vacated.DRAINING if draining else Vacated.FREE))
 
     def _lose(self, worker: int, cause: str, now: float) -> None:
         """A worker is dead or taken for dead: tell the survivors first, then mop up."""
         if worker not in self._workers:
-            self._detector.forget(worker)
             return
+        begun = bool(self._workers[worker].pid)
         self._take_out(worker)
         newest = self._roster.newest
         rank = newest.rank(worker) if worker in self._roster.members else -1
         self._push(self._roster.lost(worker))
-        self._write(WorkerLost(worker=worker, rank=rank, generation=newest.generation, cause=cause))
+        gone = WorkerLost(worker=worker, rank=rank, generation=newest.generation, cause=cause)
+        self._write(gone if begun else WorkerNotStarted(worker=worker, cause=cause))
         self._do(KillWorker(worker))
-        self._forget(worker)
+        self._do(Forget(worker))
         state, replace = self.state, self._failure.replace
         self._fail(
             limits.too_many_losses(
@@ -512,6 +516,7 @@ class Conductor:
 
     def _take_out(self, worker: int) -> None:
         self._shadows.forget(worker)
+        self._detector.forget(worker)
         member = self._workers.pop(worker)
         if member.node:
             self._nodes[member.node].pop(worker, None)
@@ -519,10 +524,6 @@ class Conductor:
     def _release(self, worker: int, now: float) -> None:
         self._take_out(worker)
         self._released[worker] = now
-
-    def _forget(self, worker: int) -> None:
-        self._do(Forget(worker))
-        self._detector.forget(worker)
 
     def _let_go(self, now: float) -> None:
         """End processes that were let go, once nobody waits for what they have sent."""
@@ -568,9 +569,7 @@ class Conductor:
         step = self.state.step
         news = self._slow_news.worth_telling(found, step, now)
         for worker, factor in found.items():
-            member = self._workers.get(worker)
-            if member is None:
-                continue
+            member = self._workers[worker]
             goes = limit is not None and factor >= limit and not member.leaves
             if goes or worker in news:
                 self._write(WorkerSlow(worker=worker, step=step, factor=round(factor, 2)))

@@ -23,7 +23,7 @@ def too_many_losses(
     Args:
         failure: the run's.
         losses: so far.
-        in_a_row: of them, since the last committed step.
+        in_a_row: of them, and of those that could not be started, since the last committed step.
         size: of the group.
         step: the last committed one.
     """
@@ -35,9 +35,9 @@ def too_many_losses(
         )
     if in_a_row > max(_IN_A_ROW, _TIMES_THE_GROUP * size):
         return TooManyFailures(
-            f"{in_a_row} workers in a row were lost without a step in between: they do not die by "
-            "chance. The run was stopped. Look at the workers' logs; a crash in native code or "
-            "too little memory are the usual causes."
+            f"{in_a_row} workers in a row were lost, or could not be started, without a step in "
+            "between: they do not die by chance. The run was stopped. Look at the workers' logs; a "
+            "crash in native code or too little memory are the usual causes."
         )
     return None
 

@@ -13,7 +13,7 @@ from elastix.comm.network.door import Address
 from elastix.comm.protocol.membership import Membership
 from elastix.errors import ElastixError
 from elastix.events import Event
-from elastix.train.checkpoint.assembly import Delivered, Offer, Order, Release, Withdrawn
+from elastix.train.checkpoint.assembly import CheckpointEnded, Delivered, Offer, Order, Withdrawn
 
 # ---------------------------------------------------------------------------- from a worker
 
@@ -197,6 +197,9 @@ MUST_ARRIVE = (
 """These are said until a controller has heeded them. Without the others nothing is lost: a new
 controller asks every worker what it holds, and heartbeats come again."""
 
+OF_EACH = (Suspect, SawDeath, Leave, Offer, Withdrawn, Delivered)
+"""What each process of a crew may say; all else its speaker says for the worker."""
+
 # ------------------------------------------------------------------------------ to a worker
 
 
@@ -235,7 +238,12 @@ class Dismiss:
     reason: str
 
 
-ToWorker = Membership | CatchUp | WatchNeighbour | Dismiss | Order | Release
+@dataclass(frozen=True)
+class Disband:
+    """A process of the worker is lost, and the worker with it: come out of whatever it is in."""
+
+
+ToWorker = Membership | CatchUp | WatchNeighbour | Dismiss | Disband | Order | CheckpointEnded
 
 # --------------------------------------------------------------------------- a worker's end
 
@@ -249,6 +257,7 @@ class OutcomeKind(StrEnum):
     HALTED: whoever runs the function wanted it to end.
     FENCED: the others went on without the worker, and it cannot catch up from where it is.
     DISMISSED: it waited in vain for others.
+    FREE: one of the worker's processes is lost, or the worker was taken out; this one is well.
     OUT_OF_MEMORY: it could not hold the State that it was given.
     """
 
@@ -258,6 +267,7 @@ class OutcomeKind(StrEnum):
     HALTED = "halted"
     FENCED = "fenced"
     DISMISSED = "dismissed"
+    FREE = "free"
     OUT_OF_MEMORY = "ran out of memory"
 
 

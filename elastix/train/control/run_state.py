@@ -11,6 +11,7 @@ from elastix.events import (
     StepCommitted,
     WorkerLeft,
     WorkerLost,
+    WorkerNotStarted,
     WorkerStarted,
 )
 
@@ -23,7 +24,8 @@ class RunState:
         step: the last committed one.
         sequence: the highest sequence number of an event that several workers may send.
         losses: workers lost.
-        losses_in_a_row: of them, since the last committed step.
+        losses_in_a_row: of them, and of those that could not be started, since the last committed
+            step.
         generation: the newest that was formed.
         started: workers that were up to `prepare`.
         members: of the newest generation, but for those that were lost or left since.
@@ -59,6 +61,8 @@ class RunState:
                 self.losses += 1
                 self.losses_in_a_row += 1
                 self.members.discard(event.worker)
+            case WorkerNotStarted():
+                self.losses_in_a_row += 1
             case WorkerLeft():
                 self.members.discard(event.worker)
 

@@ -48,7 +48,8 @@ class Found:
 
     Attributes:
         generation: the newest it has heard of.
-        address: where joiners can follow it; None before it is up to `prepare`.
+        address: where joiners can follow it; None if they cannot.
+        ready: it is up to `prepare`, or was.
         holder: it has the State.
         shadow: it has a State from outside the group.
         lifeline: see Started.
@@ -60,6 +61,7 @@ class Found:
     device: str
     generation: int
     address: Address | None
+    ready: bool
     holder: bool
     shadow: bool = False
     lifeline: str = ""

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -49,13 +49,15 @@ from elastix.train.control.messages import (
 )
 from elastix.train.control.terms import Found, Phase, RunTerms
 from elastix.train.on_ray import lifeline, takeover
+from elastix.train.on_ray.notices import Notices
 from elastix.train.on_ray.slots import Slot, Slots
 from elastix.train.on_ray.takeover import Presence
 from elastix.train.on_ray.worker import Job, Worker
 from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.beginning import begin
+from elastix.train.record.code import TRAIN, read_code
 from elastix.train.record.shell import Shell
-from elastix.train.replica.link import Settings
+from elastix.train.replica.link import Life, Settings
 from elastix.train.replica.model_source import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -66,9 +68,15 @@ _SETTLE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What the trainer tells the controller: a run, validated, pickled and with room on Ray."""
+    """What the trainer tells the controller: a run, validated, pickled and with room on Ray.
 
-    train: bytes
+    Attributes:
+        code: digest of the train function, which lies beside the journal.
+        placement: of the founders: one group for all, or one for each if workers are crews.
+        size: how many these are.
+    """
+
+    code: str
     config: dict[str, Any]
     scaling: ScalingConfig
     run: RunConfig
@@ -78,11 +86,12 @@ class RunRequest:
     profile: ProfileConfig | None
     metrics: bool
     opening: Event
-    placement: PlacementGroup
+    placement: tuple[PlacementGroup, ...]
     size: int
     directory: Path
     model_source: ModelSource | None = None
     until_reports: int | None = None
+    order_seed: int | None = None
     secret: bytes = field(default_factory=draw_secret, repr=False)  # the same if Ray restarts it
 
     @property
@@ -133,12 +142,10 @@ class Controller(Shell):
         self._news = threading.Condition(self._lock)
         self._me = ray.get_runtime_context().current_actor
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), plan.secret)
-        most = scaling.max_workers + scaling.spares + scaling.shadows
-        self._slots = Slots(
-            plan.placement, plan.size, most, scaling.resources_per_worker, plan.run_id
-        )
-        self._handles: dict[int, WorkerHandle] = {}
-        self._places: dict[int, Slot] = {}  # where a worker is, until the place is given back
+        self._open_room(scaling.max_workers + scaling.spares + scaling.shadows)
+        self._handles: dict[int, WorkerHandle] = {}  # by process
+        self._places: dict[int, Slot] = {}  # where a process is, until the place is given back
+        self._notices = Notices(plan.failure.notices, plan.failure.notices_address)
         self._unwritable = False
         self._over = threading.Event()
         self._told = time.monotonic()  # when a driver last asked
@@ -146,6 +153,13 @@ class Controller(Shell):
             warnings.simplefilter("ignore", DeprecationWarning)
             again = ray.get_runtime_context().was_current_actor_reconstructed
         threading.Thread(target=self._run, args=(again,), name="run", daemon=True).start()
+
+    def _open_room(self, most: int) -> None:
+        """Where so many workers can be started."""
+        plan = self._plan
+        (group,) = plan.placement
+        wanted = plan.scaling.resources_per_worker
+        self._slots = Slots(group, plan.size, most, wanted, plan.run_id)
 
     def __repr__(self) -> str:
         newest = self._conductor.membership
@@ -184,6 +198,7 @@ class Controller(Shell):
     def _open(self, again: bool) -> bool:
         """Store, journal and workers; False if the run was over when its controller died."""
         plan = self._plan
+        self._train = read_code(plan.directory / TRAIN, plan.code)
         store = plan.model_source.open_store() if plan.model_source is not None else None
         store = store or Store(plan.run.store)
         self._keep_checkpoints(store, plan.run.name, plan.checkpoint)
@@ -191,6 +206,7 @@ class Controller(Shell):
             directory=plan.directory,
             run=plan.run.name,
             seed=plan.run.seed,
+            order_seed=plan.order_seed,
             min_workers=plan.scaling.min_workers,
             checkpoint=plan.checkpoint,
             model_source=plan.model_source,
@@ -198,8 +214,10 @@ class Controller(Shell):
             rollback=plan.failure.recovery == "rollback",
             guard=plan.failure.guard,
             sentinel=plan.failure.sentinel,
+            recompute_every=plan.failure.recompute_every,
             exact=plan.run.exact,
             secret=plan.secret,
+            crew=plan.scaling.crew,
         )
         begun: list[Event] = []
         path, stays = plan.directory / "journal.jsonl", plan.run.detached
@@ -230,11 +248,31 @@ class Controller(Shell):
     def _take_over(self, actors: dict[int, Any], present: Sequence[Presence]) -> None:
         """Go on with the workers of the controller that was killed."""
         for one in present:
-            actor = actors[one.worker]
-            handle = WorkerHandle(one.worker, actor, actor.outcome.remote(), one.pid, one.node)
-            self._handles[one.worker] = handle
-            self._places[one.worker] = one.slot
-        found = [
+            actor = actors[one.process]
+            ends = actor.outcome.remote(one.worker - 1)
+            self._handles[one.process] = WorkerHandle(one.process, actor, ends, one.pid, one.node)
+            self._places[one.process] = one.slot
+        found = self._find(actors, present)
+        # Ids of those that were ended too, whose names Ray may not have given back yet.
+        known = [*actors] if not self._settings.crew else [one.worker for one in present]
+        state = self._log.state.copy()
+        now = time.monotonic()
+        self._do(self._conductor.take_over(state, found, known, self._stored(), now))
+        self._places = {process: self._places[process] for process in self._handles}
+        self._slots.take_over(list(self._places.values()))
+        for one in present:
+            if one.process in self._handles:
+                handle = self._handles[one.process]
+                # The first call may have died with who made it.
+                handle.actor.run.remote(Life(one.worker, one.place, self._settings))
+                self._listen(handle, one.lifeline)
+        holders = sum(one.holder for one in found)
+        logger.info("took over workers=%d holders=%d", len(found), holders)
+
+    def _find(self, actors: Mapping[int, Any], present: Sequence[Presence]) -> list[Found]:
+        """The workers that there are, of the processes that are present."""
+        del actors
+        return [
             Found(
                 worker=one.worker,
                 pid=one.pid,
@@ -242,31 +280,20 @@ class Controller(Shell):
                 device=one.device,
                 generation=one.generation,
                 address=one.catch_up,
+                ready=one.ready,
                 holder=one.holder,
                 shadow=one.shadow,
                 lifeline=one.lifeline,
             )
             for one in present
         ]
-        # Ids of those that were ended too, whose names Ray may not have given back yet.
-        state = self._log.state.copy()
-        now = time.monotonic()
-        self._do(self._conductor.take_over(state, found, list(actors), self._stored(), now))
-        self._places = {worker: self._places[worker] for worker in self._handles}
-        self._slots.take_over(list(self._places.values()))
-        for one in present:
-            if one.worker in self._handles:
-                handle = self._handles[one.worker]
-                handle.actor.run.remote()  # the first call may have died with who made it
-                self._listen(handle, one.lifeline)
-        holders = sum(one.holder for one in present)
-        logger.info("took over workers=%d holders=%d", len(self._handles), holders)
 
     def _depart(self) -> None:
         """A detached controller ends itself when a driver has heard the outcome, or none asks."""
         while time.monotonic() - self._told < _FAREWELL_S:
             time.sleep(_TICK_S)
-        remove_placement_group(self._plan.placement)
+        for group in self._plan.placement:
+            remove_placement_group(group)
         ray.kill(self._me, no_restart=True)
 
     # ------------------------------------------------------------------ from the driver
@@ -309,22 +336,26 @@ class Controller(Shell):
     # ------------------------------------------------------------------ from workers
 
     @ray.method(concurrency_group="workers")
-    def hear(self, worker: int, message: FromWorker) -> bool:
-        """What a worker has to say; never blocks for long.
+    def hear(self, process: int, worker: int, message: FromWorker) -> bool:
+        """What a process has to say, of a worker; never blocks for long.
 
         Returns:
             Whether it is heeded. False if the worker is not (yet) this controller's, or if the
             journal cannot be written.
         """
         with self._lock:
-            if worker not in self._conductor.workers:
-                return False
-            if isinstance(message, Started):
-                handle = self._handles[worker]
+            handle = self._handles.get(process)
+            if isinstance(message, Started) and handle is not None and not handle.pid:
                 handle.pid, handle.node = message.pid, message.node
                 self._listen(handle, message.lifeline)
-            self._do(self._conductor.hear(worker, message, time.monotonic()))
-            return not (isinstance(message, RecordEvents) and self._unwritable)
+            return self._heed(process, worker, message)
+
+    def _heed(self, process: int, worker: int, message: FromWorker) -> bool:
+        del process
+        if worker not in self._conductor.workers:
+            return False
+        self._do(self._conductor.hear(worker, message, time.monotonic()))
+        return not (isinstance(message, RecordEvents) and self._unwritable)
 
     @ray.method(concurrency_group="store")
     def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
@@ -340,7 +371,8 @@ class Controller(Shell):
         over, _ = ray.wait(list(runs), timeout=_TICK_S, num_returns=1) if runs else ([], [])
         for run in over:
             self._ended(runs[run])
-        self._slots.look()
+        nodes = {handle.node for handle in list(self._handles.values()) if handle.node}
+        self._slots.look(self._notices.look(nodes))
         with self._lock:
             self._look_for_room()
             self._do(self._conductor.tick(time.monotonic()))
@@ -355,22 +387,32 @@ class Controller(Shell):
     def _died(self, handle: WorkerHandle) -> None:
         with self._lock:
             handle.over = True
-            self._do(self._conductor.died(handle.worker, time.monotonic()))
+            self._lost(handle, time.monotonic())
+
+    def _lost(self, handle: WorkerHandle, now: float) -> None:
+        """A process has ended."""
+        self._do(self._conductor.died(handle.process, now))
 
     def _ended(self, handle: WorkerHandle) -> None:
         """A worker's run has ended, in one way or another."""
         try:
-            outcome: Outcome = ray.get(handle.run)
+            worker, outcome = ray.get(handle.run)
         except ray.exceptions.RayActorError:
             self._died(handle)
             return
         except ray.exceptions.RayTaskError as error:
-            outcome = Outcome(
-                kind=OutcomeKind.RAISED, summary=str(error.cause), traceback=str(error)
+            worker, outcome = (
+                handle.process,
+                Outcome(kind=OutcomeKind.RAISED, summary=str(error.cause), traceback=str(error)),
             )
         with self._lock:
             handle.over = True
-            self._do(self._conductor.ended(handle.worker, outcome, time.monotonic()))
+            self._through(handle, worker, outcome, time.monotonic())
+
+    def _through(self, handle: WorkerHandle, worker: int, outcome: Outcome, now: float) -> None:
+        """A process is through with what it was of a worker."""
+        del handle
+        self._do(self._conductor.ended(worker, outcome, now))
 
     def _look_for_room(self) -> None:
         slots = self._slots
@@ -385,14 +427,16 @@ class Controller(Shell):
         plan = self._plan
         gpus = plan.scaling.gpus_per_worker
         return Job(
-            train=plan.train,
+            train=self._train,
             config=plan.config,
-            settings=self._settings,
+            run=plan.run.name,
+            directory=plan.directory,
             store=plan.run.store,
+            crew=bool(plan.scaling.crew),
             address=self._rendezvous.address,
             backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
             heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
-            threads=max(1, int(plan.scaling.cpus_per_worker)),
+            threads=max(1, int(plan.scaling.resources_per_process.get("CPU", 0.0))),
             affinity=plan.scaling.affinity,
             profile=plan.profile,
         )
@@ -401,25 +445,28 @@ class Controller(Shell):
         slot = self._slots.take()
         if slot is None:
             raise RuntimeError(f"no room for worker {worker}")
-        scaling = self._plan.scaling
+        self._start_process(worker, slot)
+        self._handles[worker].actor.run.remote(Life(worker, 0, self._settings))
+
+    def _start_process(self, process: int, slot: Slot) -> None:
+        wanted = self._plan.scaling.resources_per_process
         actor: Any = (
             ray.remote(concurrency_groups={"control": 2, "outcome": 4})(Worker)  # type: ignore[call-overload]
             .options(
-                name=takeover.worker_name(self._plan.run_id, worker),
+                name=takeover.worker_name(self._plan.run_id, process),
                 namespace=takeover.NAMESPACE,
                 lifetime="detached",  # it lives on if this process dies
-                num_cpus=scaling.cpus_per_worker,
-                num_gpus=scaling.gpus_per_worker,
+                num_cpus=wanted.get("CPU", 0.0),
+                num_gpus=wanted.get("GPU", 0.0),
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     slot.group, placement_group_bundle_index=slot.bundle
                 ),
             )
-            .remote(worker, self._me, self._make_job(), slot)
+            .remote(process, self._me, self._make_job(), slot)
         )
-        actor.run.remote()
-        self._handles[worker] = WorkerHandle(worker, actor, actor.outcome.remote())
-        self._places[worker] = slot
+        self._handles[process] = WorkerHandle(process, actor, actor.outcome.remote(-1))
+        self._places[process] = slot
 
     def _kill(self, worker: int) -> None:
         self._handles.pop(worker).kill()
@@ -433,7 +480,7 @@ class Controller(Shell):
             case Vacated.FREE:
                 self._slots.give_back(slot)
             case Vacated.DRAINING:
-                self._slots.give_back(slot, node=self._handles[worker].node)
+                self._slots.give_back(slot, draining=True)
             case Vacated.UNUSED:
                 self._slots.drop(slot)
 
@@ -444,7 +491,7 @@ class Controller(Shell):
             for worker in list(workers) if to is None else [to] if to in workers else []:
                 handle = self._handles.get(worker)  # None: it is started by a later action
                 if handle is not None:
-                    handle.actor.hear.remote(message)
+                    handle.actor.hear.remote(worker, message)
 
     def _emit(self, event: Event, sequence: int | None = None) -> bool:
         with self._news:
@@ -455,4 +502,5 @@ class Controller(Shell):
             return True
 
     def _let_go(self) -> None:
+        self._notices.close()
         self._slots.close()

@@ -32,23 +32,32 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Presence:
-    """What a worker says of itself to a new controller.
+    """What a process says of itself to a new controller.
 
     Attributes:
+        process: its number; that of its worker, if workers are single processes.
+        worker: of which it is, or was last; negative for none.
+        place: in that.
+        broken: a process of that worker is lost.
         generation: the newest it has heard of.
-        feed: where joiners can watch it; None before it is up to `prepare`.
+        catch_up: where joiners can watch it; None if they cannot.
+        ready: it is up to `prepare`, or was.
         holder: it has the State.
         shadow: it has a State from outside the group.
         lifeline: see the module of that name.
     """
 
+    process: int
     worker: int
+    place: int
+    broken: bool
     slot: Slot
     pid: int
     node: str
     device: str
     generation: int
     catch_up: Address | None
+    ready: bool
     holder: bool
     shadow: bool
     lifeline: str
@@ -64,9 +73,9 @@ def controller_name(run: str) -> str:
     return f"{run}{CONTROLLER}"
 
 
-def worker_name(run: str, worker: int) -> str:
-    """Of a worker's actor."""
-    return f"{run}/worker-{worker}"
+def worker_name(run: str, process: int) -> str:
+    """Of the actor of a worker, or of a process of a crew."""
+    return f"{run}/worker-{process}"
 
 
 def room_name(run: str) -> str:
@@ -86,7 +95,7 @@ def find_controller(run: str) -> Any | None:  # noqa: ANN401 - a handle
 
 
 def find_workers(run: str) -> dict[int, Any]:
-    """The living workers of a run: id to handle."""
+    """The living processes of a run: number to handle."""
     prefix = worker_name(run, 0)[:-1]
     found = {}
     for entry in ray.util.list_named_actors(all_namespaces=True):
@@ -100,15 +109,15 @@ def find_workers(run: str) -> dict[int, Any]:
 def take_stock(
     run: str, address: tuple[str, int], timeout_s: float
 ) -> tuple[dict[int, Any], list[Presence]]:
-    """Tell every living worker where its new controller meets them; who answers is present.
+    """Tell every living process where its new controller meets them; who answers is present.
 
     Who does not answer in time is ended.
 
     Returns:
-        All workers that were found, by id, and what those said that answered.
+        All that were found, by number, and what those said that answered.
     """
     actors = find_workers(run)
-    asked = {actor.adopt.remote(address): worker for worker, actor in actors.items()}
+    asked = {actor.adopt.remote(address): process for process, actor in actors.items()}
     answered, _ = (
         ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
     )
@@ -117,9 +126,9 @@ def take_stock(
         try:
             present.append(ray.get(ref))
         except ray.exceptions.RayError as error:
-            logger.warning("worker did not answer worker=%d error=%s", asked[ref], error)
-    for worker in set(actors) - {presence.worker for presence in present}:
-        ray.kill(actors[worker], no_restart=True)
+            logger.warning("process did not answer process=%d error=%s", asked[ref], error)
+    for process in set(actors) - {presence.process for presence in present}:
+        ray.kill(actors[process], no_restart=True)
     return actors, present
 
 

@@ -4,8 +4,7 @@ import contextlib
 import functools
 import inspect
 import logging
-import os
-import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,8 @@ from elastix.config import (
     RestoreConfig,
     RunConfig,
     ScalingConfig,
+    check_crew,
+    refuse_crew,
 )
 from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError, WorkerFailed
 from elastix.events import Event, RunStarted
@@ -30,14 +31,16 @@ from elastix.observe import journal
 from elastix.observe.console import Console
 from elastix.observe.deaths import Deaths, GroupDeaths
 from elastix.observe.endings import told
-from elastix.observe.lock import Lock, holder
+from elastix.observe.lock import DRIVER_LOCK, Lock, holder
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.progress import Progress
 from elastix.observe.timeline import merge
 from elastix.store import Store
 from elastix.train.on_ray import takeover
 from elastix.train.on_ray.controller import Controller, RunRequest
+from elastix.train.on_ray.crew_controller import CrewController, crew_strategy
 from elastix.train.on_ray.following import follow, is_over, stop
+from elastix.train.record.code import TRAIN, digest, keep_code
 from elastix.train.record.finished import mark, over, same
 from elastix.train.record.origin import origin, versions
 from elastix.train.record.result import Result
@@ -51,6 +54,7 @@ Watch = Callable[[Sequence[Event]], None]
 
 logger = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
+_MOST_BYTES = 64_000  # of 100 KiB, from which on Ray keeps arguments with their owner
 
 
 class ElasticTrainer:
@@ -106,15 +110,27 @@ class ElasticTrainer:
         check_configs(self._run, self._failure)
         self._restore = given("restore", restore, RestoreConfig)
         self._profile = None if profile is None else of_kind("profile", profile, ProfileConfig)
+        check_crew(
+            self._scaling,
+            self._failure,
+            self._checkpoint,
+            exact=self._run.exact,
+            profile=self._profile,
+        )
         self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
         self._metrics = flag("metrics", metrics)
         self._quiet = flag("quiet", quiet)
         self._model_source: ModelSource | None = None
         self._until_reports: int | None = None
         self._watch: Watch | None = None
+        self._order_seed: int | None = None
 
     def as_trial(
-        self, model_source: ModelSource | None, until_reports: int | None, watch: "Watch"
+        self,
+        model_source: ModelSource | None,
+        until_reports: int | None,
+        watch: "Watch",
+        order_seed: int | None = None,
     ) -> Self:
         """Make this a trial of a campaign.
 
@@ -123,12 +139,16 @@ class ElasticTrainer:
             until_reports: pause after so many reports.
             watch: is called about once a second with what has happened since; may raise
                 KeyboardInterrupt to end the run.
+            order_seed: of the order of samples; the run's own by default.
         """
+        refuse_crew(self._scaling, "trials of a campaign")
+        self._order_seed = order_seed
         self._model_source, self._until_reports, self._watch = model_source, until_reports, watch
         return self
 
     def descending(self, model_source: ModelSource) -> Self:
         """Let `ctx.inherit` take tensors from other models, and make these the parents."""
+        refuse_crew(self._scaling, "a run that inherits")
         self._model_source = model_source
         return self
 
@@ -153,6 +173,7 @@ class ElasticTrainer:
                 to the run if it is detached.
         """
         train = pickle_train(self._train)
+        self._check_size()
         directory = self._run.directory.resolve()
         opening = self._opening(train)
         found = self._finished(directory, opening)
@@ -185,17 +206,17 @@ class ElasticTrainer:
             run = self._run_id(directory)
             takeover.sweep(run)
             directory.mkdir(parents=True, exist_ok=True)
-            keep_code(directory / "train.pkl", train)
+            keep_code(directory / TRAIN, train)
             lifetime: Literal["detached"] | None = "detached" if self._run.detached else None
             timeout_s = self._failure.start_timeout_s
-            group, size = _reserve(run, self._scaling, room, timeout_s, lifetime)
+            groups, size = _reserve(run, self._scaling, room, timeout_s, lifetime)
             before = _history(directory)
             try:
-                controller = self._start(train, opening, directory, group, size)
+                controller = self._start(train, opening, directory, groups, size)
                 return self._follow(controller, directory, before)
             finally:
                 if not self._run.detached:
-                    remove_placement_group(group)
+                    _remove(groups)
 
     def _own(self, directory: Path, held: contextlib.ExitStack) -> None:
         """Make this the one process that trains the run, as long as `held` is.
@@ -209,7 +230,7 @@ class ElasticTrainer:
         """
         what = f"run {self._run.name!r} of this store is being trained"
         patience_s = takeover.LET_GO_S if self._watch else 0.0  # a trial has one owner at a time
-        held.enter_context(Lock(directory / "driver.lock", what, patience_s=patience_s))
+        held.enter_context(Lock(directory / DRIVER_LOCK, what, patience_s=patience_s))
         writer = holder(journal.lock_of(directory / "journal.jsonl"))
         if writer is not None and writer.stays:
             raise Conflict(
@@ -226,6 +247,19 @@ class ElasticTrainer:
         if controller is not None:
             with contextlib.suppress(ray.exceptions.RayActorError):
                 ray.get(controller.stop.remote("stopped"))
+
+    def _check_size(self) -> None:
+        """Refuse settings with which Ray could not start a controller anew.
+
+        Larger arguments Ray keeps with the process that gave them, which a detached run outlives.
+        """
+        size = len(ray.cloudpickle.dumps((self._config, self._model_source, self._failure)))
+        if self._run.detached and size > _MOST_BYTES:
+            raise ConfigError(
+                f"config takes {size:,} bytes, and a detached run may have {_MOST_BYTES:,}: its "
+                "controller could not be started again once this process is gone. Nothing was "
+                "started. Write what is large to a file that all workers reach, and give its path."
+            )
 
     def _run_id(self, directory: Path) -> str:
         return takeover.run_id(str(directory.parents[1]), self._run.name)
@@ -248,6 +282,7 @@ class ElasticTrainer:
         return RunStarted(
             name=self._run.name,
             seed=self._run.seed,
+            order_seed=self._order_seed,
             exact=self._run.exact,
             config=self._config,
             scaling=self._scaling.to_dict(),
@@ -278,11 +313,16 @@ class ElasticTrainer:
         return result
 
     def _start(
-        self, train: bytes, opening: RunStarted, directory: Path, group: PlacementGroup, size: int
+        self,
+        train: bytes,
+        opening: RunStarted,
+        directory: Path,
+        groups: tuple[PlacementGroup, ...],
+        size: int,
     ) -> Any:  # noqa: ANN401 - a handle
         """Start the controller; it starts the workers."""
         plan = RunRequest(
-            train=train,
+            code=digest(train),
             config=self._config,
             scaling=self._scaling,
             run=replace(self._run, store=str(directory.parents[1])),
@@ -292,15 +332,17 @@ class ElasticTrainer:
             profile=self._profile,
             metrics=self._metrics,
             opening=opening,
-            placement=group,
+            placement=groups,
             size=size,
             directory=directory,
             model_source=self._model_source,
             until_reports=self._until_reports,
+            order_seed=self._order_seed,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         kinds = {"workers": 4, "store": 4, "driver": 3}
-        actor: Any = ray.remote(concurrency_groups=kinds)(Controller)  # type: ignore[call-overload]
+        lead = CrewController if self._scaling.crew else Controller
+        actor: Any = ray.remote(concurrency_groups=kinds)(lead)  # type: ignore[call-overload]
         options: dict[str, Any] = {"lifetime": "detached"} if self._run.detached else {}
         return actor.options(
             num_cpus=0,
@@ -360,18 +402,6 @@ class ElasticTrainer:
             result = Result.of(directory, ended.losses)
             console.finished(result.ref, result.metrics, result.audit)
             return result
-
-
-def keep_code(path: Path, pickled: bytes) -> None:
-    """Write what runs when it is read, all at once and for nobody else to read or change."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(pickled)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def pickle_train(train: TrainFunction) -> bytes:
@@ -439,7 +469,11 @@ def _check_capacity(scaling: ScalingConfig) -> int:
 def fit_on_nodes(scaling: ScalingConfig) -> int:
     """How many workers the cluster could hold if nothing else ran there."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return sum(_fit(node, scaling.resources_per_worker) for node in nodes)
+    fit = [_fit(node, scaling.resources_per_process) for node in nodes]
+    size = scaling.processes
+    if crew_strategy(scaling.crew) == "STRICT_PACK":
+        return sum(n // size for n in fit)
+    return sum(fit) // size
 
 
 def _fit(resources: Mapping[str, float], wanted: Mapping[str, float]) -> int:
@@ -452,28 +486,42 @@ def _reserve(
     room: int,
     timeout_s: float,
     lifetime: Literal["detached"] | None,
-) -> tuple[PlacementGroup, int]:
-    """Room for as many workers as fit now, at least the minimum."""
+) -> tuple[tuple[PlacementGroup, ...], int]:
+    """Room for as many workers as fit now, at least the minimum: of crews a group for each."""
     wanted = scaling.resources_per_worker
     least = scaling.min_workers
     most = max(least, min(scaling.max_workers, room - scaling.spares - scaling.shadows))
     # Resources of a run that has just ended are free a moment later, so the most is tried first.
     free = min(most, max(least, _fit(ray.available_resources(), wanted)))
     for size in sorted({least, free, most}, reverse=True):
-        group = placement_group(
-            [dict(wanted)] * size,
-            strategy=scaling.placement,
-            name=takeover.room_name(run),
-            lifetime=lifetime,
+        patience_s = timeout_s if size == least else min(_PATIENCE_S, timeout_s)
+        groups = tuple(
+            placement_group(
+                [dict(scaling.resources_per_process)] * bundles,
+                strategy=strategy,
+                name=takeover.room_name(run),
+                lifetime=lifetime,
+            )
+            for bundles, strategy in (
+                [(scaling.processes, crew_strategy(scaling.crew))] * size
+                if scaling.crew
+                else [(size, scaling.placement)]
+            )
         )
-        if group.wait(timeout_s if size == least else min(_PATIENCE_S, timeout_s)):
-            return group, size
-        remove_placement_group(group)
+        until = time.monotonic() + patience_s
+        if all(group.wait(max(0.0, until - time.monotonic())) for group in groups):
+            return groups, size
+        _remove(groups)
     raise QuorumLost(
         f"the cluster had no room for {least} workers with {wanted} each within "
         f"start_timeout_s={timeout_s:g}; free are {ray.available_resources()}. Nothing was "
         "started. Stop what else runs there, or wait longer."
     )
+
+
+def _remove(groups: Sequence[PlacementGroup]) -> None:
+    for group in groups:
+        remove_placement_group(group)
 
 
 def _history(directory: Path, attached: bool = False) -> Progress:

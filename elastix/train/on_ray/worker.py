@@ -1,4 +1,6 @@
-"""One worker: a Ray actor that runs `train(ctx)` in one thread and listens in another.
+"""One process of a run: a Ray actor that runs `train(ctx)` in one thread and listens in another.
+
+It is a worker, once; or a place of a crew, and of another one when its worker is lost without it.
 
 Not here: anything about groups or samples (member), and any decision (controller).
 """
@@ -14,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -31,6 +34,7 @@ from elastix.store import Store, StoreServer
 from elastix.train.control.messages import (
     MUST_ARRIVE,
     CatchUp,
+    Disband,
     Dismiss,
     FromWorker,
     Heartbeat,
@@ -48,7 +52,7 @@ from elastix.train.control.messages import (
 from elastix.train.on_ray import affinity, lifeline
 from elastix.train.on_ray.slots import SLOT, Slot
 from elastix.train.on_ray.takeover import Presence, remove_groups, run_id
-from elastix.train.replica.link import Settings
+from elastix.train.replica.link import FollowersLink, Life, Link
 from elastix.train.replica.member import Member
 from elastix.train.replica.outcome import run_train
 from elastix.train.replica.profiler import Profiler
@@ -61,11 +65,14 @@ _ENDED_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every worker of a run is given.
+    """What every process of a run is given.
 
     Attributes:
         train: the train function as ray.cloudpickle wrote it.
+        run: its name.
+        directory: of the run.
         store: where States are kept.
+        crew: workers are several processes each.
         address: of the Rendezvous.
         heartbeat_s: seconds between heartbeats.
         affinity: bind the worker to the cores of one NUMA node.
@@ -73,8 +80,10 @@ class Job:
 
     train: bytes
     config: Mapping[str, Any]
-    settings: Settings
+    run: str
+    directory: Path
     store: str
+    crew: bool
     address: tuple[str, int]
     backend: Backend
     heartbeat_s: float
@@ -86,15 +95,17 @@ class Job:
 class ControllerLink:
     """The Link to the controller. Events are sent in batches by a thread of their own."""
 
-    def __init__(self, worker: int, controller: Any, device: str, job: "Job") -> None:  # noqa: ANN401
+    def __init__(self, tell: Callable[[FromWorker], Any], process: "Worker", device: str) -> None:
+        job = process.job
         self.catch_up: Address | None = None
-        self.lifeline = lifeline.hold()
+        self.ready = False
         self.led = threading.Event()
         self.led.set()
-        self._worker = worker
+        self._tell = tell
+        self._lifeline = process.lifeline
         self._store = job.store
-        self._run = run_id(job.store, job.settings.run)
-        self._controller = controller
+        self._run = run_id(job.store, job.run)
+        self._controller = process.controller
         self._device = device
         self._events: queue.SimpleQueue[tuple[int | None, Event] | None] = queue.SimpleQueue()
         self._journaled = -1
@@ -106,7 +117,7 @@ class ControllerLink:
     def started(self) -> None:
         """Tell the controller where this worker is."""
         node = ray.get_runtime_context().get_node_id()
-        self.send(Started(pid=os.getpid(), node=node, device=self._device, lifeline=self.lifeline))
+        self.send(Started(pid=os.getpid(), node=node, device=self._device, lifeline=self._lifeline))
 
     def heartbeat(self, member: Member) -> Heartbeat:
         """Where the member is."""
@@ -125,11 +136,11 @@ class ControllerLink:
     def send(self, message: FromWorker) -> None:
         """See Link."""
         if isinstance(message, Ready):
-            self.catch_up = message.address
+            self.catch_up, self.ready = message.address, True
         if isinstance(message, MUST_ARRIVE):
             self._insist(message)
         else:
-            self._controller.hear.remote(self._worker, message)
+            self._tell(message)
 
     def emit(self, event: Event, sequence: int | None = None) -> None:
         """See Link."""
@@ -162,9 +173,7 @@ class ControllerLink:
     def beat(self, heartbeat: Heartbeat, patience_s: float) -> None:
         """A heartbeat; notices when nobody leads the run, and ends this process if for good."""
         try:
-            known = ray.get(
-                self._controller.hear.remote(self._worker, heartbeat), timeout=patience_s
-            )
+            known = ray.get(self._tell(heartbeat), timeout=patience_s)
         except ray.exceptions.ActorDiedError:
             self._orphaned()
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
@@ -178,7 +187,7 @@ class ControllerLink:
         """Say it until a controller has heeded it; one that was killed may have or not."""
         while True:
             try:
-                if ray.get(self._controller.hear.remote(self._worker, message)):
+                if ray.get(self._tell(message)):
                     return
             except ray.exceptions.ActorDiedError:
                 self._orphaned()
@@ -209,121 +218,196 @@ class ControllerLink:
                 return
 
 
-class Worker:
-    """The actor. `run` occupies its main thread; the other methods are for the controller."""
+class _Life:
+    """What a process is of one worker, from the first word about it to its outcome."""
 
-    def __init__(self, worker: int, controller: Any, job: Job, slot: Slot) -> None:  # noqa: ANN401
-        self._worker = worker
+    def __init__(self) -> None:
+        self.inbox = ThreadSafeInbox()
+        self.disbanded = False
+        self.device = ""
+        self.link: ControllerLink | None = None
+        self.member: Member | None = None
+        self.outcome: Outcome | None = None
+
+
+class Worker:
+    """The actor. `run` occupies its main thread; the other methods are for the controller.
+
+    Args:
+        process: its number; that of its worker, if workers are single processes.
+        controller: of the run.
+        job: what to do.
+        slot: where it runs.
+    """
+
+    def __init__(self, process: int, controller: Any, job: Job, slot: Slot) -> None:  # noqa: ANN401
+        self.controller = controller
+        self.job = job
+        self.lifeline = ""
+        self._process = process
         self._slot = slot
-        self._device = ""
-        self._link: ControllerLink | None = None
-        self._outcome: Outcome | None = None
-        self._over = threading.Event()
-        self._controller = controller
-        self._job = job
         self._address = job.address  # of the Rendezvous, until another controller has one
-        self._inbox = ThreadSafeInbox()
-        self._member: Member | None = None
+        self._news = threading.Condition()
+        self._lives: dict[int, _Life] = {}  # by worker
+        self._now = -1 if job.crew else process  # the worker that it is of, or was last
+        self._place = 0
+        self._warm = False
         _on_notice(self._leave)  # here, since `run` is not in the main thread
 
+    def _tell(self, worker: int, message: FromWorker) -> Any:  # noqa: ANN401 - Ray's reference
+        return self.controller.hear.remote(self._process, worker, message)
+
+    def _life(self, worker: int) -> _Life:
+        with self._news:
+            return self._lives.setdefault(worker, _Life())
+
     def _leave(self) -> None:
-        if self._link is not None:
-            self._link.send(Leave("notice"))
+        worker = self._now
+        if worker < 0:
+            return  # of no worker yet
+        link = self._life(worker).link
+        if link is not None:
+            link.send(Leave("notice"))
         else:  # nobody needs it yet
-            self._controller.hear.remote(self._worker, Leave("notice"))
+            self._tell(worker, Leave("notice"))
 
     def _saw_death(self, worker: int) -> None:
         """Any thread. If the controller cannot be reached it hears of the death from Ray."""
-        self._controller.hear.remote(self._worker, SawDeath(worker))
+        self._tell(self._now, SawDeath(worker))
 
     def __repr__(self) -> str:
-        member = self._member
-        run = self._job.settings.directory.name
+        life = self._lives.get(self._now)
+        member = life.member if life is not None else None
+        run = self.job.directory.name
         where = f"rank={member.rank} gen={member.generation}" if member else f"of {run}"
-        return f"worker {self._worker} {where}"
+        if member is not None and member.settings.crew:
+            return f"worker {member.me} place {self._place} {where}"
+        return f"worker {self._process} {where}"
 
     @ray.method(concurrency_group="control")
-    def hear(self, message: ToWorker) -> None:
-        """What the controller has to say. Runs beside `run`, and never blocks."""
+    def hear(self, worker: int, message: ToWorker) -> None:
+        """What the controller has to say to a worker. Runs beside `run`, and never blocks."""
+        life = self._life(worker)
         match message:
             case Membership():
-                self._inbox.publish(message)
+                life.inbox.publish(message)
             case CatchUp():
-                self._inbox.invite(message.donors, shadow=message.shadow)
+                life.inbox.invite(message.donors, shadow=message.shadow)
             case WatchNeighbour():
                 lifeline.watch(message.lifeline, partial(self._saw_death, message.worker))
             case Dismiss():
-                self._inbox.dismiss(QuorumLost(message.reason))
-            case _ if self._member is not None:
-                self._member.saver.tell(message)
+                life.inbox.dismiss(QuorumLost(message.reason))
+            case Disband():
+                life.disbanded = True
+                if life.member is not None:
+                    life.member.break_up()
+            case _ if life.member is not None:
+                life.member.saver.tell(message)
 
     @ray.method(concurrency_group="control")
     def adopt(self, address: tuple[str, int]) -> Presence:
         """There is a new controller, whose Rendezvous is there. What it needs to know."""
         self._address = address
-        member = self._member  # after that: see _train
+        life = self._lives.get(self._now, _Life())
+        member = life.member  # after that: see _train
         return Presence(
-            worker=self._worker,
+            process=self._process,
+            worker=self._now,
+            place=self._place,
+            broken=life.disbanded or (member is not None and member.broken),
             slot=self._slot,
             pid=os.getpid(),
             node=ray.get_runtime_context().get_node_id(),
-            device=self._device,
+            device=life.device,
             generation=member.adopted(address) if member else 0,
-            catch_up=self._link.catch_up if self._link else None,
+            catch_up=life.link.catch_up if life.link else None,
+            ready=life.link is not None and life.link.ready,
             holder=member is not None and member.holder,
             shadow=member is not None and member.shadow,
-            lifeline=self._link.lifeline if self._link else "",
+            lifeline=self.lifeline,
         )
 
     @ray.method(concurrency_group="outcome")
-    def outcome(self) -> Outcome:
-        """How `run` ended; waits until it has. May be asked by one controller after the other."""
-        self._over.wait()
-        return self._outcome or Outcome(kind=OutcomeKind.RAISED, summary="no outcome")
+    def outcome(self, after: int) -> tuple[int, Outcome]:
+        """The first worker after that one of which this process was, and how that ended.
 
-    def run(self) -> None:
+        Waits until it has. May be asked by one controller after the other.
+        """
+
+        def over() -> list[tuple[int, Outcome]]:
+            lives = sorted(self._lives.items())
+            return [(w, one.outcome) for w, one in lives if one.outcome is not None and w > after]
+
+        with self._news:
+            self._news.wait_for(over)
+            return over()[0]
+
+    def run(self, life: Life) -> None:
         """Run the train function to its end, once, however many controllers ask. Never raises.
 
         The call of one that was killed may never have come; if it did, others wait behind it.
         """
-        if self._over.is_set():
+        mine = self._life(life.worker)
+        if mine.outcome is not None:
             return
+        self._now, self._place = life.worker, life.place
         try:
-            self._outcome = self._train()
+            outcome = self._train(life, mine)
         except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
             text = traceback.format_exc()
-            self._outcome = Outcome(kind=OutcomeKind.RAISED, summary=repr(error), traceback=text)
-        self._over.set()
+            outcome = Outcome(kind=OutcomeKind.RAISED, summary=repr(error), traceback=text)
+        if outcome.kind is OutcomeKind.FREE:
+            mine.member = mine.link = None  # nothing of it is needed any more
+        with self._news:
+            mine.outcome = outcome
+            self._news.notify_all()
 
-    def _train(self) -> Outcome:
-        if self._job.affinity:  # before any thread is started that computes
-            affinity.bind(self._worker, 0 if torch.cuda.is_available() and _has_gpu() else None)
-        torch.set_num_threads(self._job.threads)
+    def _warm_up(self) -> None:
+        """What is done once, before any thread is started that computes."""
+        if self._warm:
+            return
+        self._warm = True
+        if self.job.affinity:
+            gpu = 0 if torch.cuda.is_available() and _has_gpu() else None
+            affinity.bind(self._process, gpu)
+        torch.set_num_threads(self.job.threads)
         gc.freeze()  # a full collection would walk over all of torch, in the middle of a step
+        self.lifeline = lifeline.hold()
+
+    def _train(self, life: Life, mine: _Life) -> Outcome:
+        self._warm_up()
         device = torch.device("cuda" if torch.cuda.is_available() and _has_gpu() else "cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        link = ControllerLink(self._worker, self._controller, str(device), self._job)
+        settings = life.settings
+        link = ControllerLink(partial(self._tell, life.worker), self, str(device))
         wiring = Wiring(
             address=self._address,
             interface=ray.util.get_node_ip_address(),
-            backend=self._job.backend,
-            me=self._worker,
-            shared=self._job.settings.shared,
-            secret=self._job.settings.secret,
+            backend=self.job.backend,
+            me=life.worker,
+            shared=settings.shared,
+            secret=settings.secret,
+            place=life.place,
         )
-        member = Member(wiring, device, self._job.settings, self._inbox, link)
-        self._device = str(device)
-        self._link, self._member = link, member
+        own: Link = FollowersLink(link) if life.place else link
+        member = Member(wiring, device, settings, mine.inbox, own)
+        mine.device = str(device)
+        mine.link, mine.member = link, member
         member.adopted(self._address)  # a controller that came meanwhile found no member
+        if mine.disbanded:  # before there was a member
+            member.break_up()
         profiler = self._profile(member)
         link.started()
         stop = threading.Event()
         pulse = threading.Thread(target=self._pulse, args=(member, link, stop), daemon=True)
         pulse.start()
         try:
-            train = ray.cloudpickle.loads(self._job.train)
-            outcome = run_train(train, member, self._job.config)
+            train = ray.cloudpickle.loads(self.job.train)
+            together = partial(member.assemble, wiring)
+            outcome = run_train(train, member, self.job.config, before=together)
+            if outcome.kind is OutcomeKind.FREE:
+                member.disband()
             member.saver.close()
         finally:
             stop.set()
@@ -333,9 +417,9 @@ class Worker:
         return outcome
 
     def _profile(self, member: Member) -> Profiler | None:
-        if self._job.profile is None:
+        if self.job.profile is None:
             return None
-        profiler = Profiler(self._job.profile, self._job.settings.directory, self._worker)
+        profiler = Profiler(self.job.profile, self.job.directory, self._process)
         profiler.attach(member)
         return profiler
 
@@ -343,7 +427,7 @@ class Worker:
         parts = Parts()
         member.on_phase(parts.phase)
         usage, measured = Usage(parts, member.device), time.monotonic()
-        while not stop.wait(self._job.heartbeat_s):
+        while not stop.wait(self.job.heartbeat_s):
             link.beat(link.heartbeat(member), _PATIENCE_S)
             if time.monotonic() - measured >= EVERY_S:
                 measured = time.monotonic()

@@ -1,4 +1,4 @@
-"""A worker's process as the controller sees it, and its end."""
+"""A process of a run as the controller sees it, and its end."""
 
 import contextlib
 import os
@@ -12,15 +12,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 @dataclass
 class WorkerHandle:
-    """One worker.
+    """One process.
 
     Attributes:
+        process: its number; that of its worker, if workers are single processes.
         actor: handle of its Worker.
         run: its outcome, when it comes.
         over: that has come.
     """
 
-    worker: int
+    process: int
     actor: Any
     run: ray.ObjectRef[Any]
     pid: int = 0

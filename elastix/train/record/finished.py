@@ -9,6 +9,7 @@ import json
 import pickletools
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -21,6 +22,8 @@ from elastix.observe.progress import Progress
 _LIBRARY = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
 _NOT_FOLLOWED = {"__main__", "elastix"}
+_PARSING = threading.Lock()
+"""CPython 3.11 keeps one depth for all threads that parse, and a collection lets another one in."""
 
 
 def mark(train: bytes, parents: Sequence[str] = ()) -> str:
@@ -91,7 +94,8 @@ def _imported(name: str, file: Path, source: bytes) -> Iterator[str]:
     if file.suffix != ".py":
         return
     try:
-        tree = ast.parse(source)
+        with _PARSING:
+            tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
     package = name.split(".") if file.stem == "__init__" else name.split(".")[:-1]

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
-from elastix.config import RunConfig
 from elastix.data.audit import Audit, audit
 from elastix.errors import NotFound
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.notebook import facts
-from elastix.observe import journal, reports
+from elastix.observe import catalogue, journal, reports
 from elastix.observe.progress import Progress, shown
 from elastix.state import Ref, State
 from elastix.store import Store
@@ -64,10 +63,7 @@ class Result:
             ConfigError: no run can have that name. NotFound: there is no such run.
             Corrupt: its journal is not what was written.
         """
-        directory = RunConfig(name=name, store=str(store)).directory.resolve()
-        if not (directory / "journal.jsonl").is_file():
-            raise NotFound(f"there is no run {name!r} in {store}. `elastix runs` lists them.")
-        return cls.of(directory)
+        return cls.of(catalogue.find(Path(store), name).parent.resolve())
 
     @property
     def name(self) -> str:

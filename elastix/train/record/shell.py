@@ -12,11 +12,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 from elastix.config import CheckpointConfig
 from elastix.errors import ElastixError, StoreError
 from elastix.events import Event, Events, Resumed, StepCommitted
 from elastix.store import Store
+from elastix.train.checkpoint.assembly import CheckpointEnded, Order, holder
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.control.actions import (
     Action,
@@ -87,7 +89,7 @@ class Shell(ABC):
 
     def _keep_checkpoints(self, store: Store, run: str, config: CheckpointConfig) -> None:
         outlets = Outlets(
-            send=self._tell,
+            send=self._tell_holder,
             emit=self._emit,
             journaled=lambda: self._log.state.step,
             sync=self._log.sync,
@@ -114,11 +116,27 @@ class Shell(ABC):
                 case Vacate():
                     self._vacate(action.worker, action.place)
                 case Relay():
-                    self._checkpoints.told(action.worker, action.message)
+                    place, places = action.message.place, self._settings.processes
+                    self._checkpoints.told(holder(action.worker, place, places), action.message)
                 case Forget():
-                    self._checkpoints.lost(action.worker)
+                    self._forget(action.worker)
         if any(isinstance(action, Vacate) for action in actions):
             self._look_for_room()
+
+    def _forget(self, worker: int) -> None:
+        """None of its snapshots can be counted on."""
+        places = self._settings.processes
+        for place in range(places):
+            self._checkpoints.lost(holder(worker, place, places))
+
+    def _tell_holder(self, to: int | None, message: Order | CheckpointEnded) -> None:
+        """Send what the coordinator of checkpoints has to say; `to` is a holder. Any thread."""
+        if to is None:
+            self._tell(None, message)
+            return
+        worker, place = divmod(to, self._settings.processes)
+        named = replace(message, place=place) if isinstance(message, Order) else message
+        self._tell(worker, named)
 
     def _emit(self, event: Event, sequence: int | None = None) -> bool:
         """Write an event; False, and the end of the run, if it cannot be written. Any thread."""

@@ -8,7 +8,9 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, cast, overload
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from elastix.comm.network.inside import DeviceMesh
 from elastix.data.loader import Loader
+from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Augment, Collate, Source
 from elastix.errors import ConfigError
 from elastix.state import Stateful
@@ -21,7 +23,7 @@ Ts = TypeVarTuple("Ts")
 
 class _RunSettings(Protocol):
     @property
-    def seed(self) -> int: ...
+    def seed_of_order(self) -> int: ...
 
     @property
     def alone(self) -> bool: ...
@@ -38,8 +40,22 @@ class Replica(Protocol):
     """
 
     me: int
-    step: int
     device: torch.device
+
+    @property
+    def step(self) -> int:
+        """How many steps count."""
+        ...
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """Of the processes of this worker."""
+        ...
+
+    @property
+    def place(self) -> int:
+        """Of this process in the mesh."""
+        ...
 
     @property
     def settings(self) -> _RunSettings:
@@ -70,7 +86,9 @@ class Replica(Protocol):
         """Take in model, optimizer and the rest, and enter the group."""
         ...
 
-    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+    def inherit(
+        self, model: torch.nn.Module, rehearsal: Rehearsal | None
+    ) -> Mapping[str, Any] | None:
         """Copy tensors of an ancestor; what was copied."""
         ...
 
@@ -138,6 +156,19 @@ class Context:
         return self._member.me
 
     @property
+    def mesh(self) -> DeviceMesh | None:
+        """The mesh of this worker's processes, for what shards a model: ctx.mesh["shard"].
+
+        None if the worker is one process; see ScalingConfig.crew.
+        """
+        return self._member.mesh
+
+    @property
+    def place(self) -> int:
+        """Place of this process in its worker's mesh, from 0."""
+        return self._member.place
+
+    @property
     def world_size(self) -> int:
         """Workers in the group; 0 before prepare."""
         return self._member.world_size
@@ -178,20 +209,29 @@ class Context:
         self._member.prepare(objects)
         return objects if len(objects) > 1 else objects[0]
 
-    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+    def inherit(
+        self, model: torch.nn.Module, rehearsal: Rehearsal | None = None
+    ) -> Mapping[str, Any] | None:
         """Begin with tensors of an ancestor, if this is a trial that has one. Before prepare.
 
         Which ancestor and which tensors is the campaign's affair. Outside of a campaign, and for
         a trial without ancestors, nothing happens. Not collective; blocks while it reads them.
 
+        Args:
+            model: the one that `prepare` is going to be given first.
+            rehearsal: goes on with what the ancestor has kept of its datasets.
+
         Returns:
             What was inherited, as JSON values; None for nothing.
 
         Raises:
-            ConfigError: the model was prepared already.
+            ConfigError: the model was prepared already, or what the ancestor has kept cannot be
+                rehearsed here.
             StoreError: the ancestor cannot be read.
         """
-        return self._member.inherit(model)
+        if rehearsal is not None:
+            _check_rehearsal("inherit", rehearsal)
+        return self._member.inherit(model, rehearsal)
 
     def track(self, **objects: Stateful) -> None:
         """Make further objects part of the State under these names: an EMA, a scheduler, a count.
@@ -217,6 +257,7 @@ class Context:
         prefetch_factor: int = 2,
         augment: Augment | None = None,
         slices: int | None = None,
+        rehearse: Rehearsal | None = None,
     ) -> Loader:
         """Batches of a map-style dataset, every sample exactly once an epoch.
 
@@ -226,7 +267,7 @@ class Context:
             per_worker: it is that of each worker instead, and the group's follows its size; see
                 `scale_rate`.
             shuffle: a new order each epoch, the same for any number of workers.
-            seed: of that order; the run's own by default.
+            seed: of that order; by default the run's own, and the campaign's in a trial.
             collate_fn: makes a batch of a list of items.
             num_workers: processes of this worker that load ahead; 0 loads in place.
             prefetch_factor: batches that each of them loads ahead.
@@ -239,6 +280,7 @@ class Context:
                 `for step in epoch: for x, y in step: loss(model(x), y).backward()`, and after the
                 inner loop optimizer.step(). Slices of a worker that is lost are computed by the
                 others within the same step. Shares follow measured speed.
+            rehearse: each batch has samples of the datasets of earlier loaders behind its own.
 
         Raises:
             ConfigError: a dataset without a length, fewer samples in a batch than workers, a
@@ -246,18 +288,21 @@ class Context:
                 was at work with.
         """
         self._need_prepare("loader")
+        if rehearse is not None:
+            _check_rehearsal("loader", rehearse)
         source = Source(
             dataset=dataset,
             batch_size=batch_size,
             per_worker=per_worker,
             shuffle=shuffle,
-            seed=self._member.settings.seed if seed is None else seed,
+            seed=self._member.settings.seed_of_order if seed is None else seed,
             collate=collate_fn,
             num_workers=num_workers,
             prefetch=prefetch_factor,
             augment=augment,
             slices=slices,
             exact=self._member.settings.exact,
+            memory=None if rehearse is None else rehearse.admit(dataset),
             device=self.device,
         )
         loader: Loader = self._member.open_loader(source)
@@ -381,6 +426,15 @@ class Context:
                 f"ctx.{call} was called before ctx.prepare. Nothing was done. Prepare the model "
                 "first: that is where this worker joins the group."
             )
+
+
+def _check_rehearsal(call: str, value: object) -> None:
+    if not isinstance(value, Rehearsal):
+        hint = " Call it: Rehearsal(...)." if value is Rehearsal else ""
+        raise ConfigError(
+            f"ctx.{call} got {value!r} to rehearse from, which is no elastix.Rehearsal.{hint} "
+            "Nothing was done."
+        )
 
 
 def _plain(name: str, value: Any, call: str = "report") -> Any:  # noqa: ANN401

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from elastix.comm.network.process_group import Group, Reduce
 from elastix.comm.protocol.calls import OperationKind
-from elastix.comm.protocol.catch_up import Watched
+from elastix.comm.protocol.catch_up_messages import Watched
 from elastix.comm.protocol.operation import RoundAlone
 from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.source import Collate, to_device

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from elastix.data.rehearsal import Rehearsal
 from elastix.events import AncestorIgnored, Event, StateStored, TensorsInherited
 from elastix.state import State
 from elastix.train.replica.model_source import ModelSource, TrainedModel
@@ -32,12 +33,16 @@ class Inheritance:
         """Whether the final State goes to other models, and does not stay with the run."""
         return self._source is not None and self._source.takes_final
 
-    def inherit(self, model: torch.nn.Module) -> TensorsInherited | None:
+    def inherit(
+        self, model: torch.nn.Module, rehearsal: Rehearsal | None
+    ) -> TensorsInherited | None:
         """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
         self._asked = True
         found = self._source.inherit(model) if self._source is not None else None
         if found is None:
             return None
+        if rehearsal is not None and self._source is not None:
+            self._source.rehearse(found, rehearsal)
         self._inherited = model, found
         return TensorsInherited(found=found)
 

@@ -1,79 +1,72 @@
 """One worker's side of a run: ties the group, the data and the State together. No Ray.
 
-It is the Participant of GroupDriver, the Steps of the Reducer and the Pace of the Loaders. What it
-needs from the process around it is a Link.
+It is the Participant of GroupDriver and the Pace of the Loaders. What it needs from the process
+around it is a Link.
+
+Not here: what becomes of a step (step_commits).
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.exact_reducer import ExactReducer
-from elastix.comm.gradients.reducer import Reducer, Weights
+from elastix.comm.gradients.reducer import Reducer
 from elastix.comm.network.catch_up_stream import CatchUpSender
+from elastix.comm.network.inside import DeviceMesh
 from elastix.comm.network.layout import layout_of
 from elastix.comm.network.process_group import Wiring
-from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
-from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.protocol.participant import Fenced, Joined, Recovery, Released
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.data.cursor import Cursor, count
 from elastix.data.draw import SlicedDraw
 from elastix.data.loader import Loader
 from elastix.data.random_numbers import seed_generators
+from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source
-from elastix.data.window import Ratio, Window
-from elastix.errors import ConfigError, StoreError, TrainError
+from elastix.data.window import Ratio
+from elastix.errors import ConfigError, StoreError
 from elastix.events import (
     EpochsPlanned,
     Recovered,
     Reported,
-    SamplesLeftOut,
     ShadowDiffers,
-    StepCommitted,
-    StepVoided,
     WorkerJoined,
 )
 from elastix.state import State, Stateful
 from elastix.train.checkpoint import state_digests
-from elastix.train.checkpoint.assembly import CheckpointId
-from elastix.train.checkpoint.comparison import compare, diverged
+from elastix.train.checkpoint.assembly import CheckpointId, holder
 from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.schedule import Schedule
-from elastix.train.control.messages import CaughtUp, Diverged, Entered, Ready, Succeeded, Suspect
+from elastix.train.control.messages import CaughtUp, Entered, Ready, Succeeded, Suspect
 from elastix.train.replica import refusals
-from elastix.train.replica.draws import Drawn, drawn, parted
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
 from elastix.train.replica.exactness import (
-    AnyPlaces,
-    RandomPlaces,
     check_loader,
     check_rate_scaling,
     computes_with,
     look_at_origin,
 )
-from elastix.train.replica.guard import Alarm
 from elastix.train.replica.inheritance import Inheritance
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
+from elastix.train.replica.mates import Mates
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.replicated_events import ReplicatedEvents
-from elastix.train.replica.rewind import Rewind
-from elastix.train.replica.rounds import Finish, GroupMean, Regroup, RollCall, share_loss, told
+from elastix.train.replica.rounds import Finish, GroupMean, share_loss
 from elastix.train.replica.state_copies import StateCopies
-from elastix.train.replica.step import Slices, Step
-from elastix.train.replica.step_checks import StepChecks
+from elastix.train.replica.step import Step
+from elastix.train.replica.step_commits import StepCommits
 from elastix.train.replica.tracked_objects import TrackedObjects
-from elastix.train.replica.vote import Vote
 
 logger = logging.getLogger(__name__)
 
@@ -93,43 +86,98 @@ class Member:
         inbox: ThreadSafeInbox,
         link: Link,
     ) -> None:
-        self.me = wiring.me
+        self.me, self._place = wiring.me, wiring.place
         self._interface = wiring.interface
         self._secret = wiring.secret
         self.device = device
-        self.step = 0
         self.settings = settings
         self._link = link
         self._inbox = inbox
         redo = Reducer.kind if settings.rollback else 0
-        self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo)
-        places = RandomPlaces(settings.seed, lambda: self.step)
-        self._random = places if settings.exact else AnyPlaces()
-        self._slices = Slices(self.me, self._driver, self._random, self.phase)
-        self._rewind = Rewind()
-        self._rate: RateScaling | None = None
+        crew = settings.processes
+        self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo, crew)
         self._reducer: Reducer | None = None
         self._tracked = TrackedObjects()
-        self._checks = StepChecks(settings, self._tracked)
-        self._window = Window()
         self._inheritance = Inheritance(settings.model_source)
         self._catch_up: CatchUpSender | None = None
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.send, link.open_store)
         self._copies = StateCopies(self._tracked, self.saver)
-        self._ended: TrainError | None = None  # why this run cannot go on
         self._differed = False  # as a shadow, from the group
-        self._doubted = False  # what a step was about, and it was said
         self._replicated = ReplicatedEvents(
             link.emit,
             self._first,
             operation=lambda: self._driver.operation,
             held=lambda: self._catch_up.held if self._catch_up is not None else math.inf,
         )
-        inbox.on_urgent(self._replicated.send_again)
+        of_run = (self.me, settings, link, self._driver, self._tracked)
+        said = (self._replicated, self._schedule, self._copies, self.phase, self._shadowed)
+        self._steps = StepCommits(*of_run, *said)
+        inbox.on_urgent(self._heard_urgent)
+        self._mates: Mates | None = None
         self._reports = 0
         self._metrics: dict[str, Any] = {}
         self._listeners: list[Callable[[str, int], None]] = []
+
+    # ------------------------------------------------------------------ this worker's processes
+
+    def assemble(self, wiring: Wiring) -> None:
+        """Come together with the other processes of this worker; blocks until all are here.
+
+        Raises:
+            OSError, RuntimeError: one of them is lost.
+        """
+        if self.settings.crew:
+            self._mates = Mates(self._driver, wiring, self.settings.crew, self._inbox)
+            self._mates.assemble()
+
+    def break_up(self) -> None:
+        """A process of this worker is lost: come out of whatever this one is in. Any thread."""
+        self._driver.break_up()
+        if self._mates is not None:
+            self._mates.cut()
+        self._inbox.notify()
+
+    def disband(self) -> None:
+        """This worker is no more, and its processes are free to be others."""
+        self._driver.leave()
+        if self._mates is not None:
+            self._mates.close()
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """Of this worker's processes; None if it is one."""
+        return self._mates.mesh if self._mates is not None else None
+
+    @property
+    def place(self) -> int:
+        """Of this process in the mesh."""
+        return self._place
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process speaks for its worker: it stores, and writes to the journal."""
+        return self.place == 0
+
+    @property
+    def broken(self) -> bool:
+        """Whether a process of this worker is lost, or the worker was taken out. Any thread."""
+        urgent = self._inbox.urgent
+        # A newcomer that was left out of a generation is let in by a later one.
+        outdated = self._driver.has_state and urgent.generation > self._driver.generation
+        fenced = outdated and self.me not in urgent.members
+        return bool(self.settings.crew) and (self._driver.broken or fenced)
+
+    def await_broken(self, timeout_s: float) -> bool:
+        """Whether this worker is broken, as is heard within that time."""
+        self._inbox.wait(lambda: self.broken, timeout_s)
+        return self.broken
+
+    def _heard_urgent(self) -> None:
+        """The group has changed. In the thread that heard it."""
+        self._replicated.send_again()
+        if self._mates is not None and self.broken:
+            self._mates.cut()
 
     # ------------------------------------------------------------------ the group as it is
 
@@ -139,15 +187,19 @@ class Member:
         return self._reducer is not None
 
     @property
+    def step(self) -> int:
+        """How many steps count."""
+        return self._steps.step
+
+    @property
     def rank(self) -> int:
         """Place in the group; -1 before `prepare`, and for a joiner that is catching up."""
-        members = self._members_now()
-        return members.index(self.me) if self.me in members else -1
+        return self._driver.rank
 
     @property
     def world_size(self) -> int:
         """Members of the group; 0 before `prepare`."""
-        return len(self._members_now())
+        return len(self._driver.present)
 
     @property
     def generation(self) -> int:
@@ -194,10 +246,14 @@ class Member:
         self.saver.offer_again()
         return max(self._inbox.members, default=0)
 
-    def _members_now(self) -> tuple[int, ...]:
-        if self._driver.watching:
-            return self._driver.planned
-        return self._inbox.members.get(self._driver.generation, ())
+    def _first(self) -> bool:
+        """Whether this worker tells what all know: in its group, or in one that is to be entered.
+
+        It may be told of the death of the first while it is blocked outside of any operation.
+        """
+        urgent = self._inbox.urgent.members
+        called = self.holder and urgent[:1] == (self.me,)
+        return called or self.rank == 0 or self.settings.alone
 
     # ------------------------------------------------------------------ prepare and track
 
@@ -210,7 +266,7 @@ class Member:
         if self._reducer is not None:
             raise refusals.prepared_twice()
         live = self._tracked
-        live.before_step = lambda: self._slices.refuse("optimizer.step()")
+        live.before_step = lambda: self._steps.slices.refuse("optimizer.step()")
         live.prepare(objects, self.device)
         event = self._inheritance.prepared(live)
         if event is not None:
@@ -222,29 +278,36 @@ class Member:
         self._reducer = reducer(
             list(live.modules.values()),
             self._driver,
-            self,
-            may_void=self.settings.rewinds_exactly or self.settings.compares_steps,
+            self._steps,
+            may_void=self.settings.may_void,
         )
-        self._checks.prepared(self._reducer)
+        self._steps.prepared(self._reducer)
         kind = computes_with(self.device) if self.settings.exact else ""
         layout = layout_of(live.modules, kind)
-        if not self.settings.alone:
+        if self._mates is not None:
+            self._mates.settle(live.modules)
+            self._driver.assemble()
+        elif not self.settings.alone:
             heed = self._replicated.send_held
             self._catch_up = CatchUpSender(self._interface, layout, self._secret, heed)
             self._driver.catch_joiners_up(self._catch_up)
         self._link.send(Ready(self._catch_up.address if self._catch_up is not None else None))
+        if self._mates is not None:
+            self._link.send(CaughtUp())  # a crew follows nobody: it is given the State in the group
         self._driver.first_entry(layout)
-        self._random.prepared()
+        self._steps.random.prepared()
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""
         self._tracked.track(objects)
 
-    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+    def inherit(
+        self, model: torch.nn.Module, rehearsal: Rehearsal | None
+    ) -> Mapping[str, Any] | None:
         """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
         if self._reducer is not None:
             raise refusals.inherits_late()
-        inherited = self._inheritance.inherit(model)
+        inherited = self._inheritance.inherit(model, rehearsal)
         if inherited is None:
             return None
         self._replicated.emit(inherited)
@@ -255,12 +318,10 @@ class Member:
     def capture(self) -> State:
         """The State as it is now: views of live tensors."""
         counts = {
-            "step": self.step,
+            **self._steps.state_dict(),
             "serial": self._replicated.sequence,
             "reports": self._reports,
             "stored_step": self._schedule.stored_step,
-            "window": self._window.state_dict(),
-            **self._checks.state_dict(),
             **({"exact": computes_with(self.device)} if self.settings.exact else {}),
         }
         return self._tracked.capture(counts)
@@ -273,7 +334,7 @@ class Member:
                 self._adopt(state)
                 if self.settings.exact:
                     look_at_origin(state.meta.get("exact"), computes_with(self.device))
-                self._window.forget()  # its workers were those of another run of the group
+                self._steps.window.forget()  # its workers were those of another run of the group
                 self._schedule.stored(self.step)
         return self.capture()
 
@@ -284,7 +345,9 @@ class Member:
             with self._link.open_store() as store:
                 ref = newest(store, self.settings.run)
                 if ref is not None:
-                    found.append(leaving_out(store.get(ref), self.settings.left_out))
+                    # Of a tensor of which this process has a part it reads no more than that.
+                    stored = store.get(ref, lazy=self._tracked.sharded)
+                    found.append(leaving_out(stored, self.settings.left_out))
         there = [state for state in found if state is not None]
         return max(there, key=lambda state: int(state.meta["step"]), default=None)
 
@@ -292,18 +355,17 @@ class Member:
         """Become equal to a peer; if it need not be exact, but for the random numbers to come."""
         self._adopt(state)
         if not self.settings.exact:
-            state_digests.diverge(self.me)
+            index, parts = self._mates.part if self._mates is not None else (0, 1)
+            state_digests.diverge(self.me * parts + index)
 
     def _adopt(self, state: State) -> None:
         self._tracked.adopt(state)
         if self._reducer is not None:
             self._reducer.rebase()
-        self.step = state.meta["step"]
+        self._steps.load_state_dict(state.meta)
         self._schedule.stored(state.meta["stored_step"])
         self._replicated.sequence = state.meta["serial"]
         self._reports = state.meta["reports"]
-        self._window.load_state_dict(state.meta.get("window", {}))
-        self._checks.load_state_dict(state.meta)
 
     def save(self, reason: str) -> CheckpointId:
         """Have the State stored in the background, when it was compared with the other workers'.
@@ -312,7 +374,7 @@ class Member:
             When a snapshot is under way: its mark, for `await_stored`.
         """
         self._check(thoroughly=True)
-        self._random.boundary()
+        self._steps.random.boundary()
         score = self._schedule.score(self.step)
         mark = CheckpointId(self.step, 2 if reason == "final" else int(score is not None))
         self._snapshot(reason, mark, score)
@@ -322,8 +384,17 @@ class Member:
     def _snapshot(
         self, reason: str, mark: CheckpointId, score: float | None = None, *, stored: bool = True
     ) -> None:
-        members = self._members_now()
-        occasion = Occasion(mark=mark, reason=reason, members=members, score=score, stored=stored)
+        members = (self.me,) if self._driver.shadow else self._driver.present
+        places = self.settings.processes
+        occasion = Occasion(
+            mark=mark,
+            reason=reason,
+            members=tuple(holder(w, place, places) for w in members for place in range(places)),
+            score=score,
+            stored=stored,
+            place=self.place,
+            places=places,
+        )
         self._copies.save(self.capture(), occasion)
         self._schedule.compared()
         self.phase("snapshot", self.step)
@@ -418,205 +489,6 @@ class Member:
         """Call `listener`, from any thread, with the number of a bucket that is reduced."""
         self._driver.on_reduced = listener
 
-    # ------------------------------------------------------------------ Steps of the Reducer
-
-    def lacks(self, members: Sequence[int]) -> bool:
-        """Whether slices fall to this worker that it has not computed, if these take part."""
-        return self._slices.lacks(tuple(members))
-
-    def weights(self, members: Sequence[int]) -> Weights:
-        """What this worker has of the step in hand, if `members` have the rest.
-
-        An equal part if nothing was ever drawn.
-        """
-        if self._slices.step is not None:
-            return self._slices.step.weights()
-        window = self._window
-        draws = any(loader.pending for loader in self._tracked.loaders)
-        if not draws and window.several and not self._doubted:
-            self._doubted = True
-            if self.rank == 0:
-                logger.warning(refusals.DOUBTFUL_STEP)
-        if self.settings.rollback and window.ratio and not draws:
-            raise refusals.second_pass()
-        parts = window.shares(self.me, members)
-        # Without samples, all of them are lost; see Reducer.accept.
-        scales = [share / total if total else 0.0 for share, total in parts]
-        share, total = map(sum, zip(*parts, strict=True))
-        return Weights(scales, share, total)
-
-    def samples(self) -> Sequence[int]:
-        """By slice of the step in hand."""
-        return self._slices.in_hand.draw.samples
-
-    def sharing(self, members: Sequence[int]) -> Sharing:
-        """Who of these has computed which slices."""
-        return self._slices.in_hand.sharing(members)
-
-    def passed(self) -> None:
-        """There was, or might have been, a backward pass since the last batch was drawn."""
-        self._window.passed()
-
-    def carried(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """A step of slices begins with what the step before has left as their gradients.
-
-        Raises:
-            ConfigError: an optimizer is going to use it.
-        """
-        if any(self._tracked.optimized(parameter) for parameter in parameters):
-            raise refusals.carries_gradients()
-
-    @property
-    def _drawn(self) -> Drawn:
-        """What this worker has drawn for the step in hand, and how often it ran backward."""
-        passes = self._reducer.passes if self._reducer and self._slices.step else 0
-        return drawn(self._tracked.loaders, passes)
-
-    def vote(self) -> torch.Tensor:
-        """What goes into the commit round."""
-        first = self.rank == 0
-        vote = Vote(
-            proposal=self._driver.proposal(),
-            journaled=self._link.journaled() if first else -1,
-            store=first and self._schedule.time_is_up(),
-            # While a snapshot is being stored, another one would hold up training.
-            compare=first and self._schedule.compare and not self.saver.busy,
-            drawn=self._drawn.mark,
-            void=self._driver.void,
-            **self._checks.vote(void=self._driver.void, alone=self.world_size < 2),
-            slice_us=self._slices.times(self.step),
-        )
-        return torch.tensor(vote.encode(), dtype=torch.int64)
-
-    def committed(self, left: OperationOutcome) -> None:
-        """A step counts; or it is void, and its samples are drawn again or left out."""
-        self._copies.finish()
-        verdict = self._checks.verdict(left.result)
-        agreed = verdict.agreed
-        if not agreed.alike:
-            mine = astuple(self._drawn)
-            of_all = self._roll_call(OperationKind.DRAWS, mine)
-            self._end(parted(self.step + 1, {w: Drawn(*row) for w, row in of_all.items()}))
-        self._schedule.agreed(agreed.store, agreed.compare)
-        self._driver.step_left(left, agreed.proposal)
-        self._checks.over(verdict)
-        if verdict.void:
-            self._take_back(verdict.alarm)
-            if not agreed.equal:
-                self._have_parted()
-            return
-        self._tracked.void = False
-        contributors = left.contributors
-        handed_over = self._slices.committed(self.step, agreed.slice_us, contributors)
-        self.step += 1
-        if self._rate is not None:
-            self._rate.observe(len(contributors))
-        self._window.close()
-        batches = [
-            batch for loader in self._tracked.loaders for batch in loader.commit(contributors)
-        ]
-        self._replicated.emit(
-            StepCommitted(
-                step=self.step,
-                generation=left.complete,
-                world_size=len(contributors),
-                batches=tuple(batches),
-            )
-        )
-        if handed_over is not None:
-            self._replicated.emit(handed_over)
-        self._replicated.confirm(agreed.journaled)
-
-    def _take_back(self, alarm: Alarm | None) -> None:
-        """The step is void: its batches come again, unless it is for them that it is.
-
-        Raises:
-            TrainingUnstable: it was once too often.
-        """
-        self._window.void()
-        self._slices.step = None
-        if not self.settings.rewinds_exactly:
-            self._rewind.keep(self._tracked.others)  # what the rest of the loop's body may change
-        if self.settings.exact:
-            self._keep_parameters(again=alarm is None)
-        self._rewind.due = self._tracked.void = True
-        if self._tracked.scaler is not None and self._reducer is not None:
-            self._reducer.overflow()
-        for loader in self._tracked.loaders:
-            if alarm is None:
-                loader.commit(())
-            elif spans := loader.leave_out():
-                self._replicated.emit(SamplesLeftOut(loader=loader.number, spans=spans))
-        if alarm is not None:
-            self._replicated.emit(StepVoided(step=self.step + 1, why=str(alarm)))
-            error = self._checks.voided(self.step + 1, alarm)
-            if error is not None:
-                self._end(error)
-
-    def _keep_parameters(self, *, again: bool) -> None:
-        """Of a void step in a run that has to be exact; it may be done `again`.
-
-        Raises:
-            TrainError: they are not any more what the step began with.
-        """
-        modules = self._tracked.modules.values()
-        if again and self._rewind.moved(modules):
-            self._end(
-                TrainError(
-                    f"RunConfig(exact=True) and step {self.step + 1}, which has to be done again: "
-                    "parameters were changed between its beginning and the loop over its slices, "
-                    "and would be changed twice. The step does not count, and the run was stopped. "
-                    "fit() again goes on from the last stored State. Change them after that loop."
-                )
-            )
-        self._rewind.keep_parameters(modules)
-
-    def _have_parted(self) -> None:
-        """Find out who holds another State than most, and wait for a group without them."""
-        fingerprints = self._checks.fingerprints
-        if fingerprints is None:
-            return
-        self._check(thoroughly=True)  # a parameter that nobody averages has an error of its own
-        numbers = self._roll_call(OperationKind.FINGERPRINTS, fingerprints.numbers())
-        held = {worker: fingerprints.named(row) for worker, row in numbers.items()}
-        found = compare(self.step, "step", held)
-        if found is not None and not found.equal and not self._driver.watching:
-            self._link.send(
-                Diverged(
-                    step=found.step,
-                    workers=found.workers,
-                    apart=found.apart,
-                    parts=found.parts,
-                    error=diverged(found),
-                )
-            )
-            self._driver.stand_by(found.apart)
-        # Else it was somebody who has been lost since, or the others see to it. In any case the
-        # batch is to be split over those who are left, and they must know of each other.
-        self._driver.step_left(self._driver.run(Regroup()), 0)
-
-    def _roll_call(self, kind: OperationKind, mine: Sequence[int]) -> dict[int, list[int]]:
-        """By worker, what each tells all others. Collective."""
-        return told(self._driver.run(RollCall(kind, self.me, mine)).result)
-
-    def _end(self, error: TrainError) -> NoReturn:
-        """The run cannot go on, whatever user code catches."""
-        self._ended = error
-        raise error
-
-    def voided(self, result: torch.Tensor) -> bool:
-        """Whether a step that was left with this result does not count."""
-        return self._checks.verdict(result).void
-
-    def _first(self) -> bool:
-        """Whether this worker tells what all know: in its group, or in one that is to be entered.
-
-        It may be told of the death of the first while it is blocked outside of any operation.
-        """
-        urgent = self._inbox.urgent.members
-        called = self.holder and urgent[:1] == (self.me,)
-        return called or self.rank == 0 or self.settings.alone
-
     # ------------------------------------------------------------------ Pace of the Loaders
 
     def boundary(self) -> None:
@@ -625,20 +497,22 @@ class Member:
         Raises:
             TrainError: what has ended the run; user code may have caught it once.
         """
-        if self._ended is not None:
-            raise self._ended
+        if self._steps.ended is not None:
+            raise self._steps.ended
         self._check()
-        self._slices.put_back()
+        self._steps.slices.put_back()
         if any(loader.pending for loader in self._tracked.loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
         self._link.await_controller()
-        self._rewind.restore(self._tracked.others)
+        self._steps.rewind.restore(self._tracked.others)
         self._driver.boundary()
-        self._set_out()
+        if self.settings.exact:
+            self._look_if_overtaken()
+        self._steps.set_out()
         compare = self._schedule.compares_now()
         if not self._driver.watching:
-            self._schedule.grouped(self.step, self._members_now())
+            self._schedule.grouped(self.step, self._driver.present)
         until = self.settings.until_reports
         if until is not None and self._reports >= until:
             raise Paused
@@ -651,21 +525,13 @@ class Member:
             )
         # Alone there is nobody who would put a checkpoint together.
         reason = "" if self.settings.alone else self._schedule.due(self.step)
-        if reason:
+        if reason and self._leaves_to_shadow(reason):
+            self._copies.leave(CheckpointId(self.step))
+            self._schedule.stored(self.step)
+        elif reason:
             self._checkpoint(reason)
         elif compare:
             self._snapshot("join", CheckpointId(self.step, -1), stored=False)
-
-    def _set_out(self) -> None:
-        """At a boundary: a step begins from here, and may have to be done again from here."""
-        if self.settings.exact:
-            self._look_if_overtaken()
-            self._rewind.begin(self._tracked.modules.values())
-            self._random.boundary()
-        if self.settings.rewinds_exactly:
-            self._rewind.keep(self._tracked.others)
-        if self._reducer is not None:
-            self._reducer.remember_buffers()
 
     def _look_if_overtaken(self) -> None:
         """A joiner that began anew in its loop may have in hand what it drew for another epoch.
@@ -678,12 +544,31 @@ class Member:
             raise Released(0)
         raise Fenced(f"worker {self.me} was given the State of another epoch than its loop is in")
 
+    def _shadowed(self) -> bool:
+        """Whether this worker is followed by a shadow that can store States."""
+        return self._catch_up is not None and self._catch_up.shadowed
+
+    def _leaves_to_shadow(self, reason: str) -> bool:
+        """Whether the group need not copy the State that is due.
+
+        A score is known to those alone who have reported it.
+        """
+        waits, scored = self.settings.checkpoint.wait, self._schedule.score(self.step) is not None
+        return self._schedule.shadowed and not waits and not scored and reason != "best"
+
     def _stored_by_others(self) -> None:
-        """Those in the group store the State, if it is time to; a shadow compares its own."""
-        if self._schedule.due(self.step):
-            self._schedule.stored(self.step)
-            if self._driver.shadow:
-                self._driver.ask_digest()
+        """Those in the group store the State, if it is time to, or leave that to a shadow.
+
+        A shadow that cannot tell whether its own is the same asks.
+        """
+        reason = self._schedule.due(self.step)
+        if not reason:
+            return
+        if self._schedule.shadowed and self._steps.able:
+            self._snapshot(reason, CheckpointId(self.step))
+        elif self._driver.shadow:
+            self._driver.ask_digest()
+        self._schedule.stored(self.step)
 
     def _checkpoint(self, reason: str) -> None:
         mark = self.save(reason)
@@ -704,23 +589,31 @@ class Member:
 
     def binding(self, loader: int) -> Ratio | None:
         """The ratio that the next batch must be split in."""
-        return self._window.binding(loader, self.members())
+        return self._steps.window.binding(loader, self.members())
 
     def drawn(self, loader: int, size: int, ratio: Ratio) -> None:
         """A batch begins."""
-        first = self._window.fresh
-        self._window.drawn(loader, size, ratio)
+        first = self._steps.window.fresh
+        self._steps.window.drawn(loader, size, ratio)
+        if self._mates is not None:
+            within = self._tracked.loaders[loader].within
+            # The pass is about both batches, or FSDP2 adds up gradients before they are weighed.
+            otherwise = within != self._mates.within and (not first or self._mates.waits)
+            if self._steps.window.now or otherwise:
+                raise refusals.ratios_in_crew()
+            self._mates.within = within
         if first and self._reducer is not None:
-            self._reducer.turn(self._window.now, self.me in ratio)
+            self._reducer.turn(self._steps.window.now, self.me in ratio)
         self.phase("batch", self.step)
 
     def begin_step(self, loader: Loader, draw: SlicedDraw, at: Cursor) -> Step:
         """A batch begins that is cut into slices."""
-        self._slices.refuse_others(loader, self._tracked.loaders)
+        self._steps.slices.refuse_others(loader, self._tracked.loaders)
         if self._reducer is None:
             raise ConfigError("a loader was iterated before ctx.prepare.")
         self.phase("batch", self.step)
-        return self._slices.open(loader, draw, at, self._reducer)
+        self._steps.look_at_turn(loader.number)
+        return self._steps.slices.open(loader, draw, at, self._reducer)
 
     def exhausted(self) -> None:
         """At the end of an epoch other weights are tried, say."""
@@ -741,6 +634,11 @@ class Member:
         """
         if self.settings.exact:
             check_loader(source)
+        if self._mates is not None:
+            for given, call in ((source.slices, "slices"), (source.memory, "rehearse")):
+                if given is not None:
+                    raise refusals.not_in_crew(f"ctx.loader({call}=...)")
+            source = replace(source, part=self._mates.part)
         shared_out = source.slices is None and not source.per_worker
         if source.batch_size < self.world_size and shared_out:
             raise refusals.small_batch(source.batch_size, self.world_size)
@@ -752,19 +650,19 @@ class Member:
 
     def scale_rate(self, scaling: RateScaling) -> None:
         """Learning rates follow the group's size from now on."""
-        if self._rate is not None:
+        if self._steps.rate is not None:
             raise ConfigError("ctx.scale_rate was called twice. Call it once, for one optimizer.")
         if self.settings.exact:
             check_rate_scaling()
         self.track({"rate": scaling})
-        self._rate = scaling
+        self._steps.rate = scaling
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Defer the step."""
         if self._reducer is None:
             raise ConfigError("ctx.accumulate was used before ctx.prepare.")
-        self._slices.refuse_accumulation()
+        self._steps.slices.refuse_accumulation()
         with self._reducer.deferred():
             yield
 
@@ -776,7 +674,9 @@ class Member:
         collate: Collate,
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
-        self._slices.refuse("ctx.evaluate")
+        self._steps.slices.refuse("ctx.evaluate")
+        if self._mates is not None:
+            raise refusals.not_in_crew("ctx.evaluate")
         self._check(thoroughly=True)
         given = (self._tracked.model, metric, dataset, batch_size, collate, self.device)
         exact, seed = self.settings.exact, self.settings.seed
@@ -787,7 +687,7 @@ class Member:
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """Over the group, by the shares of the last batch. Collective."""
-        self._slices.refuse("ctx.mean")
+        self._steps.slices.refuse("ctx.mean")
         self._check()
         self.phase("mean", self.step)
         return self._mean(OperationKind.MEAN, values)
@@ -798,7 +698,9 @@ class Member:
     def _mean(
         self, kind: OperationKind, values: Mapping[str, float], empty: float = math.nan
     ) -> dict[str, float]:
-        ratio, samples = self._window.ratio, self._slices.samples
+        if self._mates is not None:
+            values = self._mates.mean(values)
+        ratio, samples = self._steps.window.ratio, self._steps.slices.samples
         if samples is None:
             samples = ratio.get(self.me, 0) if ratio else 1
         work = GroupMean(kind, values, samples)
@@ -806,9 +708,9 @@ class Member:
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
-        self._slices.refuse("ctx.report")
+        self._steps.slices.refuse("ctx.report")
         self._schedule.reported(self.step, metrics)
-        self._checks.reported(metrics)
+        self._steps.checks.reported(metrics)
         event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
         self._reports += 1
         self._metrics.update(event.metrics)
@@ -835,15 +737,15 @@ class Member:
             ReplicasDiffer: the workers hold different States.
             TrainError: what has ended the run before.
         """
-        if self._ended is not None:
-            raise self._ended
-        self._slices.refuse("the end of the train function")
+        if self._steps.ended is not None:
+            raise self._steps.ended
+        self._steps.slices.refuse("the end of the train function")
         if self._driver.shadow:
             self._driver.await_succession()
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
         self._check(thoroughly=True)
-        self._random.boundary()
+        self._steps.random.boundary()
         if self._inheritance.takes_final:
             if self.world_size > 1:
                 mark = CheckpointId(self.step, 2)
@@ -858,6 +760,10 @@ class Member:
         mark = self.save(reason)
         self._driver.run(Finish())
         self.await_stored(mark)
+
+    def close(self) -> None:
+        """After `finish`, in a process that goes on with something else."""
+        self._tracked.close()
 
     def _bequeath(self, reason: str) -> None:
         """Leave the State to other models. Blocks this worker, and those that wait for it."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from elastix.data.rehearsal import Rehearsal
 from elastix.state import Ref, State, Stateful
 from elastix.store import Store
 
@@ -79,6 +80,10 @@ class ModelSource(Protocol):
             modules: prefix to module, as a State has them.
             others: name to optimizers and anything else, likewise.
         """
+        ...
+
+    def rehearse(self, found: Mapping[str, Any], rehearsal: Rehearsal) -> None:
+        """Let it begin with what the ancestor has kept; `found`: what `inherit` said."""
         ...
 
     def resume(self) -> State | None:

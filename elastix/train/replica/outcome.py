@@ -21,24 +21,26 @@ class Halted(BaseException):
 
 
 _SETTLE_S = 30.0
+_NEWS_S = 3.0
+"""A collective within a worker may fail before it is heard why."""
 
 
 def run_train(
-    train: Callable[[Context], None], member: Member, config: Mapping[str, Any]
+    train: Callable[[Context], None],
+    member: Member,
+    config: Mapping[str, Any],
+    before: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Call `train` with a Context. Blocks until it is through.
+    """Call `before`, and `train` with a Context. Blocks until it is through.
 
     Raises:
         KeyboardInterrupt: in a process that runs it alone; nothing else is ever raised.
     """
     member.seed()
-    paused = False
     try:
         with deterministic_operators() if member.settings.exact else nullcontext():
-            try:
-                train(Context(member, config))
-            except Paused:
-                paused = True
+            before()
+            paused = _paused(train, Context(member, config))
             if member.prepared:
                 member.finish("paused" if paused else "final")
         if member.watching:  # it took no part: nobody has to know that it is through
@@ -58,7 +60,8 @@ def run_train(
     except Released as released:
         return Outcome(kind=OutcomeKind.LEFT, generation=released.generation, step=member.step)
     except Fenced as fenced:
-        return Outcome(kind=OutcomeKind.FENCED, step=member.step, summary=str(fenced))
+        kind = OutcomeKind.FREE if member.settings.crew else OutcomeKind.FENCED
+        return Outcome(kind=kind, step=member.step, summary=str(fenced))
     except OutOfMemory as error:  # as if the system had ended the process for it
         logger.warning("worker %d is lost: %s", member.me, error)
         return Outcome(kind=OutcomeKind.OUT_OF_MEMORY, step=member.step, summary=str(error))
@@ -71,6 +74,8 @@ def run_train(
     except BaseException as error:
         if member.settings.alone and isinstance(error, KeyboardInterrupt):
             raise  # it is meant for the process, not for the train function
+        if _was_cut(member, error):
+            return Outcome(kind=OutcomeKind.FREE, step=member.step, summary=_said(error))
         member.saver.settle(_SETTLE_S)  # what was accepted before is stored nevertheless
         return Outcome(
             kind=OutcomeKind.RAISED,
@@ -81,6 +86,21 @@ def run_train(
             summary=_said(error),
             traceback=tracebacks.told(error),
         )
+
+
+def _paused(train: Callable[[Context], None], ctx: Context) -> bool:
+    """Run it: whether it was paused before its end."""
+    try:
+        train(ctx)
+    except Paused:
+        return True
+    return False
+
+
+def _was_cut(member: Member, error: BaseException) -> bool:
+    """Whether a collective with mates has failed, as one of them is lost."""
+    own = isinstance(error, ElastixError) or not isinstance(error, Exception)
+    return bool(member.settings.crew) and not own and member.await_broken(_NEWS_S)
 
 
 def _said(error: BaseException) -> str:

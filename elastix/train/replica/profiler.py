@@ -37,6 +37,8 @@ _SECTIONS: dict[str, str | None] = {
     "batch": None,
     "slice": None,
     "handed": None,
+    "again": None,
+    "computed": None,
     "wait": "wait to be let in",
     "filled": "wait for buckets",
     "left": None,

@@ -11,6 +11,13 @@ DOUBTFUL_STEP = (
     "another one, draw them all before the first backward pass: then they are all split alike."
 )
 
+OTHER_TURN = (
+    "the run goes on after step %d, where it would have been the turn of loader %d by the order in "
+    "which loaders were drawn before, and loader %d was drawn. If the train function goes by a "
+    "counter of its own, which begins anew, the result is not that of a run without a stop: go by "
+    "ctx.step. If it is meant to change here, nothing is wrong."
+)
+
 
 def prepared_twice() -> ConfigError:
     """ctx.prepare was called before."""
@@ -54,4 +61,21 @@ def carries_gradients() -> ConfigError:
         "have them. The step was not taken; the run ends. Call optimizer.zero_grad() in "
         "each step, before or after the loop over its slices. To add up more samples use a "
         "larger batch_size with more slices."
+    )
+
+
+def not_in_crew(call: str) -> ConfigError:
+    """It is not built for workers of several processes."""
+    return ConfigError(
+        f"{call} does not work with ScalingConfig(crew=...) yet: each worker is several processes. "
+        "Nothing was done; the run ends. Leave it out, or use workers of one process."
+    )
+
+
+def ratios_in_crew() -> ConfigError:
+    """Batches of one step would be split in several ratios, over workers or over their places."""
+    return ConfigError(
+        "batches that are split in different ratios were drawn for one step, which does not work "
+        "with ScalingConfig(crew=...) yet. Nothing was done with the second; the run ends. Draw "
+        "from one loader in a step, or make batches and datasets of both loaders equally large."
     )

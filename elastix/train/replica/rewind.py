@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from elastix.state import Stateful
+from elastix.state import Stateful, raw_bytes
 
 
 class Rewind:
@@ -26,8 +26,8 @@ class Rewind:
     def __init__(self) -> None:
         self.due = False
         self._kept: dict[str, Any] = {}
-        self._versions: list[int] = []  # of parameters, at the last boundary
         self._parameters: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._again = False  # the step has to begin with just these
 
     def keep(self, others: Mapping[str, Stateful]) -> None:
         """Remember `others` as they are: optimizers but for their tensors, the rest whole."""
@@ -40,21 +40,30 @@ class Rewind:
             elif name != "rng":  # what is done again may be done with other random numbers
                 self._kept[name] = copy.deepcopy(other.state_dict())
 
-    def begin(self, modules: Iterable[torch.nn.Module]) -> None:
-        """A boundary: parameters are what a step that is done again has to begin with."""
-        self._versions = [p._version for module in modules for p in module.parameters()]
+    def keep_parameters(self, modules: Iterable[torch.nn.Module], *, again: bool) -> None:
+        """Remember them as they are. On the CPU: other memory may have no room for a copy.
 
-    def moved(self, modules: Iterable[torch.nn.Module]) -> bool:
-        """Whether parameters have been changed since the boundary."""
-        return self._versions != [p._version for module in modules for p in module.parameters()]
-
-    def keep_parameters(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Remember them as they are. On the CPU: other memory may have no room for a copy."""
+        Args:
+            modules: whose.
+            again: the slices of the void step will be computed again, from just these.
+        """
+        self._again = again
         parameters = {id(p): p for module in modules for p in module.parameters()}
         self._parameters = [
             (parameter, parameter.detach().to("cpu", copy=True))
             for parameter in parameters.values()
         ]
+
+    def begins_otherwise(self) -> bool:
+        """Whether the slices of a step that is done again begin with other parameters than before.
+
+        Their bytes are compared, since a change may have gone past their version counters.
+        """
+        kept, self._parameters = self._parameters, []
+        if not self._again:
+            return False
+        self._again = False
+        return not all(torch.equal(raw_bytes(p), raw_bytes(value)) for p, value in kept)
 
     def restore(self, others: Mapping[str, Stateful]) -> None:
         """Put back what was kept, if the step since then is void."""
@@ -64,7 +73,6 @@ class Rewind:
         with torch.no_grad():
             for parameter, value in self._parameters:
                 parameter.copy_(value)
-        self._parameters = []
         for name, kept in self._kept.items():
             other = others[name]
             if isinstance(other, torch.optim.Optimizer):

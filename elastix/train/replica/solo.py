@@ -90,4 +90,7 @@ def run_alone(
                 raise Halted
 
         member.on_phase(look)
-    return run_train(train, member, config)
+    try:
+        return run_train(train, member, config)
+    finally:
+        member.close()

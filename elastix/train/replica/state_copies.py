@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 
 from elastix.errors import StateError
 from elastix.state import State
+from elastix.train.checkpoint.assembly import CheckpointId
 from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.snapshot import Snapshot, Stager
 from elastix.train.replica.tracked_objects import TrackedObjects
@@ -32,9 +33,27 @@ class StateCopies:
         self._saver = saver
         self._given: Snapshot | None = None
         self._overlaps = True
+        self._left: CheckpointId | None = None  # to a shadow
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next `save` would have to wait for the one before."""
+        return self._saver.busy
+
+    @property
+    def left_undone(self) -> bool:
+        """Whether a State was left to a shadow, and is neither stored nor given up yet."""
+        return self._left is not None and not self._saver.heard(self._left)
+
+    def leave(self, mark: CheckpointId) -> None:
+        """A shadow stores this one."""
+        self._left = mark
+        self._saver.listen()
 
     def save(self, state: State, occasion: Occasion) -> None:
         """Have `state`, views of live tensors, compared and stored; see Saver."""
+        if occasion.stored:
+            self._left = None
         self._saver.save(state, occasion, self._late(state))
 
     def give(self, state: State, step: int) -> Callable[[], State]:

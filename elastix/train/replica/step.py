@@ -18,7 +18,7 @@ import torch
 
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.reducer import Reducer, Weights
-from elastix.comm.gradients.slices import LOOP
+from elastix.comm.gradients.slice_passes import LOOP
 from elastix.comm.network.tree_reduction import Sharing
 from elastix.data.cursor import Cursor
 from elastix.data.draw import SlicedDraw
@@ -27,6 +27,7 @@ from elastix.data.slices import tellers
 from elastix.errors import ConfigError, TrainError
 from elastix.events import SlicesHandedOver
 from elastix.train.replica.exactness import RandomPlaces
+from elastix.train.replica.recomputation import Recomputation, batch_digest
 
 _REMEMBERED = 5  # steps, of whose times the median is told
 
@@ -38,12 +39,14 @@ class Slices:
         me: this worker.
         driver: of its group.
         random: sets the random numbers of each slice.
+        again: says which slices are computed more than once.
         phase: told of each slice.
+        begins: called before the first.
 
     Attributes:
         step: the one in hand; None between steps, and in those of other loaders.
         samples: what this worker had of the last step, if that was one of slices; else None.
-        random: see above.
+        random, again, begins: see above.
     """
 
     def __init__(
@@ -51,11 +54,15 @@ class Slices:
         me: int,
         driver: GroupDriver,
         random: RandomPlaces,
+        again: Recomputation,
         phase: Callable[[str, int], None],
+        begins: Callable[[], None],
     ) -> None:
+        self.begins = begins
         self.step: Step | None = None
         self.samples: int | None = None
         self.random = random
+        self.again = again
         self._me = me
         self._driver = driver
         self._phase = phase
@@ -183,9 +190,26 @@ class Slices:
         """Whether there would be some if these were the group."""
         return self.step is not None and bool(self.step.missing(self._me, members))
 
-    def at(self, number: int, *, handed: bool) -> None:
-        """A slice begins; it is one of a lost worker if it was `handed` over."""
-        self._phase("handed" if handed else "slice", number)
+    @property
+    def warms_up(self) -> bool:
+        """Whether this worker follows the group and is going to be in it.
+
+        Then it computes what has the shape of a slice: compilers run while nobody waits for it.
+        """
+        return self._driver.watching and not self._driver.shadow
+
+    def more(self, step: "Step") -> list[int]:
+        """Numbers of the slices that this worker computes once more, before its own."""
+        if self._driver.watching:
+            return []
+        return self.again.begin(step.draw, self._me, self.missing(step))
+
+    def at(self, phase: str, number: int) -> None:
+        """A slice begins; one of a lost worker that was "handed" over, or once more: "again".
+
+        At last it is "computed", and its gradients are as its backward passes have left them.
+        """
+        self._phase(phase, number)
 
 
 class Step:
@@ -204,6 +228,7 @@ class Step:
         self._at = at
         self._reducer = reducer
         self._computed: set[int] = set()
+        self._more: list[int] = []
 
     def __iter__(self) -> Iterator[Any]:
         if self.begun or self._work.step is not self:
@@ -218,7 +243,11 @@ class Step:
 
     def _slices(self) -> Iterator[Any]:
         reducer, work = self._reducer, self._work
+        work.begins()
         reducer.begin_slices()
+        self._more = work.more(self)
+        for place, number in enumerate(self._more):
+            yield from self._once_more(number, early=number not in self._more[:place])
         own = work.missing(self)
         started = time.monotonic()
         if not own:
@@ -234,19 +263,41 @@ class Step:
         work.random.over()
 
     def _slice(self, number: int, *, last: bool = False, handed: bool = False) -> Iterator[Any]:
-        self._work.at(number, handed=handed)
+        self._work.at("handed" if handed else "slice", number)
         batch = self.loader.read_slice(self.draw, number, self._at)
         self._computed.add(number)
-        ratio = self.draw.sizes.index(self.draw.samples[number])
-        self._reducer.begin_slice(number, ratio, last)
+        self._reducer.begin_slice(number, self._ratio(number), last)
+        if not self._work.again.looks_at(number, self._more):
+            self._work.random.slice(number)
+            yield batch
+            self._work.at("computed", number)
+            self._reducer.end_slice(counts=True)
+            return
+        self._reducer.digest_slice()
+        yield from self._looked_at(number, batch, counts=True)
+
+    def _once_more(self, number: int, *, early: bool) -> Iterator[Any]:
+        """A slice for its digest alone; read where what was read ahead stays for its turn."""
+        self._work.at("again", number)
+        batch = self.loader.source.read(self.draw.slices[number])
+        self._reducer.begin_again(number, self._ratio(number), early=early)
+        yield from self._looked_at(number, batch, counts=False)
+
+    def _looked_at(self, number: int, batch: Any, *, counts: bool) -> Iterator[Any]:  # noqa: ANN401
+        read = batch_digest(batch)
         self._work.random.slice(number)
         yield batch
-        self._reducer.end_slice(counts=True)
+        self._work.at("computed", number)
+        self._reducer.end_slice(counts=counts)
+        self._work.again.computed(number, self._reducer.digest, read)
+
+    def _ratio(self, number: int) -> int:
+        return self.draw.sizes.index(self.draw.samples[number])
 
     def _placeholder(self) -> Iterator[Any]:
         """The loop runs on every worker, so that what it sets is set; here for nothing."""
         self._reducer.begin_slice(0, 0, last=False)
-        yield self.loader.source.read(())
+        yield self.loader.source.read(self.draw.slices[0] if self._work.warms_up else ())
         self._reducer.end_slice(counts=False)
 
     def sharing(self, members: Sequence[int]) -> Sharing:

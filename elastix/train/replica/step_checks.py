@@ -87,6 +87,21 @@ class StepChecks:
         judged = {"norm": norm, "metric": self._metric}
         return {name: ordered(value) for name, value in judged.items() if value is not None}
 
+    def matches(self, held: int | None) -> bool | None:
+        """Whether this worker, outside of the group, holds what all in it do.
+
+        In the step in hand, before it is taken over.
+
+        Args:
+            held: see VoteResult.
+
+        Returns:
+            None if it cannot be told.
+        """
+        if self.fingerprints is None or not held:
+            return None
+        return self.fingerprints.take() == held
+
     def verdict(self, result: torch.Tensor) -> StepVerdict:
         """Whether a step whose vote has this result counts, and why not."""
         return judge(result.tolist(), self._watch)

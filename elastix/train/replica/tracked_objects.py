@@ -17,7 +17,10 @@ from torch.utils.hooks import RemovableHandle
 
 from elastix import state as states
 from elastix.data.loader import Loader
+from elastix.data.rehearsal import ENTRY, Rehearsal
+from elastix.data.source import Source
 from elastix.errors import ConfigError, StateError
+from elastix.sharding import is_sharded
 from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import state_digests
 
@@ -29,6 +32,7 @@ class TrackedObjects:
         modules: by the prefix of their tensors; the model has the empty one.
         others: optimizers, schedulers and whatever else, by name; the random numbers too.
         loaders: in the order in which they were made.
+        memories: what they rehearse from, in the order in which it was first used.
         void: the last step was; whatever gradients there are, no optimizer of these moves.
         before_step: called before one of these optimizers takes a step; may raise.
     """
@@ -37,6 +41,7 @@ class TrackedObjects:
         self.modules: dict[str, torch.nn.Module] = {}
         self.others: dict[str, Stateful] = {"rng": RandomState()}
         self.loaders: list[Loader] = []
+        self.memories: list[Rehearsal] = []
         self.void = False
         self.before_step: Callable[[], None] = lambda: None
         self._unclaimed = State({})
@@ -45,6 +50,12 @@ class TrackedObjects:
     def model(self) -> torch.nn.Module:
         """The first module."""
         return self.modules[""]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether there is anything of which this process holds a part."""
+        modules = self.modules.values()
+        return any(is_sharded(tensor) for module in modules for tensor in module.parameters())
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -69,6 +80,11 @@ class TrackedObjects:
         for other in objects:
             if isinstance(other, torch.nn.Module):
                 continue
+            if isinstance(other, Rehearsal):
+                raise ConfigError(
+                    "ctx.prepare got a Rehearsal. Nothing was prepared. Give it to the loaders: "
+                    "ctx.loader(dataset, batch_size, rehearse=memory) makes it part of the State."
+                )
             if not isinstance(other, Stateful):
                 raise ConfigError(
                     f"ctx.prepare got a {type(other).__name__}, which has no state_dict and "
@@ -84,6 +100,10 @@ class TrackedObjects:
                 states.check_optimizer(other, names)
             self._add(state_digests.kind_of(other), other)
         _watch_optimizers(self)
+
+    def close(self) -> None:
+        """The run is over: steps of optimizers in this process are no affair of it any more."""
+        _unwatch(self)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """That an optimizer that is about to take a step is part of the State.
@@ -114,16 +134,32 @@ class TrackedObjects:
                     f"ctx.track got {name}={type(other).__name__}, which has no state_dict and "
                     "load_state_dict. Nothing was tracked under that name."
                 )
-            if name in self.others or "/" in name:
+            if name in self.others or "/" in name or name.startswith(ENTRY):
                 raise ConfigError(f"the name {name!r} is taken or has a '/'; choose another.")
             self._add(name, other)
             self._claim(name, other)
 
     def open(self, loader: Loader) -> bool:
         """Take in a loader; whether the State had a part for it, which it goes on from."""
+        self.remember(loader.source)
         known = self._claim(f"loader/{loader.number}", loader)
         self.loaders.append(loader)
         return known
+
+    def remember(self, source: Source) -> None:
+        """Take in what a loader rehearses."""
+        memory = source.memory
+        if memory is None:
+            return
+        if not any(memory.rehearsal is known for known in self.memories):
+            memory.rehearsal.check_fresh(memory.number)
+            self.memories.append(memory.rehearsal)
+            self._claim(list(self._remembered)[-1], memory.rehearsal)
+        memory.rehearsal.open(memory.number)
+
+    @property
+    def _remembered(self) -> dict[str, Rehearsal]:
+        return {f"{ENTRY}{number or ''}": memory for number, memory in enumerate(self.memories)}
 
     def _add(self, name: str, other: Stateful) -> None:
         taken = sum(key.rstrip("0123456789") == name for key in self.others)
@@ -132,9 +168,14 @@ class TrackedObjects:
     def capture(self, counts: Mapping[str, Any]) -> State:
         """The State as it is now: views of live tensors, with `counts` among the metadata."""
         loaders = {f"loader/{loader.number}": loader for loader in self.loaders}
-        state = states.capture(self.modules, {**self.others, **loaders}, counts)
+        others = {**self.others, **self._remembered, **loaders}
+        state = states.capture(self.modules, others, counts)
         kept = self._unclaimed
-        return State({**kept.tensors, **state.tensors}, {**kept.meta, **state.meta})
+        return State(
+            {**kept.tensors, **state.tensors},
+            {**kept.meta, **state.meta},
+            parts={**kept.parts, **state.parts},
+        )
 
     def adopt(self, state: State) -> None:
         """Become as `state` says; what it has for objects to come is kept for them.
@@ -151,7 +192,10 @@ class TrackedObjects:
                 "to go on give the model and the optimizer that it was stored with."
             ) from error
         self._unclaimed = states.without(state, self.others)
-        for loader in self.loaders:  # a joiner that began anew in the middle of its loop
+        # A joiner that began anew in the middle of its loop has some of these.
+        for name, memory in self._remembered.items():
+            self._claim(name, memory)
+        for loader in self.loaders:
             self._claim(f"loader/{loader.number}", loader)
 
     def _claim(self, name: str, other: Stateful) -> bool:
@@ -218,11 +262,17 @@ def _watch_optimizers(live: TrackedObjects) -> None:
 
     # Those of earlier runs in this process are removed here. Within a step they could not be:
     # torch goes through them just then.
-    for earlier, hook in _watching:
-        if earlier() is None:
-            hook.remove()
-    _watching[:] = [pair for pair in _watching if pair[0]() is not None]
+    _unwatch(None)
     _watching.append((reference, register_optimizer_step_pre_hook(before_step)))
+
+
+def _unwatch(over: TrackedObjects | None) -> None:
+    """Remove the hooks of a run that is over, and of those that nobody refers to."""
+    for pair in list(_watching):
+        alive, hook = pair[0](), pair[1]
+        if alive is None or alive is over:
+            hook.remove()
+            _watching.remove(pair)
 
 
 _watching: list[tuple[weakref.ref[TrackedObjects], RemovableHandle]] = []

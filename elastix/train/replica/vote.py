@@ -2,7 +2,8 @@
 
 A vote is a row of numbers, which the round reduces by maximum. So a field has one of two rules:
 
-- *unanimous*: it counts if all say the same. It travels with both signs: equal extremes mean that;
+- *unanimous*: it counts if all say the same. It travels with both signs: equal extremes mean that.
+  Where not all have something to say, those who have count;
 - *highest*: the largest counts, which for a flag is that anybody has raised it.
 """
 
@@ -25,8 +26,12 @@ class Vote:
         store: rank 0 finds it time for a checkpoint; highest.
         compare: rank 0 finds it time to compare the replicas; highest.
         void: the step is done for nothing, since it will be done again; highest.
+        shadowed: rank 0 is followed by a shadow that can store States; highest.
         step_us: since the step before; highest.
         norm, metric: what the guard judges, in the order of guard.ordered; highest.
+        seen: hash of what a slice gave that some have computed (recomputation), ABSENT from the
+            others; unanimous.
+        doubted: a slice, and 1, that this worker has computed with different results; highest.
         slice_us: how long a slice takes this worker, in its place; highest. Empty without slices.
     """
 
@@ -37,16 +42,21 @@ class Vote:
     store: bool
     compare: bool
     void: bool
+    shadowed: bool = False
     step_us: int = 0
     norm: int = ABSENT
     metric: int = ABSENT
+    seen: int = ABSENT
+    doubted: int = 0
     slice_us: tuple[int, ...] = ()
 
     def encode(self) -> tuple[int, ...]:
         """As the round reduces it; `decode` has the same order."""
         unanimous = (self.proposal, self.drawn, self.held)
-        flags = (int(self.store), int(self.compare), int(self.void))
-        highest = (self.journaled, *flags, self.step_us, self.norm, self.metric)
+        flags = tuple(map(int, (self.store, self.compare, self.void, self.shadowed)))
+        against = self.seen if self.seen == ABSENT else -self.seen
+        of_some = (self.seen, against, self.doubted)
+        highest = (self.journaled, *flags, self.step_us, self.norm, self.metric, *of_some)
         return *unanimous, *(-field for field in unanimous), *highest, *self.slice_us
 
 
@@ -58,36 +68,50 @@ class VoteResult:
         proposal: generation of the proposed group that all could enter; 0 if they know different
             ones, or none.
         alike: all have drawn the same batches.
-        equal: all hold the same, as far as it was hashed.
+        held: the hash of what all hold; None if they hold different things.
+        contested: a slice gave different results on different workers.
+        doubted: as Vote has it.
         journaled: how far the journal has got.
         store, compare: as soon as this step is behind.
         void: the step is to be done again.
+        shadowed: States that are due can be left to a shadow.
         step_us: how long the step took the slowest.
         norm, metric, slice_us: as Vote has them.
     """
 
     proposal: int
     alike: bool
-    equal: bool
+    held: int | None
+    contested: bool
+    doubted: int
     journaled: int
     store: bool
     compare: bool
     void: bool
+    shadowed: bool
     step_us: int
     norm: int
     metric: int
     slice_us: tuple[int, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether all hold the same, as far as it was hashed."""
+        return self.held is not None
 
 
 def decode(reduced: Sequence[int]) -> VoteResult:
     """The result from what was reduced."""
     pairs = zip(reduced[:3], reduced[3:6], strict=True)
     proposal, drawn, held = (high if high == -low else None for high, low in pairs)
-    journaled, store, compare, void, step_us, norm, metric, *slice_us = reduced[6:]
+    journaled, store, compare, void, shadowed, step_us, norm, metric, *rest = reduced[6:]
+    seen, against, doubted, *slice_us = rest
     return VoteResult(
         proposal=proposal or 0,
         alike=drawn is not None,
-        equal=held is not None,
+        held=held,
+        contested=seen != ABSENT and seen != -against,
+        doubted=doubted,
         step_us=step_us,
         norm=norm,
         metric=metric,
@@ -96,6 +120,7 @@ def decode(reduced: Sequence[int]) -> VoteResult:
         store=store > 0,
         compare=compare > 0,
         void=void > 0,
+        shadowed=shadowed > 0,
     )
 
 
@@ -112,14 +137,20 @@ class StepVerdict:
     alarm: Alarm | None
 
     @property
+    def disputed(self) -> bool:
+        """A slice gave different results."""
+        return self.agreed.contested or self.agreed.doubted > 0
+
+    @property
     def void(self) -> bool:
         """The step does not count."""
-        return self.agreed.void or not self.agreed.equal or self.alarm is not None
+        unsound = self.agreed.void or not self.agreed.equal or self.disputed
+        return unsound or self.alarm is not None
 
 
 def judge(reduced: Sequence[int], watch: Watch | None) -> StepVerdict:
     """The verdict from what was reduced, by a guard that has seen the steps before."""
-    agreed = decode(reduced)
-    if watch is None or agreed.void or not agreed.equal:
-        return StepVerdict(agreed, None)
+    verdict = StepVerdict(agreed := decode(reduced), None)
+    if watch is None or verdict.void:
+        return verdict
     return StepVerdict(agreed, watch.judge(number(agreed.norm), number(agreed.metric)))

@@ -184,6 +184,7 @@ class World:
                 device="cpu",
                 generation=worker.generation,
                 address=("host", worker.id) if worker.ready else None,
+                ready=worker.ready,
                 holder=worker.holder,
                 shadow=worker.id in self.level - self.heirs,
             )
@@ -287,7 +288,7 @@ class World:
     def _up(self, worker):
         if worker in self.alive:
             here = self.alive[worker]
-            self._say(worker, Started(pid=worker, node=here.node, device="cpu"))
+            self._say(worker, Started(pid=worker + 1, node=here.node, device="cpu"))
             here.ready = True
             self._say(worker, Ready(("host", worker)))
 

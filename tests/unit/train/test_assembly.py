@@ -1,11 +1,13 @@
-"""Checkpoints from shares: whoever dies when, they are completed while one holder lives."""
+"""Checkpoints from shares: whoever dies when, they are completed while each part has a holder."""
+
+import random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastix.state import TensorInfo
 from elastix.store import Share
-from elastix.train.checkpoint.assembly import Assembly, CheckpointId, Offer
+from elastix.train.checkpoint.assembly import Assembly, CheckpointId, Offer, Withdrawn
 
 MARK = CheckpointId(7)
 GROUPS = (
@@ -136,6 +138,30 @@ def test_nobody_waits_for_the_offer_of_a_worker_that_was_lost_before_the_first()
     assert assembly.gathered(0.0, 10.0)
 
 
+def test_the_members_are_known_from_one_who_has_no_snapshot_too():
+    """It is the first to speak, and those who have one are waited for."""
+    assembly = Assembly(MARK, 0.0)
+    none = Withdrawn(MARK, why="torn", reason="final", members=(0, 1, 2), stored=False)
+    assembly.withdraw(1, none)
+    assert (assembly.why, assembly.reason, assembly.stored) == ("torn", "final", False)
+    assert not assembly.hopeless(9.9, 10.0)
+    assembly.offer(0, offer((0,)))
+    assert not assembly.gathered(9.9, 10.0)
+    assert (assembly.reason, assembly.stored) == ("every_steps", True)
+    assembly.offer(2, offer((2,)))
+    assert assembly.gathered(9.9, 10.0)
+    assert set(assembly.orders()) == {0, 2}
+
+
+def test_what_a_lost_worker_had_in_hand_goes_to_those_who_have_least_in_theirs():
+    assembly = gathered(0, 1, 2)
+    first = {worker: set(order.names) for worker, order in assembly.orders().items()}
+    assert first == {0: {"a"}, 1: {"b", "tied to b", "e"}, 2: {"c", "d"}}
+    assembly.lost(2)  # now 0 has 400 bytes to write, and 1 has 300
+    again = {worker: set(order.names) for worker, order in assembly.orders().items()}
+    assert again == {1: {"c"}, 0: {"d"}}
+
+
 def test_what_vanished_is_written_again():
     assembly = gathered(0, 1)
     assembly.orders()
@@ -175,3 +201,137 @@ def test_any_schedule_of_losses_completes_while_one_holder_lives(data):
         assembly.deliver(share(names))
     assert assembly.complete
     assert written == NAMES
+
+
+# ------------------------------------------------------------------------ workers that are crews
+
+
+def of_place(place, places):
+    """A part of one tensor, what is nowhere else, and what all places have."""
+    return (
+        ((f"w[{place}:{place + 1}]",), 100 + place),
+        ((f"own {place}", f"tied {place}"), 50),
+        (("norm",), 30),
+        (("count",), 0),
+    )
+
+
+def crew_offer(place, places, members):
+    return Offer(
+        mark=MARK,
+        reason="every_steps",
+        members=members,
+        groups=of_place(place, places),
+        meta={},
+        place=place,
+        places=places,
+    )
+
+
+def crews(workers, places):
+    """Process p is at place p % places of worker p // places."""
+    members = tuple(range(workers * places))
+    assembly = Assembly(MARK, 0.0)
+    for process in members:
+        assembly.offer(process, crew_offer(process % places, places, members))
+    assert assembly.gathered(0.0, 10.0)
+    return assembly
+
+
+def names_of(place, places):
+    return {name for names, _ in of_place(place, places) for name in names}
+
+
+def test_each_process_is_asked_for_what_it_has_and_all_of_it_is_asked_for_once():
+    orders = crews(2, 3).orders()
+    asked = [name for order in orders.values() for name in order.names]
+    assert sorted(asked) == sorted(set().union(*(names_of(place, 3) for place in range(3))))
+    for process, order in orders.items():
+        assert set(order.names) <= names_of(process % 3, 3)
+    assert len(orders) == 6  # nobody is idle
+
+
+def test_a_place_without_a_holder_is_hopeless_however_many_others_live():
+    assembly = crews(2, 2)
+    orders = assembly.orders()
+    assembly.lost(1)
+    assert not assembly.hopeless(0.0, 10.0)
+    assembly.lost(3)
+    assert assembly.hopeless(0.0, 10.0)
+    assert not assembly.complete
+    written = crews(2, 2)
+    written.deliver(share(names_of(1, 2)))
+    written.lost(1)
+    written.lost(3)
+    assert not written.hopeless(0.0, 10.0)
+    written.deliver(share(names_of(0, 2)))
+    assert written.complete
+    assert orders
+
+
+def test_a_place_that_nobody_has_spoken_for_is_not_taken_for_nothing():
+    """What is there nobody knows, so what the others have written is no checkpoint."""
+    assembly = Assembly(MARK, 0.0)
+    assembly.offer(0, crew_offer(0, 2, (0, 1)))
+    assert not assembly.hopeless(9.9, 10.0)
+    assembly.lost(1)
+    assert assembly.gathered(0.0, 10.0)
+    assembly.orders()
+    assembly.deliver(share(names_of(0, 2)))
+    assert not assembly.complete
+    assert assembly.hopeless(0.0, 10.0)
+
+
+def test_any_schedule_completes_exactly_as_long_as_each_place_has_a_holder():
+    ended = [any_schedule(random.Random(seed)) for seed in range(500)]
+    assert 100 < sum(ended) < 400  # of both kinds there are many
+
+
+def any_schedule(chance):
+    """Against a naive model: what is written, and what the living hold, is all there is."""
+    workers, places = chance.randint(1, 3), chance.randint(1, 4)
+    members = tuple(range(workers * places))
+    needed = set().union(*(names_of(place, places) for place in range(places)))
+    assembly = Assembly(MARK, 0.0)
+    alive, offered, in_hand, written = set(members), set(), {p: set() for p in members}, set()
+    to_come = chance.sample(members, len(members))
+    offered.add(to_come[-1])  # there is no assembly before somebody has
+    assembly.offer(to_come[-1], crew_offer(to_come.pop() % places, places, members))
+    for _ in range(400):
+        reachable = written.union(*(names_of(p % places, places) for p in alive))
+        assert assembly.hopeless(0.0, 10.0) == (not to_come and not needed <= reachable)
+        assert assembly.complete == (not to_come and needed <= written)
+        if (not to_come and not needed <= reachable) or assembly.complete:
+            return assembly.complete
+        if assembly.gathered(0.0, 10.0):
+            for process, order in assembly.orders().items():
+                assert process in offered & alive
+                assert set(order.names) <= names_of(process % places, places)
+                assert not set(order.names) & set().union(*in_hand.values())
+                in_hand[process] |= set(order.names)
+        what = chance.choices(["offer", "write", "again", "kill"], [4, 8, 1, 1])[0]
+        busy = sorted(p for p in alive if in_hand[p])
+        if what == "offer" or not busy:
+            assert to_come or busy, "nobody has anything to do, and something is missing"
+            if to_come:
+                process = to_come.pop()
+                if process in alive:
+                    offered.add(process)
+                assembly.offer(process, crew_offer(process % places, places, members))
+        elif what == "write":
+            process = chance.choice(busy)
+            name = chance.choice(sorted(in_hand[process]))
+            in_hand[process].discard(name)
+            written.add(name)
+            assembly.deliver(share({name}))
+        elif what == "again":
+            process = chance.choice(busy)
+            in_hand[process].clear()
+            assembly.offer(process, crew_offer(process % places, places, members))
+        else:
+            process = chance.choice(sorted(alive))
+            alive.discard(process)
+            to_come = [p for p in to_come if p != process]
+            in_hand[process].clear()
+            assembly.lost(process)
+    raise AssertionError("it does not end")

@@ -172,3 +172,31 @@ def test_the_cursor_of_a_loader_counts():
     )
     assert one["loader"] != other["loader"]
     assert isinstance(compare(1, "final", {0: one, 1: other}), ReplicasCompared)
+
+
+def test_processes_of_crews_are_compared_with_those_at_their_place():
+    comparisons = Comparisons()
+    mark = CheckpointId(3)
+    for process, (place, parts) in enumerate([(0, A), (1, B), (0, A), (1, B)]):
+        comparisons.hold(mark, process, parts, place)
+    found = comparisons.settle(mark, "final")
+    assert found.equal
+    assert found.workers == (0, 1, 2, 3)
+    assert comparisons.settle(mark, "final") is None
+    other = CheckpointId(4)
+    for process, (place, parts) in enumerate([(0, A), (1, B), (0, A), (1, C)]):
+        comparisons.hold(other, process, parts, place)
+    found = comparisons.settle(other, "final")
+    assert (found.workers, found.apart, found.parts) == ((1, 3), (1, 3), ("model",))
+    assert comparisons.equal_step == 3
+
+
+def test_the_digest_of_several_places_is_no_sum_of_them():
+    """Two places that have changed parts are two other States."""
+    told = []
+    for order in ((A, B), (B, A)):
+        comparisons = Comparisons()
+        for process in range(4):
+            comparisons.hold(CheckpointId(1), process, order[process % 2], process % 2)
+        told.append(comparisons.settle(CheckpointId(1), "final").digest)
+    assert told[0] != told[1]

@@ -13,15 +13,18 @@ from elastix.events import (
     StepCommitted,
     WorkerLeft,
     WorkerLost,
+    WorkerNotStarted,
     WorkerRaised,
     WorkerSlow,
     WorkerStarted,
 )
-from elastix.train.control.actions import KillWorker, Relay, Tell, Write
+from elastix.train.control.actions import EndWorker, KillWorker, Relay, StartWorker, Tell, Write
 from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import (
     Diverged,
+    Entered,
     Heartbeat,
+    Leave,
     Outcome,
     OutcomeKind,
     RecordEvents,
@@ -92,6 +95,34 @@ def test_survivors_have_the_cores_until_they_agree_on_a_step():
     assert 3 in world.started
 
 
+def test_who_was_gone_before_it_began_is_no_loss():
+    """The other, which had begun, is one."""
+    world = World(3, max_worker_losses=1)
+    world.at(20, lambda w: w.kill(1))
+    world.at(22, lambda w: w.kill(3))  # it was being started in place of 1
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(1, "died")]
+    assert world.events(WorkerNotStarted) == [replace(world.events(WorkerNotStarted)[0], worker=3)]
+    assert sizes(world)[-1] == 3
+    assert world.conductor.state.losses == 1
+
+
+def test_nobody_is_started_for_ever_where_nobody_can_be():
+    world = World(3, step_s=1e4, hang_timeout_s=1e6)
+
+    def again(world):
+        for worker in world.started - {0, 1, 2}:
+            world.kill(worker)
+        world.at(world.now + 0.2, again)
+
+    world.at(20, lambda w: w.kill(1))
+    world.at(20.1, again)
+    assert world.run().outcome == "failed"
+    assert isinstance(world.conductor.error, TooManyFailures)
+    assert "could not be started" in str(world.conductor.error)
+    assert len(lost(world)) == 1
+
+
 def test_a_founder_that_is_lost_is_replaced_at_once():
     world = World(2)
     world.at(1.0, lambda w: w.kill(0))
@@ -105,6 +136,13 @@ def test_a_spare_stands_in_at_the_next_boundary():
     assert world.run().outcome == "finished"
     assert sizes(world).count(2) <= 2
     assert world.events(GenerationFormed)[-1].members == (0, 1, 3)
+
+
+def test_a_spare_that_is_lost_had_no_rank():
+    world = World(3, spares=1)
+    world.at(40, lambda w: w.kill(3))
+    world.run()
+    assert [(event.worker, event.rank) for event in world.events(WorkerLost)] == [(3, -1)]
 
 
 def test_spares_are_started_when_the_group_has_come_about():
@@ -169,6 +207,26 @@ def test_a_notice_is_heeded_at_a_boundary_and_costs_nobody_a_recovery():
     assert 0 in world.forgotten
     assert causes(world) == ["start", "leave", "join"]
     assert not lost(world)
+
+
+@pytest.mark.parametrize("all_enter", [True, False])
+def test_the_process_of_one_that_left_stays_until_all_are_in_the_group_without_it(all_enter):
+    """They may still read what it has sent; but not for ever."""
+    world = World(3)
+    world.play(20.5)
+    conductor, generation = world.conductor, world.group.generation + 1
+    ends = lambda now: EndWorker(0) in conductor.tick(now)  # noqa: E731
+    conductor.hear(0, Leave("notice"), 20.5)
+    left = Outcome(kind=OutcomeKind.LEFT, generation=generation, step=world.step)
+    conductor.hear(1, Entered(generation), 21.0)
+    conductor.ended(0, left, 21.0)
+    assert not ends(21.2)
+    if all_enter:
+        conductor.hear(2, Entered(generation), 21.4)
+        assert ends(21.6)
+    else:
+        assert not ends(26.0)
+        assert ends(26.2)
 
 
 def test_a_leaver_that_the_others_went_on_without_is_no_loss():
@@ -283,7 +341,7 @@ def test_limits_on_losses_end_the_run():
     for second in range(1, 40):
         world.at(second, lambda w: w.kill(max(w.alive, default=-1)))
     world.run()
-    assert "lost without a step in between" in str(world.conductor.error)
+    assert "without a step in between" in str(world.conductor.error)
     assert len(lost(world)) == 9
 
 
@@ -356,6 +414,7 @@ def test_whoever_the_others_cannot_reach_is_taken_out_once_that_lasts():
             return
         w.stalled = w.alive[2].cut_off = True
         generation = w.conductor.membership.generation
+        w._say(0, Entered(generation))  # before it noticed; the others have not
         for worker in (0, 1, 3):
             w._say(worker, Suspect(generation, "no route", frozenset({2})))
         w.at(w.now + 1.5, cut)
@@ -364,6 +423,28 @@ def test_whoever_the_others_cannot_reach_is_taken_out_once_that_lasts():
     assert world.run().outcome == "finished"
     assert lost(world) == [(2, "unreachable")]
     assert committed_once(world)
+
+
+def test_two_that_were_in_one_group_since_are_not_cut_off_when_that_one_fails_too():
+    world = World(3, hang_timeout_s=5.0)
+
+    def fail(w):
+        w.stalled = True
+        w._say(0, Suspect(w.group.generation, "no route", frozenset({2})))
+
+    world.at(20.5, fail)
+    world.at(40.5, fail)
+    assert world.run().outcome == "finished"
+    assert causes(world) == ["start", "doubt", "doubt"]
+    assert not lost(world)
+
+
+def test_nobody_is_started_before_it_is_known_where():
+    conductor = Conductor(World(2).terms)
+    conductor.begin([])
+    assert conductor.tick(0.2) == []
+    started = conductor.room(2, more=False, now=0.4)
+    assert [type(action) for action in started] == [StartWorker, StartWorker]
 
 
 def test_when_the_group_is_founded_anew_the_time_it_may_take_begins_anew():

@@ -7,17 +7,19 @@ import torch
 
 from elastix.config import CheckpointConfig
 from elastix.events import StateNotStored, StateStored
+from elastix.sharding import Part, Shard
 from elastix.state import State
 from elastix.store import Store
 from elastix.train.checkpoint.assembly import (
+    CheckpointEnded,
     CheckpointId,
     Delivered,
     Offer,
     Order,
-    Release,
     Withdrawn,
 )
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
+from elastix.train.checkpoint.saver import Occasion, Saver
 
 MARK = CheckpointId(20, 2)
 TENSOR = {"w": torch.arange(4.0)}
@@ -40,15 +42,15 @@ class Run:
         )
         self.checkpoints = Checkpoints(Store(self.store), "run", CheckpointConfig(), outlets)
 
-    def offer(self, worker, members):
+    def offer(self, worker, members, mark=MARK):
         groups = ((("w",), 16),)
-        meta = {"step": MARK.step}
-        offer = Offer(mark=MARK, reason="final", members=members, groups=groups, meta=meta)
+        reason, meta = "final" if mark.order == 2 else "every_steps", {"step": mark.step}
+        offer = Offer(mark=mark, reason=reason, members=members, groups=groups, meta=meta)
         self.checkpoints.told(worker, offer)
 
-    def deliver(self, worker):
+    def deliver(self, worker, mark=MARK):
         with Store(self.store) as store:
-            self.checkpoints.told(worker, Delivered(MARK, store.put_share(State(TENSOR))))
+            self.checkpoints.told(worker, Delivered(mark, store.put_share(State(TENSOR))))
 
     def stored(self):
         with Store(self.store, read_only=True) as store:
@@ -77,15 +79,58 @@ def test_a_group_that_is_founded_anew_stores_what_the_lost_one_could_not(run):
     for worker in (0, 1):
         run.checkpoints.lost(worker)
     run.checkpoints.give_up()
-    assert run.heard(Release)[1].error is not None
+    assert run.heard(CheckpointEnded)[1].error is not None
     run.offer(2, (2,))
     while (order := run.sent.get(timeout=20))[0] != 2:
         pass
     assert order == (2, Order(MARK, ("w",)))
     run.deliver(2)
-    verdict = run.heard(Release)[1]
+    verdict = run.heard(CheckpointEnded)[1]
     assert verdict.error is None
     assert [event.ref for event in run.events if isinstance(event, StateStored)] == [verdict.ref]
+
+
+@pytest.mark.parametrize("each", [True, False], ids=["one by one", "all at once"])
+@pytest.mark.parametrize("told_first", [True, False], ids=["told first", "copied first"])
+def test_a_shadow_that_goes_on_stores_what_the_lost_group_could_not(run, told_first, each):
+    """It comes to the step whose State died with the group, and may have been told so."""
+    run.offer(0, (0, 1))
+    run.offer(1, (0, 1))
+    run.heard(Order)
+    for worker in (0, 1) if each else ():
+        run.checkpoints.lost(worker)
+    run.checkpoints.give_up()
+    lost = run.heard(CheckpointEnded)[1]
+    assert lost.lost
+    arrived = queue.Queue()
+    saver = Saver(arrived.put, lambda: Store(run.store))
+    saver.listen()
+    if told_first:
+        saver.tell(lost)
+    occasion = Occasion(mark=MARK, reason="final", members=(2,))
+    saver.save(State(TENSOR, {"step": MARK.step}), occasion, ())
+    offer = arrived.get(timeout=20)
+    if not told_first:
+        saver.tell(lost)
+    run.checkpoints.told(2, offer)
+    saver.tell(run.heard(Order)[1])
+    run.checkpoints.told(2, arrived.get(timeout=20))
+    saver.tell(run.heard(CheckpointEnded)[1])
+    assert saver.wait(MARK).ref is not None
+    saver.close()
+    kinds = [type(event) for event in run.events]
+    assert kinds.count(StateNotStored) == kinds.count(StateStored) == 1
+
+
+def test_a_place_whose_mates_are_lost_does_not_wait_for_them(run):
+    saver = saver_at(run, 0, 0, "final")
+    run.checkpoints.lost(1)
+    told = [run.heard(CheckpointEnded) for _ in range(2)]
+    assert [(worker, ended.lost) for worker, ended in told] == [(None, True), (0, False)]
+    for _, ended in told:
+        saver.tell(ended)
+    assert saver.wait(MARK).error is not None
+    saver.close()
 
 
 def test_what_a_dead_worker_offered_is_not_waited_for(run):
@@ -95,14 +140,14 @@ def test_what_a_dead_worker_offered_is_not_waited_for(run):
     run.offer(1, (1,))
     assert run.heard(Order) == (1, Order(MARK, ("w",)))
     run.deliver(1)
-    assert run.heard(Release)[1].ref is not None
+    assert run.heard(CheckpointEnded)[1].ref is not None
 
 
 def test_it_is_told_if_no_worker_has_a_snapshot_that_can_be_used(run):
     for worker in (0, 1):
         torn = Withdrawn(MARK, why="'w' has changed", reason="every_steps", members=(0, 1))
         run.checkpoints.told(worker, torn)
-    assert "'w' has changed" in str(run.heard(Release)[1].error)
+    assert "'w' has changed" in str(run.heard(CheckpointEnded)[1].error)
     (told,) = run.events
     assert isinstance(told, StateNotStored)
     assert (told.step, told.reason) == (MARK.step, "every_steps")
@@ -114,13 +159,72 @@ def test_one_worker_with_a_snapshot_is_enough(run):
     run.offer(1, (0, 1))
     assert run.heard(Order) == (1, Order(MARK, ("w",)))
     run.deliver(1)
-    assert run.heard(Release)[1].ref is not None
+    assert run.heard(CheckpointEnded)[1].ref is not None
+
+
+def test_what_a_run_goes_on_from_does_not_move_back(run):
+    """A shadow is behind: its State of step 18 comes when the group has stored that of step 20."""
+    before = CheckpointId(18)
+    run.offer(0, (0,))
+    run.heard(Order)
+    run.deliver(0)
+    last = run.heard(CheckpointEnded)[1]
+    assert last.ref is not None
+    run.offer(1, (1,), before)
+    assert run.heard(CheckpointEnded) == (None, CheckpointEnded(before))
+    with Store(run.store, read_only=True) as store:
+        assert store.tags()["run/last"] == last.ref
 
 
 def test_a_state_appears_after_the_journal_that_accounts_for_it_is_durable(run):
     run.offer(0, (0,))
     run.heard(Order)
     run.deliver(0)
-    assert run.heard(Release)[1].ref is not None
+    assert run.heard(CheckpointEnded)[1].ref is not None
     assert run.synced == [0]
     assert len(run.stored()) == 1
+
+
+def saver_at(run, process, place, reason="final"):
+    """What one process of a crew of two does about its half of `w`."""
+    half = Shard(Part((2 * place,), (2 * place + 2,)), (4,))
+    both = {"w": TENSOR["w"][2 * place : 2 * place + 2], "norm": torch.ones(3)}
+    saver = Saver(lambda message: run.checkpoints.told(process, message), lambda: Store(run.store))
+    occasion = Occasion(mark=MARK, reason=reason, members=(0, 1), place=place, places=2)
+    saver.save(State(both, {"step": MARK.step}, parts={"w": half}), occasion, ())
+    return saver
+
+
+@pytest.mark.parametrize(
+    ("reason", "names"),
+    [("every_steps", {"w[0:2]", "w[2:4]", "norm"}), ("final", {"w", "norm"})],
+)
+def test_a_crew_stores_a_state_of_which_each_process_has_a_part(run, reason, names):
+    """What a run leaves is whole: to the digests of one process."""
+    savers = [saver_at(run, place, place, reason) for place in (0, 1)]
+    while not isinstance((told := run.sent.get(timeout=20))[1], CheckpointEnded):
+        savers[told[0]].tell(told[1])
+    for saver in savers:
+        saver.tell(told[1])
+        saver.close()
+    assert told[1].error is None
+    with Store(run.store, read_only=True) as store:
+        found = store.get("run/last")
+        assert set(store.manifest("run/last").tensors) == names
+        assert len(store.log()) == 1
+        assert torch.equal(found.tensors["w"], TENSOR["w"])
+        assert found.meta["step"] == MARK.step
+    (stored,) = (event for event in run.events if isinstance(event, StateStored))
+    assert stored.state_bytes == 16 + 12
+
+
+def test_a_part_that_nobody_has_any_more_is_not_waited_for(run):
+    savers = [saver_at(run, process, place) for process, place in ((0, 0), (1, 1))]
+    run.heard(Order)
+    run.checkpoints.lost(1)
+    release = run.heard(CheckpointEnded)[1]
+    assert "every worker that held it is lost" in str(release.error)
+    for saver in savers:
+        saver.tell(release)
+        saver.close()
+    assert run.stored() == []

@@ -90,6 +90,11 @@ def test_a_joiner_that_is_no_member_holds_up_nobody():
     assert watched({0: WAITS, 1: WAITS, 7: BUSY}, 30).holding_up((0, 1), 30.0) == []
 
 
+def test_a_joiner_that_gets_on_does_not_hide_who_holds_up_the_group():
+    detector = watched({0: WAITS, 1: BUSY, 7: BUSY}, 12, changing={7})
+    assert detector.holding_up((0, 1), 12.0) == [1]
+
+
 def test_own_work_is_compared_and_not_time_spent_waiting():
     detector = FailureDetector(TIMEOUT, FIRST)
     for step in range(60):  # a step takes a second; worker 2 is busy for all of it
@@ -110,6 +115,31 @@ def test_pace_is_not_taken_across_a_change_of_the_group():
             beat = Heartbeat(generation=1 + (step > 15), step=step, passed=step)
             detector.hear(worker, beat, step + late)
     assert detector.slow((0, 1), 1.5) == {}
+
+
+def test_whoever_was_slow_before_a_change_of_the_group_is_not_slow_in_the_next():
+    """Though no step of it has ended there."""
+    detector = FailureDetector(TIMEOUT, FIRST)
+    for step in range(30):
+        for worker, waits in ((0, 0.7), (1, 0.0)):
+            beat = Heartbeat(generation=1, step=step, passed=step, waited_s=step * waits)
+            detector.hear(worker, beat, float(step))
+    assert list(detector.slow((0, 1), 1.5)) == [1]
+    detector.hear(1, replace(beat, generation=2), 30.0)
+    assert detector.slow((0, 1), 1.5) == {}
+
+
+def test_a_run_gets_on_when_an_operation_ends_and_not_when_one_begins():
+    def given_up(beat):
+        detector = FailureDetector(TIMEOUT, FIRST)
+        detector.hear(0, replace(BUSY, call=(5, 0)), 0.0)
+        for generation in range(1, 6):
+            detector.suspect(0, Suspect(generation, "reset"), 10.0 * generation)
+        detector.hear(0, beat, 51.0)
+        return detector.hopeless(52.0) is not None
+
+    assert given_up(replace(BUSY, call=(5, 1)))
+    assert not given_up(replace(BUSY, call=(6, 0)))
 
 
 def test_whoever_others_cannot_reach_is_cut_off_once_that_lasts():
@@ -180,5 +210,10 @@ def test_a_worker_that_is_gone_is_in_no_call():
     detector.hear(0, replace(WAITS, call=(7, 1)), 0.0)
     detector.hear(1, replace(WAITS, call=(7, 3)), 0.0)
     assert detector.hopeless(0.0) is not None
+    detector.hear(2, replace(WAITS, call=(7, 2)), 0.0)
     detector.forget(1)
+    assert detector.hopeless(0.0) is not None
+    detector.forget(0)
+    assert detector.hopeless(0.0) is None
+    detector.forget(2)
     assert detector.hopeless(0.0) is None

@@ -1,9 +1,12 @@
 """When a run that is called again has nothing left to do."""
 
+import gc
 import os
 import pickle
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -180,3 +183,33 @@ def test_a_run_that_was_begun_again_is_not_over():
     for event in (started(), RunEnded(outcome="finished", step=5, message=""), started()):
         before.add(event)
     assert not over(before, started())
+
+
+def test_runs_that_begin_at_once_in_two_threads_do_not_disturb_each_other():
+    """Each parses its modules, and a collection in the middle lets the other thread go on."""
+    words = pickle.dumps(test_runs_that_begin_at_once_in_two_threads_do_not_disturb_each_other)
+    marks, errors = [], []
+
+    def begin():
+        try:
+            marks.extend(mark(words) for _ in range(3))
+        except SystemError as error:  # which is what CPython makes of it
+            errors.append(error)
+
+    def let_others_in(_phase, _info):
+        time.sleep(0.0001)
+
+    threads = [threading.Thread(target=begin) for _ in range(3)]
+    before = gc.get_threshold()
+    gc.callbacks.append(let_others_in)
+    gc.set_threshold(50)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(let_others_in)
+    assert errors == []
+    assert len(set(marks)) == 1

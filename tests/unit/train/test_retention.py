@@ -83,7 +83,7 @@ def test_time_counts_when_the_group_agrees_on_it():
     clock.now = 60.0
     assert schedule.time_is_up()
     assert schedule.due(5) == ""  # rank 0 may see it otherwise
-    schedule.agreed(store=True, compare=False)
+    schedule.agreed(store=True, compare=False, shadowed=False)
     assert schedule.due(5) == "every_s"
     schedule.stored(5)
     assert not schedule.time_is_up()
@@ -150,7 +150,7 @@ def compared_at(groups, first=0):
             found.append(step)
             schedule.compared()
         schedule.grouped(step, members)
-        schedule.agreed(store=False, compare=schedule.compare)
+        schedule.agreed(store=False, compare=schedule.compare, shadowed=False)
     return found
 
 
@@ -184,8 +184,10 @@ def test_who_has_joined_is_compared_even_if_that_is_agreed_on_later():
         schedule.grouped(step, (0, 1))
         assert schedule.compare
         assert not schedule.compares_now()
-    schedule.agreed(store=False, compare=True)
-    schedule.agreed(store=False, compare=False)  # a further step before the boundary
+    schedule.agreed(store=False, compare=True, shadowed=False)
+    schedule.agreed(
+        store=False, compare=False, shadowed=False
+    )  # a further step before the boundary
     assert schedule.compares_now()
     assert not schedule.compares_now()
     assert schedule.due(8) == ""
@@ -194,7 +196,7 @@ def test_who_has_joined_is_compared_even_if_that_is_agreed_on_later():
 def test_nothing_is_due_before_the_first_step():
     schedule = Schedule(CheckpointConfig(every_steps=1, best="accuracy"))
     schedule.reported(0, {"accuracy": 0.5})
-    schedule.agreed(store=True, compare=False)
+    schedule.agreed(store=True, compare=False, shadowed=False)
     assert schedule.due(0) == ""
     assert schedule.due(1) == "every_steps"
 

@@ -1,6 +1,8 @@
 """A run alone in its process: the same as plain torch, at next to no cost, and no socket."""
 
+import gc
 import socket
+import sys
 import threading
 
 import pytest
@@ -87,6 +89,20 @@ def test_it_gives_bit_for_bit_what_plain_torch_gives(tmp_path):
     (state, epochs, reason) = keeps.left[0]
     assert (epochs, reason) == (3, "final")
     assert torch.equal(state.model["head.weight"], plain.head.weight)
+
+
+def test_a_run_that_is_over_costs_later_ones_nothing(tmp_path):
+    """Its hook on all optimizers of the process is gone at once, not when gc comes by."""
+    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(hooks)
+        for _ in range(3):
+            run_alone(train, {"models": []}, settings(tmp_path), print)
+        assert len(hooks) <= before
+    finally:
+        gc.enable()
 
 
 def test_no_socket_is_opened(tmp_path, monkeypatch):

@@ -1,0 +1,251 @@
+"""Which processes the workers are, where workers are crews: who is where, and who is free. Pure.
+
+A process has a number, which never changes. It is at a place of a worker; or *free*: its worker is
+lost, it is well, and can be at the same place of another (its State comes from the rail). At no
+other: what torch remembers of a mesh is where this process was in it. Or it is on its way out of a
+lost worker. If it does not come out in time, user code keeps it, and it is ended: it was of no use
+to anybody.
+
+A process is of a *site*: those of one worker are of one. A site is a node if they have to be on the
+same; else there is one site.
+
+Not here: when a worker is started or lost (conductor), and what a process is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from elastix.comm.protocol.membership import Membership
+from elastix.train.checkpoint.assembly import CheckpointEnded, Order
+from elastix.train.control.messages import (
+    OF_EACH,
+    Dismiss,
+    FromWorker,
+    Heartbeat,
+    OutcomeKind,
+    ToWorker,
+)
+
+OUT_S = 5.0
+"""So long a process may take to come out of a lost worker."""
+
+
+@dataclass
+class _Process:
+    worker: int | None = None
+    place: int = 0
+    site: str = ""
+    until: float | None = None  # on its way out of a lost worker, until then
+    ended: bool = False  # its part of the run is over
+    beat: Heartbeat | None = None
+
+
+_OF_ALL = (OutcomeKind.FINISHED, OutcomeKind.LEFT, OutcomeKind.HALTED, OutcomeKind.DISMISSED)
+"""Ends to which all processes of a worker come."""
+
+
+class Crews:
+    """See the module.
+
+    Args:
+        size: how many processes each worker is.
+        room: how many further processes there may be, by site.
+        again: whether a process that is lost makes room for another.
+
+    Attributes:
+        room: how many further processes there may be now, by site. Whoever knows better may say so.
+        coming: how many there may be later, at any site.
+    """
+
+    def __init__(self, size: int, room: Mapping[str, int], *, again: bool) -> None:
+        self.room = dict(room)
+        self.coming = 0
+        self._size = size
+        self._again = again
+        self._processes: dict[int, _Process] = {}
+        self._next = 0
+        self._heard: dict[int, set[int]] = {}  # by worker: places heard of since its last heartbeat
+
+    # ------------------------------------------------------------------ as it is
+
+    @property
+    def free(self) -> list[int]:
+        """Processes whose worker is lost, ready to be part of another."""
+        return [n for n, p in self._processes.items() if p.worker is None]
+
+    @property
+    def workers(self) -> int:
+        """For how many more workers there are processes, or room; one may have to make room.
+
+        While some are on their way out, of those that are free alone: a fresh process takes longer.
+        """
+        if any(process.until is not None for process in self._processes.values()):
+            return sum(self._complete(site) for site in self._sites())
+        return sum(self._at_site(site) // self._size for site in self._sites())
+
+    @property
+    def more(self) -> bool:
+        """Whether there may be a further one, when those on their way out have come."""
+        coming = self.coming + sum(p.until is not None for p in self._processes.values())
+        return any(self._at_site(s) + coming >= self._size for s in self._sites() or [""])
+
+    def _sites(self) -> list[str]:
+        return sorted({*self.room, *(self._processes[number].site for number in self.free)})
+
+    def _complete(self, site: str) -> int:
+        places = [p.place for p in map(self._processes.get, self.free) if p and p.site == site]
+        return min(places.count(place) for place in range(self._size))
+
+    def _at_site(self, site: str) -> int:
+        free = sum(self._processes[number].site == site for number in self.free)
+        return free + self.room.get(site, 0)
+
+    def at(self, process: int) -> tuple[int, int] | None:
+        """Worker and place of a process; None if it is free, or gone."""
+        found = self._processes.get(process)
+        return None if found is None or found.worker is None else (found.worker, found.place)
+
+    def of(self, worker: int) -> list[int]:
+        """The processes of a worker, by place, as far as they are there."""
+        found = [(p.place, n) for n, p in self._processes.items() if p.worker == worker]
+        return [number for _, number in sorted(found)]
+
+    def site(self, worker: int) -> str:
+        """Where the processes of a worker are."""
+        return self._processes[self.of(worker)[0]].site
+
+    def ended(self, process: int) -> bool:
+        """Whether its part of the run is over."""
+        return process in self._processes and self._processes[process].ended
+
+    def overdue(self, now: float) -> list[int]:
+        """Processes that have not come out of a lost worker in time: to be ended."""
+        out = ((n, p.until) for n, p in self._processes.items())
+        return [number for number, until in out if until is not None and now >= until]
+
+    # ------------------------------------------------------------------ what happens
+
+    def start(self, worker: int) -> tuple[list[int], list[int]]:
+        """The processes that a new worker is to be, by place; and those that make room for it.
+
+        Whoever was at the place before, and is free, is there again; numbers that are new are of
+        processes to be started. Of several sites it is the one where the most are there already.
+
+        Raises:
+            ValueError: there is neither room nor a process for it.
+        """
+        fits = [site for site in self._sites() if self._at_site(site) >= self._size]
+        if not fits:
+            raise ValueError(f"no room for worker {worker}")
+        site = max(fits, key=lambda site: len(self._waiting(site)))
+        waiting, room = self._waiting(site), self.room.get(site, 0)
+        chosen, ended = [], []
+        for place in range(self._size):
+            number = waiting.get(place)
+            if number is None:
+                number, self._next = self._next, self._next + 1
+                room -= 1
+            chosen.append(number)
+            self._processes[number] = _Process(worker, place, site)
+        while room < 0:  # free ones at places that are taken
+            ended.append(next(n for n in self.free if self._processes[n].site == site))
+            del self._processes[ended[-1]]
+            room += 1
+        self.room[site] = room
+        self._heard[worker] = set()
+        return chosen, ended
+
+    def _waiting(self, site: str) -> dict[int, int]:
+        """By place a free process of that site."""
+        free = [number for number in self.free if self._processes[number].site == site]
+        return {self._processes[number].place: number for number in reversed(free)}
+
+    def take_over(self, workers: Mapping[int, Sequence[tuple[int, str]]], known: int) -> None:
+        """These workers were found at work.
+
+        Args:
+            workers: by worker its processes with their sites, in the order of their places.
+            known: numbers below that may be taken.
+        """
+        self._next = known
+        for worker, processes in workers.items():
+            self._heard[worker] = set()
+            for place, (number, site) in enumerate(processes):
+                self._processes[number] = _Process(worker, place, site)
+
+    def passed_on(self, process: int, worker: int, message: FromWorker) -> FromWorker | None:
+        """What its worker is taken to say, if a process says that; None for nothing.
+
+        The one at place 0 speaks for all. Each has snapshots of its own, may tell of what it sees
+        of others, and hears the notice to go; signs of life are put together.
+        """
+        at = self.at(process)
+        if at is None or at[0] != worker:
+            return None  # it was of that worker, which is lost
+        if isinstance(message, Heartbeat):
+            return self.beat(process, message)
+        return message if at[1] == 0 or isinstance(message, OF_EACH) else None
+
+    def hears(self, process: int, to: int | None, message: ToWorker) -> int | None:
+        """The worker in whose name a process is told that, if it is; None if it is not meant.
+
+        What changes a group, and what ends a checkpoint or a run, is for all of a worker.
+        """
+        at = self.at(process)
+        if at is None or to not in (None, at[0]):
+            return None
+        if isinstance(message, Order):
+            return at[0] if message.place == at[1] else None
+        of_all = isinstance(message, Membership | Dismiss | CheckpointEnded)
+        return at[0] if of_all or at[1] == 0 else None
+
+    def beat(self, process: int, beat: Heartbeat) -> Heartbeat | None:
+        """A process gives a sign of life: that of its worker, if one is to be passed on.
+
+        A worker is as alive as its most silent place. It waits for others only if all its places
+        wait, in elastix: else one of them keeps the others waiting, and nobody outside does.
+        """
+        found = self._processes.get(process)
+        if found is None or found.worker is None or found.until is not None:
+            return None
+        found.beat = beat
+        heard = self._heard[found.worker]
+        heard.add(found.place)
+        mates = [self._processes[n] for n in self.of(found.worker)]
+        beats = [mate.beat for mate in mates if mate.beat is not None]
+        if len(heard) < self._size or len(beats) < self._size:
+            return None
+        heard.clear()
+        passed = sum(one.passed for one in beats)
+        return replace(beats[0], waiting=all(one.waiting for one in beats), passed=passed)
+
+    def break_up(self, worker: int, now: float) -> list[int]:
+        """A worker is lost: those of its processes that are to come out."""
+        mates = [n for n in self.of(worker) if not self._processes[n].ended]
+        for number in mates:
+            self._processes[number].until = now + OUT_S
+        return mates
+
+    def freed(self, process: int) -> None:
+        """It has come out."""
+        found = self._processes.get(process)
+        if found is not None:
+            self._processes[process] = _Process(place=found.place, site=found.site)
+
+    def over(self, process: int, kind: OutcomeKind) -> bool:
+        """Its part of the run is over, in that way: whether that is its worker's end.
+
+        What all come to, the one at place 0 says for them; whatever else befalls one is what
+        befalls its worker.
+        """
+        self._processes[process].ended = True
+        return kind not in _OF_ALL or self._processes[process].place == 0
+
+    def gone(self, process: int) -> int | None:
+        """A process has ended: the worker that is lost by it, if one is."""
+        found = self._processes.pop(process, None)
+        if found is None:
+            return None
+        self.room[found.site] = self.room.get(found.site, 0) + self._again
+        lost = found.worker is not None and not found.ended and found.until is None
+        return found.worker if lost else None

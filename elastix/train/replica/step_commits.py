@@ -1,0 +1,426 @@
+"""How a worker's steps are weighed, voted on and counted, and what follows if one does not count.
+
+These are the Steps of the Reducer: before a step is reduced, what this worker has of it; in its
+commit round, this worker's vote; after that, samples and events if it counts. A step that is void
+is taken back; if workers hold or compute different things, whoever is at fault is taken out.
+
+Not here: what is looked at for the vote (step_checks), what travels (vote), the slices of a step
+(step), and what a worker does between two steps (member).
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any, NoReturn
+
+import torch
+
+from elastix.comm.driver import GroupDriver
+from elastix.comm.gradients.reducer import Reducer, Weights
+from elastix.comm.network.tree_reduction import Sharing
+from elastix.comm.protocol.calls import OperationKind
+from elastix.comm.protocol.operation import OperationOutcome
+from elastix.data import turns
+from elastix.data.window import Window
+from elastix.errors import TrainError
+from elastix.events import SamplesLeftOut, StepCommitted, StepVoided
+from elastix.train.checkpoint.comparison import compare, diverged
+from elastix.train.checkpoint.schedule import Schedule
+from elastix.train.control.messages import Diverged
+from elastix.train.replica import refusals
+from elastix.train.replica.draws import Drawn, drawn, parted
+from elastix.train.replica.exactness import AnyPlaces, RandomPlaces
+from elastix.train.replica.guard import Alarm
+from elastix.train.replica.learning_rate import RateScaling
+from elastix.train.replica.link import Link, Settings
+from elastix.train.replica.recomputation import (
+    Recomputation,
+    SliceFault,
+    miscalculated,
+    unrepeatable,
+)
+from elastix.train.replica.replicated_events import ReplicatedEvents
+from elastix.train.replica.rewind import Rewind
+from elastix.train.replica.rounds import Regroup, RollCall, told
+from elastix.train.replica.state_copies import StateCopies
+from elastix.train.replica.step import Slices
+from elastix.train.replica.step_checks import StepChecks
+from elastix.train.replica.tracked_objects import TrackedObjects
+from elastix.train.replica.vote import StepVerdict, Vote
+
+logger = logging.getLogger(__name__)
+
+
+class StepCommits:
+    """One worker's. All methods are called in the training thread.
+
+    Args:
+        me: this worker.
+        settings: of the run.
+        link: to the process around it.
+        driver: of its group.
+        tracked: the worker's objects.
+        replicated: takes the events that all workers generate alike.
+        schedule: when States are stored and compared.
+        copies: of the State, which are complete before a step counts.
+        phase: told of each slice.
+        shadowed: whether this worker is followed by a shadow that can store States.
+
+    Attributes:
+        step: how many count.
+        slices: of the step in hand.
+        window: in which ratio its batches are split.
+        checks: what is found out for the vote.
+        random: sets the random numbers of slices.
+        rewind: puts back what a void step has changed.
+        rate: follows the size of the group; None if learning rates stay.
+        ended: why this run cannot go on; None if it can.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        settings: Settings,
+        link: Link,
+        driver: GroupDriver,
+        tracked: TrackedObjects,
+        replicated: ReplicatedEvents,
+        schedule: Schedule,
+        copies: StateCopies,
+        phase: Callable[[str, int], None],
+        shadowed: Callable[[], bool],
+    ) -> None:
+        self.step = 0
+        self.window = Window()
+        self.checks = StepChecks(settings, tracked)
+        places = RandomPlaces(settings.seed, lambda: self.step)
+        self.random = places if settings.exact else AnyPlaces()
+        every = settings.recompute_every if settings.exact else None
+        self._again = Recomputation(settings.seed, every, lambda: self.step)
+        begins = self._check_beginning
+        self.slices = Slices(me, driver, self.random, self._again, phase, begins)
+        self.rewind = Rewind()
+        self.rate: RateScaling | None = None
+        self.ended: TrainError | None = None
+        self._me = me
+        self._settings = settings
+        self._link = link
+        self._driver = driver
+        self._tracked = tracked
+        self._replicated = replicated
+        self._schedule = schedule
+        self._copies = copies
+        self._shadowed = shadowed
+        self._able = False  # as a shadow, to store States, as was said to whom it follows
+        self._reducer: Reducer | None = None
+        self._turns: deque[int] = deque(maxlen=turns.REMEMBERED)  # of loaders, step by step
+        self._turns_from_before = False  # none of them was taken since the State came
+        self._doubted = False  # what a step was about, and it was said
+
+    def prepared(self, reducer: Reducer) -> None:
+        """The objects are tracked, and their gradients are averaged by `reducer`."""
+        self._reducer = reducer
+        self.checks.prepared(reducer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of the steps so far, as part of a State's metadata."""
+        return {
+            "step": self.step,
+            "window": self.window.state_dict(),
+            **self.checks.state_dict(),
+            **self._again.state_dict(),
+            **({"turns": list(self._turns)} if len(self._tracked.loaders) > 1 else {}),
+        }
+
+    def load_state_dict(self, meta: Mapping[str, Any]) -> None:
+        """As a State's metadata have it."""
+        self.step = meta["step"]
+        self.window.load_state_dict(meta.get("window", {}))
+        self.checks.load_state_dict(meta)
+        self._again.load_state_dict(meta)
+        self._turns = deque(meta.get("turns", ()), turns.REMEMBERED)
+        self._turns_from_before = bool(self._turns)
+        self._able = False
+
+    def set_out(self) -> None:
+        """At a boundary: a step begins from here, and may have to be done again from here."""
+        if self._settings.exact:
+            self.random.boundary()
+        if self._settings.rewinds_exactly:
+            self.rewind.keep(self._tracked.others)
+        if self._reducer is not None:
+            self._reducer.remember_buffers()
+
+    # ------------------------------------------------------------------ Steps of the Reducer
+
+    def lacks(self, members: Sequence[int]) -> bool:
+        """Whether slices fall to this worker that it has not computed, if these take part."""
+        return self.slices.lacks(tuple(members))
+
+    def weights(self, members: Sequence[int]) -> Weights:
+        """What this worker has of the step in hand, if `members` have the rest.
+
+        An equal part if nothing was ever drawn.
+        """
+        if self.slices.step is not None:
+            return self.slices.step.weights()
+        window = self.window
+        draws = any(loader.pending for loader in self._tracked.loaders)
+        if not draws and window.several and not self._doubted:
+            self._doubted = True
+            if self._driver.rank == 0:
+                logger.warning(refusals.DOUBTFUL_STEP)
+        if self._settings.rollback and window.ratio and not draws:
+            raise refusals.second_pass()
+        parts = window.shares(self._me, members)
+        # Without samples, all of them are lost; see Reducer.accept.
+        scales = [share / total if total else 0.0 for share, total in parts]
+        share, total = map(sum, zip(*parts, strict=True))
+        return Weights(scales, share, total)
+
+    def samples(self) -> Sequence[int]:
+        """By slice of the step in hand."""
+        return self.slices.in_hand.draw.samples
+
+    def sharing(self, members: Sequence[int]) -> Sharing:
+        """Who of these has computed which slices."""
+        return self.slices.in_hand.sharing(members)
+
+    def passed(self) -> None:
+        """There was, or might have been, a backward pass since the last batch was drawn."""
+        self.window.passed()
+
+    def carried(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """A step of slices begins with what the step before has left as their gradients.
+
+        Raises:
+            ConfigError: an optimizer is going to use it.
+        """
+        if any(self._tracked.optimized(parameter) for parameter in parameters):
+            raise refusals.carries_gradients()
+
+    @property
+    def _drawn(self) -> Drawn:
+        """What this worker has drawn for the step in hand, and how often it ran backward."""
+        passes = self._reducer.passes if self._reducer and self.slices.step else 0
+        return drawn(self._tracked.loaders, passes)
+
+    def vote(self) -> torch.Tensor:
+        """What goes into the commit round."""
+        first = self._driver.rank == 0
+        void = self._driver.void or bool(self._again.disputed)
+        vote = Vote(
+            proposal=self._driver.proposal(),
+            journaled=self._link.journaled() if first else -1,
+            store=first and (self._schedule.time_is_up() or self._abandoned()),
+            shadowed=first and self._shadowed(),
+            # While a snapshot is being stored, another one would hold up training.
+            compare=first and self._schedule.compare and not self._copies.busy,
+            drawn=0 if self._settings.alone else self._drawn.mark,  # nobody drew anything else
+            void=void,
+            **self.checks.vote(void=void, alone=self._unwatched()),
+            **self._again.vote(),
+            slice_us=self.slices.times(self.step),
+        )
+        return torch.tensor(vote.encode(), dtype=torch.int64)
+
+    def _unwatched(self) -> bool:
+        """Whether nobody holds a State that this worker's could be compared with."""
+        return len(self._driver.present) < 2 and not self._shadowed()
+
+    def _abandoned(self) -> bool:
+        """Whether a State was left to a shadow that is lost, and did not store it."""
+        return not self._shadowed() and self._copies.left_undone
+
+    def watched(self, result: torch.Tensor) -> None:
+        """A step that others agreed on is about to be taken over.
+
+        A shadow compares what it holds with what they held, and says whether it can store States.
+        """
+        if not self._driver.shadow:
+            return
+        able = self.checks.matches(self.checks.verdict(result).agreed.held)
+        if able is None or able == self._able:
+            return
+        self._able = able
+        self._driver.say_able(able)
+        if not able:
+            self._driver.ask_digest()  # of all of it; if it differs, there is another one
+
+    @property
+    def able(self) -> bool:
+        """Whether this worker is a shadow that can store States."""
+        return self._able and self._driver.shadow
+
+    def committed(self, left: OperationOutcome) -> None:
+        """A step counts; or it is void, and its samples are drawn again or left out."""
+        self._copies.finish()
+        verdict = self.checks.verdict(left.result)
+        agreed = verdict.agreed
+        if not agreed.alike:
+            mine = astuple(self._drawn)
+            of_all = self._roll_call(OperationKind.DRAWS, mine)
+            self._end(parted(self.step + 1, {w: Drawn(*row) for w, row in of_all.items()}))
+        self._schedule.agreed(agreed.store, agreed.compare, agreed.shadowed)
+        self._driver.step_left(left, agreed.proposal)
+        self.checks.over(verdict)
+        if verdict.void:
+            self._void(verdict)
+            return
+        self._tracked.void = False
+        if self.slices.step is not None:
+            self._turns.append(self.slices.step.loader.number)
+        contributors = left.contributors
+        handed_over = self.slices.committed(self.step, agreed.slice_us, contributors)
+        self.step += 1
+        if self.rate is not None:
+            self.rate.observe(len(contributors))
+        self.window.close()
+        batches = [
+            batch for loader in self._tracked.loaders for batch in loader.commit(contributors)
+        ]
+        self._replicated.emit(
+            StepCommitted(
+                step=self.step,
+                generation=left.complete,
+                world_size=len(contributors),
+                batches=tuple(batches),
+            )
+        )
+        if handed_over is not None:
+            self._replicated.emit(handed_over)
+        self._replicated.confirm(agreed.journaled)
+
+    def _void(self, verdict: StepVerdict) -> None:
+        """A step does not count: find out whose fault it is, if it is anybody's."""
+        alarm, found = verdict.alarm, None
+        disputed = self._again.disputed
+        if alarm is not None and self._again.wanted and self._reducer is not None:
+            told = self._roll_call(
+                OperationKind.SUSPECTS, self._again.largest(self._reducer.sums())
+            )
+            self._again.suspect(told, alarm, self.slices.in_hand.draw)
+            alarm = None  # not yet
+        elif disputed and verdict.agreed.equal and self._reducer is not None:
+            alarm = self._again.alarm
+            mine = self._again.numbers(self._reducer.sums())
+            found = self._again.settle(told := self._roll_call(OperationKind.SLICES, mine))
+            if found is not None and (found.apart or found.code):
+                alarm = None  # it was not the batch
+        self._take_back(alarm)
+        if not verdict.agreed.equal:
+            self._have_parted()
+        elif verdict.disputed:
+            self._again.dispute(verdict.agreed.doubted)
+        elif found is not None:
+            self._settle(disputed, found, tuple(told))
+
+    def _take_back(self, alarm: Alarm | None) -> None:
+        """The step is void: its batches come again, unless it is for them that it is.
+
+        Raises:
+            TrainingUnstable: it was once too often.
+        """
+        self.window.void()
+        self.slices.step = None
+        if not self._settings.rewinds_exactly:
+            self.rewind.keep(self._tracked.others)  # what the rest of the loop's body may change
+        if self._settings.exact:
+            self.rewind.keep_parameters(self._tracked.modules.values(), again=alarm is None)
+        self.rewind.due = self._tracked.void = True
+        if self._tracked.scaler is not None and self._reducer is not None:
+            self._reducer.overflow()
+        for loader in self._tracked.loaders:
+            if alarm is None:
+                loader.commit(())
+            elif spans := loader.leave_out():
+                self._replicated.emit(SamplesLeftOut(loader=loader.number, spans=spans))
+        if alarm is not None:
+            self._replicated.emit(StepVoided(step=self.step + 1, why=str(alarm)))
+            error = self.checks.voided(self.step + 1, alarm)
+            if error is not None:
+                self._end(error)
+
+    def _check_beginning(self) -> None:
+        """The slices of a step are about to be computed: from the parameters of the first time.
+
+        Raises:
+            TrainError: they are others.
+        """
+        if self.rewind.begins_otherwise():
+            self._end(
+                TrainError(
+                    f"RunConfig(exact=True) and step {self.step + 1}, which has to be done again: "
+                    "parameters were changed between its beginning and the loop over its slices, "
+                    "and have been changed twice. The step does not count, and the run was "
+                    "stopped. fit() again goes on from the last stored State. Change them after "
+                    "that loop."
+                )
+            )
+
+    def _have_parted(self) -> None:
+        """Find out who holds another State than most, and wait for a group without them."""
+        fingerprints = self.checks.fingerprints
+        if fingerprints is None or self._reducer is None:
+            return
+        self._reducer.check(True)  # a parameter that nobody averages has an error of its own
+        numbers = self._roll_call(OperationKind.FINGERPRINTS, fingerprints.numbers())
+        held = {worker: fingerprints.named(row) for worker, row in numbers.items()}
+        found = compare(self.step, "step", held)
+        if found is not None and not found.equal:
+            self._part(found.workers, found.apart, found.parts, diverged(found))
+        # Else it was somebody who has been lost since. In any case the batch is to be split over
+        # those who are left, and they must know of each other.
+        self._driver.step_left(self._driver.run(Regroup()), 0)
+
+    def _part(
+        self, workers: Sequence[int], apart: Sequence[int], parts: Sequence[str], error: TrainError
+    ) -> None:
+        """Have workers taken out, and wait for a group without them; or have all go back."""
+        if self._driver.watching:
+            return  # the others see to it
+        of_whom = {"workers": tuple(workers), "apart": tuple(apart)}
+        self._link.send(Diverged(step=self.step, parts=tuple(parts), error=error, **of_whom))
+        self._driver.stand_by(apart)
+
+    def _settle(self, disputed: Sequence[int], found: SliceFault, workers: Sequence[int]) -> None:
+        """All of these have computed the disputed slices again: whoever is at fault goes.
+
+        Raises:
+            TrainError: it is the train function that is.
+        """
+        if found.code:
+            self._end(unrepeatable(self.step + 1, disputed, found))
+        if not found.apart:
+            return  # it is the batch, or somebody who has been lost since
+        if len(workers) == 1:
+            logger.warning(
+                "step %d was void: slice %s gave another result than before (%s), and gave the "
+                "same twice when it was computed again. Nothing wrong was taken over. The "
+                "processor or the memory may be faulty.",
+                *(self.step + 1, ", ".join(map(str, disputed)), ", ".join(found.parts)),
+            )
+            return
+        self._part(workers, found.apart, found.parts, miscalculated(self.step + 1, found))
+        self._driver.step_left(self._driver.run(Regroup()), 0)
+
+    def _roll_call(self, kind: OperationKind, mine: Sequence[int]) -> dict[int, list[int]]:
+        """By worker, what each tells all others. Collective."""
+        return told(self._driver.run(RollCall(kind, self._me, mine)).result)
+
+    def _end(self, error: TrainError) -> NoReturn:
+        """The run cannot go on, whatever user code catches."""
+        self.ended = error
+        raise error
+
+    def voided(self, result: torch.Tensor) -> bool:
+        """Whether a step that was left with this result does not count."""
+        return self.checks.verdict(result).void
+
+    def look_at_turn(self, loader: int) -> None:
+        """Say so if the run goes on with another loader than it would have without a stop."""
+        wanted = turns.expected(self._turns) if self._turns_from_before else None
+        self._turns_from_before = False
+        if wanted not in (None, loader):
+            logger.warning(refusals.OTHER_TURN, self.step, wanted, loader)

@@ -1,0 +1,244 @@
+"""Which processes the workers are: who is free, who is overdue, and when a worker is silent."""
+
+from random import Random
+
+import pytest
+
+from elastix.train.checkpoint.assembly import CheckpointEnded, CheckpointId, Order
+from elastix.train.control.crews import OUT_S, Crews
+from elastix.train.control.messages import CatchUp, Dismiss, Heartbeat, Leave, OutcomeKind, Ready
+
+
+def test_a_worker_of_fresh_processes_uses_room():
+    crews = Crews(2, {"": 4}, again=False)
+    assert crews.workers == 2
+    assert crews.start(0) == ([0, 1], [])
+    assert crews.start(1) == ([2, 3], [])
+    assert crews.workers == 0
+    assert not crews.more
+    assert [crews.at(process) for process in range(5)] == [(0, 0), (0, 1), (1, 0), (1, 1), None]
+
+
+def test_a_mate_of_a_lost_process_and_a_fresh_one_are_a_new_worker():
+    crews = Crews(2, {"": 2}, again=True)
+    crews.start(0)
+    assert crews.gone(1) == 0
+    assert crews.break_up(0, now=10.0) == [0]
+    assert crews.workers == 0
+    assert crews.more  # when it is out
+    crews.freed(0)
+    assert crews.workers == 1
+    assert crews.start(1) == ([0, 2], [])
+
+
+def test_the_halves_of_two_broken_workers_are_a_new_one():
+    crews = Crews(2, {"": 4}, again=False)
+    crews.start(0)
+    crews.start(1)
+    for worker, dead, mate in ((0, 0, 1), (1, 3, 2)):
+        assert crews.gone(dead) == worker
+        crews.break_up(worker, now=0.0)
+        crews.freed(mate)
+    assert crews.workers == 1
+    assert crews.start(2) == ([2, 1], [])
+    assert [crews.at(2), crews.at(1)] == [(2, 0), (2, 1)]
+
+
+def test_a_free_process_at_a_place_that_is_taken_makes_room_for_a_fresh_one():
+    """It never changes its place: torch remembers where it was."""
+    crews = Crews(2, {"": 4}, again=False)
+    crews.start(0)
+    crews.start(1)
+    for worker, dead, mate in ((0, 0, 1), (1, 2, 3)):
+        assert crews.gone(dead) == worker
+        crews.break_up(worker, now=0.0)
+        crews.freed(mate)
+    assert crews.workers == 1
+    assert crews.start(2) == ([4, 1], [3])
+    assert crews.at(3) is None
+    assert crews.workers == 0
+
+
+def test_no_fresh_process_is_started_beside_one_that_is_about_to_be_free():
+    crews = Crews(2, {"": 5}, again=True)
+    crews.start(0)
+    crews.start(1)
+    for worker, dead in ((0, 0), (1, 3)):
+        assert crews.gone(dead) == worker
+        crews.break_up(worker, now=0.0)
+    assert crews.workers == 0
+    crews.freed(1)
+    assert crews.workers == 0
+    crews.freed(2)
+    assert crews.workers == 2
+    assert crews.start(2) == ([2, 1], [])
+
+
+def test_who_does_not_come_out_is_overdue_and_its_end_is_no_second_loss():
+    crews = Crews(3, {"": 3}, again=False)
+    crews.start(0)
+    assert crews.gone(2) == 0
+    crews.break_up(0, now=10.0)
+    crews.freed(0)
+    assert crews.overdue(10.0 + OUT_S - 0.1) == []
+    assert crews.overdue(10.0 + OUT_S) == [1]
+    assert crews.gone(1) is None
+    assert crews.free == [0]
+
+
+def test_a_process_that_is_through_is_no_loss():
+    crews = Crews(2, {"": 2}, again=False)
+    crews.start(0)
+    assert not crews.over(1, OutcomeKind.FINISHED)
+    assert crews.break_up(0, now=0.0) == [0]
+    assert crews.gone(1) is None
+
+
+def beat(passed=1, *, waiting=False):
+    return Heartbeat(passed=passed, waiting=waiting)
+
+
+def test_a_worker_is_as_silent_as_its_most_silent_place():
+    crews = Crews(2, {"": 2}, again=False)
+    crews.start(0)
+    assert crews.beat(0, beat()) is None
+    assert crews.beat(0, beat()) is None
+    assert crews.beat(1, beat(4)) == beat(5)
+    assert crews.beat(1, beat(4)) is None
+    assert crews.beat(1, beat(4)) is None  # the speaker is stopped, and so is the worker
+
+
+@pytest.mark.parametrize(
+    ("speaker", "follower", "worker"),
+    [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],
+)
+def test_a_worker_waits_for_others_if_all_its_places_do(speaker, follower, worker):
+    crews = Crews(2, {"": 2}, again=False)
+    crews.start(0)
+    crews.beat(0, beat(waiting=speaker))
+    passed_on = crews.beat(1, beat(waiting=follower))
+    assert passed_on is not None
+    assert passed_on.waiting == worker
+
+
+def test_signs_of_life_on_the_way_out_are_nobodys():
+    crews = Crews(2, {"": 2}, again=False)
+    crews.start(0)
+    crews.gone(1)
+    crews.break_up(0, now=0.0)
+    assert crews.beat(0, beat()) is None
+    assert crews.beat(7, beat()) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_process_is_at_two_places_and_none_is_forgotten(seed):
+    draw = Random(seed)
+    size, workers = draw.randint(1, 4), 3
+    crews = Crews(size, {"": workers * size}, again=True)
+    alive: set[int] = set()
+    worker = 0
+    for now in range(200):
+        at_work = [p for p in alive if crews.at(p) is not None]
+        if crews.workers and draw.random() < 0.5:
+            chosen, ended = crews.start(worker)
+            alive -= set(ended)
+            assert len(set(chosen)) == size
+            assert [crews.at(p) for p in chosen] == [(worker, place) for place in range(size)]
+            alive |= set(chosen)
+            worker += 1
+        elif at_work and draw.random() < 0.6:
+            process = draw.choice(at_work)
+            there = crews.at(process)
+            assert there is not None
+            lost = crews.gone(process)
+            alive.discard(process)
+            assert crews.at(process) is None
+            for mate in crews.break_up(there[0], now) if lost is not None else ():
+                assert mate in alive
+        for process in crews.overdue(now):
+            crews.gone(process) if draw.random() < 0.5 else crews.freed(process)
+            if crews.at(process) is None and process not in crews.free:
+                alive.discard(process)
+        assert set(crews.free) <= alive
+        assert len(alive) <= workers * size
+
+
+def test_what_another_process_than_the_speaker_says_counts_if_it_is_of_what_it_sees():
+    crews = Crews(2, {"": 2}, again=True)
+    crews.start(0)
+    assert crews.passed_on(0, 0, Ready(None)) == Ready(None)
+    assert crews.passed_on(1, 0, Ready(None)) is None
+    assert crews.passed_on(1, 0, Leave("notice")) == Leave("notice")
+
+
+def test_who_hears_what():
+    crews = Crews(2, {"": 4}, again=True)
+    crews.start(0)
+    crews.start(1)
+
+    def told(to, message):
+        return [process for process in range(4) if crews.hears(process, to, message) is not None]
+
+    mark = CheckpointId(3)
+    assert told(None, CheckpointEnded(mark)) == [0, 1, 2, 3]
+    assert told(1, CheckpointEnded(mark)) == [2, 3]
+    assert told(1, Order(mark, ("w",), place=1)) == [3]
+    assert told(None, CatchUp(())) == [0, 2]
+    assert told(None, Dismiss("nobody comes")) == [0, 1, 2, 3]
+    crews.gone(3)
+    crews.break_up(1, now=0.0)
+    crews.freed(2)
+    assert told(None, Dismiss("nobody comes")) == [0, 1]
+
+
+def test_what_a_process_says_of_a_worker_that_is_lost_is_nothing_of_its_next():
+    crews = Crews(2, {"": 3}, again=True)
+    crews.start(0)
+    assert crews.gone(1) == 0
+    crews.break_up(0, now=0.0)
+    crews.freed(0)
+    assert crews.passed_on(0, 0, Ready(None)) is None
+    assert crews.start(1) == ([0, 2], [])
+    assert crews.passed_on(0, 0, Ready(None)) is None
+    assert crews.passed_on(0, 1, Ready(None)) == Ready(None)
+
+
+def test_what_befalls_one_process_befalls_its_worker():
+    crews = Crews(2, {"": 2}, again=True)
+    crews.start(0)
+    assert crews.over(1, OutcomeKind.OUT_OF_MEMORY)
+    assert crews.over(0, OutcomeKind.FINISHED)
+
+
+def test_processes_of_one_worker_are_of_one_site():
+    crews = Crews(2, {"a": 3, "b": 3}, again=True)
+    assert crews.workers == 2  # the third of each site stays alone
+    assert crews.start(0) == ([0, 1], [])
+    assert crews.start(1) == ([2, 3], [])
+    assert crews.room == {"a": 1, "b": 1}
+    assert crews.workers == 0
+    with pytest.raises(ValueError, match="no room for worker 2"):
+        crews.start(2)
+
+
+def test_halves_of_two_sites_are_no_worker_but_each_with_what_is_there():
+    crews = Crews(2, {"a": 2, "b": 2}, again=False)
+    crews.start(0)
+    crews.start(1)
+    for worker, dead, mate in ((0, 0, 1), (1, 3, 2)):
+        assert crews.gone(dead) == worker
+        crews.break_up(worker, now=0.0)
+        crews.freed(mate)
+    assert crews.workers == 0
+    crews.room["b"] = 1
+    assert crews.start(2) == ([2, 4], [])
+
+
+def test_workers_that_were_found_go_on_as_they_are():
+    crews = Crews(2, {"": 1}, again=True)
+    crews.take_over({3: [(5, ""), (9, "")]}, known=11)
+    assert crews.of(3) == [5, 9]
+    assert crews.gone(9) == 3
+    crews.break_up(3, now=0.0)
+    crews.freed(5)
+    assert crews.start(4) == ([5, 11], [])
