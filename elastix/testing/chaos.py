@@ -17,6 +17,8 @@ from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Any, cast
 
+import torch
+
 from elastix.comm.network import process_group
 from elastix.state import raw_bytes
 from elastix.train.replica.context import Context
@@ -70,9 +72,12 @@ class Flip:
     Attributes:
         worker: its id.
         tensor: its name in a State: `body.weight`, or `@optimizer/state/body.weight/exp_avg`; or
-            `@gradient/body.weight` for what backward has left there.
+            `@gradient/body.weight` for what backward has left there, or
+            `@backward/body.weight` for what the next backward pass computes, as from a processor
+            that miscalculates.
         phase, step, detail, after: where, as for Kill.
         byte, bit: which one of the tensor's memory.
+        lasting: for `@backward`, each pass from then on.
     """
 
     worker: int
@@ -83,6 +88,7 @@ class Flip:
     after: int = 0
     byte: int = 0
     bit: int = 0
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ def _strike(kill: Kill | Flip, log: Path | None, ctx: Context) -> None:
         with log.open("a") as file:
             file.write(f"{time.monotonic()!r} {kill.worker}\n")
     if isinstance(kill, Flip):
-        _flip(kill, ctx)
+        flip(kill, ctx)
     elif isinstance(kill.signal, Signals):
         os.kill(os.getpid(), kill.signal)
     elif kill.signal is HANG:
@@ -134,16 +140,31 @@ def _strike(kill: Kill | Flip, log: Path | None, ctx: Context) -> None:
         _cut(kill.lasting)
 
 
-def _flip(flip: Flip, ctx: Context) -> None:
-    """In the live tensor itself, and without torch's noticing, as a fault of memory goes."""
+def flip(flip: Flip, ctx: Context) -> None:
+    """Now, in the live tensor itself and without torch's noticing, as a fault of memory goes."""
     member = cast("Member", ctx._member)  # faults are for runs, not for their replay
-    name = flip.tensor.removeprefix("@gradient/")
-    if name == flip.tensor:
-        tensor: Any = member.capture().tensors[name]
+    if flip.tensor.startswith("@backward/"):
+        _miscalculate(member._tracked.model.get_parameter(flip.tensor[10:]), flip)
+    elif flip.tensor.startswith("@gradient/"):
+        _turn(member._tracked.model.get_parameter(flip.tensor[10:]).grad, flip)
     else:
-        tensor = member._tracked.model.get_parameter(name).grad
+        _turn(member.capture().tensors[flip.tensor], flip)
+
+
+def _turn(tensor: Any, flip: Flip) -> None:  # noqa: ANN401 - a gradient may be None for mypy
     memory = raw_bytes(tensor).numpy()
-    memory[flip.byte] ^= 1 << flip.bit
+    memory[flip.byte % len(memory)] ^= 1 << flip.bit
+
+
+def _miscalculate(parameter: torch.nn.Parameter, flip: Flip) -> None:
+    def wrong(gradient: torch.Tensor) -> torch.Tensor:
+        if not flip.lasting:
+            hook.remove()
+        other = gradient.clone()
+        _turn(other, flip)
+        return other
+
+    hook = parameter.register_hook(wrong)
 
 
 def _cut(lasting: bool) -> None:
@@ -153,7 +174,7 @@ def _cut(lasting: bool) -> None:
         def unreachable(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401
             raise OSError("network is unreachable")
 
-        vars(process_group)["Meeting"] = unreachable
+        vars(process_group)["MeetingStore"] = unreachable
     for entry in Path("/proc/self/fd").iterdir():
         try:
             if not str(entry.readlink()).startswith("socket:"):

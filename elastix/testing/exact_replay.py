@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from elastix.data.cursor import count, merge
+from elastix.data.cursor import count, merge, split
 from elastix.data.random_numbers import come_to, seed_generators
-from elastix.data.slices import cut
+from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source
 from elastix.errors import ConfigError, TrainError
 from elastix.events import BatchShares, RunStarted, StepCommitted
@@ -128,10 +128,13 @@ def _replay(train: Callable[[Context], None], what: Recorded, device: torch.devi
 class _Replica:
     """The one replica. See context.Replica."""
 
+    mesh, place = None, 0
+
     def __init__(self, what: Recorded, device: torch.device) -> None:
         self.me = self.rank = self.step = 0
         self.world_size = self.generation = 1
         self.alone, self.exact, self.seed = False, True, what.opening.seed
+        self.seed_of_order = what.opening.seed_of_order
         self.settings = self
         self.device = device
         self.tracked = TrackedObjects()
@@ -144,12 +147,16 @@ class _Replica:
     def prepared(self) -> bool:
         return bool(self.tracked.modules)
 
-    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+    def inherit(
+        self, model: torch.nn.Module, rehearsal: Rehearsal | None
+    ) -> Mapping[str, Any] | None:
         found = self.what.inherited
         own = model.state_dict()
         for name, theirs in (found["tensors"] if found else {}).items():
             own[name].copy_(self.what.ancestor.tensors[theirs])
         self._inherits = model if found else None
+        if found and rehearsal is not None:
+            rehearsal.inherit(self.what.ancestor)
         return found
 
     def prepare(self, objects: Sequence[Any]) -> None:
@@ -164,6 +171,7 @@ class _Replica:
         self.tracked.track(objects)
 
     def open_loader(self, source: Source) -> "_Loader":
+        self.tracked.remember(source)
         self._loaders.append(_Loader(self, len(self._loaders), source))
         return self._loaders[-1]
 
@@ -242,7 +250,7 @@ class _Loader:
     def _slices(self, batch: BatchShares) -> Iterator[Any]:
         spans = merge(span for share in batch.shares.values() for span in share)
         source, replica = self._source, self._replica
-        slices = cut(spans, source.slices or 1, max(count(spans), source.batch_size))
+        slices = split(spans, source.slices or 1, max(count(spans), source.batch_size))
         total = _Total(list(replica.tracked.modules.values()), len(slices))
         for number, positions in enumerate(slices):
             if positions:
@@ -250,7 +258,7 @@ class _Loader:
                 total.begin()
                 replica.random.slice(number)
                 yield read
-                total.end(number, count(positions) / count(spans))
+                total.end(number, source.weigh(positions) / source.weigh(spans))
         total.hand_over()
         replica.step += 1
         replica.random.over()

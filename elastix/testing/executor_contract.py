@@ -33,6 +33,20 @@ def tells(ctx: Context) -> None:
     ctx.report(score=ctx.config["x"], seed=torch.initial_seed())
 
 
+def orders(ctx: Context) -> None:
+    """Which samples come in which order, and what the weights begin with."""
+    model = torch.nn.Linear(2, 1)
+    weights = str(model.weight.tolist())
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    order = []
+    for epoch in ctx.loader(TensorDataset(torch.arange(16.0).view(8, 2)), batch_size=8).epochs(2):
+        for (x,) in epoch:
+            order += x[:, 0].tolist()
+            model(x).mean().backward()
+            optimizer.step()
+    ctx.report(score=1, order=str(order), weights=weights)
+
+
 def breaks(ctx: Context) -> None:
     """The user's bug, in one trial of two."""
     if ctx.config["x"] % 2:
@@ -180,6 +194,18 @@ class ExecutorContract:
         with Store(tmp_path, read_only=True) as store:
             once, twice = (store.get(e.ref or "").model for e in (ends[0], more[1]))
         assert all(torch.equal(once[name], twice[name]) for name in once)
+
+    def test_the_order_of_samples_has_a_seed_of_its_own(self) -> None:
+        """So all trials of a campaign have one order, and weights of their own."""
+        with self.opened(orders) as executor:
+            pieces = [
+                self.work(number, seed=seed, order_seed=order_seed)
+                for number, (seed, order_seed) in enumerate([(1, 5), (2, 5), (1, None)])
+            ]
+            ends, _ = self.collect(executor, pieces)
+        one, other, own = (ends[number].results[0] for number in range(3))
+        assert one["order"] == other["order"] != own["order"]
+        assert one["weights"] == own["weights"] != other["weights"]
 
     def test_halting(self) -> None:
         if not self.can_halt:

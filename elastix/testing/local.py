@@ -19,16 +19,23 @@ from typing import Any
 
 from elastix.comm.network.door import draw_secret
 from elastix.comm.network.meeting import Rendezvous
-from elastix.config import CheckpointConfig, FailureConfig, Guard, RestoreConfig
-from elastix.errors import ElastixError, TrainError
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    Guard,
+    RestoreConfig,
+    ScalingConfig,
+    check_crew,
+)
+from elastix.errors import ConfigError, ElastixError, TrainError
 from elastix.events import Event, Events, RunStarted
 from elastix.store import Store
 from elastix.testing.local_worker import HOST, work
 from elastix.train.control.actions import Vacated
 from elastix.train.control.messages import FromWorker, Outcome, ToWorker
 from elastix.train.control.terms import Phase, RunTerms
-from elastix.train.on_ray.trainer import keep_code
 from elastix.train.record.beginning import begin
+from elastix.train.record.code import keep_code
 from elastix.train.record.shell import Shell
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import Settings
@@ -46,12 +53,16 @@ class LocalRun:
         events: all of them, in the order in which they arrived.
         outcomes: by worker, for those that were not lost.
         lost: worker and time.monotonic() of the moment its death was noticed.
+        lost_places: of workers that are crews: worker, place and when its end was noticed.
+        freed: worker, place and when it was out, of processes whose worker was lost.
     """
 
     directory: Path
     events: list[Event] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     lost: dict[int, float] = field(default_factory=dict)
+    lost_places: list[tuple[int, int, float]] = field(default_factory=list)
+    freed: list[tuple[int, int, float]] = field(default_factory=list)
 
 
 def run_local(
@@ -70,7 +81,9 @@ def run_local(
     recovery: str = "forward",
     guard: Guard | None = None,
     sentinel: bool = True,
+    recompute_every: int | None = 200,
     exact: bool = False,
+    crew: Mapping[str, int] | None = None,
     checkpoint: CheckpointConfig | None = None,
     store: Path | None = None,
     restore: RestoreConfig | None = None,
@@ -100,13 +113,17 @@ def run_local(
         recovery: as in FailureConfig.
         guard: as in FailureConfig.
         sentinel: as in FailureConfig.
+        recompute_every: as in FailureConfig.
         exact: as in RunConfig.
+        crew: as in ScalingConfig.
         timeout_s: kill everything and raise TrainError after so long.
 
     Raises:
+        ConfigError: it is called by a script that a worker's process imports.
         ElastixError: raised in a worker; the others are killed.
         TrainError: any other exception in a worker, with its traceback; or the timeout.
     """
+    _refuse_within_import()
     directory = directory or Path(tempfile.mkdtemp(prefix="elastix-local-"))
     failure = FailureConfig(
         hang_timeout_s=math.inf if hang_timeout_s is None else hang_timeout_s,
@@ -115,19 +132,27 @@ def run_local(
         recovery=recovery,  # type: ignore[arg-type]
         guard=guard,
         sentinel=sentinel,
+        recompute_every=recompute_every,
     )
+    scaling = ScalingConfig(
+        num_workers=workers, spares=spares, shadows=shadows, crew=dict(crew or {})
+    )
+    checkpoint = checkpoint or CheckpointConfig()
+    check_crew(scaling, failure, checkpoint, exact=exact)
     settings = Settings(
         directory=directory,
         run=_NAME,
         seed=seed,
         min_workers=min_workers,
-        checkpoint=checkpoint or CheckpointConfig(),
+        checkpoint=checkpoint,
         rollback=recovery == "rollback",
         guard=guard,
         sentinel=sentinel,
+        recompute_every=recompute_every,
         exact=exact,
         shared=shared,
         secret=draw_secret(),
+        crew=scaling.crew,
     )
     terms = RunTerms(
         founders=workers,
@@ -139,12 +164,31 @@ def run_local(
     )
     room = _Room(workers + spares + shadows, replace)
     kept = _Kept(store or directory / "store", restore or RestoreConfig())
-    controller = _Controller(train, dict(config or {}), settings, kept, terms, room)
+    lead = LocalController
+    if settings.crew:
+        from elastix.testing.local_crews import LocalCrewController
+
+        lead = LocalCrewController
+    controller = lead(train, dict(config or {}), settings, kept, terms, room)
     try:
         controller.watch(timeout_s)
     finally:
         controller.close()
     return controller.run
+
+
+def _refuse_within_import() -> None:
+    """A worker's process imports the script that it is of, and must not run it again.
+
+    Raises:
+        ConfigError: it is about to.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "run_local was called while a worker's process imports your script: the call stands "
+            "outside of a function, so each worker would start workers of its own. Nothing was "
+            'started by this one. Put the call under `if __name__ == "__main__":`.'
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +207,7 @@ class _Room:
     again: bool
 
 
-class _Controller(Shell):
+class LocalController(Shell):
     """The shell around the conductor, in the calling thread. Ray's: train.on_ray.controller."""
 
     def __init__(
@@ -203,9 +247,13 @@ class _Controller(Shell):
         self._processes: dict[int, BaseProcess] = {}
         self._lines: dict[int, Connection] = {}
         self._released: dict[int, Connection] = {}  # of those whose outcome is known
+        self._prepare()
         keep_code(settings.directory / "train.pkl", pickle.dumps(train))
         with self._lock:
             self._do(self._conductor.begin([opening, *begun]))
+
+    def _prepare(self) -> None:
+        """Before the first worker is started."""
 
     def watch(self, timeout_s: float) -> None:
         """Serve the workers until the run is over."""

@@ -6,6 +6,7 @@ Not here: who starts workers and hears them (local.py). A worker ends when its s
 import gc
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
@@ -25,6 +26,7 @@ from elastix.store import Store
 from elastix.train.checkpoint.saver import Saver
 from elastix.train.control.messages import (
     CatchUp,
+    Disband,
     Dismiss,
     FromWorker,
     Heartbeat,
@@ -36,7 +38,7 @@ from elastix.train.control.messages import (
     Started,
 )
 from elastix.train.replica.context import Context
-from elastix.train.replica.link import Settings
+from elastix.train.replica.link import FollowersLink, Life, Link, Settings
 from elastix.train.replica.member import Member
 from elastix.train.replica.outcome import run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
@@ -52,6 +54,7 @@ class _PipeLink:
         self._store = store
         self._lock = threading.Lock()
         self._sequence = -1
+        self.over = False  # no further sign of life
         self._where = ("start", 0)
         self._passed = 0
 
@@ -144,18 +147,112 @@ def work(
     os._exit(0)  # abandoned groups may have threads that wait for the dead
 
 
+class _OneLife:
+    """A process at one place of one worker, from its assembling until it is through, or free."""
+
+    def __init__(self, life: Life, line: Connection, address: tuple[str, int], store: Path) -> None:
+        self.inbox = ThreadSafeInbox()
+        pipe = _PipeLink(line, store)
+        self.link = pipe
+        settings = life.settings
+        self.wiring = Wiring(
+            address=address,
+            interface=HOST,
+            backend="gloo",
+            me=life.worker,
+            shared=settings.shared,
+            secret=settings.secret,
+            place=life.place,
+        )
+        link: Link = FollowersLink(pipe) if life.place else pipe
+        self.member = Member(self.wiring, torch.device("cpu"), settings, self.inbox, link)
+
+    def run(self, train: Callable[[Context], None], config: dict[str, Any]) -> Outcome:
+        """From beginning to end."""
+        member, link = self.member, self.link
+        link.send(Started(pid=os.getpid(), device="cpu"))
+        pulse = threading.Thread(target=_pulse, args=(link, member), daemon=True)
+        pulse.start()
+        signal.signal(signal.SIGTERM, lambda *_: link.leave())
+        outcome = run_train(train, member, config, before=lambda: member.assemble(self.wiring))
+        link.over = True
+        pulse.join()
+        member.saver.close()
+        return outcome
+
+
+def work_in_crews(
+    life: Life,
+    line: Connection,
+    address: tuple[str, int],
+    train: Callable[[Context], None],
+    config: dict[str, Any],
+    store: Path,
+) -> None:
+    """A process of a crew: one life after the other, as its workers are lost without it.
+
+    Args:
+        life: the first.
+        line: to the supervisor.
+        address: where groups meet.
+        train: the train function.
+        config: given to it.
+        store: its directory.
+    """
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)
+    gc.freeze()
+    lives: queue.SimpleQueue[_OneLife] = queue.SimpleQueue()
+    now = _OneLife(life, line, address, store)
+    current = [now]
+
+    def listen() -> None:
+        try:
+            while True:
+                heard = line.recv()
+                if isinstance(heard, Life):
+                    current[0] = _OneLife(heard, line, address, store)
+                    lives.put(current[0])
+                elif isinstance(heard, Disband):
+                    current[0].member.break_up()
+                else:
+                    _heed(heard, current[0].inbox, current[0].member.saver)
+        except (EOFError, OSError):
+            os._exit(1)  # the supervisor is gone
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    while True:
+        outcome = now.run(train, config)
+        if outcome.kind is OutcomeKind.FREE:
+            now.member.disband()
+        now.link.tell(outcome)
+        if outcome.kind is not OutcomeKind.FREE:
+            break
+        del now
+        now = lives.get()
+    if outcome.kind in (OutcomeKind.LEFT, OutcomeKind.FINISHED):
+        listener.join()  # others may still wait for what was sent to them
+    line.close()
+    os._exit(0)
+
+
+def _heed(heard: Any, inbox: ThreadSafeInbox, saver: Saver) -> None:  # noqa: ANN401
+    """What a worker is told."""
+    if isinstance(heard, Membership):
+        inbox.publish(heard)
+    elif isinstance(heard, CatchUp):
+        inbox.invite(heard.donors, shadow=heard.shadow)
+    elif isinstance(heard, Dismiss):
+        inbox.dismiss(QuorumLost(heard.reason))
+    elif not isinstance(heard, Disband):
+        saver.tell(heard)
+
+
 def _listen(line: Connection, inbox: ThreadSafeInbox, saver: Saver) -> None:
     try:
         while True:
-            heard = line.recv()
-            if isinstance(heard, Membership):
-                inbox.publish(heard)
-            elif isinstance(heard, CatchUp):
-                inbox.invite(heard.donors, shadow=heard.shadow)
-            elif isinstance(heard, Dismiss):
-                inbox.dismiss(QuorumLost(heard.reason))
-            else:
-                saver.tell(heard)
+            _heed(line.recv(), inbox, saver)
     except (EOFError, OSError):
         os._exit(1)  # the supervisor is gone
 
@@ -164,7 +261,7 @@ def _pulse(link: _PipeLink, member: Member) -> None:
     parts = Parts()
     member.on_phase(parts.phase)
     usage, measured = Usage(parts, member.device), time.monotonic()
-    while True:
+    while not link.over:
         time.sleep(0.1)
         try:
             link.send(link.heartbeat(member))

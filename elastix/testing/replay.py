@@ -24,7 +24,6 @@ run with exact=True it gives the same bytes (exact_replay).
 """
 
 import argparse
-import dataclasses
 import math
 import pickle
 import sys
@@ -39,27 +38,30 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from elastix.data.cursor import count, merge, subtract
-from elastix.data.slices import cut
+from elastix.data.cursor import count, merge, split, subtract
+from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source, to_device
 from elastix.errors import ElastixError, TrainError
 from elastix.events import (
     BatchShares,
     Event,
-    GenerationFormed,
-    LoaderOpened,
-    Resumed,
     RunStarted,
-    SamplesLeftOut,
     Span,
     StateStored,
-    StepCommitted,
     TensorsInherited,
 )
 from elastix.observe import journal
 from elastix.state import State, Stateful, capture, warm_start
 from elastix.store import Store
 from elastix.testing.exact_replay import Recorded, differing
+from elastix.testing.replayed_steps import (
+    ReplayedStep,
+    left_out,
+    standing,
+    steps_of,
+    weights,
+    whole_step,
+)
 from elastix.train.replica.context import Context
 from elastix.train.replica.evaluation import Metric, evaluating, measure
 from elastix.train.replica.learning_rate import RateScaling
@@ -112,13 +114,13 @@ def replay(
     events = list(journal.read(directory / "journal.jsonl"))
     # The last one: a run that was continued may have been given more epochs.
     opening = next(event for event in reversed(events) if isinstance(event, RunStarted))
-    steps = _standing(events)
+    steps = standing(events)
     train = pickle.loads((directory / "train.pkl").read_bytes())
-    replayed_steps = _replayed_steps(steps, events)
+    replayed_steps = steps_of(steps, events)
     replaying = _Replay(
-        [_whole(replayed) for replayed in replayed_steps] if whole else replayed_steps,
-        _left_out(events),
-        opening.seed,
+        [whole_step(replayed) for replayed in replayed_steps] if whole else replayed_steps,
+        left_out(events),
+        opening,
         torch.device(device),
         whole=whole,
     )
@@ -176,7 +178,7 @@ def _compare_bytes(
             ancestor = opened.get(inherited["ref"]).clone()
     recorded = Recorded(
         opening=next(event for event in reversed(events) if isinstance(event, RunStarted)),
-        steps=[step for step in _standing(events) if step.step <= last.step],
+        steps=[step for step in standing(events) if step.step <= last.step],
         ended=last.reason == "final",
         inherited=inherited,
         ancestor=ancestor,
@@ -189,82 +191,6 @@ def store_of(directory: Path) -> Path:
     """The store of the run in `directory`: STORE/runs/NAME, or a local run's own."""
     own = directory / "store"
     return own if own.is_dir() else directory.resolve().parents[1]
-
-
-def _standing(events: Sequence[Event]) -> list[StepCommitted]:
-    """Committed steps but for those that a restart went back behind."""
-    steps: list[StepCommitted] = []
-    for event in events:
-        if isinstance(event, Resumed):
-            steps = [step for step in steps if step.step <= event.step]
-        elif isinstance(event, StepCommitted):
-            steps.append(event)
-    return steps
-
-
-def _left_out(events: Sequence[Event]) -> dict[int, list[tuple[int, tuple[Span, ...]]]]:
-    """By loader, what is never used, and after which step that was said."""
-    found: dict[int, list[tuple[int, tuple[Span, ...]]]] = {}
-    step = 0
-    for event in events:
-        if isinstance(event, StepCommitted | Resumed):
-            step = event.step
-        elif isinstance(event, SamplesLeftOut):
-            found.setdefault(event.loader, []).append((step, event.spans))
-    return found
-
-
-@dataclass(frozen=True)
-class _ReplayedStep:
-    """One step.
-
-    Attributes:
-        workers: by thread, whose shares of its batches that thread has.
-        present: the members of the group that agreed on it; None for those who had samples.
-    """
-
-    committed: StepCommitted
-    workers: tuple[int, ...]
-    present: frozenset[int] | None
-
-
-def _replayed_steps(steps: Sequence[StepCommitted], events: Sequence[Event]) -> list[_ReplayedStep]:
-    members: dict[int, frozenset[int]] = {}
-    standing = {id(step) for step in steps}
-    replayed_steps = []
-    for event in events:
-        if isinstance(event, GenerationFormed):
-            members[event.generation] = frozenset(event.members)
-        if isinstance(event, StepCommitted) and id(event) in standing:
-            had = (worker for batch in event.batches for worker in _weights(batch))
-            replayed_steps.append(
-                _ReplayedStep(event, tuple(dict.fromkeys(had)), members.get(event.generation))
-            )
-    sliced = {e.loader for e in events if isinstance(e, LoaderOpened) and e.slices}
-    return [
-        _whole(replayed)
-        if any(batch.loader in sliced for batch in replayed.committed.batches)
-        else replayed
-        for replayed in replayed_steps
-    ]
-
-
-def _weights(batch: BatchShares) -> dict[int, int]:
-    """How the batch was shared out, by worker."""
-    if batch.whole:
-        return dict.fromkeys(batch.whole, 1)
-    return {int(worker): count(spans) for worker, spans in batch.shares.items()}
-
-
-def _whole(replayed: _ReplayedStep) -> _ReplayedStep:
-    """The same step, as one worker would have taken it."""
-    batches = []
-    for batch in replayed.committed.batches:
-        spans = merge(span for share in batch.shares.values() for span in share)
-        batches.append(dataclasses.replace(batch, shares={0: spans} if spans else {}, whole=()))
-    return _ReplayedStep(
-        dataclasses.replace(replayed.committed, batches=tuple(batches)), (0,), None
-    )
 
 
 _current = threading.local()
@@ -300,9 +226,9 @@ class _Replay:
 
     def __init__(
         self,
-        replayed_steps: Sequence[_ReplayedStep],
+        replayed_steps: Sequence[ReplayedStep],
         left_out: Mapping[int, Sequence[tuple[int, tuple[Span, ...]]]],
-        seed: int,
+        opening: RunStarted,
         device: torch.device,
         *,
         whole: bool,
@@ -310,7 +236,7 @@ class _Replay:
         self.replayed_steps = replayed_steps
         self.left_out = left_out
         width = max([1, *(len(replayed.workers) for replayed in replayed_steps)])
-        self.seed = seed
+        self.seed, self.seed_of_order = opening.seed, opening.seed_of_order
         self.device = device
         self.barrier = threading.Barrier(width, timeout=_TIMEOUT_S)
         self.first_prepared = threading.Event()
@@ -362,6 +288,8 @@ class _Replay:
 class _Replica:
     """One replica, in a thread of its own. See context.Replica."""
 
+    mesh, place = None, 0
+
     def __init__(self, replay: _Replay, number: int) -> None:
         self.me = number
         self.step = 0
@@ -370,7 +298,7 @@ class _Replica:
         self.settings = self
         self.alone = False
         self.exact = False
-        self.seed = replay.seed
+        self.seed_of_order = replay.seed_of_order
         self.scale = 0.0  # of the last backward pass
         self.counted = False  # anybody's samples in this step
         self.loss = 0.0
@@ -379,6 +307,7 @@ class _Replica:
         self.modules: dict[str, torch.nn.Module] = {}
         self._replay = replay
         self._loaders: list[_ReplayLoader] = []
+        self._memories: list[Rehearsal] = []
         self._inherits: torch.nn.Module | None = None
         self._deferred = False
         self._active = False
@@ -406,12 +335,16 @@ class _Replica:
     def world_size(self) -> int:
         return len(self._replay.replicas)
 
-    def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
+    def inherit(
+        self, model: torch.nn.Module, rehearsal: Rehearsal | None
+    ) -> Mapping[str, Any] | None:
         found = self._replay.inherited
         own = model.state_dict()
         for name, theirs in (found["tensors"] if found else {}).items():
             own[name].copy_(self._replay.ancestor.tensors[theirs])
         self._inherits = model if found else None
+        if found and rehearsal is not None:
+            rehearsal.inherit(self._replay.ancestor)
         return found
 
     def prepare(self, objects: Sequence[Any]) -> None:
@@ -453,6 +386,11 @@ class _Replica:
         return [b for module in self.modules.values() for b in module.buffers()]
 
     def open_loader(self, source: Source) -> "_ReplayLoader":
+        if source.memory is not None:
+            if not any(source.memory.rehearsal is known for known in self._memories):
+                source.memory.rehearsal.check_fresh(source.memory.number)
+                self._memories.append(source.memory.rehearsal)
+            source.memory.rehearsal.open(source.memory.number)
         number = len(self._loaders)
         batches = [
             (batch, replayed)
@@ -515,16 +453,21 @@ class _Replica:
     def capture(self) -> State:
         return capture(self.modules, {}).clone()
 
-    def draw(self, batch: BatchShares, replayed: _ReplayedStep) -> tuple[Span, ...]:
+    def draw(
+        self,
+        batch: BatchShares,
+        replayed: ReplayedStep,
+        weigh: Callable[[Sequence[Span]], int],
+    ) -> tuple[Span, ...]:
         """A batch is drawn; this thread's share of it."""
         self.drawn.append(batch)
         mine = replayed.workers[self.me] if self.me < len(replayed.workers) else None
         if self._passed:
             if self._begun:
                 self._move_buffers()
-            self._passed, self._shares, self._worker = False, _weights(batch), mine
+            self._passed, self._shares, self._worker = False, weights(batch, weigh), mine
         elif not batch.whole:  # then it has the ratio of the others, too
-            self._shares = _weights(batch)
+            self._shares = weights(batch, weigh)
         if mine in batch.whole:
             return next(iter(batch.shares.values()))
         return batch.shares.get(mine, ()) if mine is not None else ()
@@ -680,7 +623,7 @@ class _ReplayLoader:
         replica: _Replica,
         number: int,
         source: Source,
-        batches: Sequence[tuple[BatchShares, _ReplayedStep]],
+        batches: Sequence[tuple[BatchShares, ReplayedStep]],
         left_out: Sequence[tuple[int, tuple[Span, ...]]],
     ) -> None:
         self.epoch = 0
@@ -730,7 +673,7 @@ class _ReplayLoader:
         batch, replayed = self._batches.popleft()
         used = (span for spans in batch.shares.values() for span in spans)
         self._used = merge((*self._used, *used))
-        share = self._replica.draw(batch, replayed)
+        share = self._replica.draw(batch, replayed, self._source.weigh)
         if self._source.slices is None:
             return self._source.read(share)
         return self._replica.slices(self._sliced(share))
@@ -738,8 +681,9 @@ class _ReplayLoader:
     def _sliced(self, batch: tuple[Span, ...]) -> list[tuple[float, Any]]:
         """The slices of a batch as the run had them; for a thread without it, a placeholder."""
         number = 1 if self._replica.whole else self._source.slices or 1
-        slices = cut(batch, number, max(count(batch), self._source.batch_size))
-        parts = [(count(spans) / count(batch), spans) for spans in slices if spans] or [(0.0, ())]
+        slices = split(batch, number, max(count(batch), self._source.batch_size))
+        weigh = self._source.weigh
+        parts = [(weigh(spans) / weigh(batch), spans) for spans in slices if spans] or [(0.0, ())]
         return [(part, self._source.read(spans)) for part, spans in parts]
 
     def _comes_back_later(self) -> bool:

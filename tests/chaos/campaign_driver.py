@@ -5,7 +5,6 @@ Prints a line for every event, so that whoever kills it knows how far it is.
 
 import logging
 import sys
-from pathlib import Path
 
 import elastix
 from elastix.observe.trials_console import TrialsConsole
@@ -23,8 +22,7 @@ def main(store, trials, kind, address=None):
     if kind == "pool":
         import ray
 
-        here = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}}
-        ray.init(address=address, logging_level=logging.ERROR, runtime_env=here)
+        ray.init(address=address, logging_level=logging.ERROR)
         executor = None
     else:
         from elastix.search.executors.serial import Local

@@ -142,7 +142,8 @@ def alive(pid: int) -> bool:
 
 
 def nobody_left(store):
-    pids = [event.pid for event in events_of(store, WorkerStarted)]
+    started = events_of(store, WorkerStarted)
+    pids = [pid for event in started for pid in (event.pid, *(mate for _, mate in event.mates))]
     until(lambda: not any(map(alive, pids)))
     until(lambda: not takeover.find_workers(run_of(store)))
     until(lambda: not takeover.own_groups(run_of(store)))
@@ -307,21 +308,30 @@ def test_a_controller_that_is_ended_for_good_is_a_typed_error_and_leaves_nobody(
     nobody_left(tmp_path)
 
 
+def heavy(table, ctx):
+    """With more data in the train function than Ray sends along in a message."""
+    assert len(table) == 1_000_000
+    paced(ctx)
+
+
 SCRIPT = """
-    import ray, elastix
+    import functools, ray, elastix
     from tests.chaos import test_controller as chaos
     if {address!r}:
         ray.init(address={address!r}, log_to_driver=False)
     else:
         ray.init = lambda **_: print("started Ray")
-    result = chaos.trainer({store!r}, run={{"detached": {detached}}}).fit()
+    train = functools.partial(chaos.heavy, bytes(1_000_000)) if {large} else chaos.paced
+    result = chaos.trainer({store!r}, train, run={{"detached": {detached}}}).fit()
     print("exact" if result.audit.exact else "NOT EXACT")
 """
 
 
-def start_driver(cluster, store, detached):
+def start_driver(cluster, store, detached, large=False):
     address = cluster.get_runtime_context().gcs_address if cluster is not None else ""
-    code = textwrap.dedent(SCRIPT).format(address=address, store=str(store), detached=detached)
+    code = textwrap.dedent(SCRIPT).format(
+        address=address, store=str(store), detached=detached, large=large
+    )
     return subprocess.Popen(
         [sys.executable, "-u", "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -367,6 +377,24 @@ def test_a_detached_run_goes_on_without_its_driver_and_fit_attaches(cluster, tmp
     assert [event.outcome for event in events_of(tmp_path, RunEnded)] == ["finished"]
     nobody_left(tmp_path)
     until(lambda: takeover.find_controller(run_of(tmp_path)) is None)
+
+
+@pytest.mark.timeout(400)
+def test_a_large_train_function_outlives_its_driver_as_any_other(cluster, tmp_path):
+    """The controller is killed after the driver: what it was started with must still be there."""
+    driver = start_driver(cluster, tmp_path, detached=True, large=True)
+    until(lambda: steps_taken(tmp_path) >= 4)
+    first = controller_pid(tmp_path)
+    driver.kill()
+    driver.wait()
+    os.kill(first, signal.SIGKILL)
+    large = functools.partial(heavy, bytes(1_000_000))
+    result = trainer(tmp_path, large, run={"detached": True}).fit()
+    assert_exactly_once(list(result.events), CONFIG["epochs"])
+    assert events_of(tmp_path, Resumed) == []
+    assert [event.outcome for event in events_of(tmp_path, RunEnded)] == ["finished"]
+    assert compare(result.directory).relative < 1e-9
+    nobody_left(tmp_path)
 
 
 def broken(_ctx):

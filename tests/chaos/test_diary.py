@@ -103,7 +103,7 @@ def test_one_of_each_kind_is_killed_and_the_demo_ends_as_it_should(tmp_path):
     demo = Demo(tmp_path)
     demo.start()
     until(lambda: demo.trials() >= 2, 300, demo.alive)
-    demo.kill_one("ray::PoolWorker")
+    demo.kill_one("ray::LoneWorker")
     reached = demo.trials() + chance.randint(2, 5)
     until(lambda: demo.trials() >= reached, 300, demo.alive)
     demo.kill_one("ray::_Server", holding="index.sqlite")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elastix.config import CheckpointConfig, Guard
-from elastix.errors import TrainError
+from elastix.errors import ConfigError, TrainError
 from elastix.events import (
     Resumed,
     SlicesHandedOver,
@@ -26,6 +26,7 @@ from elastix.testing import exact_replay
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare, main
+from elastix.train.replica import member
 from tests.exact_programs import train
 from tests.laws import assert_exactly_once, committed
 from tests.laws import joins as entries
@@ -188,6 +189,21 @@ def test_a_batch_that_the_guard_leaves_out_is_left_out_by_any_number_of_workers(
     assert found[0] == found[1]
 
 
+def of_another_kind(ctx):
+    """The third worker computes with something else than the two that began."""
+    if ctx.worker == 2:
+        member.computes_with = lambda _device: "an abacus"
+    train(ctx)
+
+
+@pytest.mark.parametrize("later", ["spares", "shadows"])
+def test_who_computes_with_something_else_is_refused_by_name_even_as_a_shadow(tmp_path, later):
+    config = {**PROGRAMS["mlp"], "meeting": str(tmp_path), "holds": {"2": [2]}}
+    options = {"max_workers": 3, "replace": True, "exact": True, later: 1}
+    with pytest.raises(ConfigError, match="worker 2: an abacus"):
+        run_local(of_another_kind, 2, config=config, directory=tmp_path / "run", **options)
+
+
 PHASES = ("slice", "slice", "bucket", "filled", "round", "left", "boundary", "evaluate", "handed")
 
 
@@ -211,6 +227,7 @@ class Schedule:
             kills.append(Kill(worker=workers, phase=draws.choice(("take", "slice", "enter"))))
         recovery = "rollback" if draws.random() < 0.15 else "forward"
         options = {"shared": draws.random() < 0.7, "recovery": recovery}
+        options["recompute_every"] = draws.choice((1, 2, 200))
         return cls(draws.choice(sorted(PROGRAMS)), workers, tuple(kills), joins, options)
 
     @staticmethod

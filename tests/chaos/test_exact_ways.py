@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from elastix.errors import ConfigError, TrainError
-from elastix.events import StepCommitted
+from elastix.events import ReplicasDiverged, StepCommitted
 from elastix.observe import journal
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
@@ -17,10 +17,12 @@ WAYS = [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) f
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", WAYS)
 def test_the_bytes_are_those_of_a_quiet_run_of_one_worker(tmp_path, name):
-    found = []
+    found = []  # in each step a slice is computed by two, or by the only one twice
     for workers, kills in ((1, []), (2, []), (3, [Kill(worker=1, phase="bucket", step=3)])):
         directory, train = tmp_path / str(workers), with_kills(Way(name), kills)
-        result = run_local(train, workers, directory=directory, exact=True, timeout_s=250)
+        options = {"exact": True, "recompute_every": 1, "timeout_s": 250}
+        result = run_local(train, workers, directory=directory, **options)
+        assert not [e for e in result.events if isinstance(e, ReplicasDiverged)]
         assert set(result.lost) == {kill.worker for kill in kills}
         found.append(final(result))
     (digest, tensors), *others = found
@@ -38,7 +40,8 @@ def test_what_cannot_be_exact_is_refused(tmp_path, way):
     assert len(steps) <= 1
 
 
-def test_a_step_that_cannot_be_done_again_ends_the_run(tmp_path):
-    train = with_kills(Way("noise_before_slices"), [Kill(worker=1, phase="bucket", step=3)])
+@pytest.mark.parametrize("way", ["noise_before_slices", "noise_past_the_counters"])
+def test_a_step_that_cannot_be_done_again_ends_the_run(tmp_path, way):
+    train = with_kills(Way(way), [Kill(worker=1, phase="bucket", step=3)])
     with pytest.raises(TrainError, match="step 4, which has to be done again"):
         run_local(train, 3, directory=tmp_path, exact=True, recovery="rollback")

@@ -1,11 +1,14 @@
 """A shadow has the State when all workers of the group die at once: no step is lost."""
 
+import functools
 import os
 import random
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,7 @@ from elastix.events import (
     Resumed,
     ResumedFromShadow,
     ShadowDiffers,
+    StateStored,
     StepCommitted,
     WorkerLost,
     WorkerStarted,
@@ -132,6 +136,77 @@ def test_one_that_differs_says_so_once_and_is_given_the_state_anew(tmp_path):
     check(result, "convnet")
 
 
+STORED = CheckpointConfig(every_steps=2, keep_last=None)
+
+
+@functools.cache
+def quiet_digests() -> dict[int, str]:
+    """By step, of the States of the undisturbed run of one process."""
+    with tempfile.TemporaryDirectory() as directory:
+        every = CheckpointConfig(every_steps=1, keep_last=None)
+        options = {"config": EXACT, "directory": Path(directory), "checkpoint": every}
+        result = run_local(exact_programs.train, 1, exact=True, **options)
+    return {e.step: e.digest for e in result.events if isinstance(e, StateStored)}
+
+
+def stored(result) -> dict[int, StateStored]:
+    """By step; all have the bytes of the quiet run."""
+    found = {event.step: event for event in result.events if isinstance(event, StateStored)}
+    assert {step: event.digest for step, event in found.items()}.items() <= quiet_digests().items()
+    return found
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A train function whose workers say at which steps they copy the State."""
+
+    train: Callable[[elastix.Context], None]
+    folder: Path
+
+    def __call__(self, ctx: elastix.Context) -> None:
+        def see(phase: str, number: int) -> None:
+            if phase == "snapshot":
+                (self.folder / f"{ctx.worker}-{number}").touch()
+
+        ctx.on_phase(see)
+        self.train(ctx)
+
+    def copied(self, worker: int) -> set[int]:
+        return {int(path.name.split("-")[1]) for path in self.folder.glob(f"{worker}-*")}
+
+
+def test_a_shadow_stores_what_is_due_and_the_group_copies_nothing(tmp_path):
+    witness = Witness(exact_programs.train, tmp_path)
+    result = run(tmp_path, witness, config={"slow": 1}, checkpoint=STORED)
+    by_shadow = witness.copied(2)
+    assert {6, 8, 10, 12, 14} <= by_shadow
+    for worker in (0, 1):
+        assert not witness.copied(worker) & by_shadow
+    assert set(stored(result)) == {2, 4, 6, 8, 10, 12, 14, 15}
+    check(result, "convnet")
+
+
+def test_what_a_shadow_does_not_live_to_store_the_group_stores(tmp_path):
+    """It dies with the State in its hands; two workers are there, and go on."""
+    kills = [Kill(worker=2, phase="snapshot", step=8)]
+    doomed = with_kills(exact_programs.train, kills)
+    result = run(tmp_path, doomed, config={"slow": 1}, checkpoint=STORED, replace=False)
+    assert lost(result.events) == {2}
+    steps = stored(result).keys()
+    assert steps & {8, 9, 10, 11}  # in time, or as soon as they hear of it
+    assert {12, 14, 15} <= steps
+    check(result, "convnet")
+
+
+def test_a_shadow_that_differs_stores_nothing(tmp_path):
+    harm = [Flip(worker=2, tensor="conv1.weight", phase="batch", step=7)]
+    doomed = with_kills(exact_programs.train, harm)
+    result = run(tmp_path, doomed, config={"slow": 1}, checkpoint=STORED)
+    assert [e.worker for e in result.events if isinstance(e, ShadowDiffers)] == [2]
+    assert {10, 12, 14, 15} <= set(stored(result))
+    check(result, "convnet")
+
+
 def test_a_group_without_slices_goes_on_too(tmp_path):
     """A replay of all that was committed agrees with what came out."""
     config = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
@@ -200,13 +275,15 @@ def strike_at_random(tmp_path, monkeypatch, seed):
     assassin = Assassin(rng.randint(4, 11), rng.uniform(0.0, 0.06))
     with monkeypatch.context() as patch:  # not the quiet run that it is compared with
         overhear(patch, assassin.see)
-        result = run(tmp_path, exact_programs.train, 3)
+        stores = {"checkpoint": STORED} if seed % 2 else {}  # which it is in the middle of, maybe
+        result = run(tmp_path, exact_programs.train, 3, **stores)
         assassin.wait()
     assert assassin.struck_at >= assassin.step
     (resumed,) = resumptions(result.events)
     assert resumed.steps_lost == 0
     assert resumed.step >= assassin.struck_at
     assert not [event for event in result.events if isinstance(event, Resumed)]
+    assert stored(result)
     check(result, "convnet")
 
 
@@ -220,3 +297,25 @@ def test_all_are_killed_at_a_random_moment(tmp_path, monkeypatch, seed):
 @pytest.mark.parametrize("seed", range(3, 23))
 def test_all_are_killed_at_twenty_random_moments(tmp_path, monkeypatch, seed):
     strike_at_random(tmp_path, monkeypatch, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_is_stored_by_whom_has_the_bytes_of_the_quiet_run(tmp_path, seed):
+    """Workers, shadows and those that come in their place are killed anywhere."""
+    draws = random.Random(seed)
+    workers, shadows = draws.randint(1, 3), draws.randint(1, 2)
+    phases = ("slice", "bucket", "round", "left", "boundary", "snapshot", "batch")
+    doomed = draws.sample(range(workers + shadows + 2), draws.randint(0, workers + shadows))
+    kills = [Kill(worker=w, phase=draws.choice(phases), step=draws.randint(4, 14)) for w in doomed]
+    result = run(
+        tmp_path,
+        with_kills(exact_programs.train, kills),
+        workers,
+        config={"slow": 1},
+        shadows=shadows,
+        recovery=draws.choice(("forward", "forward", "rollback")),
+        checkpoint=CheckpointConfig(every_steps=draws.choice((1, 2, 3, 5)), keep_last=None),
+    )
+    assert stored(result)
+    check(result, "convnet")

@@ -48,6 +48,7 @@ def cut_off(folder, ctrl_c):
     return store, acked, False  # caches are filled by now, or the order of packs was another
 
 
+@pytest.mark.timeout(900)  # a store is begun and used anew for each of some hundred lines
 @pytest.mark.parametrize(
     ("seed", "share"), [(1, 0.2), *[pytest.param(s, 1, marks=pytest.mark.slow) for s in (2, 3, 4)]]
 )

@@ -15,7 +15,7 @@ from ConfigSpace import ConfigurationSpace, Float
 
 import elastix
 from elastix.testing.chaos import Kill, with_kills
-from tests import trainables
+from tests import forked_workers, trainables
 
 
 class Heard:
@@ -101,10 +101,7 @@ def main(store):
         address="local",
         num_cpus=4,
         include_dashboard=False,
-        _system_config={
-            "preload_python_modules": ["torch._dynamo", "elastix"],
-            "worker_niceness": 0,
-        },
+        _system_config=forked_workers.SETTINGS,
     )
     strangers = [Stranger.remote() for _ in range(3)]
     pids = ray.get([stranger.pid.remote() for stranger in strangers])
@@ -141,4 +138,5 @@ def main(store):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    with forked_workers.serve():
+        main(sys.argv[1])

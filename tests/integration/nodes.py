@@ -1,20 +1,29 @@
 """A run, or a campaign, on a cluster of two nodes, one of which does not stay.
 
-python -m tests.integration.nodes drained|removed|beside|campaign STORE
+python -m tests.integration.nodes KIND STORE, of these kinds:
 
 - drained: the second node comes late, and is drained before it is taken away.
 - removed: the second node is taken away without a word in the middle of training.
+- killed: the daemon of a node is killed, and all workers there with it. Ray takes some
+  seconds to find that out. The other node has room for those who stand in. What the metrics
+  endpoint shows at the end is in STORE/metrics.
+- noticed: the cloud says of one of two nodes that it is to go.
+- submitted: no cluster is started; the run is on the one that a job belongs to, until somebody
+  makes STORE/over. The node of the driver is in STORE/here.
 - beside: a worker on the second node is killed beside another one. Ray does not hear of it: its
   daemon there is stopped, and a process that the worker has forked keeps its connections open.
+- crews: as removed, with workers of two processes; then a node comes in its stead.
 - campaign: a node is taken away in the middle of a campaign, whose trials are groups of up to two
   workers.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +42,8 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe import journal
-from tests import search_parts, trainables
+from tests import crew_runs, observed, search_parts, trainables
+from tests.fake_metadata import Aws
 
 TRIAL_STEPS = 600
 """Of a trial of the campaign, some seconds; three are an epoch."""
@@ -72,6 +82,43 @@ def remove(cluster: Cluster, path: Path, over: Path) -> None:
     over.touch()
 
 
+def kill_daemon(cluster: Cluster, path: Path, over: Path) -> None:
+    here = ray.get_runtime_context().get_node_id()
+    node = next(node for node in cluster.list_all_nodes() if node.node_id != here)
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
+    daemon = node.all_processes["raylet"][0].process
+    daemon.kill()
+    daemon.wait()  # or it would be a zombie, which its workers take for alive
+    lost = await_event(path, lambda event: isinstance(event, WorkerLost))
+    await_event(path, lambda e: isinstance(e, StepCommitted) and e.t > lost.t and e.world_size == 4)
+    seen = await_metrics(here, lambda text: "elastix_workers_lost_total" in text)
+    (over.parent / "metrics").write_text(seen)
+    over.touch()
+
+
+def give_notice(fake: Aws, _cluster: Cluster, path: Path, over: Path) -> None:
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
+    while fake.tokens < 2:  # one watcher on each node
+        time.sleep(0.1)
+    fake.only, fake.action = 2, {"action": "terminate", "time": "2030-01-01T00:00:00Z"}
+    left = await_event(path, lambda event: isinstance(event, WorkerLeft))
+    await_event(path, lambda e: isinstance(e, StepCommitted) and e.t > left.t and e.world_size == 2)
+    over.touch()
+
+
+def await_metrics(node: str, wanted: Callable[[str], bool]) -> str:
+    """What the endpoint of a node shows, as soon as `wanted` says yes to it."""
+    head = next(found for found in ray.nodes() if found["NodeID"] == node)
+    token = (Path.home() / ".ray" / "auth_token").read_text().strip()
+    while True:
+        with contextlib.suppress(OSError):  # the agent is starting
+            url = f"http://{head['NodeManagerAddress']}:{head['MetricsExportPort']}/metrics"
+            text = observed.get(url, token)
+            if wanted(text):
+                return text
+        time.sleep(0.2)
+
+
 def kill_beside(cluster: Cluster, path: Path, over: Path) -> None:
     node = cluster.worker_nodes.copy().pop()
     await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
@@ -85,6 +132,16 @@ def kill_beside(cluster: Cluster, path: Path, over: Path) -> None:
         assert all(found["Alive"] for found in ray.nodes()), "Ray gave up the whole node"
     finally:
         os.kill(daemon, signal.SIGCONT)
+    over.touch()
+
+
+def remove_and_come(cluster: Cluster, path: Path, over: Path) -> None:
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
+    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    lost = await_event(path, lambda event: isinstance(event, WorkerLost))
+    await_event(path, lambda e: isinstance(e, StepCommitted) and e.t > lost.t and e.world_size == 1)
+    cluster.add_node(num_cpus=1)
+    await_event(path, lambda event: isinstance(event, WorkerJoined))
     over.touch()
 
 
@@ -106,11 +163,25 @@ def trains_on(node: str, run: Path) -> bool:
     return here and 0 < steps < TRIAL_STEPS // 2
 
 
-def train(store: str, forks: bool = False) -> None:
+def train(
+    store: str, forks: bool = False, workers: int = 3, cpus: float = 1.0, notices: str | None = None
+) -> None:
+    cloud = "aws" if notices else None
     elastix.ElasticTrainer(
         until_over,
         config={"over": str(Path(store) / "over"), "forks": forks},
-        scaling=elastix.ScalingConfig(num_workers=(1, 3)),
+        scaling=elastix.ScalingConfig(num_workers=(1, workers), cpus_per_worker=cpus),
+        run=elastix.RunConfig(name="nodes", store=store),
+        failure=elastix.FailureConfig(notices=cloud, notices_address=notices),
+    ).fit()
+
+
+def train_crews(store: str) -> None:
+    config = crew_runs.configure(Path(store), samples=60, epochs=10_000)
+    elastix.ElasticTrainer(
+        crew_runs.train,
+        config={**config, "over": str(Path(store) / "over")},
+        scaling=elastix.ScalingConfig(num_workers=(1, 2), crew={"shard": 2}),
         run=elastix.RunConfig(name="nodes", store=store),
     ).fit()
 
@@ -130,20 +201,32 @@ def search(store: str) -> None:
 KINDS = {
     "drained": (0, train, come_and_drain),
     "removed": (1, train, remove),
+    "killed": (1, partial(train, workers=4, cpus=0.5), kill_daemon),
     "beside": (1, partial(train, forks=True), kill_beside),
+    "crews": (1, train_crews, remove_and_come),
     "campaign": (1, search, remove_from_campaign),
 }
 """How many nodes there are besides the first; what runs; what happens to them."""
 
-CPUS = {"beside": 2}
-"""Of the nodes besides the first, if it is more than one."""
+CPUS = {"beside": (1, 2), "killed": (2, 2), "noticed": (2, 2)}
+"""Of the first node and of each other, if it is more than one."""
 
 
 def main(kind: str, store: str) -> None:
-    others, work, happens = KINDS[kind]
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    if kind == "submitted":
+        ray.init(log_to_driver=False)
+        (Path(store) / "here").write_text(ray.get_runtime_context().get_node_id())
+        train(store, workers=4, cpus=0.5)
+        return
+    others, work, happens = KINDS["killed" if kind == "noticed" else kind]
+    if kind == "noticed":
+        fake = Aws().__enter__()  # as long as this process
+        work = partial(work, notices=fake.address)
+        happens = partial(give_notice, fake)
+    first, other = CPUS.get(kind, (1, 1))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": first})
     for _ in range(others):
-        cluster.add_node(num_cpus=CPUS.get(kind, 1))
+        cluster.add_node(num_cpus=other)
     ray.init(address=cluster.address, log_to_driver=False)
     path = Path(store) / "runs" / "nodes" / "journal.jsonl"
     run = threading.Thread(target=work, args=(store,), daemon=True)

@@ -3,6 +3,11 @@
 On processes without Ray; that the same comes out of `fit` is shown in test_trainer.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -94,3 +99,20 @@ def test_an_optimizer_that_no_joiner_would_have_takes_no_step(tmp_path):
 
 def test_an_optimizer_may_be_tracked_by_itself_or_with_its_keeper_or_train_something_else(tmp_path):
     assert len(run_local(kept_optimizers, 2, directory=tmp_path).outcomes) == 2
+
+
+def test_a_script_that_runs_when_it_is_imported_is_told_what_to_do(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from elastix.testing.local import run_local\n"
+        "from tests import trainables\n"
+        "run_local(trainables.train, 2)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    ended = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 1
+    assert "ConfigError: run_local was called while" in ended.stderr
+    assert "KeyError" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("elastix.errors.QuorumLost: every worker was")

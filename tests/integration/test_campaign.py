@@ -26,10 +26,12 @@ from elastix.errors import (
 )
 from elastix.events import CampaignEnded, CampaignStarted, StoreMeasured, TrialEnded
 from elastix.observe import journal
+from elastix.search.executors import recipe
 from elastix.search.executors.serial import Local
 from elastix.search.rungs import Asha
 from elastix.search.trial import TrialState
 from elastix.search.trial_database import TrialDatabase
+from elastix.testing.executor_contract import orders
 from tests import search_parts
 from tests.notes import Notes
 from tests.search_parts import SPACE, Drawing
@@ -54,6 +56,47 @@ def learning(tmp_path, **options):
     parents = elastix.InheritConfig(provider="parent")
     given = {"metric": "accuracy", "inherit": parents, **options}
     return campaign(tmp_path, search_parts.learns, **given)
+
+
+def test_all_trials_have_their_samples_in_one_order(tmp_path):
+    run = elastix.RunConfig(name="test", store=str(tmp_path), seed=3)
+    results = campaign(tmp_path, orders, trials=3, run=run).run()
+    told = [trial.metrics for trial in results.trials]
+    assert len({metrics["order"] for metrics in told}) == 1
+    assert len({metrics["weights"] for metrics in told}) == 3
+
+
+def test_known_good_configurations_come_first_and_are_resumed_by_command(tmp_path):
+    made = campaign(tmp_path, trials=2)
+    made.enqueue({"x": 1, "depth": 2.0}, {"depth": 1, "x": 0.5})
+    made.enqueue({"x": 0.25, "depth": 3})
+    first = made.run()
+    assert [trial.config for trial in first.trials] == [
+        {"x": 1.0, "depth": 2},
+        {"x": 0.5, "depth": 1},
+    ]
+    assert type(first.trials[0].config["depth"]) is int
+    again = recipe.read(tmp_path / "runs" / "test")
+    more = again.again(budget=elastix.Budget(trials=4), store=str(tmp_path), quiet=True)
+    more._executor = Local()
+    assert more.run().trials[2].config == {"x": 0.25, "depth": 3}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"x": 0.5}, "depth"),
+        ({"x": 0.5, "depth": 9}, "depth"),
+        ({"x": 0.5, "depth": 1, "y": 2}, "y"),
+        ([0.5, 1], "mapping"),
+        ("x", "mapping"),
+    ],
+)
+def test_what_is_not_of_the_space_is_not_enqueued(tmp_path, wrong, said):
+    made = campaign(tmp_path, trials=1)
+    with pytest.raises(ConfigError, match=f"(?s){said}.*Nothing was enqueued"):
+        made.enqueue({"x": 0.25, "depth": 3}, wrong)
+    assert made.run().trials[0].config != {"x": 0.25, "depth": 3}
 
 
 def test_the_journal_tells_how_large_the_store_has_become(tmp_path):
@@ -436,6 +479,7 @@ def test_failed_trials_are_shown_with_their_first_traceback(tmp_path):
 SCRIPT = """
 import sys
 import elastix
+from elastix.search.executors import recipe
 from elastix.search.executors.serial import Local
 from tests.search_parts import SPACE, Drawing
 

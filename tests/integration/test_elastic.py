@@ -24,6 +24,8 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe import journal
+from elastix.observe.progress import Progress
+from elastix.report import report_page
 from elastix.search.trial import TrialState
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.replay import compare
@@ -109,6 +111,51 @@ def on_nodes(kind, store):
     command = [sys.executable, "-m", "tests.integration.nodes", kind, str(store)]
     subprocess.run(command, check=True, cwd=ROOT, timeout=580)
     return list(journal.read(store / "runs" / "nodes" / "journal.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
+def test_workers_leave_a_node_of_which_the_cloud_says_that_it_is_to_go(tmp_path):
+    """All of that node, at a boundary, and nobody else; nobody is started there again."""
+    events = on_nodes("noticed", tmp_path)
+    assert audit(events).exact
+    assert not of(WorkerLost, events)
+    left = of(WorkerLeft, events)
+    nodes = {event.worker: event.node for event in of(WorkerStarted, events)}
+    assert [event.cause for event in left] == ["draining"] * 2
+    (gone,) = {nodes[event.worker] for event in left}
+    assert sorted(worker for worker, node in nodes.items() if node == gone) == sorted(
+        event.worker for event in left
+    )
+    sizes = [event.world_size for event in of(StepCommitted, events)]
+    assert (max(sizes), sizes[-1]) == (4, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
+def test_two_workers_of_a_node_that_dies_are_two_losses(tmp_path):
+    """Nobody is placed on it while Ray does not know, and the group is at full strength again."""
+    events = on_nodes("killed", tmp_path)
+    assert audit(events).exact
+    gone = of(WorkerLost, events)
+    nodes = {event.worker: event.node for event in of(WorkerStarted, events)}
+    assert len(gone) == len({loss.worker for loss in gone}) == 2
+    assert len({nodes[loss.worker] for loss in gone}) == 1
+    assert nodes[gone[0].worker] not in {nodes[w] for w in nodes if w > 3}
+    sizes = [event.world_size for event in of(StepCommitted, events)]
+    assert sizes[0] == sizes[-1] == 4
+    series = [
+        float(line.split()[-1])
+        for line in (tmp_path / "metrics").read_text().splitlines()
+        if line.startswith("ray_elastix_workers_lost_total{")
+    ]
+    assert sum(series) == 2
+    progress = Progress()
+    for event in events:
+        progress.add(event)
+    assert len(progress.losses) == 2
+    tiles = {tile.name: tile.value for tile in report_page("nodes", tmp_path).tiles}
+    assert tiles["workers lost"] == "2"
 
 
 @pytest.mark.slow

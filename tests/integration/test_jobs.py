@@ -1,5 +1,6 @@
 """jobs/search.py and jobs/train.py through `ray job submit` on a local cluster of its own."""
 
+import contextlib
 import json
 import os
 import re
@@ -11,9 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import elastix
+from elastix.data.audit import audit
+from elastix.events import StepCommitted, WorkerLost, WorkerStarted
+from elastix.observe import journal
+from tests.integration import nodes
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -60,8 +66,29 @@ class Head:
             found = re.search(r"--address='?http://([\d.]+:\d+)|http://([\d.]+:\d+)", line)
             if found:
                 self.address = f"http://{found[1] or found[2]}"
+                self.cluster = re.search(r"--address='([\d.]+:\d+)'", "".join(said))[1]
                 return
         raise RuntimeError("".join(said))
+
+    def node(self, cpus):
+        """A further node, on this host; its process and that of its daemon."""
+        command = [
+            BIN / "ray",
+            "start",
+            f"--address={self.cluster}",
+            f"--num-cpus={cpus}",
+            "--block",
+        ]
+        node = subprocess.Popen(
+            command, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        )
+        while True:
+            assert node.poll() is None
+            for child in psutil.Process(node.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if child.name() == "raylet":
+                        return node, child
+            time.sleep(0.1)
 
     def cli(self, *arguments, check=True):
         verb, *rest = arguments
@@ -145,6 +172,33 @@ def test_training_is_submitted(head, tmp_path):
     logs = head.cli("logs", "train")
     assert "samples exact" in logs
     assert "accuracy" in logs
+
+
+def test_a_node_dies_under_a_job(head, tmp_path):
+    """Its workers are lost, nobody else is, and the group is at full strength again."""
+    node, daemon = head.node(cpus=4)
+    try:
+        head.submit("nodes", "-m", "tests.integration.nodes", "submitted", str(tmp_path))
+        path = tmp_path / "runs" / "nodes" / "journal.jsonl"
+        nodes.await_event(path, lambda e: isinstance(e, StepCommitted) and e.world_size == 4)
+        before = [event for event in journal.read(path) if isinstance(event, WorkerStarted)]
+        here = (tmp_path / "here").read_text()
+        there = {event.worker for event in before if event.node != here}
+        daemon.kill()
+        lost = nodes.await_event(path, lambda event: isinstance(event, WorkerLost))
+        nodes.await_event(
+            path, lambda e: isinstance(e, StepCommitted) and e.t > lost.t and e.world_size == 4
+        )
+        (tmp_path / "over").touch()
+        head.wait("nodes", "succeeded")
+    finally:
+        node.terminate()
+        node.wait()
+    events = list(journal.read(path))
+    assert there
+    assert sorted(e.worker for e in events if isinstance(e, WorkerLost)) == sorted(there)
+    assert audit(events).exact
+    assert f"workers lost {len(there)}" in head.cli("logs", "nodes")
 
 
 @pytest.mark.slow

@@ -175,7 +175,7 @@ def test_room_that_an_earlier_attempt_left_reserved_is_given_back(cluster, tmp_p
     """Ray keeps it if the process died with its node while the room was being placed."""
     run = takeover.run_id(str(tmp_path), "test")
     most = elastix.ScalingConfig(num_workers=8)
-    left, _ = _reserve(run, most, 8, 60.0, "detached")
+    (left,), _ = _reserve(run, most, 8, 60.0, "detached")
     failure = elastix.FailureConfig(start_timeout_s=30)
     assert trainer(tmp_path, failure=failure).fit().audit.exact
     assert placement_group_table(left)["state"] == "REMOVED"

@@ -11,6 +11,7 @@ from ray import tune
 import elastix
 import elastix.tune
 from elastix.errors import ConfigError
+from elastix.flat import nest
 from tests.search_parts import SPACE, Drawing, Net
 
 PARAM_SPACE = {
@@ -30,7 +31,7 @@ def test_tunes_spaces_are_translated_with_their_bounds():
     assert {config["inner/drop"] for config in drawn} == {0.0, 0.25, 0.5}
     logs = [math.log10(config["inner/lr"]) for config in drawn]
     assert -4 <= min(logs) < -3.5 < -1.5 < max(logs) <= -1
-    assert elastix.tune.nest({"a": 1, "b/c": 2, "b/d/e": 3}) == {
+    assert nest({"a": 1, "b/c": 2, "b/d/e": 3}, "/") == {
         "a": 1,
         "b": {"c": 2, "d": {"e": 3}},
     }

@@ -1,0 +1,80 @@
+"""The controller of a run whose workers are crews is killed, for real. On a real Ray.
+
+Laws: those of crews (tests.crew_runs), nothing rolled back that need not be, nobody left behind.
+"""
+
+import os
+import signal
+
+import pytest
+import ray
+
+import elastix
+from elastix.events import GenerationFormed, Resumed, WorkerLost, WorkerStarted
+from elastix.train.on_ray import takeover
+from tests import crew_runs
+from tests.chaos.test_controller import (
+    controller_pid,
+    events_of,
+    in_background,
+    nobody_left,
+    run_of,
+    steps_taken,
+    until,
+)
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def started(tmp_path):
+    """A run in the background, in its middle; what it was told, and how it ends."""
+    config = crew_runs.configure(tmp_path, samples=60, epochs=6, step_s=0.1)
+    trainer = elastix.ElasticTrainer(
+        crew_runs.train,
+        config=config,
+        scaling=elastix.ScalingConfig(num_workers=2, crew={"shard": 2}),
+        run=elastix.RunConfig(name="chaos", store=str(tmp_path)),
+        quiet=True,
+    )
+    thread, box = in_background(trainer.fit)
+    until(lambda: steps_taken(tmp_path) >= 4)
+    return config, thread, box
+
+
+def assert_through(tmp_path, config, thread, box):
+    thread.join(300)
+    assert "error" not in box, repr(box.get("error"))
+    crew_runs.assert_laws(config, list(box["result"].events), {"shard": 2})
+    assert events_of(tmp_path, Resumed) == []
+    nobody_left(tmp_path)
+
+
+def test_a_killed_controller_comes_back_and_crews_go_on(cluster, tmp_path):
+    config, thread, box = started(tmp_path)
+    os.kill(controller_pid(tmp_path), signal.SIGKILL)
+    assert_through(tmp_path, config, thread, box)
+    assert events_of(tmp_path, WorkerLost) == []
+    causes = [event.cause for event in events_of(tmp_path, GenerationFormed)]
+    assert causes == ["start", "new controller"]
+    assert len(events_of(tmp_path, WorkerStarted)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1])
+def test_controller_and_a_process_of_a_crew_are_killed_together(cluster, tmp_path, place):
+    config, thread, box = started(tmp_path)
+    (one,) = [event for event in events_of(tmp_path, WorkerStarted) if event.worker == 1]
+    controller = controller_pid(tmp_path)
+    os.kill(controller, signal.SIGKILL)
+    os.kill([one.pid, one.mates[0][1]][place], signal.SIGKILL)
+    assert_through(tmp_path, config, thread, box)
+    assert [event.worker for event in events_of(tmp_path, WorkerLost)] == [1]
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_ended_for_good_leaves_no_process_of_a_crew(cluster, tmp_path):
+    _, thread, box = started(tmp_path)
+    ray.kill(takeover.find_controller(run_of(tmp_path)), no_restart=True)
+    thread.join(100)
+    assert isinstance(box["error"], elastix.ControllerLost)
+    nobody_left(tmp_path)

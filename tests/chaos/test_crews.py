@@ -1,0 +1,294 @@
+"""Laws of workers that are crews: replay, equal rails, kills by place. Real processes on gloo."""
+
+import contextlib
+import signal
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elastix.config import CheckpointConfig
+from elastix.errors import ConfigError, ReplicasDiffer, TrainError
+from elastix.events import StateStored
+from elastix.observe import journal
+from elastix.store import Store
+from elastix.testing.local import run_local
+from tests.crew_runs import PlaceKill, build, checked, data, parallelize, train
+
+pytestmark = pytest.mark.timeout(240)
+
+WITHIN_S = 1.0
+"""Mates of a lost process are out so soon, as the design promises; more on a starved machine."""
+
+
+def kill(worker, place, phase, **fixed):
+    return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
+
+
+def test_shards_that_are_uneven_and_a_kill_in_backward(tmp_path):
+    """Parts of the samples are uneven too, and some are empty at the epoch's end."""
+    kills = [kill(1, 1, "in backward")]
+    found = checked(tmp_path, 2, {"shard": 3}, kills, samples=61, batch_size=13, mean=True)
+    assert found.outcomes == ["reduced again"]
+    assert len(found.run.freed) == 2
+
+
+def test_tensors_split_and_sharded_agree_with_one_process(tmp_path):
+    checked(tmp_path, 2, {"shard": 2, "tensor": 2}, samples=36)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crew", [{"shard": 2}, {"shard": 3}, {"tensor": 2}, {"shard": 1}], ids=str)
+@pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
+def test_a_crew_agrees_with_one_process(tmp_path, crew, shared):
+    checked(tmp_path, 2, crew, samples=101, batch_size=17, epochs=2, shared=shared, mean=True)
+
+
+MESHES = {
+    "one process": {},
+    "shard 2": {"shard": 2},
+    "shard 3": {"shard": 3},
+    "shard 1": {"shard": 1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize("first", MESHES.values(), ids=MESHES)
+def test_a_run_goes_on_with_another_mesh(tmp_path, first, second):
+    """From the State that the run has stored: whole, whatever mesh it was trained on."""
+    run = checked(tmp_path / "first", 2, first, samples=37).run
+    more = {"epochs": 2, "before": run.events, "directory": run.directory}
+    checked(tmp_path / "second", 2, second, samples=37, **more)
+
+
+def stored_of(found):
+    return [event for event in found.run.events if isinstance(event, StateStored)]
+
+
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_each_place_stores_its_parts_and_one_is_killed_at_that(tmp_path, place):
+    """The other worker's process at that place stores them; what a run leaves is whole."""
+    often = CheckpointConfig(every_steps=2, keep_last=None)
+    one = kill(1, place, "snapshot", step=2)
+    found = checked(tmp_path, 2, {"shard": 2}, [one], samples=48, checkpoint=often)
+    steps = [event.step for event in stored_of(found)]
+    assert steps[:2] == [2, 4]
+    assert steps[-1] == found.steps
+    with Store(found.run.directory / "store") as store:
+        parts = store.manifest("local/step-0000000002").tensors
+        final = store.get("local/final")
+        assert store.manifest("local/final").ref == stored_of(found)[-1].ref
+        assert not store.verify()
+    names = [name for name in parts if name.startswith("blocks.0.up.weight")]
+    assert sorted(names) == ["blocks.0.up.weight[0:18,0:18]", "blocks.0.up.weight[18:36,0:18]"]
+    full = torch.load(tmp_path / "log" / "final-0.pt")
+    assert all(torch.equal(final.tensors[name], full[name]) for name in full)
+    assert not final.parts
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_the_parts_of_another_mesh(tmp_path):
+    """It ended in the middle, so what it goes on from is in parts."""
+    often = CheckpointConfig(every_steps=2)
+    options = {"samples": 37, "checkpoint": often, "directory": tmp_path / "run"}
+    with pytest.raises(TrainError, match="a bug in the middle"):
+        checked(tmp_path / "first", 2, {"shard": 3}, function=ends_after_step_3, **options)
+    events = list(journal.read(tmp_path / "run" / "journal.jsonl"))
+    assert [e.step for e in events if isinstance(e, StateStored)] == [2]
+    more = {"epochs": 2, "before": events, "directory": tmp_path / "run"}
+    checked(tmp_path / "second", 2, {"shard": 2}, samples=37, **more)
+
+
+def ends_after_step_3(ctx):
+    def look(phase, detail):
+        if phase == "boundary" and ctx.step == 3:
+            raise RuntimeError("a bug in the middle")
+
+    ctx.on_phase(look)
+    train(ctx)
+
+
+PLACES = {
+    "forward all-gather": ("in forward", {}),
+    "backward reduce-scatter": ("in backward", {}),
+    "first bucket": ("bucket", {"detail": 0}),
+    "later bucket": ("bucket", {"detail": 2}),
+    "end of backward": ("filled", {}),
+    "clipping": ("clip", {}),
+    "between steps": ("boundary", {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(("phase", "fixed"), PLACES.values(), ids=PLACES)
+def test_killed_at_any_place(tmp_path, phase, fixed, place):
+    found = checked(tmp_path, 3, {"shard": 2}, [kill(1, place, phase, **fixed)], epochs=2)
+    assert len(found.run.freed) == 1
+    assert found.freed_s < WITHIN_S
+
+
+ONE_SIDED = {
+    "a follower that holds all": kill(1, 1, "held", detail=1),
+    "a speaker that waits for its crew": kill(1, 0, "crew", detail=1),
+    "a speaker in the round": kill(1, 0, "round", detail=1),
+    "a speaker out of the round": kill(1, 0, "left", detail=1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", ONE_SIDED.values(), ids=ONE_SIDED)
+def test_killed_in_the_protocol(tmp_path, one):
+    found = checked(tmp_path, 3, {"shard": 2}, [one], epochs=2)
+    assert found.freed_s < WITHIN_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param([kill(1, 0, "bucket"), kill(2, 1, "in backward")], id="at different places"),
+        pytest.param(
+            [kill(1, 1, "bucket", detail=1), kill(2, 0, "meet", detail=2)], id="in the recovery"
+        ),
+        pytest.param(
+            [kill(1, 1, "bucket", detail=1), kill(2, 1, "enter", detail=2)],
+            id="a follower in the recovery",
+        ),
+        pytest.param(
+            [kill(0, 0, "bucket"), kill(1, 1, "in forward", step=3), kill(2, 0, "clip", step=4)],
+            id="all but one",
+        ),
+    ],
+)
+def test_several_are_killed(tmp_path, kills):
+    checked(tmp_path, 4, {"shard": 2}, kills, epochs=2)
+
+
+@pytest.mark.slow
+def test_an_indirect_mate_is_freed_too(tmp_path):
+    found = checked(tmp_path, 2, {"shard": 4}, [kill(1, 2, "in forward")], epochs=3)
+    assert len(found.run.freed) == 3
+    assert found.freed_s < WITHIN_S
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_ended_and_its_mates_are_freed(tmp_path):
+    stopped = kill(1, 1, "in forward", signal=signal.SIGSTOP)
+    found = checked(tmp_path, 3, {"shard": 2}, [stopped], epochs=2, hang_timeout_s=4.0)
+    assert [(worker, place) for worker, place, _ in found.run.freed] == [(1, 0)]
+
+
+# ---------------------------------------------------------------------------- lives
+
+
+@pytest.mark.slow
+def test_a_mate_and_a_fresh_process_are_a_new_worker(tmp_path):
+    options = {"replace": True, "epochs": 6, "step_s": 0.1}
+    found = checked(tmp_path, 3, {"shard": 2}, [kill(1, 1, "bucket", detail=0)], **options)
+    assert set(found.run.outcomes) >= {0, 2, 3}
+    assert [(worker, place) for worker, place, _ in found.run.freed] == [(1, 0)]
+
+
+@pytest.mark.slow
+def test_the_halves_of_two_broken_workers_are_a_new_one(tmp_path):
+    kills = [kill(1, 1, "bucket", detail=0), kill(2, 0, "in forward")]
+    options = {"replace": True, "epochs": 6, "step_s": 0.1}
+    found = checked(tmp_path, 3, {"shard": 2}, kills, **options)
+    assert {(worker, place) for worker, place, _ in found.run.freed} == {(1, 0), (2, 1)}
+    assert set(found.run.outcomes) >= {0, 3}
+
+
+@pytest.mark.parametrize("phase", ["meet", pytest.param("enter", marks=pytest.mark.slow)])
+def test_a_joiner_left_out_as_another_dies_comes_in_with_the_next_generation(tmp_path, phase):
+    """It is a newcomer of generation 3, of which generation 4 keeps those who have the State."""
+    kills = [kill(1, 1, "bucket", detail=0), kill(2, 0, phase, detail=3)]
+    found = checked(tmp_path, 3, {"shard": 2}, kills, replace=True, epochs=6, step_s=0.1)
+    assert 3 in found.run.outcomes
+    assert {worker for worker, _, _ in found.run.freed} == {1, 2}
+
+
+# ---------------------------------------------------------------------------- refused
+
+
+class Meter:
+    """Fed with what one process sees."""
+
+    def __init__(self):
+        self.sum = torch.zeros(())
+
+    def state_dict(self):
+        return {"sum": self.sum}
+
+    def load_state_dict(self, state):
+        self.sum = state["sum"]
+
+
+def metered(ctx):
+    model = build()
+    parallelize(model, ctx.mesh)
+    model = ctx.prepare(model)
+    meter = Meter()
+    ctx.track(meter=meter)
+    for epoch in ctx.loader(data(24), batch_size=12).epochs(1):
+        for x, y in epoch:
+            meter.sum += (ctx.place + 1) * ctx.step
+            F.cross_entropy(model(x), y).backward()
+
+
+def test_places_that_differ_in_what_each_has_whole_end_the_run(tmp_path):
+    """Of which the store would have kept one, and resumed all places with it."""
+    with pytest.raises(ReplicasDiffer, match=r"different values of what each .* @meter/sum"):
+        run_local(metered, 1, crew={"shard": 2}, directory=tmp_path)
+
+
+def of_two_loaders(ctx):
+    """5 samples of one worker are 3 and 2 of its places, and 6 are 3 and 3."""
+    model = build()
+    parallelize(model, ctx.mesh)
+    model = ctx.prepare(model)
+    one, other = ctx.loader(data(60), batch_size=12), ctx.loader(data(50), batch_size=10)
+    for first, second in zip(one.epochs(1), other.epochs(1), strict=True):
+        for (x, y), (u, v) in zip(first, second, strict=True):
+            (F.cross_entropy(model(x), y) + F.cross_entropy(model(u), v)).backward()
+
+
+def without_reducing(ctx):
+    """The first batch has 12 samples, and the second 10."""
+    model = build()
+    parallelize(model, ctx.mesh)
+    model = ctx.prepare(model)
+    for epoch in ctx.loader(data(22), batch_size=12).epochs(1):
+        batches = iter(epoch)
+        x, y = next(batches)
+        model.set_requires_gradient_sync(False)
+        with ctx.accumulate():
+            F.cross_entropy(model(x), y).backward()
+        model.set_requires_gradient_sync(True)
+        for x, y in batches:
+            F.cross_entropy(model(x), y).backward()
+
+
+@pytest.mark.parametrize("function", [of_two_loaders, without_reducing])
+def test_gradients_that_are_weighed_together_and_shared_otherwise_are_refused(tmp_path, function):
+    with pytest.raises(ConfigError, match="split in different ratios"):
+        run_local(function, 2, crew={"shard": 2}, directory=tmp_path)
+
+
+def stubborn(ctx):
+    """Keeps on in user code when its worker is broken: it swallows whatever is raised there."""
+    if (ctx.worker, ctx.place) == (1, 0):
+        with contextlib.suppress(RuntimeError):
+            train(ctx)
+        threading.Event().wait()
+    train(ctx)
+
+
+@pytest.mark.slow
+def test_user_code_that_swallows_the_error_is_ended_and_nobody_waits(tmp_path):
+    one = kill(1, 1, "in forward")
+    found = checked(tmp_path, 2, {"shard": 2}, [one], function=stubborn, epochs=4, step_s=0.2)
+    assert found.run.freed == []
+    assert found.run.outcomes.keys() == {0}

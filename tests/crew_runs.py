@@ -1,0 +1,310 @@
+"""A train function for crews, the same for one process and for any mesh; and what must hold after.
+
+`checked` runs it in float64 and holds against the laws of crews: as one process over the committed
+samples has it, equal along each rail after every step, every sample exactly once.
+"""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from blake3 import blake3
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils.data import TensorDataset
+
+from elastix.comm.gradients import buckets
+from elastix.data.audit import audit
+from elastix.data.cursor import indices
+from elastix.events import Recovered, Resumed, StepCommitted
+from elastix.sharding import local
+from elastix.state import raw_bytes
+from elastix.testing.local import LocalRun, run_local
+
+WIDTH, CLASSES = 18, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceKill:
+    """The end of one process of a crew, as chaos.Kill has that of a worker."""
+
+    worker: int
+    place: int
+    phase: str
+    step: int = 2
+    detail: int | None = None
+    after: int = 0
+    signal: int = signal.SIGKILL
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def data(samples: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.rand(samples, 16, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, (x.sum(1) * 3).long() % CLASSES)
+
+
+def build() -> Net:
+    torch.manual_seed(1)
+    return Net().double()
+
+
+def parallelize(model, mesh) -> None:
+    names = mesh.mesh_dim_names
+    if "tensor" in names:
+        for block in model.blocks:
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(block, mesh["tensor"], plan)
+    if "shard" in names:
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["shard"])
+        fully_shard(model, mesh=mesh["shard"])
+
+
+def held(model, optimizer) -> str:
+    """Digest of what this place holds of the model and of the optimizer."""
+    digest = blake3()
+    for parameter in model.parameters():
+        for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
+            digest.update(raw_bytes(local(tensor.detach())).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def train(ctx) -> None:
+    config = ctx.config
+    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 4 << 10
+    model = build()
+    if ctx.mesh is not None:
+        parallelize(model, ctx.mesh)
+    kills = [PlaceKill(**kill) for kill in config["kills"]]
+    mine = [k for k in kills if (k.worker, k.place) == (ctx.worker, ctx.place)]
+    log = Path(config["log"])
+    passed = [0] * len(mine)
+
+    def look(phase: str, detail: int = 0) -> None:
+        for index, kill in enumerate(mine):
+            if kill.phase == phase and ctx.step >= kill.step and kill.detail in (None, detail):
+                passed[index] += 1
+                if passed[index] == kill.after + 1:
+                    os.kill(os.getpid(), kill.signal)
+
+    ctx.on_phase(look)
+    if mine:
+        model.blocks[1].norm.register_forward_pre_hook(lambda *_: look("in forward"))
+        model.blocks[1].norm.register_full_backward_hook(lambda *_: look("in backward"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    model, optimizer = ctx.prepare(model, optimizer)
+    tensor = ctx.mesh is not None and "tensor" in ctx.mesh.mesh_dim_names
+    loader = ctx.loader(data(config["samples"]), batch_size=config["batch_size"])
+    with (log / f"{ctx.worker}-{ctx.place}.jsonl").open("a") as file:
+        for epoch in until_over(ctx, loader.epochs(config["epochs"])):
+            for x, y in epoch:
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                look("clip")
+                if not tensor:  # over one mesh alone
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                file.write(json.dumps([ctx.step, held(model, optimizer)]) + "\n")
+                file.flush()
+                pace(config)
+        if config["mean"]:
+            ctx.report(**ctx.mean(loss=loss))
+    full = {
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        for name, p in model.named_parameters()
+    }
+    if ctx.place == 0:
+        torch.save(full, log / f"final-{ctx.worker}.pt")
+
+
+def until_over(ctx, epochs):
+    """Epochs until somebody has seen the file that ends the run: all hear of it alike."""
+    path = ctx.config.get("over")
+    for epoch in epochs:
+        yield epoch
+        if path is not None and ctx.mean(over=Path(path).exists())["over"] > 0:
+            return
+
+
+def pace(config: Mapping[str, Any]) -> None:
+    """Steps take a while, so that there are some left when a new worker is there."""
+    if config["step_s"]:
+        threading.Event().wait(config["step_s"])
+
+
+def replayed(config: Mapping[str, Any], events: Sequence[Any], tensor: bool) -> dict[str, Any]:
+    """One process, with the samples that were committed."""
+    dataset, model = data(config["samples"]), build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for event in standing(events):
+        spans = [s for batch in event.batches for share in batch.shares.values() for s in share]
+        chosen = torch.from_numpy(indices(spans, 0, config["samples"], True))
+        if not len(chosen):
+            continue
+        x, y = (t[chosen] for t in dataset.tensors)
+        F.cross_entropy(model(x), y).backward()
+        if not tensor:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def standing(events: Sequence[Any]) -> list[StepCommitted]:
+    """The steps that were not given up when a run went on from a stored State."""
+    found: list[StepCommitted] = []
+    for event in events:
+        if isinstance(event, Resumed):
+            found = [step for step in found if step.step <= event.step]
+        if isinstance(event, StepCommitted):
+            found.append(event)
+    return found
+
+
+@dataclass
+class Checked:
+    """What a run came to.
+
+    Attributes:
+        apart: the largest relative difference from one process.
+        freed_s: the longest that a mate of a lost process took to come out.
+    """
+
+    run: LocalRun
+    steps: int
+    apart: float
+    outcomes: list[str]
+    freed_s: float
+
+
+def checked(
+    tmp_path: Path,
+    workers: int,
+    crew: Mapping[str, int],
+    kills: Sequence[PlaceKill] = (),
+    *,
+    samples: int = 60,
+    batch_size: int = 12,
+    epochs: int = 1,
+    step_s: float = 0.0,
+    mean: bool = False,
+    tolerance: float = 1e-9,
+    before: Sequence[Any] = (),
+    function: Callable[[Any], None] = train,
+    **options: Any,
+) -> Checked:
+    """Run, and assert the laws; `before` are the events of the run that this one continues."""
+    config = configure(
+        tmp_path,
+        kills,
+        samples=samples,
+        batch_size=batch_size,
+        epochs=epochs,
+        step_s=step_s,
+        mean=mean,
+    )
+    options.setdefault("directory", tmp_path / "run")
+    run = run_local(function, workers, config=config, crew=crew, **options)
+    apart = assert_laws(config, [*before, *run.events], crew, tolerance)
+    steps = sum(isinstance(event, StepCommitted) for event in run.events)
+    lost = {(worker, place) for worker, place, _ in run.lost_places}
+    dead = [kill for kill in kills if kill.signal == signal.SIGKILL]
+    assert lost >= {(kill.worker, kill.place) for kill in dead}, lost
+    assert set(run.lost) >= {kill.worker for kill in kills}
+    first = run.lost | {worker: at for worker, _, at in reversed(run.lost_places)}
+    freed_s = max((at - first[worker] for worker, _, at in run.freed), default=0.0)
+    outcomes = [event.outcome for event in run.events if isinstance(event, Recovered)]
+    return Checked(run, steps, apart, outcomes, freed_s)
+
+
+def configure(
+    tmp_path: Path,
+    kills: Sequence[PlaceKill] = (),
+    *,
+    samples: int = 60,
+    batch_size: int = 12,
+    epochs: int = 1,
+    step_s: float = 0.0,
+    mean: bool = False,
+) -> dict[str, Any]:
+    """What `train` is told; it writes to a folder in `tmp_path`."""
+    log = tmp_path / "log"
+    log.mkdir(parents=True)
+    return {
+        "kills": [asdict(kill) for kill in kills],
+        "log": str(log),
+        "samples": samples,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "step_s": step_s,
+        "mean": mean,
+    }
+
+
+def assert_laws(
+    config: Mapping[str, Any],
+    events: Sequence[Any],
+    crew: Mapping[str, int],
+    tolerance: float = 1e-9,
+) -> float:
+    """Of what a run has left; the largest relative difference from one process."""
+    log = Path(config["log"])
+    account = audit(events)
+    assert account.exact, account
+    places: dict[int, dict[int, dict[int, str]]] = {}
+    for path in log.glob("*.jsonl"):
+        worker, place = map(int, path.stem.split("-"))
+        told = dict(map(json.loads, path.read_text().splitlines()))
+        places.setdefault(place, {})[worker] = told
+    for place, rail in places.items():
+        for step in {step for told in rail.values() for step in told}:
+            digests = {told[step] for told in rail.values() if step in told}
+            assert len(digests) == 1, f"place {place}: workers differ after step {step}"
+    finals = {path.stem: torch.load(path) for path in log.glob("final-*.pt")}
+    assert finals
+    want = replayed(config, events, "tensor" in crew)
+    apart = max(
+        float((full[name] - want[name]).abs().max() / want[name].abs().max())
+        for full in finals.values()
+        for name in want
+    )
+    assert apart < tolerance
+    return apart

@@ -1,0 +1,124 @@
+"""Workers that are several processes, on a real Ray: each kind of process is killed.
+
+Processes outlive their workers, and never change their place, so who was who is told by their ids.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elastix
+from elastix.events import (
+    GenerationFormed,
+    Recovered,
+    StateStored,
+    StepCommitted,
+    WorkerJoined,
+    WorkerLost,
+    WorkerStarted,
+)
+from elastix.observe import journal
+from tests.crew_runs import PlaceKill, assert_laws, configure, train
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def told(ctx):
+    """As crew_runs.train, and which process it is."""
+    (Path(ctx.config["log"]) / f"pid-{ctx.worker}-{ctx.place}").write_text(str(os.getpid()))
+    train(ctx)
+
+
+def fit(tmp_path, workers, crew, kills=(), checkpoint=None, **options):
+    """Run, and assert the laws of crews: the events, and the process ids by worker and place."""
+    config = configure(tmp_path, kills, **options)
+    result = elastix.ElasticTrainer(
+        told,
+        config=config,
+        scaling=elastix.ScalingConfig(num_workers=workers, crew=crew),
+        run=elastix.RunConfig(name="test", store=str(tmp_path / "store")),
+        checkpoint=checkpoint,
+        quiet=True,
+    ).fit()
+    assert_laws(config, list(result.events), crew)
+    pids = {
+        tuple(map(int, path.name.split("-")[1:])): int(path.read_text())
+        for path in Path(config["log"]).glob("pid-*")
+    }
+    return result, pids
+
+
+def of(kind, result):
+    return [event for event in result.events if isinstance(event, kind)]
+
+
+def test_a_follower_is_killed_and_then_a_speaker_and_mates_go_on_as_others(
+    cluster, tmp_path, capsys
+):
+    """With num_workers=2 the others wait for the new worker, so each kill has its time."""
+    kills = [
+        PlaceKill(worker=1, place=1, phase="in backward", step=2),
+        PlaceKill(worker=2, place=0, phase="in forward", step=4),
+    ]
+    often = elastix.CheckpointConfig(every_steps=3)
+    result, pids = fit(tmp_path, 2, {"shard": 2}, kills, often, epochs=2)
+    assert "A worker died or was killed" not in capsys.readouterr().out  # elastix tells of it
+    assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(1, "died"), (2, "died")]
+    assert [e.members for e in of(GenerationFormed, result) if len(e.members) == 2] == [
+        (0, 1),
+        (0, 2),
+        (0, 3),
+    ]
+    assert [e.worker for e in of(WorkerJoined, result)] == [2, 3]
+    assert pids[2, 0] == pids[1, 0]  # it was free
+    assert pids[3, 1] == pids[2, 1]
+    assert len(set(pids.values())) == 6
+    started = [(e.pid, *(pid for _, pid in e.mates)) for e in of(WorkerStarted, result)]
+    assert started == [(pids[w, 0], pids[w, 1]) for w in range(4)]
+    assert result.audit.loaders[0].epochs == 2
+    last = of(StepCommitted, result)[-1].step
+    assert {e.worker for e in of(Recovered, result)} == {0}
+    assert [e.step for e in of(StateStored, result)] == [3, 6, 9, last]
+    state = result.load()
+    assert state.model["blocks.0.up.weight"].shape == (36, 18)  # whole
+    assert result.audit.replicas.equal
+
+
+@pytest.mark.slow
+def test_the_halves_of_two_broken_workers_are_a_new_one(cluster, tmp_path):
+    kills = [
+        PlaceKill(worker=1, place=1, phase="in backward", step=2),
+        PlaceKill(worker=2, place=0, phase="in forward", step=2),
+    ]
+    result, pids = fit(tmp_path, 3, {"shard": 2}, kills)
+    assert {e.worker for e in of(WorkerLost, result)} == {1, 2}
+    assert (pids[3, 0], pids[3, 1]) == (pids[1, 0], pids[2, 1])
+    assert len({pids[4, 0], pids[4, 1], *(pids[w, p] for w in range(3) for p in (0, 1))}) == 8
+    assert of(StepCommitted, result)[-1].world_size == 3
+
+
+@pytest.mark.slow
+def test_tensors_split_and_sharded_with_a_kill_in_forward(cluster, tmp_path):
+    kills = [PlaceKill(worker=1, place=3, phase="in forward", step=2)]
+    result, pids = fit(tmp_path, 2, {"shard": 2, "tensor": 2}, kills)
+    assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(1, "died")]
+    assert [pids[2, place] == pids[1, place] for place in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
+def test_a_node_is_lost_and_its_worker_comes_again_with_another(tmp_path):
+    command = [sys.executable, "-m", "tests.integration.nodes", "crews", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=580)
+    events = list(journal.read(tmp_path / "runs" / "nodes" / "journal.jsonl"))
+    assert_laws(events[0].config, events, {"shard": 2})
+    started = {e.worker: e for e in events if isinstance(e, WorkerStarted)}
+    lost = {e.worker for e in events if isinstance(e, WorkerLost)}
+    (join,) = [e.worker for e in events if isinstance(e, WorkerJoined)]
+    for worker in started.values():
+        assert {worker.node} == {node for node, _ in worker.mates}
+    assert started[join].node not in {started[other].node for other in (0, 1)}
+    assert len(lost & {0, 1}) == 1  # Ray may place one more before it knows that the node is gone
