@@ -1,0 +1,385 @@
+"""Hugging Face Accelerate on an elastic group.
+
+    accelerator = elastix.accelerate.Accelerator(ctx, gradient_accumulation_steps=2)
+    ...
+    for epoch in train_loader.epochs(10):
+
+These two lines of a script change. The first is in the train function, which is given ctx; the
+second stands where the loop over epochs was, and is how a joiner enters the right epoch.
+
+The script sees a world of one process: see docs/adapters.md. Needs the extra `accelerate`.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from accelerate import Accelerator as _Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DistributedType
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from elastix.errors import ConfigError
+from elastix.lone_script import LoneLoader, LoneScript
+from elastix.state import Stateful
+from elastix.train.replica.context import Context
+
+T = TypeVar("T")
+
+_PEER = "elastix.accelerate.Accelerator"
+_REFUSED = (
+    "deepspeed_plugin",
+    "deepspeed_plugins",
+    "fsdp_plugin",
+    "megatron_lm_plugin",
+    "parallelism_config",
+    "torch_tp_plugin",
+)
+_last: Context | None = None
+
+
+class Accelerator(_Accelerator):  # type: ignore[misc]
+    """Accelerate's, with the train function's ctx as its first argument.
+
+    `prepare` collects models, optimizers, schedulers and loaders, several times if need be; the
+    group is entered when the first loader is used. `accumulate`, `clip_grad_norm_`, `autocast`,
+    `unwrap_model` and mixed precision are Accelerate's own.
+
+    `gather`, `gather_for_metrics` and `reduce` by anything but mean give back what they are given,
+    as in a world of one, and raise a ConfigError if workers have different values. `save` and
+    `save_model` write whole files on the first worker. Trackers are those of the first worker.
+
+    Args:
+        ctx: of the train function.
+        settings: as Accelerate has them.
+
+    Raises:
+        ConfigError: `ctx` is no Context, its worker is several processes, a plugin shards models,
+            batches are to be dispatched, or the process was started by `accelerate launch`.
+    """
+
+    def __init__(self, ctx: Context, **settings: Any) -> None:  # noqa: ANN401
+        global _last
+        self._script = LoneScript(ctx, _PEER)
+        wrong = [name for name in _REFUSED if settings.get(name) is not None]
+        config = settings.get("dataloader_config")
+        if getattr(config, "dispatch_batches", None):
+            wrong.append("dataloader_config with dispatch_batches=True")
+        if settings.get("mixed_precision") == "fp8":
+            wrong.append("mixed_precision='fp8'")
+        if wrong:
+            raise ConfigError(
+                f"{_PEER} got {', '.join(wrong)}. Nothing was set up. Each worker has a whole "
+                "replica and reads its own samples: leave it out. For models larger than a device "
+                "see docs/large-models.md."
+            )
+        if _last is not ctx:  # what Accelerate shares in a process is of one run
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
+            _last = ctx
+        settings["cpu"] = ctx.device.type == "cpu"
+        super().__init__(**settings)
+        if self.distributed_type is not DistributedType.NO:
+            raise ConfigError(
+                f"{_PEER} found settings of `accelerate launch` for {self.distributed_type}. "
+                "Nothing was set up. ElasticTrainer starts the workers: run the script with python."
+            )
+        self._deferred = False
+        self.flag_tensor: torch.Tensor | None = None
+        self._tracking: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def track(self, **objects: Stateful) -> None:
+        """Further objects of the State, by name; see Context.track. At any time."""
+        self._script.track(objects)
+
+    # ------------------------------------------------------------------ where this worker is
+
+    @property
+    def device(self) -> torch.device:
+        """Of this worker."""
+        return self._script.ctx.device
+
+    @property
+    def process_index(self) -> int:
+        """Place in the group now, from 0; before there is a group, this worker's id."""
+        ctx = self._script.ctx
+        return ctx.rank if ctx.rank >= 0 else ctx.worker
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this worker is the first one now; that may change with any step."""
+        return self.process_index == 0
+
+    local_process_index = process_index
+    is_local_main_process = is_main_process
+    is_last_process = is_main_process
+
+    def print(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """On the first worker."""
+        if self.is_main_process:
+            print(*args, **kwargs)  # noqa: T201 - that is what was asked for
+
+    def on_main_process(self, function: Callable[..., T]) -> Callable[..., T | None]:
+        """A function that runs on the worker that is the first one when it is called."""
+
+        @functools.wraps(function)
+        def only_there(*args: Any, **kwargs: Any) -> T | None:  # noqa: ANN401
+            return function(*args, **kwargs) if self.is_main_process else None
+
+        return only_there
+
+    on_local_main_process = on_main_process
+    on_last_process = on_main_process
+
+    def on_process(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+        """There is no such process.
+
+        Raises:
+            ConfigError: always.
+        """
+        self._refuse("on_process", "Workers come and go; on_main_process is the first one.")
+
+    on_local_process = on_process
+
+    # ------------------------------------------------------------------ what is prepared
+
+    def prepare_model(
+        self,
+        model: torch.nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> torch.nn.Module:
+        """Becomes part of the State, unless it is for evaluation alone."""
+        if not evaluation_mode:
+            self._script.add(model)
+        prepared: torch.nn.Module = super().prepare_model(model, device_placement, evaluation_mode)
+        return prepared
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> torch.optim.Optimizer:
+        """Becomes part of the State, and with it the scaler of mixed precision."""
+        known = getattr(optimizer, "_is_accelerate_prepared", False)
+        prepared: Any = super().prepare_optimizer(optimizer, device_placement)
+        if not known:
+            self._script.add(optimizer)
+            optimizer.register_step_pre_hook(self._before_step)
+            if self.scaler is not None:
+                self._script.add(self.scaler)
+        return prepared  # type: ignore[no-any-return]
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:  # noqa: ANN401
+        """Becomes part of the State. It steps as on one process, however many workers there are."""
+        prepared = super().prepare_scheduler(scheduler)
+        self._script.add(prepared.scheduler)
+        return prepared
+
+    def prepare_data_loader(self, data_loader: Any, *_: Any, **__: Any) -> "_Loader":  # noqa: ANN401
+        """Its `epochs` are what to train in; see LoneLoader."""
+        if isinstance(data_loader, _Loader):
+            return data_loader
+        loader = _Loader(data_loader, self._script, self.gradient_state)
+        self._dataloaders.append(loader)
+        return loader
+
+    def register_for_checkpointing(self, *objects: Any) -> None:  # noqa: ANN401
+        """They become part of the State. Before the first batch."""
+        self._script.add(*objects)
+
+    # ------------------------------------------------------------------ a step
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:  # noqa: ANN401
+        """Of a loss that is a mean over the batch; within a step that is accumulated, deferred.
+
+        Raises:
+            ConfigError: the last batch was not drawn within `loader.epochs`.
+        """
+        self._script.check_backward()
+        deferred = not self.sync_gradients and not self._deferred
+        context: AbstractContextManager[None] = nullcontext()
+        if deferred:
+            context = self._script.ctx.accumulate()
+        with context:
+            super().backward(loss, **kwargs)
+
+    @contextmanager
+    def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
+        """Defer the step, of all models."""
+        del model
+        if self._deferred:
+            yield
+            return
+        self._script.enter()
+        self._deferred = True
+        try:
+            with self._script.ctx.accumulate():
+                yield
+        finally:
+            self._deferred = False
+
+    def trigger_sync_in_backward(self, model: torch.nn.Module) -> NoReturn:
+        """Is not there.
+
+        Raises:
+            ConfigError: always.
+        """
+        del model
+        self._refuse("trigger_sync_in_backward", "Leave the last backward pass out of no_sync.")
+
+    def _before_step(self, *_: Any) -> None:  # noqa: ANN401
+        self._script.check_backward()
+
+    # ------------------------------------------------------------------ what others have
+
+    def wait_for_everyone(self) -> None:
+        """Wait for all who are in the group."""
+        self._script.check_entered("accelerator.wait_for_everyone")
+        self._script.ctx.mean(barrier=0.0)
+
+    def gather(self, tensor: T) -> T:
+        """The value itself, as in a world of one.
+
+        Raises:
+            ConfigError: workers have different ones.
+        """
+        return self._script.same(tensor, "accelerator.gather")
+
+    def gather_for_metrics(self, input_data: T, use_gather_object: bool = False) -> T:
+        """The value itself, as in a world of one.
+
+        Raises:
+            ConfigError: workers have different ones.
+        """
+        del use_gather_object
+        return self._script.same(input_data, "accelerator.gather_for_metrics")
+
+    def reduce(self, tensor: T, reduction: str = "sum", scale: float = 1.0) -> T:
+        """Mean over the group; anything else if all workers have the same.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        del scale  # as Accelerate's own on one process
+        if reduction == "mean":
+            return self._script.mean(tensor)
+        return self._script.same(tensor, f"accelerator.reduce(reduction={reduction!r})")
+
+    def pad_across_processes(self, tensor: T, *_: Any, **__: Any) -> T:  # noqa: ANN401
+        """The value itself."""
+        return tensor
+
+    def check_trigger(self) -> bool:
+        """Whether any worker that is left has set the trigger."""
+        self._script.check_entered("accelerator.check_trigger")
+        mine = 0.0 if self.flag_tensor is None else float(self.flag_tensor)
+        found = self._script.ctx.mean(trigger=mine)["trigger"] > 0
+        if found:
+            self.flag_tensor = None
+        return found
+
+    # ------------------------------------------------------------------ files and trackers
+
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:  # noqa: ANN401
+        """Written by the first worker, whole or not at all.
+
+        Raises:
+            ConfigError: `f` is no path.
+        """
+        if not isinstance(f, str | Path):
+            self._refuse("save", f"Give a path, not {f!r}.")
+        if self.is_main_process:
+            save = super().save
+            self._script.write_whole(lambda at: save(obj, at, safe_serialization), Path(f))
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | Path,
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Written by the first worker."""
+        if self.is_main_process:
+            super().save_model(model, save_directory, max_shard_size, safe_serialization)
+
+    def save_state(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+        """Is not there.
+
+        Raises:
+            ConfigError: always.
+        """
+        self._refuse(
+            "save_state",
+            "States are stored by themselves, and CheckpointConfig says when: leave it out. For "
+            "weights to use elsewhere there are save_model and save.",
+        )
+
+    def load_state(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+        """Is not there.
+
+        Raises:
+            ConfigError: always.
+        """
+        self._refuse(
+            "load_state",
+            "A run of the same name goes on from its last State by itself: leave it out. To begin "
+            "with other weights load them into the model before prepare.",
+        )
+
+    def skip_first_batches(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+        """Is not there.
+
+        Raises:
+            ConfigError: always.
+        """
+        self._refuse(
+            "skip_first_batches",
+            "A run that goes on begins with the first batch that was not used: leave it out.",
+        )
+
+    def init_trackers(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """On the first worker, and if that is lost on the next, when it logs for the first time."""
+        self._tracking = (args, kwargs)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:  # noqa: ANN401
+        """As Accelerate's; one that does nothing on all workers but the first."""
+        self._start_trackers()
+        return super().get_tracker(name, unwrap)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:  # noqa: ANN401
+        """On the first worker. `ctx.report` is in the journal and the report."""
+        self._start_trackers()
+        if self.is_main_process:
+            super().log(values, step, **kwargs)
+
+    def _start_trackers(self) -> None:
+        if self.is_main_process and self._tracking is not None:
+            (args, kwargs), self._tracking = self._tracking, None
+            super().init_trackers(*args, **kwargs)
+
+    def _refuse(self, call: str, instead: str) -> NoReturn:
+        raise ConfigError(f"accelerator.{call} does not work here. Nothing was done. {instead}")
+
+
+class _Loader(LoneLoader):
+    """A LoneLoader that tells Accelerate when it is at its end: that ends a step, too."""
+
+    def __init__(self, loader: DataLoader[Any], script: LoneScript, state: GradientState) -> None:
+        super().__init__(loader, script)
+        self.end_of_dataloader = False
+        self.remainder = 0
+        self._state = state
+
+    def __iter__(self) -> Iterator[Any]:
+        self.end_of_dataloader = False
+        self._state._add_dataloader(self)
+        try:
+            for number, batch in enumerate(super().__iter__(), 1):
+                self.end_of_dataloader = self.left == 0 if self.within else number == len(self)
+                yield batch
+        finally:
+            self._state._remove_dataloader(self)

@@ -1,0 +1,252 @@
+"""Lightning Fabric on an elastic group.
+
+    fabric = Fabric(strategy=elastix.fabric.Strategy(ctx))
+    ...
+    for epoch in train_loader.epochs(10):
+
+These two lines of a Fabric script change. The first is in the train function, which is given ctx;
+the second stands where the loop over epochs was, and is how a joiner enters the right epoch.
+
+The script sees a world of one process: see docs/adapters.md. Needs the extra `fabric`.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric.accelerators.accelerator import Accelerator
+from lightning_fabric.plugins import CheckpointIO, Precision
+from lightning_fabric.strategies.strategy import Strategy as _Strategy
+from lightning_fabric.strategies.strategy import _BackwardSyncControl
+from lightning_fabric.utilities.rank_zero import rank_zero_only
+from torch.utils.data import DataLoader
+
+from elastix.errors import ConfigError
+from elastix.lone_script import LoneLoader, LoneScript
+from elastix.state import Stateful
+from elastix.train.replica.context import Context
+
+T = TypeVar("T")
+
+
+class Strategy(_Strategy):
+    """Pass it to Fabric as `strategy`.
+
+    `fabric.setup` collects models, optimizers and schedulers, several times if need be; the group
+    is entered when the first loader is used. A scheduler that was made for an optimizer and never
+    set up is found. `fabric.backward` outside of `no_backward_sync` is a step of the group.
+
+    `fabric.all_reduce` by mean is the mean over the group. Other reductions, `all_gather` and
+    `broadcast` give back what they are given, as in a world of one, and raise a ConfigError if
+    workers have different values. `fabric.save` writes a whole file, whoever is lost meanwhile.
+    Loggers write on the first worker.
+
+    Args:
+        ctx: of the train function.
+        accelerator, checkpoint_io, precision: as Fabric's own strategies have them.
+
+    Raises:
+        ConfigError: `ctx` is no Context, or its worker is several processes.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        super().__init__(accelerator, checkpoint_io, precision)
+        self._script = LoneScript(ctx, "elastix.fabric.Strategy")
+        self._backward_sync_control = _Accumulation(self._script)
+        vars(rank_zero_only)["rank"] = ctx.worker  # whose loggers write, until there is a group
+
+    def track(self, **objects: Stateful) -> None:
+        """Further objects of the State, by name; see Context.track. At any time."""
+        self._script.track(objects)
+
+    # ------------------------------------------------------------------ where this worker is
+
+    @property
+    def root_device(self) -> torch.device:
+        """Of this worker."""
+        return self._script.ctx.device
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this worker is the first one now; that may change with any step."""
+        return self._script.ctx.rank == 0
+
+    @property
+    def global_rank(self) -> int:
+        """Place in the group now, from 0; -1 outside."""
+        return self._script.ctx.rank
+
+    local_rank = global_rank
+    world_size = 1
+    node_rank = 0
+
+    # ------------------------------------------------------------------ what is set up
+
+    def module_to_device(self, module: torch.nn.Module) -> None:
+        """To this worker's."""
+        module.to(self.root_device)
+
+    def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Becomes part of the State."""
+        self._script.add(module)
+        return module
+
+    def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Becomes part of the State, and with it the scaler of mixed precision."""
+        self._script.add(optimizer)
+        scaler = getattr(self.precision, "scaler", None)
+        if scaler is not None:
+            self._script.add(scaler)
+        return optimizer
+
+    def setup_module_and_optimizers(
+        self,
+        module: torch.nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        scheduler: Any = None,  # noqa: ANN401 - as Fabric has it
+    ) -> tuple[torch.nn.Module, list[torch.optim.Optimizer], Any]:
+        """All become parts of the State."""
+        found = super().setup_module_and_optimizers(module, optimizers, scheduler)
+        if scheduler is not None:
+            self._script.add(scheduler)
+        return found
+
+    def process_dataloader(self, dataloader: DataLoader[Any]) -> DataLoader[Any]:
+        """Its `epochs` are what to train in; see LoneLoader."""
+        loader = LoneLoader(dataloader, self._script)
+        vars(loader)["epochs"] = loader.epochs  # Fabric's wrapper takes over what is in vars
+        return loader  # type: ignore[return-value]
+
+    # ------------------------------------------------------------------ a step
+
+    def backward(
+        self,
+        tensor: torch.Tensor,
+        module: torch.nn.Module | None,
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Of a loss that is a mean over the batch.
+
+        Raises:
+            ConfigError: the last batch was not drawn within `loader.epochs`.
+        """
+        self._script.check_backward()
+        vars(rank_zero_only)["rank"] = self._script.ctx.rank
+        super().backward(tensor, module, *args, **kwargs)
+
+    # ------------------------------------------------------------------ what others have
+
+    def all_reduce(
+        self,
+        tensor: T,
+        group: Any = None,  # noqa: ANN401
+        reduce_op: Any = "mean",  # noqa: ANN401
+    ) -> T:
+        """Mean over the group; anything else if all workers have the same.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        del group
+        if str(getattr(reduce_op, "name", reduce_op)).lower() in ("mean", "avg", "none"):
+            return self._script.mean(tensor)
+        return self._script.same(tensor, f"fabric.all_reduce(reduce_op={reduce_op!r})")
+
+    def all_gather(
+        self,
+        tensor: torch.Tensor,
+        group: Any = None,  # noqa: ANN401
+        sync_grads: bool = False,
+    ) -> torch.Tensor:
+        """The tensor itself, as in a world of one.
+
+        Raises:
+            ConfigError: workers have different ones.
+        """
+        del group, sync_grads
+        return self._script.same(tensor, "fabric.all_gather")
+
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        """The object itself.
+
+        Raises:
+            ConfigError: workers have different ones, or `src` is not 0.
+        """
+        if src != 0:
+            raise ConfigError(
+                f"fabric.broadcast(src={src}): there is rank 0 only. Nothing was sent."
+            )
+        return self._script.same(obj, "fabric.broadcast")
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all who are in the group."""
+        del name
+        self._script.check_entered("fabric.barrier")
+        self._script.ctx.mean(barrier=0.0)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002
+        """The decision, if all have come to it.
+
+        Raises:
+            ConfigError: they have not.
+        """
+        del all
+        return self._script.same(decision, "a decision of all")
+
+    # ------------------------------------------------------------------ files
+
+    def save_checkpoint(
+        self,
+        path: str | Path,
+        state: dict[str, Any],
+        storage_options: Any = None,  # noqa: ANN401
+        filter: dict[str, Callable[[str, Any], bool]] | None = None,  # noqa: A002
+    ) -> None:
+        """Written by the first worker, and again by the next one if that is lost meanwhile.
+
+        For use elsewhere: the run itself goes on from what CheckpointConfig has stored.
+        """
+        save = super().save_checkpoint
+        self._script.save(lambda to: save(to, state, storage_options, filter), Path(path))
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        state: Any = None,  # noqa: ANN401
+        strict: bool = True,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Before the first loader is used: weights to begin a new run with.
+
+        Raises:
+            ConfigError: a loader was used, so this worker has the State of the group.
+        """
+        if self._script.entered:
+            raise ConfigError(
+                "fabric.load was called after a loader was used. Nothing was loaded: this worker "
+                "has the State of its group, which would differ from now on. Load before the first "
+                "epoch. A run that is continued goes on from its own checkpoints by itself; to "
+                "begin with another's use RestoreConfig."
+            )
+        return super().load_checkpoint(path, state, strict, weights_only)
+
+
+class _Accumulation(_BackwardSyncControl):
+    def __init__(self, script: LoneScript) -> None:
+        self._script = script
+
+    def no_backward_sync(
+        self, module: torch.nn.Module, enabled: bool
+    ) -> AbstractContextManager[None]:
+        del module
+        self._script.enter()
+        return self._script.ctx.accumulate() if enabled else nullcontext()

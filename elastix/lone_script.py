@@ -1,0 +1,387 @@
+"""What adapters have in common: a script that was written for one process, run by a group.
+
+The script sees a world of one. Its batch size is that of the whole group, and so are the length of
+a loader, the steps of an epoch, and what a scheduler counts: they do not change with the group.
+Only the batches it trains on are split. What it evaluates on, each worker has whole: with equal
+replicas all find the same, and nothing has to be gathered. So a reduction by mean is the mean over
+the group, and any other gives the value itself if all workers have it, and an error if they do not.
+
+Models, optimizers and the rest are collected while the script sets them up, and prepared together
+when it first uses a loader. Not here: any name of a peer's.
+"""
+
+import gc
+import math
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from blake3 import blake3
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import IterableDataset as Stream
+
+from elastix.data.loader import Loader
+from elastix.data.source import to_device
+from elastix.errors import ConfigError
+from elastix.state import Stateful, raw_bytes
+from elastix.train.replica.context import Context
+
+T = TypeVar("T")
+
+_BITS = 20  # of a digest in one number: times the samples of a batch it is still exact in float64
+_NUMBERS = 3
+_ATTEMPTS = 3
+
+
+class LoneScript:
+    """One worker, as a script sees it that believes to be alone.
+
+    Args:
+        ctx: what the train function was given.
+        peer: whose words the script uses, for messages.
+
+    Raises:
+        ConfigError: the worker is several processes.
+    """
+
+    def __init__(self, ctx: Context, peer: str) -> None:
+        if not isinstance(ctx, Context):
+            raise ConfigError(
+                f"{peer} got {ctx!r} where the train function's ctx belongs. Nothing was set up. "
+                "Call it within train(ctx), which ElasticTrainer runs on each worker."
+            )
+        if ctx.mesh is not None:
+            raise ConfigError(
+                f"{peer} was used by a worker that is several processes (ScalingConfig.crew). "
+                "Nothing was set up. Shard the model on ctx.mesh and use ctx.prepare."
+            )
+        self.ctx = ctx
+        self.peer = peer
+        self.entered = False
+        self.trains = False  # the last batch was one to train on
+        self._modules: list[torch.nn.Module] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._others: list[Stateful] = []
+        self._tracked: dict[str, Stateful] = {}
+
+    def add(self, *objects: Any) -> None:  # noqa: ANN401 - whatever was set up
+        """Modules, optimizers, schedulers and scalers, to be part of the State; each once.
+
+        Raises:
+            ConfigError: a loader was used already.
+        """
+        for other in objects:
+            if any(other is known for known in self._known):
+                continue
+            if self.entered:
+                raise ConfigError(
+                    f"{self.peer} was given a {type(other).__name__} after a loader was used, and "
+                    "with it this worker had entered the group. It was not set up. Set up all "
+                    "models, optimizers and schedulers before the first batch."
+                )
+            if isinstance(other, torch.nn.Module):
+                self._modules.append(other)
+            elif isinstance(other, torch.optim.Optimizer):
+                self._optimizers.append(other)
+            else:
+                self._others.append(other)
+
+    def track(self, objects: Mapping[str, Stateful]) -> None:
+        """Further objects of the State, as `ctx.track` takes them; at any time."""
+        if self.entered:
+            self.ctx.track(**objects)
+        else:
+            self._tracked.update(objects)
+
+    @property
+    def _known(self) -> list[Any]:
+        return [*self._modules, *self._optimizers, *self._others, *self._tracked.values()]
+
+    def enter(self) -> None:
+        """Enter the group with what was set up, the first time. Collective; blocks.
+
+        Raises:
+            ConfigError: as `ctx.prepare`; or an optimizer has several schedulers of its own.
+        """
+        if self.entered:
+            return
+        if not self._modules:
+            raise ConfigError(
+                f"a loader was used before {self.peer} was given a model. Nothing was read. Set up "
+                "the model and its optimizer first."
+            )
+        for scheduler in _schedulers(self._optimizers, self._known, self.peer):
+            self._others.append(scheduler)
+        self.entered = True
+        self.ctx.prepare(*self._modules, *self._optimizers, *self._others)
+        if self._tracked:
+            self.ctx.track(**self._tracked)
+
+    def check_backward(self) -> None:
+        """Before a backward pass.
+
+        Raises:
+            ConfigError: the last batch was not one to train on.
+        """
+        if not self.trains:
+            raise ConfigError(
+                "a backward pass was asked for, and the last batch was not drawn within the epochs "
+                "of a loader, so each worker would train on all of it, and a joiner would not know "
+                "where to begin. Nothing was computed; the run ends. Write the loop over epochs "
+                f"as `for epoch in loader.epochs(n):`, where loader is what {self.peer} gave for "
+                "the DataLoader, and the loop over its batches within it."
+            )
+
+    def check_entered(self, call: str) -> None:
+        """Raise if this worker is in no group yet.
+
+        Raises:
+            ConfigError: it is in none.
+        """
+        if not self.entered:
+            raise ConfigError(
+                f"{call} was called before a loader was used. Nothing was done: until then this "
+                "worker is in no group, and joiners come to that line at other times. Call it "
+                "within the loop, or prepare files before the run is started."
+            )
+
+    # ------------------------------------------------------------------ what others have
+
+    def mean(self, values: T) -> T:
+        """The mean over the group of each number in a tensor, or in containers of them.
+
+        As `ctx.mean`: a worker counts by its samples of the last batch.
+        """
+        self.check_entered("a reduction")
+        leaves = [torch.as_tensor(leaf) for leaf in tree_leaves(values)]
+        flat = [number for leaf in leaves for number in leaf.double().flatten().tolist()]
+        if not flat:
+            return values
+        means = self.ctx.mean(**{f"value{place}": number for place, number in enumerate(flat)})
+        return cast(
+            "T", _rebuilt(values, iter([means[f"value{place}"] for place in range(len(flat))]))
+        )
+
+    def same(self, value: T, call: str) -> T:
+        """The value, which is what one process would have, if all workers have it.
+
+        Raises:
+            ConfigError: they have different ones.
+        """
+        self.check_entered(call)
+        numbers = _digest(value)
+        means = self.ctx.mean(**{f"digest{place}": part for place, part in enumerate(numbers)})
+        found = [means[f"digest{place}"] for place in range(_NUMBERS)]
+        # Not a number: nobody is left who had samples of the last batch, so nobody can compare.
+        if not any(map(math.isnan, found)) and found != list(map(float, numbers)):
+            raise ConfigError(
+                f"{call} was called with what differs between workers: each had its own share of a "
+                "batch, or drew random numbers. Workers come and go, so there is no list of what "
+                "all have. The run ends. Use a mean over the group (ctx.mean), evaluate on "
+                "a loader outside of its epochs, of which each worker has every sample, or use "
+                "ctx.evaluate, which shares it out."
+            )
+        return value
+
+    def write_whole(self, write: Callable[[Path], None], path: Path) -> None:
+        """Write a file or directory on this worker, of which there is never a part; see `save`."""
+        partial = path.with_name(f"{path.name}.{self.ctx.worker}.partial")
+        write(partial)
+        if partial.is_dir() and path.exists():
+            shutil.rmtree(path)
+        partial.replace(path)
+
+    def save(self, write: Callable[[Path], None] | None, path: Path) -> bool:
+        """Have the first worker write a file or directory, and the next if that is lost meanwhile.
+
+        Args:
+            write: writes to the path that it is given, on one worker; None if this one has nothing
+                to write.
+            path: where it is afterwards; there is never a part of it.
+
+        Returns:
+            Whether it was written, as far as this worker knows.
+        """
+        self.check_entered("saving a file")
+        for _ in range(_ATTEMPTS):
+            first = self.ctx.rank == 0
+            if first and write is not None:
+                self.write_whole(write, path)
+            # Nobody is told of a first one that has no samples of the last batch: once more then.
+            found = self.ctx.mean(first=float(first), saved=float(first and write is not None))
+            if found["first"] > 0:
+                return found["saved"] > 0
+        return False
+
+
+class LoneLoader:
+    """What stands in for a DataLoader.
+
+    Within `epochs` its batches are this worker's shares; otherwise they are the DataLoader's own,
+    whole. The attributes of a DataLoader that scripts look at are here, too.
+
+    Args:
+        loader: as the script made it.
+        script: whose.
+
+    Attributes:
+        within: the loop over `epochs` is under way.
+    """
+
+    def __init__(self, loader: DataLoader[Any], script: LoneScript) -> None:
+        self.dataset = loader.dataset
+        self.batch_size = loader.batch_size
+        self.sampler = loader.sampler
+        self.batch_sampler = loader.batch_sampler
+        self.collate_fn = loader.collate_fn
+        self.num_workers = loader.num_workers
+        self.drop_last = loader.drop_last
+        self._whole = loader
+        self._script = script
+        self._shared: Loader | None = None
+        self.within = False
+        if isinstance(loader.dataset, Stream):
+            self._options: dict[str, Any] | str = (
+                "its dataset is iterable, and nobody could say which samples were used"
+            )
+        else:
+            self._options = _options(loader)
+
+    def __len__(self) -> int:
+        """Batches of an epoch, whatever becomes of the group."""
+        return len(self._whole)
+
+    @property
+    def left(self) -> int:
+        """Batches left of the epoch; more if samples of a lost worker come back."""
+        return self._shared.steps_left if self._shared is not None else len(self)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Numbers of the epochs up to the `total`-th: train on the loader within this loop.
+
+        A joiner begins with the epoch that the group is in.
+
+        Raises:
+            ConfigError: the loader draws its samples in a way that a group cannot share.
+        """
+        if isinstance(self._options, str):
+            raise ConfigError(
+                f"{self._script.peer} cannot train on this DataLoader: {self._options}. Nothing "
+                "was read. Workers that come and go share one order, which elastix draws: use "
+                "shuffle=True or shuffle=False, a batch_size, and no sampler; or write the loop "
+                "with ctx.loader."
+            )
+        if type(total) is not int or total < 0:
+            raise ConfigError(f"epochs must be a whole number >= 0, not {total!r}.")
+        self._script.enter()
+        if self._shared is None:
+            self._shared = self._script.ctx.loader(self.dataset, **self._options)
+        for epoch in self._shared.epochs(total):
+            self.within = True
+            try:
+                yield epoch.number
+            finally:
+                self.within = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self._script.enter()
+        within = self.within and self._shared is not None
+        batches = iter(self._shared) if within and self._shared is not None else iter(self._whole)
+        for batch in batches:
+            self._script.trains = within
+            yield to_device(batch, self._script.ctx.device)
+
+
+def _options(loader: DataLoader[Any]) -> dict[str, Any] | str:
+    """Arguments of `ctx.loader` that mean the same; or why there are none."""
+    sampler = loader.sampler
+    if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
+        return "it has a batch_sampler of its own, or no batch_size"
+    shuffle = type(sampler) is RandomSampler
+    if not shuffle and type(sampler) is not SequentialSampler:
+        return f"it has a sampler of its own, a {type(sampler).__name__}"
+    amount = len(loader.dataset)  # type: ignore[arg-type]
+    if isinstance(sampler, RandomSampler) and (sampler.replacement or len(sampler) != amount):
+        return "its sampler draws with replacement, or another number of samples than there are"
+    if loader.drop_last and amount % loader.batch_size:
+        return (
+            f"drop_last=True would leave {amount % loader.batch_size} samples of each epoch out, "
+            "and every sample is used once"
+        )
+    options = {"batch_size": loader.batch_size, "shuffle": shuffle, "collate_fn": loader.collate_fn}
+    if loader.generator is not None:
+        options["seed"] = loader.generator.initial_seed()
+    if loader.num_workers:
+        options["num_workers"] = loader.num_workers
+        options["prefetch_factor"] = loader.prefetch_factor or 2
+    return options
+
+
+def _schedulers(
+    optimizers: Sequence[torch.optim.Optimizer], known: Sequence[Any], peer: str
+) -> list[LRScheduler]:
+    """Schedulers that were made for these optimizers, and were not set up.
+
+    Peers let a script keep them to itself. A joiner needs to be given their counts, and an
+    optimizer does not know its scheduler, so they are looked for in memory, once.
+
+    Raises:
+        ConfigError: one optimizer has several, and nobody could say which is which.
+    """
+    gc.collect()  # none that the script has dropped
+    found = [other for other in gc.get_objects() if issubclass(type(other), LRScheduler)]
+    inner = [part for one in [*found, *known] for part in getattr(one, "_schedulers", ())]
+    taken = {id(other) for other in (*known, *inner)}
+    fresh: list[LRScheduler] = []
+    for optimizer in optimizers:
+        own = [
+            one
+            for one in found
+            if id(one) not in taken and _bare(getattr(one, "optimizer", None)) is optimizer
+        ]
+        if len(own) > 1:
+            raise ConfigError(
+                f"a {type(optimizer).__name__} has {len(own)} schedulers "
+                f"({', '.join(sorted(type(one).__name__ for one in own))}), and {peer} was not "
+                "given them. Nothing was prepared. A joiner must be given what each has counted: "
+                "name them, as track(warmup=..., decay=...), or use a ChainedScheduler."
+            )
+        fresh += own
+    return fresh
+
+
+def _bare(optimizer: Any) -> Any:  # noqa: ANN401 - a peer's wrapper, or what it wraps
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer
+
+
+def _digest(value: Any) -> list[int]:  # noqa: ANN401
+    """Numbers that are equal for equal values, and hardly for others."""
+    text = blake3()
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            text.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+            text.update(raw_bytes(leaf.detach().cpu().contiguous()).numpy().data)
+        else:
+            text.update(pickle.dumps(leaf))
+    whole = int.from_bytes(text.digest(8))
+    return [(whole >> _BITS * place) % (1 << _BITS) for place in range(_NUMBERS)]
+
+
+def _rebuilt(values: Any, numbers: Iterator[float]) -> Any:  # noqa: ANN401
+    """The same containers, tensors and numbers, with other contents."""
+
+    def one(leaf: Any) -> Any:  # noqa: ANN401
+        if not isinstance(leaf, torch.Tensor):
+            return next(numbers)
+        flat = [next(numbers) for _ in range(leaf.numel())]
+        kind = leaf.dtype if leaf.is_floating_point() else torch.get_default_dtype()
+        return torch.tensor(flat, dtype=kind, device=leaf.device).reshape(leaf.shape)
+
+    return tree_map(one, values)

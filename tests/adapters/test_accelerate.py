@@ -1,0 +1,208 @@
+"""Accelerate's kind of script, with two lines changed, under kills; what is refused."""
+
+import ast
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("accelerate", reason="the extra `accelerate` is not installed")
+
+from accelerate.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin
+from torch.utils.data import DataLoader
+
+import elastix
+from elastix.errors import ConfigError
+from elastix.events import Reported
+from elastix.testing.local import run_local
+from tests.adapters import accelerate_classifier, adapting
+from tests.adapters.adapting import Changed
+
+LINES = {
+    "accelerator = Accelerator(cpu=True)": (
+        'accelerator = __import__("elastix").accelerate.Accelerator(ctx)'
+    ),
+    'in range(config["epochs"])': 'in train_loader.epochs(config["epochs"])',
+}
+SCRIPT = Changed("accelerate_classifier.py", LINES)
+
+
+def net():
+    return accelerate_classifier.Net().double()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm():
+    with adapting.warm("accelerate"):
+        yield
+
+
+@pytest.mark.timeout(120)
+def test_an_accelerate_script_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
+    assert SCRIPT.changed == 2
+    file = tmp_path / "model.pt"
+    result, losses = adapting.run(SCRIPT, tmp_path, adapting.kills(), save=str(file))
+    model, expected = adapting.plain(result.events, net, accelerate_classifier.data)
+    tensors = adapting.stored(result)
+    assert adapting.equal(model, {n: tensors[n] for n in model.state_dict()}) <= 1e-5
+    adapting.check_losses(losses, expected)
+    saved = torch.load(file, weights_only=True)
+    assert all(torch.equal(saved[n], tensors[n]) for n in model.state_dict())
+
+
+# ------------------------------------------------------------ what cannot be said is refused
+
+
+def set_up(ctx, batch=6, **settings):
+    accelerator = elastix.accelerate.Accelerator(ctx, **settings)
+    torch.manual_seed(1)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(accelerate_classifier.data(24, 7), batch)
+    return accelerator, *accelerator.prepare(model, optimizer, loader)
+
+
+def in_a_plain_loop(ctx):
+    accelerator, model, _, loader = set_up(ctx)
+    for x, y in loader:
+        accelerator.backward(F.cross_entropy(model(x), y))
+
+
+def with_a_backward_of_its_own(ctx):
+    _, model, optimizer, loader = set_up(ctx)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def prepared_late(ctx):
+    accelerator, *_, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        accelerator.prepare(net())
+
+
+def gathering_shares(ctx):
+    accelerator, *_, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        for x, _ in loader:
+            accelerator.gather_for_metrics(x.sum())
+
+
+def waiting_early(ctx):
+    accelerator, *_ = set_up(ctx)
+    accelerator.wait_for_everyone()
+
+
+def calling(name, *args, **settings):
+    def call(ctx):
+        getattr(set_up(ctx, **settings)[0], name)(*args)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("train", "workers", "says"),
+    [
+        (in_a_plain_loop, 1, "for epoch in loader.epochs"),
+        (with_a_backward_of_its_own, 1, "for epoch in loader.epochs"),
+        (prepared_late, 1, "before the first batch"),
+        (gathering_shares, 2, "differs between workers"),
+        (waiting_early, 1, "before a loader was used"),
+    ],
+)
+def test_what_a_group_cannot_do_is_refused(tmp_path, train, workers, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        run_local(train, workers, directory=tmp_path / "run", timeout_s=60)
+
+
+REFUSED = [
+    (calling("save_state", "here"), "CheckpointConfig"),
+    (calling("load_state", "here"), "by itself"),
+    (calling("skip_first_batches", None, 2), "first batch that was not used"),
+    (calling("on_process", print, 1), "on_main_process"),
+    (calling("trigger_sync_in_backward", None), "out of no_sync"),
+    (calling("save", {}, None), "Give a path"),
+    (
+        calling("print", dataloader_config=DataLoaderConfiguration(dispatch_batches=True)),
+        "dispatch_batches=True",
+    ),
+    (calling("print", mixed_precision="fp8"), "fp8"),
+    (calling("print", fsdp_plugin=FullyShardedDataParallelPlugin), "docs/large-models.md"),
+]
+
+
+def all_refused(ctx):
+    """One after the other in one worker; none of them needs a group."""
+    for call, says in REFUSED:
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            call(ctx)
+    raise ConfigError("all were refused")
+
+
+def test_what_accelerate_alone_can_do_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="all were refused"):
+        run_local(all_refused, 1, directory=tmp_path / "run", timeout_s=60)
+    with pytest.raises(ConfigError, match=re.escape("train(ctx)")):
+        elastix.accelerate.Accelerator(None)
+
+
+# ------------------------------------------------------------ further words of Accelerate
+
+
+def accumulating(ctx):
+    """Two models, two batches a step, a scheduler that is stepped with each, evaluation amid it."""
+    accelerator, first, optimizer, loader = set_up(ctx, batch=5, gradient_accumulation_steps=2)
+    torch.manual_seed(2)
+    second = net()
+    other = torch.optim.SGD(second.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1, 0.9)
+    second, other, scheduler = accelerator.prepare(second, other, scheduler)
+    means = []
+    for epoch in loader.epochs(2):
+        for x, y in loader:
+            with accelerator.accumulate(*([first, second] if epoch else [])):
+                loss = F.cross_entropy(first(x) + second(x), y)
+                accelerator.backward(loss)
+                for one in (optimizer, other, scheduler):
+                    one.step()
+                for one in (optimizer, other):
+                    one.zero_grad()
+            means.append(float(accelerator.reduce(loss.detach(), reduction="mean")))
+            with torch.no_grad():  # in the middle of training
+                for x, _ in DataLoader(loader.dataset, 12):
+                    accelerator.gather_for_metrics(torch.ones(len(x)))
+    if ctx.rank == 1:
+        accelerator.set_trigger()
+    ctx.report(means=repr(means), rate=scheduler.get_last_lr()[0])
+    assert accelerator.check_trigger()
+    assert not accelerator.check_trigger()
+
+
+def test_two_models_accumulation_and_a_scheduler_are_those_of_one_process(tmp_path):
+    result = run_local(accumulating, 3, directory=tmp_path / "run", timeout_s=60)
+    torch.manual_seed(1)
+    first = net()
+    torch.manual_seed(2)
+    second = net()
+    rates = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    x, y = accelerate_classifier.data(24, 7).tensors
+    means, steps = [], 0
+    for _, batches in adapting.committed(result.events):
+        assert len(batches) == (1 if steps % 3 == 2 else 2)  # five batches: the last is alone
+        for batch in batches:
+            loss = F.cross_entropy(first(x[batch]) + second(x[batch]), y[batch])
+            (loss / 2).backward()
+            means.append(loss.item())
+        for optimizer in rates:
+            optimizer.step()
+            optimizer.zero_grad()
+        steps += 1
+        rates[0].param_groups[0]["lr"] *= 0.9
+    tensors = adapting.stored(result)
+    assert adapting.equal(first, {n: tensors[n] for n in first.state_dict()}) <= 1e-6
+    theirs = {n: tensors[f"@module1/{n}"] for n in second.state_dict()}
+    assert adapting.equal(second, theirs) <= 1e-6
+    told = next(e for e in result.events if isinstance(e, Reported)).metrics
+    assert ast.literal_eval(told["means"]) == pytest.approx(means, rel=1e-6)
+    assert told["rate"] == pytest.approx(0.1 * 0.9**steps)

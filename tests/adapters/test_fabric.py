@@ -1,0 +1,204 @@
+"""Lightning Fabric's kind of script, with two lines changed, under kills; what is refused."""
+
+import ast
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("lightning_fabric", reason="the extra `fabric` is not installed")
+
+from lightning_fabric import Fabric
+from torch.utils.data import DataLoader
+
+import elastix
+from elastix.errors import ConfigError
+from elastix.events import Reported
+from elastix.testing.local import run_local
+from tests.adapters import adapting, fabric_classifier
+from tests.adapters.adapting import Changed
+
+LINES = {
+    'Fabric(accelerator="cpu", precision="64-true")': (
+        'Fabric(strategy=__import__("elastix").fabric.Strategy(ctx), precision="64-true")'
+    ),
+    'in range(hparams["epochs"])': 'in train_loader.epochs(hparams["epochs"])',
+}
+SCRIPT = Changed("fabric_classifier.py", LINES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm():
+    with adapting.warm("lightning_fabric"):
+        yield
+
+
+def net():
+    torch.set_default_dtype(torch.float64)
+    model = fabric_classifier.Net()
+    torch.set_default_dtype(torch.float32)
+    return model
+
+
+@pytest.mark.timeout(120)
+def test_a_fabric_script_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
+    assert SCRIPT.changed == 2
+    file = tmp_path / "model.ckpt"
+    result, losses = adapting.run(SCRIPT, tmp_path, adapting.kills(), save=str(file))
+    model, expected = adapting.plain(result.events, net, fabric_classifier.data)
+    tensors = adapting.stored(result)
+    assert adapting.equal(model, {n: tensors[n] for n in model.state_dict()}) <= 1e-5
+    adapting.check_losses(losses, expected)
+    saved = torch.load(file, weights_only=True)
+    assert saved["epoch"] == adapting.EPOCHS - 1
+    assert all(torch.equal(saved["model"][n], tensors[n]) for n in model.state_dict())
+    assert [path.name for path in tmp_path.iterdir() if "ckpt" in path.name] == ["model.ckpt"]
+
+
+# ------------------------------------------------------------ what cannot be said is refused
+
+
+def set_up(ctx, loader=None):
+    fabric = Fabric(strategy=elastix.fabric.Strategy(ctx), precision="64-true")
+    fabric.launch()
+    torch.manual_seed(1)
+    with fabric.init_module():
+        model = fabric_classifier.Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = fabric.setup(model, optimizer)
+    data = fabric_classifier.data(24, 7)
+    loader = fabric.setup_dataloaders(loader(data) if loader else DataLoader(data, 6))
+    return fabric, model, optimizer, loader
+
+
+def in_a_plain_loop(ctx):
+    fabric, model, _, loader = set_up(ctx)
+    for x, y in loader:
+        fabric.backward(F.cross_entropy(model(x), y))
+
+
+def with_a_sampler(ctx):
+    sampled = torch.utils.data.WeightedRandomSampler([1.0] * 24, 24)
+    *_, loader = set_up(ctx, loader=lambda data: DataLoader(data, 6, sampler=sampled))
+    next(loader.epochs(1))
+
+
+def with_samples_dropped(ctx):
+    *_, loader = set_up(ctx, loader=lambda data: DataLoader(data, 7, drop_last=True))
+    next(loader.epochs(1))
+
+
+def with_two_schedulers(ctx):
+    _, _, optimizer, loader = set_up(ctx)
+    kept = [torch.optim.lr_scheduler.StepLR(optimizer, n) for n in (1, 2)]
+    next(loader.epochs(1))
+    assert kept
+
+
+def set_up_late(ctx):
+    fabric, _, _, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        fabric.setup(fabric_classifier.Net())
+
+
+def gathering_shares(ctx):
+    fabric, _, _, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        for x, _ in loader:
+            fabric.all_gather(x.sum())
+
+
+def summing_shares(ctx):
+    fabric, _, _, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        for x, _ in loader:
+            fabric.all_reduce(x.sum(), reduce_op="sum")
+
+
+def loading_late(ctx):
+    fabric, _, _, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        fabric.load("nowhere")
+
+
+def waiting_early(ctx):
+    fabric, *_ = set_up(ctx)
+    fabric.barrier()
+
+
+def with_no_context(ctx):
+    elastix.fabric.Strategy(None)
+
+
+@pytest.mark.parametrize(
+    ("train", "workers", "says"),
+    [
+        (in_a_plain_loop, 1, "for epoch in loader.epochs"),
+        (with_a_sampler, 1, "WeightedRandomSampler"),
+        (with_samples_dropped, 1, "leave 3 samples of each epoch out"),
+        (with_two_schedulers, 1, "2 schedulers"),
+        (set_up_late, 1, "before the first batch"),
+        (gathering_shares, 2, "differs between workers"),
+        (summing_shares, 2, "differs between workers"),
+        (loading_late, 1, "RestoreConfig"),
+        (waiting_early, 1, "before a loader was used"),
+        (with_no_context, 1, "train(ctx)"),
+    ],
+)
+def test_what_a_group_cannot_do_is_refused(tmp_path, train, workers, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        run_local(train, workers, directory=tmp_path / "run", timeout_s=60)
+
+
+# ------------------------------------------------------------ further words of Fabric
+
+
+def accumulating(ctx):
+    """Two models and optimizers, one step for each pair of batches."""
+    fabric, first, optimizer, loader = set_up(ctx)
+    with fabric.init_module():
+        torch.manual_seed(2)
+        second = fabric_classifier.Net()
+    other = torch.optim.SGD(second.parameters(), lr=0.1)
+    second, other = fabric.setup(second, other)
+    means = []
+    for _ in loader.epochs(2):
+        for number, (x, y) in enumerate(loader):
+            last = number % 2 == 1
+            with fabric.no_backward_sync(first, enabled=not last):
+                loss = F.cross_entropy(first(x) + second(x), y) / 2
+                fabric.backward(loss)
+            means.append(float(fabric.all_reduce(loss.detach())))
+            if last:
+                for one in (optimizer, other):
+                    one.step()
+                    one.zero_grad()
+    ctx.report(means=repr(means))
+
+
+def test_two_models_and_accumulation_are_those_of_one_process(tmp_path):
+    result = run_local(accumulating, 3, directory=tmp_path / "run", timeout_s=60)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(1)
+    first = fabric_classifier.Net()
+    torch.manual_seed(2)
+    second = fabric_classifier.Net()
+    torch.set_default_dtype(torch.float32)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    x, y = fabric_classifier.data(24, 7).tensors
+    means = []
+    for _, batches in adapting.committed(result.events):
+        assert len(batches) == 2
+        for batch in batches:
+            loss = F.cross_entropy(first(x[batch]) + second(x[batch]), y[batch]) / 2
+            loss.backward()
+            means.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    tensors = adapting.stored(result)
+    assert adapting.equal(first, {n: tensors[n] for n in first.state_dict()}) <= 1e-6
+    theirs = {n: tensors[f"@module1/{n}"] for n in second.state_dict()}
+    assert adapting.equal(second, theirs) <= 1e-6
+    reported = next(e for e in result.events if isinstance(e, Reported)).metrics["means"]
+    assert ast.literal_eval(reported) == pytest.approx(means, rel=1e-6)

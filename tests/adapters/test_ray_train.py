@@ -1,0 +1,291 @@
+"""Ray Train's kind of script, with two lines changed, under kills; what is refused."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from torch.utils.data import DataLoader
+
+import elastix
+from elastix import ray_train as train
+from elastix.errors import ConfigError
+from elastix.ray_train.reported_checkpoints import ReportedCheckpoints
+from elastix.ray_train.torch import TrainLoop
+from elastix.testing.local import run_local
+from tests.adapters import adapting, ray_train_classifier
+from tests.adapters.adapting import Changed
+
+LINES = {
+    "from ray import train": "from elastix import ray_train as train",
+    'in range(config["epochs"])': 'in train_loader.epochs(config["epochs"])',
+}
+
+
+def as_ray_train(run, settings, ctx):
+    kept = ReportedCheckpoints(
+        Path(settings["log"]) / "run" / "checkpoints", keep=2, score="test_loss"
+    )
+    TrainLoop(lambda: run(settings), kept)(ctx)
+
+
+SCRIPT = Changed("ray_train_classifier.py", LINES, as_ray_train)
+
+
+def net():
+    return ray_train_classifier.Net().double()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm():
+    with adapting.warm("ray.train"):
+        yield
+
+
+@pytest.mark.timeout(120)
+def test_a_ray_train_script_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
+    assert SCRIPT.changed == 2
+    result, losses = adapting.run(SCRIPT, tmp_path, adapting.kills())
+    model, expected = adapting.plain(result.events, net, ray_train_classifier.data)
+    tensors = adapting.stored(result)
+    assert adapting.equal(model, {n: tensors[n] for n in model.state_dict()}) <= 1e-5
+    adapting.check_losses(losses, expected)
+    kept = ReportedCheckpoints(tmp_path / "logs" / "run" / "checkpoints").all()
+    worst = max(range(adapting.EPOCHS), key=lambda epoch: expected[epoch][1])
+    assert [told["epoch"] for _, told in kept][-1] == adapting.EPOCHS - 1
+    assert worst in [told["epoch"] for _, told in kept]
+    saved = torch.load(kept[-1][0] / "model.pt", weights_only=True)
+    assert all(torch.equal(saved["model"][n], tensors[n]) for n in model.state_dict())
+    assert not list(kept[0][0].parent.glob("*.partial"))
+
+
+# ------------------------------------------------------------ what cannot be said is refused
+
+
+def set_up(loader=None):
+    torch.manual_seed(1)
+    model = train.torch.prepare_model(ray_train_classifier.Net().double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = ray_train_classifier.data(24, 7)
+    loader = train.torch.prepare_data_loader(loader(data) if loader else DataLoader(data, 6))
+    return model, optimizer, loader
+
+
+def step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def in_a_plain_loop():
+    model, optimizer, loader = set_up()
+    for x, y in loader:
+        step(model, optimizer, x, y)
+
+
+def with_another_loader():
+    model, optimizer, loader = set_up()
+    for _ in loader.epochs(1):
+        for x, y in DataLoader(loader.dataset, 6):
+            step(model, optimizer, x, y)
+
+
+def with_a_model_of_its_own():
+    _, _, loader = set_up()
+    model = ray_train_classifier.Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+
+
+def with_two_optimizers_of_one_model():
+    model, optimizer, loader = set_up()
+    other = torch.optim.Adam(model.parameters())
+    next(loader.epochs(1))
+    del other, optimizer
+
+
+def reporting_early():
+    set_up()
+    train.report({"loss": 1.0})
+
+
+def with_fsdp():
+    train.torch.prepare_model(torch.nn.Linear(1, 1), parallel_strategy="fsdp")
+
+
+def without_moving():
+    train.torch.prepare_data_loader(DataLoader([1, 2]), add_dist_sampler=False)
+
+
+def reporting_to_tune():
+    *_, loader = set_up()
+    next(loader.epochs(1))
+    train.report({"loss": 1.0}, validation=True)
+
+
+def with_a_shard():
+    train.get_dataset_shard("train")
+
+
+def with_storage():
+    train.get_context().get_storage()
+
+
+@pytest.mark.parametrize(
+    ("loop", "says"),
+    [
+        (in_a_plain_loop, "for epoch in loader.epochs"),
+        (with_another_loader, "for epoch in loader.epochs"),
+        (with_a_model_of_its_own, "not given to train.torch.prepare_model"),
+        (with_two_optimizers_of_one_model, "train.track(first=..., second=...)"),
+        (reporting_early, "before a loader was used"),
+        (with_fsdp, "docs/large-models.md"),
+        (without_moving, "Leave both out"),
+        (reporting_to_tune, "train.report got validation"),
+        (with_a_shard, "train.get_dataset_shard is not there"),
+        (with_storage, "no get_storage"),
+    ],
+)
+def test_what_a_group_cannot_do_is_refused(tmp_path, loop, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        run_local(
+            TrainLoop(loop, ReportedCheckpoints(tmp_path)),
+            1,
+            directory=tmp_path / "run",
+            timeout_s=60,
+        )
+
+
+def test_outside_of_a_train_loop_nothing_is_known():
+    with pytest.raises(ConfigError, match="outside of a train loop"):
+        train.get_context()
+
+
+# ------------------------------------------------------------ further words of Ray Train
+
+
+def accumulating(config):
+    """One step for each pair of batches; what the first worker alone reports is kept."""
+    context = train.get_context()
+    model, optimizer, loader = set_up()
+    for epoch in loader.epochs(2):
+        for number, (x, y) in enumerate(loader):
+            last = number % 2 == 1
+            loss = F.cross_entropy(model(x), y) / 2
+            if not last:
+                with context.ctx.accumulate():
+                    loss.backward()
+            else:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        checkpoint = None
+        if context.get_world_rank() == 0:
+            folder = Path(config["folder"])
+            (folder / "epoch").write_text(str(epoch))
+            checkpoint = train.Checkpoint.from_directory(str(folder))
+        train.report({"epoch": epoch}, checkpoint=checkpoint, checkpoint_dir_name=f"e{epoch}")
+
+
+def test_accumulation_is_that_of_one_process_and_the_first_worker_may_report_alone(tmp_path):
+    (tmp_path / "made").mkdir()
+    kept = ReportedCheckpoints(tmp_path / "kept")
+    result = run_local(
+        TrainLoop(accumulating, kept),
+        3,
+        config={"folder": str(tmp_path / "made")},
+        directory=tmp_path / "run",
+        timeout_s=60,
+    )
+    torch.manual_seed(1)
+    model = ray_train_classifier.Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = ray_train_classifier.data(24, 7).tensors
+    for _, batches in adapting.committed(result.events):
+        assert len(batches) == 2
+        for batch in batches:
+            (F.cross_entropy(model(x[batch]), y[batch]) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    tensors = adapting.stored(result)
+    assert adapting.equal(model, {n: tensors[n] for n in model.state_dict()}) <= 1e-6
+    assert [(path.name, (path / "epoch").read_text()) for path, _ in kept.all()] == [
+        ("e0", "0"),
+        ("e1", "1"),
+    ]
+
+
+def loop():
+    pass
+
+
+def made(tmp_path, **settings):
+    return train.torch.TorchTrainer(
+        loop,
+        scaling_config=ScalingConfig(num_workers=4, resources_per_worker={"CPU": 0.5}),
+        run_config=RunConfig(
+            name="mine",
+            storage_path=str(tmp_path),
+            failure_config=FailureConfig(max_failures=3),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+        ),
+        **settings,
+    )
+
+
+def test_the_settings_mean_what_they_mean_in_ray_train(tmp_path):
+    ours = vars(made(tmp_path, train_loop_config={"lr": 0.1}).trainer)
+    assert ours["_config"] == {"lr": 0.1}
+    assert ours["_scaling"] == elastix.ScalingConfig(
+        num_workers=(1, 4), cpus_per_worker=0.5, placement="PACK"
+    )
+    assert ours["_run"] == elastix.RunConfig(name="mine", store=str(tmp_path))
+    assert ours["_failure"].max_worker_losses == 3
+    assert ours["_checkpoint"].every_s == 60
+    assert ours["_train"].checkpoints.keep == 2
+    first, second = (train.torch.TorchTrainer(loop).trainer, made(tmp_path).trainer)
+    assert vars(first)["_run"].name != vars(second)["_run"].name
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"datasets": {"train": 1}}, "Make a DataLoader"),
+        ({"resume_from_checkpoint": 1}, "goes on by itself"),
+        ({"train_loop_config": {"model": torch.nn.Linear(1, 1)}}, "which the run's journal"),
+        ({"run": elastix.RunConfig()}, "both run_config and run"),
+    ],
+)
+def test_settings_of_ray_train_alone_are_refused(tmp_path, settings, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        made(tmp_path, **settings)
+
+
+def test_scaling_of_ray_train_alone_is_refused():
+    for settings in ({"accelerator_type": "A100"}, {"resources_per_worker": {"disk": 1}}):
+        with pytest.raises(ConfigError, match=re.escape(next(iter(settings)))):
+            train.torch.TorchTrainer(loop, scaling_config=ScalingConfig(**settings))
+
+
+def test_the_best_checkpoints_are_kept_and_the_latest(tmp_path):
+    kept = ReportedCheckpoints(tmp_path / "kept", keep=1, score="loss", lowest=True)
+    made = train.Checkpoint.from_directory(str(tmp_path / "made"))
+    (tmp_path / "made").mkdir()
+    for number, loss in enumerate((3.0, 1.0, 2.0)):
+        path = kept.path(f"e{number}")
+        kept.writer(made, {"loss": torch.tensor(loss)})(path)
+        kept.retire(path)
+    assert [(path.name, told) for path, told in kept.all()] == [
+        ("e1", {"loss": 1.0}),
+        ("e2", {"loss": 2.0}),
+    ]
+    assert json.loads((kept.path("e2") / ".elastix.json").read_text())["number"] == 3
+    with pytest.raises(ConfigError, match="are those of 'loss'"):
+        kept.writer(made, {"accuracy": 1.0})
+    with pytest.raises(ConfigError, match="no name of a directory"):
+        kept.path("../e1")
