@@ -59,7 +59,7 @@ from elastix.search.rungs import Rungs
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.space import Space, as_space
 from elastix.search.store_size import StoreSize
-from elastix.search.trial import ExpectsTrials, Objectives, Searcher, Trial
+from elastix.search.trial import Config, ExpectsTrials, Objectives, Searcher, Trial, run_of
 from elastix.search.trial_database import Role, TrialDatabase
 from elastix.store import Store
 
@@ -110,6 +110,7 @@ class Campaign:
         loggers: readers of the campaign's events in this process: TensorBoard, MLflow, WandB, your
             own. They have a record of each trial.
         quiet: print nothing.
+        enqueued: configurations to try first; see `enqueue`.
 
     Raises:
         ConfigError: something given here cannot work. Nothing was started.
@@ -135,6 +136,7 @@ class Campaign:
         executor: Executor | None = None,
         loggers: Sequence[Logger] = (),
         quiet: bool = False,
+        enqueued: Sequence[Config] = (),
     ) -> None:
         _check_train(train)
         self.objectives = Objectives.of(metric, mode)
@@ -151,9 +153,9 @@ class Campaign:
             f"the name of a campaign has at most {_NAME} characters, as its trials have it in "
             f"theirs; {self.name!r} has {len(self.name)}. Nothing was started.",
         )
-        as_space(space)  # or says what is wrong with it
         self._train = train
         self._space = space
+        self._checked_space = as_space(space)  # or says what is wrong with it
         self._searcher = Evolution() if searcher is None else able("searcher", searcher, Searcher)
         self._budget = of_kind("budget", budget, Budget)
         self._inherit = _settled(given("inherit", inherit, InheritConfig), self._searcher)
@@ -166,6 +168,29 @@ class Campaign:
         self._executor = None if executor is None else able("executor", executor, Executor)
         self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
         self._quiet = flag("quiet", quiet)
+        self._enqueued: list[Config] = []
+        self.enqueue(*enqueued)
+
+    def enqueue(self, *configs: Config) -> None:
+        """Try these before the searcher is asked, in this order: what is known to be good.
+
+        They count as trials of the budget, and the searcher learns from them. One that the
+        campaign has tried already is left out, so a script that enqueues the same again goes on.
+
+        Args:
+            configs: a name with a value for each active hyperparameter, and for each `Blocks` a
+                list of such mappings.
+
+        Raises:
+            ConfigError: one is not of the space. None of them was enqueued.
+        """
+        checked = []
+        for config in configs:
+            try:
+                checked.append(self._checked_space.canonical(config))
+            except ConfigError as error:
+                raise ConfigError(f"{error} Nothing was enqueued.") from error
+        self._enqueued += checked
 
     # ------------------------------------------------------------------ running
 
@@ -238,6 +263,7 @@ class Campaign:
                 self._budget,
                 self._work_maker(opener),
                 bus.emit,
+                enqueued=self._enqueued,
             )
             known = loop.restore(*same)
             bus.emit(self._started(known))
@@ -316,9 +342,10 @@ class Campaign:
             )
             return Work(
                 number=trial.number,
-                name=f"{self.name}-{trial.number:05d}",
+                name=run_of(self.name, trial.number),
                 config=trial.config,
                 seed=(self._run.seed + trial.number) % 2**63,
+                order_seed=self._run.seed,
                 model_source=model_source,
                 until_reports=rung,
             )
@@ -411,6 +438,7 @@ class Campaign:
             "executor": self._executor,
             "loggers": self._loggers,
             "quiet": self._quiet,
+            "enqueued": tuple(self._enqueued),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from elastix.events import Event, TrialEnded, TrialLost, TrialReported, TrialSta
 from elastix.search.executors.work import Ended, EndedKind, Executor, Work, WorkReport
 from elastix.search.pareto import dominates, order
 from elastix.search.rungs import Rungs, Verdict
-from elastix.search.trial import Objectives, Searcher, Suggestion, Trial, TrialState
+from elastix.search.trial import Config, Objectives, Searcher, Suggestion, Trial, TrialState
 from elastix.search.trial_database import Role, TrialDatabase, TrialRow
 from elastix.state import Ref
 
@@ -90,6 +90,7 @@ class Loop:
         make_work: from a trial, its role and the reports after which it pauses.
         emit: is called with what happens.
         clock: seconds, for budgets.
+        enqueued: what is tried before the searcher is asked; what was tried already is left out.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Loop:
         make_work: MakeWork,
         emit: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
+        enqueued: Iterable[Config] = (),
     ) -> None:
         self._terms = terms
         self._database = database
@@ -117,6 +119,7 @@ class Loop:
         self._clock = clock
         self._cases: dict[int, _Case] = {}
         self._keys: set[str] = set()
+        self._enqueued = deque(enqueued)
         self._waiting: deque[int] = deque()
         self._running: set[int] = set()
         self._changed: dict[int, _Case] = {}
@@ -242,11 +245,16 @@ class Loop:
                 self._queue(self._cases[number])
                 room -= 1
         room = min(room, self._trials_left())
+        while room > 0 and self._enqueued and not self._spent():
+            suggestion = Suggestion(self._enqueued.popleft())
+            if suggestion.key not in self._keys:
+                self._add(suggestion)
+                room -= 1
         while room > 0 and self._may_ask():
             asked = self._searcher.ask(room)
             self._exhausted = len(asked) < room
             for suggestion in asked:
-                if suggestion.key in self._keys:  # asked for before a crash took the memory of it
+                if suggestion.key in self._keys:  # enqueued, or a crash took the memory of it
                     continue
                 self._add(suggestion)
                 room -= 1

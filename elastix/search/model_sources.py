@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import torch
 
 from elastix.config import InheritMode, InheritProvider
+from elastix.data.rehearsal import ENTRY, Rehearsal
 from elastix.errors import NotFound, SearchError
 from elastix.search.inherit import Inherited, inherit
 from elastix.search.trial import Config, Objectives
-from elastix.state import Ref, State, Stateful, optimizers_of, warm_start
+from elastix.state import Ref, State, Stateful, entries_of, warm_start
 from elastix.store import Signature, Store, signature
 from elastix.train.replica.model_source import TrainedModel
 
@@ -79,6 +80,10 @@ class _FromStore:
         with suppress(NotFound):  # it was retired just now
             ancestor = self.store.open().get(found["ref"], "@*", lazy=True)
             warm_start(modules, others, ancestor, found["tensors"])
+
+    def rehearse(self, found: Mapping[str, Any], rehearsal: Rehearsal) -> None:
+        """See ModelSource."""
+        rehearsal.inherit(self.store.open().get(found["ref"], f"@{ENTRY}*"))
 
 
 class TrialModelSource(_FromStore):
@@ -175,7 +180,7 @@ class TrialModelSource(_FromStore):
         }
         state = leaving.state
         if not paused:
-            kept = optimizers_of(state) if self._terms.optimizer else State({})
+            kept = entries_of(state, *(["optimizer"] if self._terms.optimizer else []), ENTRY)
             state = State({**state.model, **kept.tensors}, kept.meta)
         state = State(state.tensors, {**state.meta, **meta})
         known = self._signature

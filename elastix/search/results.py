@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from elastix.arguments import given, plain
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound
+from elastix.flat import flatten
 from elastix.notebook import facts, table
+from elastix.observe.catalogue import known
 from elastix.search.pareto import fronts, order
 from elastix.search.trial import Config, Objectives, Trial, check_kinds
 from elastix.search.trial_database import FILE, TrialDatabase, TrialRow, readable, unbegun
@@ -126,7 +128,7 @@ class Best:
         return f"Best({self})"
 
     def _repr_html_(self) -> str:
-        found = {**self.values, "model": self.ref and self.ref[:12], **flatten(self.config)}
+        found = {**self.values, "model": self.ref and self.ref[:12], **_flat(self.config)}
         return facts(f"trial {self.trial.number}", found.items())
 
 
@@ -179,8 +181,8 @@ class Results(Sequence[Trial]):
         """
         directory = RunConfig(name=name, store=str(store)).directory
         if not (directory / FILE).is_file():
-            there = ", ".join(names(store)) or "none"
-            raise NotFound(f"there is no campaign {name!r} in {store}; there are: {there}.")
+            there = known(names(store), "campaigns")
+            raise NotFound(f"there is no campaign {name!r} in {store}. {there}")
         with TrialDatabase(directory, read_only=True) as database:
             return cls.of(database, str(store))
 
@@ -328,14 +330,14 @@ class Results(Sequence[Trial]):
             raise ConfigError(
                 f"{error}. Nothing was written. Install the extra: pip install 'elastix[optuna]'."
             ) from error
-        return optuna_journal.write(self, Path(path), [flatten(trial.config) for trial in self])
+        return optuna_journal.write(self, Path(path), [_flat(trial.config) for trial in self])
 
 
 def _cells(best: Best) -> list[str]:
     trial = best.trial
     inherited = (trial.inherited or {}).get("share", 0.0)
     parent = trial.suggestion.parent_number
-    config = ", ".join(f"{name}={value}" for name, value in flatten(trial.config).items())
+    config = ", ".join(f"{name}={value}" for name, value in _flat(trial.config).items())
     values = [f"{value:.6g}" for value in best.values.values()]
     shown = "-" if parent is None else str(parent)
     return [*values, f"{trial.epochs:g}", f"{inherited:.0%}", shown, config]
@@ -347,17 +349,8 @@ def names(store: str | Path) -> list[str]:
     return [p.parent.name for p in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)]
 
 
-def flatten(config: Config) -> dict[str, Any]:
-    """A configuration with a sequence of blocks spread out: `body.length`, `body.0.kernel`."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, list | tuple) and all(isinstance(v, Mapping) for v in value):
-            flat[f"{name}.length"] = len(value)
-            for place, block in enumerate(value):
-                flat |= {f"{name}.{place}.{key}": v for key, v in block.items()}
-        else:
-            flat[name] = value
-    return flat
+def _flat(config: Config) -> dict[str, Any]:
+    return flatten(config, lists="blocks")
 
 
 def _row(trial: Trial, role: str) -> dict[str, Any]:
@@ -367,7 +360,7 @@ def _row(trial: Trial, role: str) -> dict[str, Any]:
         objective = {f"objective_{i}": -loss for i, loss in enumerate(trial.losses)}
     inherited = trial.inherited or {}
     return {
-        **{f"p:{name}": value for name, value in flatten(trial.config).items()},
+        **{f"p:{name}": value for name, value in _flat(trial.config).items()},
         **objective,
         "job_id": trial.number,
         "job_status": trial.state.value,

@@ -309,6 +309,7 @@ class Space:
         Raises:
             ConfigError: says what is wrong with it.
         """
+        values.check_mapping(config, "the configuration")
         plain = {key: value for key, value in config.items() if key not in self.blocks}
         values.check(self.plain, plain, "the configuration")
         for name, part in self.blocks.items():
@@ -321,6 +322,20 @@ class Space:
                 values.check(part.block, block, f"block {place} of {name!r}")
         if self._valid is not None and not self._valid(config):
             raise ConfigError(f"the space's own rule does not allow {dict(config)}.")
+
+    def canonical(self, config: Config) -> Config:
+        """As proposals are: plain JSON values, of the kinds that the hyperparameters have.
+
+        Raises:
+            ConfigError: it is not of this space.
+        """
+        self.check(config)
+        found = values.canonical(
+            self.plain, {key: config[key] for key in config if key not in self.blocks}
+        )
+        for name, part in self.blocks.items():
+            found[name] = [values.canonical(part.block, block) for block in config[name]]
+        return found
 
     def is_valid(self, config: Config) -> bool:
         """Whether `check` accepts it."""

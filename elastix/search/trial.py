@@ -33,6 +33,19 @@ def config_key(config: Config) -> str:
     return json.dumps(config, sort_keys=True, separators=(",", ":"))
 
 
+def run_of(campaign: str, trial: int) -> str:
+    """The name of a trial's run. One that is a group of workers has a journal under it."""
+    return f"{campaign}-{trial:05d}"
+
+
+def campaign_of(run: str) -> str | None:
+    """The campaign that a run is named after as one of its trials; None if it is after none."""
+    campaign, _, number = run.rpartition("-")
+    if not (campaign and number.isascii() and number.isdigit()):
+        return None
+    return campaign if run_of(campaign, int(number)) == run else None
+
+
 @dataclass(frozen=True)
 class Suggestion:
     """A configuration to try, with the trial that it was made from.

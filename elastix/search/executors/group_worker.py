@@ -4,7 +4,6 @@ The run is that of an ElasticTrainer, with its controller and workers; it surviv
 by forward recovery. Not here: what becomes of the trial when this actor dies (pool).
 """
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -16,17 +15,16 @@ from elastix.data.audit import Audit
 from elastix.errors import ConfigError, ElastixError, QuorumLost, TooManyFailures, WorkerFailed
 from elastix.events import Event, StateStored
 from elastix.search.executors.in_process import Findings
-from elastix.search.executors.pool_worker import Reports
-from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
+from elastix.search.executors.pool_worker import PoolWorker, Reports
+from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work
 from elastix.train.on_ray.trainer import ElasticTrainer
 
 
-class GroupWorker:
-    """The actor. It occupies no CPU; the workers of its groups do.
+class GroupWorker(PoolWorker):
+    """It occupies no CPU; the workers of its groups do.
 
     Args:
-        number: of the worker of the pool, for people.
-        train: the train function as ray.cloudpickle wrote it.
+        number, train: see PoolWorker.
         scaling, checkpoint, failure: as for ElasticTrainer.
         store: directory below which each group keeps its journal.
     """
@@ -40,40 +38,13 @@ class GroupWorker:
         failure: FailureConfig,
         store: str,
     ) -> None:
-        self._number = number
-        self._train = train
+        super().__init__(number, train)
         self._how = (scaling, checkpoint, failure, store)
-        self._reports = Reports()
-        self._halts: dict[int, threading.Event] = {}
-        self._at = "idle"
 
-    def __repr__(self) -> str:
-        return f"pool worker {self._number} {self._at}"
-
-    def hello(self) -> tuple[str, int]:
-        """The id of the node, and of the process."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
-    @ray.method(concurrency_group="control")
-    def reports(self, seen: int) -> tuple[int, list[WorkReport]]:
-        """See Reports.since; over all trials."""
-        return self._reports.since(seen)
-
-    @ray.method(concurrency_group="control")
-    def halt(self, number: int) -> None:
-        """End a trial within a second or so."""
-        self._halts.setdefault(number, threading.Event()).set()
-
-    def run(self, work: Work) -> Ended:
-        """Run a trial to its end. What it raises is part of the answer."""
-        self._at = f"trial={work.number}"
-        run = _Run(work, self._reports, self._halts.setdefault(work.number, threading.Event()))
-        try:
-            train: TrainFunction = ray.cloudpickle.loads(self._train)
-            return run.carry_out(train, *self._how, worker=f"worker {self._number}")
-        finally:
-            self._halts.pop(work.number, None)
-            self._at = "idle"
+    def _carry_out(self, work: Work, halt: threading.Event) -> Ended:
+        train: TrainFunction = ray.cloudpickle.loads(self._train)
+        run = _Run(work, self._reports, halt)
+        return run.carry_out(train, *self._how, worker=f"worker {self._number}")
 
 
 class _Run:
@@ -110,7 +81,10 @@ class _Run:
                 failure=failure,
                 quiet=True,
             )
-            result = trainer.as_trial(work.model_source, work.until_reports, self._watch).fit()
+            trial = trainer.as_trial(
+                work.model_source, work.until_reports, self._watch, order_seed=work.order_seed
+            )
+            result = trial.fit()
             self._epochs = _epochs(result.audit) or float(len(self._found.results))
             kind = EndedKind.PAUSED if self._reason == "paused" else EndedKind.FINISHED
         except KeyboardInterrupt:

@@ -59,6 +59,7 @@ def execute(
         directory=_NOWHERE,
         run=work.name,
         seed=work.seed,
+        order_seed=work.order_seed,
         min_workers=1,
         checkpoint=_CHECKPOINT,
         model_source=work.model_source,

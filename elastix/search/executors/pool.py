@@ -19,12 +19,18 @@ from typing import Any
 
 import ray
 
-from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from elastix.config import (
+    CheckpointConfig,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    refuse_crew,
+)
 from elastix.errors import ConfigError, Corrupt, SearchError
 from elastix.observe.deaths import Deaths, GroupDeaths
 from elastix.observe.journal import Tail
 from elastix.search.executors.group_worker import GroupWorker
-from elastix.search.executors.pool_worker import PoolWorker
+from elastix.search.executors.pool_worker import LoneWorker
 from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
@@ -77,6 +83,7 @@ class Pool:
         store: str = "runs/store",
     ) -> None:
         self._scaling = scaling or ScalingConfig()
+        refuse_crew(self._scaling, "trials of a campaign")
         self._parallel = parallel
         self._checkpoint = checkpoint or CheckpointConfig()
         self._failure = failure or FailureConfig()
@@ -304,7 +311,7 @@ class Pool:
                 number, self._train, self._scaling, self._checkpoint, self._failure, self._store
             )
         else:
-            alone = ray.remote(concurrency_groups=groups)(PoolWorker)  # type: ignore[call-overload]
+            alone = ray.remote(concurrency_groups=groups)(LoneWorker)  # type: ignore[call-overload]
             actor = alone.options(
                 num_cpus=self._scaling.cpus_per_worker,
                 num_gpus=self._scaling.gpus_per_worker,

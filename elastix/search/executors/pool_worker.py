@@ -1,4 +1,6 @@
-"""A worker of the pool: a Ray actor that runs one trial after another, each alone.
+"""A worker of the pool: a Ray actor that runs one trial after another.
+
+This one runs each alone, in its own process; another (group_worker) has each run by a group.
 
 Not here: which trial, and what becomes of it when this process dies (pool).
 """
@@ -6,6 +8,7 @@ Not here: which trial, and what becomes of it when this process dies (pool).
 import gc
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -38,20 +41,17 @@ class Reports:
         return told, kept[len(kept) - min(len(kept), told - seen) :]
 
 
-class PoolWorker:
+class PoolWorker(ABC):
     """The actor. `run` occupies one thread; the other methods are answered beside it.
 
     Args:
         number: of the worker, for people.
         train: the train function as ray.cloudpickle wrote it.
-        threads: of torch.
     """
 
-    def __init__(self, number: int, train: bytes, threads: int) -> None:
+    def __init__(self, number: int, train: bytes) -> None:
         self._number = number
-        self._pickled = train
-        self._threads = threads
-        self._train: TrainFunction | None = None
+        self._train = train
         self._reports = Reports()
         self._halts: dict[int, threading.Event] = {}
         self._at = "idle"
@@ -60,11 +60,7 @@ class PoolWorker:
         return f"pool worker {self._number} {self._at}"
 
     def hello(self) -> tuple[str, int]:
-        """Import what every trial needs; the id of the node, and of the process."""
-        import torch._dynamo  # what making the first optimizer imports, in seconds
-
-        torch.set_num_threads(self._threads)
-        gc.freeze()  # a full collection would walk over all of torch, for a tenth of a second
+        """The id of the node, and of the process."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def run(self, work: Work) -> Ended:
@@ -72,20 +68,14 @@ class PoolWorker:
         self._at = f"trial={work.number}"
         halt = self._halts.setdefault(work.number, threading.Event())
         try:
-            if self._train is None:
-                self._train = ray.cloudpickle.loads(self._pickled)
-            ended = execute(
-                self._train,
-                work,
-                worker=f"worker {self._number} pid {os.getpid()}",
-                tell=self._reports.tell,
-                device=_device(),
-                halt=halt,
-            )
+            return self._carry_out(work, halt)
         finally:
             self._halts.pop(work.number, None)
             self._at = "idle"
-        return _sendable(ended)
+
+    @abstractmethod
+    def _carry_out(self, work: Work, halt: threading.Event) -> Ended:
+        """Run a trial to its end, or until `halt` is set."""
 
     @ray.method(concurrency_group="control")
     def reports(self, seen: int) -> tuple[int, list[WorkReport]]:
@@ -94,8 +84,43 @@ class PoolWorker:
 
     @ray.method(concurrency_group="control")
     def halt(self, number: int) -> None:
-        """End a trial at its next step or report."""
+        """End a trial soon."""
         self._halts.setdefault(number, threading.Event()).set()
+
+
+class LoneWorker(PoolWorker):
+    """Each trial runs in this process.
+
+    Args:
+        number, train: see PoolWorker.
+        threads: of torch.
+    """
+
+    def __init__(self, number: int, train: bytes, threads: int) -> None:
+        super().__init__(number, train)
+        self._threads = threads
+        self._unpickled: TrainFunction | None = None
+
+    def hello(self) -> tuple[str, int]:
+        """Import what every trial needs."""
+        import torch._dynamo  # what making the first optimizer imports, in seconds
+
+        torch.set_num_threads(self._threads)
+        gc.freeze()  # a full collection would walk over all of torch, for a tenth of a second
+        return super().hello()
+
+    def _carry_out(self, work: Work, halt: threading.Event) -> Ended:
+        if self._unpickled is None:
+            self._unpickled = ray.cloudpickle.loads(self._train)
+        ended = execute(
+            self._unpickled,
+            work,
+            worker=f"worker {self._number} pid {os.getpid()}",
+            tell=self._reports.tell,
+            device=_device(),
+            halt=halt,
+        )
+        return _sendable(ended)
 
 
 def _device() -> torch.device:

@@ -7,7 +7,7 @@ from typing import Any
 from ray import cloudpickle
 
 from elastix.errors import NotFound, SearchError
-from elastix.train.on_ray.trainer import keep_code
+from elastix.train.record.code import keep_code
 
 logger = logging.getLogger(__name__)
 _FILE = "campaign.pkl"

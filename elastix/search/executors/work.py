@@ -30,7 +30,8 @@ class Work:
         number: of the trial; no two pieces of work under way have the same.
         name: of the run, where one is written to disk.
         config: for `ctx.config`.
-        seed: of weights and samples.
+        seed: of weights.
+        order_seed: of the order of samples, which all trials of a campaign have in common.
         model_source: what it takes from other models, and where its own is left.
         until_reports: pause after so many reports; None: run to the end.
     """
@@ -39,6 +40,7 @@ class Work:
     name: str
     config: Config
     seed: int
+    order_seed: int | None = None
     model_source: ModelSource | None = None
     until_reports: int | None = None
 

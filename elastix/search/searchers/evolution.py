@@ -10,7 +10,7 @@ Deb et al., NSGA-II, 2002. Refusing repeats alone halves the regret on small tab
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ConfigSpace import ConfigurationSpace
 from numpy.random import RandomState
@@ -24,6 +24,24 @@ from elastix.search.trial import Suggestion, Trial
 _TRIES = 20
 _POPULATION = 32
 _SAMPLE = 8
+
+
+class _HasLosses(Protocol):
+    @property
+    def losses(self) -> Sequence[float]: ...
+
+
+_Scored = TypeVar("_Scored", bound=_HasLosses)
+
+
+def survivors(living: list[_Scored], population: int) -> list[_Scored]:
+    """Who of the living, the youngest last, stays alive: see the module."""
+    if len(living) <= population:
+        return living
+    if len(living[0].losses) == 1:
+        return living[-population:]
+    best = order([each.losses for each in living])[:population]
+    return [living[place] for place in sorted(best)]
 
 
 class Evolution:
@@ -84,18 +102,7 @@ class Evolution:
 
     def ask(self, n: int = 1) -> list[Suggestion]:
         """See Searcher."""
-        found = []
-        for _ in range(n):
-            rng = self.history.rng()
-            suggestion = self._child(rng) or self._random(rng)
-            if suggestion is None:
-                break
-            found.append(self.history.propose(suggestion))
-        return found
-
-    def _random(self, rng: RandomState) -> Suggestion | None:
-        config = self.history.fresh(rng)
-        return None if config is None else Suggestion(config)
+        return self.history.ask(n, self._child)
 
     def _child(self, rng: RandomState) -> Suggestion | None:
         """A new mutation of one of the best; None while too few live, or if none was found."""
@@ -116,11 +123,7 @@ class Evolution:
         valid = self.history.space.is_valid
         self._living += [trial for trial in trials if trial.scored and valid(trial.config)]
         self._begun = self._begun or len(self._living) >= self.population
-        if self.history.objectives == 1:
-            self._living = self._living[-self.population :]
-        elif len(self._living) > self.population:
-            best = order([trial.losses for trial in self._living])[: self.population]
-            self._living = [self._living[i] for i in sorted(best)]
+        self._living = survivors(self._living, self.population)
 
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""

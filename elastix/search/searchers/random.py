@@ -23,13 +23,7 @@ class Random:
 
     def ask(self, n: int = 1) -> list[Suggestion]:
         """See Searcher."""
-        found = []
-        for _ in range(n):
-            config = self.history.fresh(self.history.rng())
-            if config is None:
-                break
-            found.append(self.history.propose(Suggestion(config)))
-        return found
+        return self.history.ask(n)
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """See Searcher. Results change nothing but what is pending."""

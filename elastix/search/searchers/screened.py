@@ -23,6 +23,7 @@ from numpy.random import RandomState
 
 from elastix.errors import ConfigError
 from elastix.search.pareto import order
+from elastix.search.searchers.evolution import survivors
 from elastix.search.searchers.forest import KEPT, Encoding, Forest, Rows
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
@@ -99,18 +100,7 @@ class ScreenedEvolution:
 
     def ask(self, n: int = 1) -> list[Suggestion]:
         """See Searcher."""
-        found = []
-        for _ in range(n):
-            rng = self.history.rng()
-            suggestion = self._screened(rng) or self._random(rng)
-            if suggestion is None:
-                break
-            found.append(self.history.propose(suggestion))
-        return found
-
-    def _random(self, rng: RandomState) -> Suggestion | None:
-        config = self.history.fresh(rng)
-        return None if config is None else Suggestion(config)
+        return self.history.ask(n, self._screened)
 
     def _screened(self, rng: RandomState) -> Suggestion | None:
         """The candidate that looks best; None while too little is known, or if none is new."""
@@ -169,11 +159,7 @@ class ScreenedEvolution:
         rows = self._encoding.rows([each.config for each in observed])
         self._rows = np.concatenate([self._rows, rows])[-KEPT:]
         self._living += [each for each in observed if each.losses]
-        if self.history.objectives == 1:
-            self._living = self._living[-self.population :]
-        elif len(self._living) > self.population:
-            best = order([each.losses for each in self._living])[: self.population]
-            self._living = [self._living[place] for place in sorted(best)]
+        self._living = survivors(self._living, self.population)
         self._ranked = [self._living[i] for i in order([each.losses for each in self._living])]
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Pure. Held by every searcher, inherited from by none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -48,6 +48,27 @@ class SearchHistory:
     def is_new(self, config: Config) -> bool:
         """Neither proposed nor told before."""
         return config_key(config) not in self.seen
+
+    def ask(
+        self, n: int, make: Callable[[RandomState], Suggestion | None] = lambda rng: None
+    ) -> list[Suggestion]:
+        """Up to `n` suggestions, now pending; fewer when the space is used up.
+
+        Args:
+            n: how many.
+            make: the next one, by its generator; None if it should be a random one.
+        """
+        found: list[Suggestion] = []
+        for _ in range(n):
+            rng = self.rng()
+            suggestion = make(rng)
+            if suggestion is None:
+                config = self.fresh(rng)
+                if config is None:
+                    break
+                suggestion = Suggestion(config)
+            found.append(self.propose(suggestion))
+        return found
 
     def propose(self, suggestion: Suggestion) -> Suggestion:
         """Remember a suggestion as pending."""

@@ -28,6 +28,36 @@ def test_as_many_trials_as_the_budget_says(tmp_path):
     assert len(rig.of(TrialStarted)) == len(rig.of(TrialEnded)) == 10
 
 
+GOOD = [{"x": 0.25, "depth": 2}, {"x": 0.5, "depth": 1}, {"x": 0.75, "depth": 3}]
+
+
+def test_what_is_enqueued_is_tried_first_and_the_searcher_learns_of_it(tmp_path):
+    rig = Rig(tmp_path, slots=2)
+    trials = rig.run(Budget(trials=5), enqueued=GOOD)
+    assert [trial.config for trial in trials[:3]] == GOOD
+    assert rig.searcher.asked == 2
+    assert sorted(rig.searcher.told) == list(range(5))
+
+
+def test_what_is_enqueued_again_is_not_tried_again(tmp_path):
+    rig = Rig(tmp_path)
+    rig.run(Budget(trials=2), enqueued=GOOD)
+    trials = rig.run(Budget(trials=5), enqueued=[*GOOD, GOOD[0]])
+    assert [trial.config for trial in trials[:3]] == GOOD
+    assert len({trial.suggestion.key for trial in trials}) == 5
+
+
+def test_what_is_enqueued_counts_for_the_budget(tmp_path):
+    rig = Rig(tmp_path)
+    assert [trial.config for trial in rig.run(Budget(trials=2), enqueued=GOOD)] == GOOD[:2]
+    assert rig.searcher.asked == 0
+
+
+def test_what_is_enqueued_is_tried_where_the_searcher_has_nothing(tmp_path):
+    rig = Rig(tmp_path, searcher=lambda: Drawing(limit=0))
+    assert [trial.config for trial in rig.run(Budget(trials=9), enqueued=GOOD)] == GOOD
+
+
 def test_more_trials_go_on_and_run_nothing_twice(tmp_path):
     rig = Rig(tmp_path)
     first = rig.run(Budget(trials=6))
