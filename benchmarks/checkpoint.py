@@ -31,7 +31,7 @@ from benchmarks.record import save
 from elastix.config import CheckpointConfig
 from elastix.state import State
 from elastix.store import Store
-from elastix.train.checkpoint.assembly import CheckpointId, Message, Order, Release
+from elastix.train.checkpoint.assembly import CheckpointEnded, CheckpointId, Message, Order
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.checkpoint.saver import Occasion, Saver
 
@@ -82,7 +82,7 @@ class Elastix:
     def _send(self, message: Message) -> None:
         self._checkpoints.told(0, message)
 
-    def _tell(self, worker: int | None, order: Order | Release) -> None:
+    def _tell(self, worker: int | None, order: Order | CheckpointEnded) -> None:
         del worker
         self._saver.tell(order)
 

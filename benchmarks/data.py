@@ -4,8 +4,8 @@
 
 Synthetic JPEGs are read by K trials on this host, each with an order of batches in common and an
 augmentation of its own: once each trial decodes for itself, in its own process, and once they read
-from one `elastix.Shared`. Then the CPU that a batch costs, of tensors and of JPEGs, and how long it
-takes to go on in the middle of ten million rows.
+from one `elastix.Shared`. Then the CPU that a batch costs, and a step of a trial that is alone in
+its process, and how long it takes to go on in the middle of ten million rows.
 
 Times are CPU seconds of all processes together and, where it says wall, of the slowest trial. Modes
 are interleaved and repeated; medians are given.
@@ -17,8 +17,9 @@ import io
 import multiprocessing
 import resource
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,19 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.record import save
+from elastix.config import CheckpointConfig
 from elastix.data.cursor import indices
 from elastix.data.loader import Loader
 from elastix.data.shared import Shared
 from elastix.data.source import Source
+from elastix.train.replica.context import Context
+from elastix.train.replica.link import Settings
+from elastix.train.replica.solo import run_alone
 
 PIXELS, KEPT, CROP = 256, 160, 140
 BATCH = 64
@@ -208,6 +215,64 @@ def cost_of_batches(repeats: int) -> Mapping[str, float]:
     return {**medians, "ratio": medians["elastix_us"] / medians["torch_us"]}
 
 
+def small_model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
+    model = nn.Sequential(*layers)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def descend(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[list[torch.Tensor]]
+) -> None:
+    for x, y in batches:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def lone_steps(rounds: int, epochs: int = 6) -> Mapping[str, float]:
+    """Microseconds of CPU that a step of a small model takes, in a plain loop and in a lone trial.
+
+    The least of all rounds, of whole runs less what one epoch takes.
+    """
+    data = TensorDataset(torch.rand(1792, 64), torch.arange(1792) % 10)
+    settings = Settings(
+        directory=Path(tempfile.gettempdir()),
+        run="trial",
+        seed=0,
+        min_workers=1,
+        checkpoint=CheckpointConfig(),
+        alone=True,
+    )
+
+    def plain(count: int) -> None:
+        made = small_model()
+        for _ in range(count):
+            descend(*made, DataLoader(data, BATCH, shuffle=True))
+
+    def trial(ctx: Context) -> None:
+        made = ctx.prepare(*small_model())
+        for epoch in ctx.loader(data, BATCH).epochs(ctx.config["epochs"]):
+            descend(*made, epoch)
+
+    def alone(count: int) -> None:
+        outcome = run_alone(trial, {"epochs": count}, settings, lambda _: None)
+        if outcome.error is not None:
+            raise outcome.error
+
+    least: dict[tuple[str, int], float] = {}
+    for _ in range(rounds):
+        for name, run in (("plain_us", plain), ("elastix_us", alone)):
+            for count in (1, epochs):
+                began = time.thread_time()
+                run(count)
+                took = time.thread_time() - began
+                least[name, count] = min(took, least.get((name, count), took))
+    steps = (epochs - 1) * 1792 // BATCH
+    us = {n: (least[n, epochs] - least[n, 1]) / steps * 1e6 for n in ("plain_us", "elastix_us")}
+    return {**us, "ratio": us["elastix_us"] / us["plain_us"]}
+
+
 def resume(rows: int = 10_000_000) -> Mapping[str, float]:
     """Seconds until the indices of the batch in the middle are known."""
     began = time.perf_counter()
@@ -221,11 +286,13 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=400)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20, help="of a lone trial's steps")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = {
         "ingest": ingest(options.pictures, options.epochs, options.repeats),
         "batch": cost_of_batches(options.repeats),
+        "lone_step": lone_steps(options.rounds),
         "resume": resume(),
     }
     save(options.out, results)

@@ -76,6 +76,19 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {"mlp": (mlp, 64), "con
 """Name to (model, samples per rank)."""
 
 
+_kept: list[DistributedDataParallel] = []
+
+
+def data_parallel(model: nn.Module) -> DistributedDataParallel:
+    """DDP around a model, kept until the process ends.
+
+    Torch frees its reducer, and with it the group's threads, while it holds the interpreter's lock;
+    a thread that lets go of its last collective at that moment waits for the lock, for ever.
+    """
+    _kept.append(DistributedDataParallel(model))
+    return _kept[-1]
+
+
 def measure(ctx: Context) -> None:
     """The train function: both systems in the same processes."""
     name, rounds, steps = (ctx.config[key] for key in ("model", "rounds", "steps"))
@@ -89,7 +102,7 @@ def measure(ctx: Context) -> None:
     ours, sgd = ctx.prepare(ours, sgd)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=ctx.rank, world_size=_RANKS)
-    ddp = DistributedDataParallel(theirs)
+    ddp = data_parallel(theirs)
     sgd_ddp = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(ctx.rank)
     x = torch.rand(batch, 1, 32, 32, generator=generator)

@@ -1,16 +1,22 @@
 """Counts of a tree's structure, of this one or of another: `python -m benchmarks.structure [ROOT]`.
 
 For comparing the tree before a change with the tree after it. Prints one JSON object; --out FILE
-writes it too.
+writes it too. With `--before COMMIT` it prints a table in Markdown instead: that commit's tree
+beside the one at ROOT. DESIGN.md has the one of `--before 58efd29`, after which control messages
+became data, and the protocol and the conductor pure cores with shells.
 """
 
 import argparse
 import ast
+import io
 import json
 import re
+import subprocess
+import tarfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 _WORDS = re.compile(r"^\| \*{0,2}([^|*]+)\*{0,2} \|", re.M)
@@ -21,11 +27,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", nargs="?", default=".", type=Path, help="a checkout")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--before", help="a commit of the repository at ROOT, to compare with")
     options = parser.parse_args()
+    if options.before is not None:
+        print(table(counts_of_commit(options.root, options.before), counts(options.root)))
+        return
     text = json.dumps(counts(options.root), indent=1)
     print(text)
     if options.out is not None:
         options.out.write_text(text + "\n")
+
+
+def counts_of_commit(root: Path, commit: str) -> dict[str, Any]:
+    """As `counts`, of a commit of the repository at `root`."""
+    wanted = ["git", "-C", str(root), "archive", commit, "--", "elastix", "docs", "README.md"]
+    packed = subprocess.run(wanted, check=True, capture_output=True).stdout
+    with TemporaryDirectory() as there, tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(there, filter="data")
+        return counts(Path(there))
+
+
+def table(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """In Markdown: both in columns beside each other."""
+
+    def named(found: list[Any]) -> str:
+        path, number = found
+        return f"{number:,} (`{path.split(':')[-1]}`)"
+
+    rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("files, lines", lambda n: f"{n['files']}, {n['lines']:,}"),
+        (
+            "files and packages directly in `train`, arrows between them",
+            lambda n: f"{n['train_rooms']}, {n['train_arrows']}",
+        ),
+        ("of these, in a circle", lambda n: str(n["train_circles"])),
+        (
+            "class names, file names that occur twice",
+            lambda n: f"{len(n['class_names_twice'])}, {len(n['file_names_twice'])}",
+        ),
+        ("longest file", lambda n: named(n["longest_file"])),
+        ("class with most attributes", lambda n: named(n["most_attributes"])),
+        ("widest constructor", lambda n: named(n["widest_constructor"])),
+        ("words in the table of words", lambda n: str(n["words"])),
+    ]
+    lines = ["| | before | after |", "|---|---|---|"]
+    lines += [f"| {what} | {shown(before)} | {shown(after)} |" for what, shown in rows]
+    return "\n".join(lines)
 
 
 def counts(root: Path) -> dict[str, Any]:

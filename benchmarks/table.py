@@ -122,10 +122,29 @@ _STORE = (
     ("rebuild_s_100k", "rebuild its index from packs, s", "<=", 60.0),
 )
 
+_EXACT = (
+    ("slices_over_today", "step in as many slices as workers over one without", "<=", 1.02),
+    ("eight_slices_over_plain", "step in eight slices over DDP with accumulation", "<=", 1.05),
+    ("exact_over_slices", "exact=True over that", "<=", 1.10),
+    ("slow_over_ideal", "one of three slowed three times, over the ideal", "<=", 1.15),
+    ("sentinel_share", "sentinel's share of a step", "<=", 0.01),
+    ("guard_share", "guard's share of a step", "<=", 0.005),
+    ("shadow_stall_ms", "stall for a State stored beside a shadow, 126 MB, ms", "<=", 0.0),
+    ("steps_lost_all_killed", "steps lost when all are killed, with a shadow", "<=", 0.0),
+)
+
 _ESTIMATE = (
     ("peak_ratio", "peak memory over its estimate", 0.8, 1.2),
     ("step_ratio", "estimated over measured step", 0.5, 2.0),
 )
+
+_FORMATS = ("tar", "parquet", "arrow", "tensors", "scattered")
+
+
+def _errors(data: str, difference: str, results: Results) -> float:
+    found = results[data][difference]
+    return float(found["mean"] / found["standard_error"])
+
 
 ROWS = (
     Row(
@@ -205,6 +224,30 @@ ROWS = (
     ),
     *(
         Row(
+            *("exact", what, f"{sign} {bar:g}", _key(key)),
+            *(at_most(bar), "{:.3g}"),
+        )
+        for key, what, sign, bar in _EXACT
+    ),
+    Row(
+        *("exact", "SIGKILL to agreed gradient of the whole batch, median, s"),
+        *("<= 0.3 and the lost slices' time", _key("stall_s", "median")),
+        lambda value, r: value <= 0.3 + _key("details", "stall", "lost_slices_s")(r),
+    ),
+    Row(
+        *("exact", "schedules of kills that end with the quiet bytes", "all"),
+        *(_ratio(("byte_equal", "equal"), ("byte_equal", "schedules")), at_least(1.0)),
+    ),
+    Row(
+        *("exact", "flipped bits that are found and whose worker is named", "all"),
+        *(_ratio(("flips", "culprit_named"), ("details", "flips", "flips")), at_least(1.0)),
+    ),
+    Row(
+        *("exact", "false alarms", "0", _key("flips", "false_alarms")),
+        *(at_most(0), "{:.0f}"),
+    ),
+    *(
+        Row(
             *("search", f"default's regret beyond the better of TPE and CBO, {table}", "<= 1 s.e."),
             *(partial(_default_excess, table), at_most(1.0), "{:+.1f}"),
         )
@@ -257,6 +300,39 @@ ROWS = (
         )
         for key, what, low, high in _ESTIMATE
         for model in ("mlp", "convnet", "transformer")
+    ),
+    Row(
+        *("formats", "samples repeated or dropped, 20 schedules of losses over each format", "0"),
+        lambda r: sum(r[f]["repeated"] + r[f]["dropped"] for f in _FORMATS),
+        *(at_most(0), "{:.0f}"),
+    ),
+    *(
+        Row(
+            *("formats", f"a batch in the middle of 10 million rows, {what}, s of CPU", "<= 1"),
+            *(_key("resume_at_half", key, "cpu_s"), at_most(1), "{:.3f}"),
+        )
+        for key, what in (("by_row", "by row"), ("in_blocks", "in blocks"))
+    ),
+    *(
+        Row(
+            "rehearsal",
+            f"{data}, {size} samples kept: Rehearsal less a reservoir, standard errors",
+            ">= -1",
+            partial(_errors, data, f"index_less_reservoir_{size}"),
+            *(at_least(-1), "{:+.1f}"),
+        )
+        for data, sizes in (("digits", (72, 432)), ("mnist", (200, 1200)))
+        for size in sizes
+    ),
+    Row(
+        *("rehearsal", "four workers: weights against one worker's, largest difference", "<= 1e-9"),
+        _key("groups", "index", "4", "furthest_from_one_process"),
+        *(at_most(1e-9), "{:.1e}"),
+    ),
+    Row(
+        *("rehearsal", "three of four killed: weights against the replay's, likewise", "<= 1e-9"),
+        _key("groups", "index", "4_under_fire", "furthest_from_replay"),
+        *(at_most(1e-9), "{:.1e}"),
     ),
 )
 
@@ -313,6 +389,39 @@ def regrets(folder: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+COMPARED = (
+    ("overhead", "mlp.ratio_median", "step time over DDP's, MLP"),
+    ("overhead", "convnet.ratio_median", "step time over DDP's, convnet"),
+    ("recovery", "elastix.stall_s.median", "SIGKILL to agreed gradient, s"),
+    ("recovery", "elastix, with a spare.stall_s.median", "the same with a spare, s"),
+    ("recovery", "elastix.full_strength_spare_s", "loss to full strength with a spare, s"),
+    ("executor", "trials_per_s.elastix_pool", "no-op trials per second"),
+    ("executor", "trials_per_s.bare_pool", "those of a bare pool of actors"),
+    ("goodput", "elastix", "goodput with a kill every 15 s"),
+    ("store", "put_wall_ratio_raw", "durable put over raw append and sync"),
+    ("store", "read_cpu_ratio_memcpy", "warm full read, CPU over memcpy"),
+    ("store", "small_put_wall_ratio_raw", "durable put of a small model over the same"),
+    ("store", "lp_p50_us_100k", "nearest by prefix, 5,000 models, median, us"),
+    ("store", "lcs_p50_ms_100k", "nearest by common subsequence, 5,000 models, ms"),
+    ("store", "open_s_100k", "open with 5,000 models, s"),
+)
+"""What `before_after` shows: benchmark, its number, and how the document says it."""
+
+
+def before_after(folder: Path = RESULTS) -> str:
+    """The same benchmarks in an older tree and this one, in Markdown: median, least and most."""
+    results = _read(folder / "before_after.json") or {}
+    lines = _header(["what", f"before ({results.get('before', 'not measured')})", "after"])
+    for benchmark, number, said in COMPARED:
+        found = results.get(benchmark, {}).get(number)
+        cells = ["not measured"] * 2
+        if found is not None:
+            trees = (found["before"], found["after"])
+            cells = [f"{t['median']:.3g} ({t['min']:.3g} to {t['max']:.3g})" for t in trees]
+        lines.append(f"| {said} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 HEADLINE = {
     "SIGKILL to agreed gradient, median, s": "from a SIGKILL to the agreed gradient, median, s",
     "samples dropped": "samples dropped in ten kills",
@@ -353,7 +462,12 @@ def install(folder: Path = RESULTS) -> str:
 
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"install": install, "headline": headline},
-    "docs/benchmarks.md": {"benchmarks": goals, "recoveries": recoveries, "regrets": regrets},
+    "docs/benchmarks.md": {
+        "benchmarks": goals,
+        "recoveries": recoveries,
+        "regrets": regrets,
+        "before-after": before_after,
+    },
 }
 """Which document shows which tables, by path and name."""
 

@@ -1,0 +1,30 @@
+"""The fleet around the conductor does what a fleet does; counted, not timed."""
+
+from benchmarks import size
+
+
+def test_half_an_hour_of_a_hundred_workers_in_which_one_is_lost_each_minute():
+    found, fleet = size.day(workers=100, hours=0.5)
+    heard = found["events"]
+    assert found["losses"] == 30
+    assert heard["loss"] == 30
+    assert found["generations"] == 1 + 30 + 30 - (found["in_the_group_at_the_end"] < 100)
+    assert heard["CaughtUp"] == found["generations"] - 31
+    # All survivors suspect somebody, and all members confirm each generation but the first of it.
+    assert heard["Suspect"] == 30 * 99
+    assert heard["Entered"] == 100 + 30 * 99 + heard["CaughtUp"] * 100
+    assert found["steps"] == 180
+    assert len(fleet.conductor.holders) >= 99
+
+
+def test_what_one_event_costs_is_taken_for_each_kind():
+    found = size.events(10, rounds=1)
+    assert found.keys() == {
+        "heartbeat_us",
+        "tick_us",
+        "step_us",
+        "loss_us",
+        "loss_us_per_message",
+        "join_us_per_message",
+    }
+    assert all(cost > 0 for cost in found.values())
