@@ -64,6 +64,7 @@ if _typing.TYPE_CHECKING:
 
     from elastix.data.formats.tables import Arrow, Parquet
     from elastix.data.formats.tar import Tar
+    from elastix.data.rehearsal import Rehearsal
     from elastix.data.shared import Shared
     from elastix.observe.mlflow import MLflow
     from elastix.observe.tensorboard import TensorBoard
@@ -133,6 +134,7 @@ __all__ = [
     "Random",
     "ReadOnly",
     "Ref",
+    "Rehearsal",
     "ReplicasDiffer",
     "RestoreConfig",
     "Result",
@@ -188,6 +190,7 @@ _LATER = {
     "Parquet": "elastix.data.formats.tables",
     "Random": "elastix.search.searchers.random",
     "Ref": "elastix.state",
+    "Rehearsal": "elastix.data.rehearsal",
     "Result": "elastix.train.record.result",
     "Results": "elastix.search.results",
     "ScreenedEvolution": "elastix.search.searchers.screened",

@@ -13,13 +13,13 @@ import typer
 from rich.filesize import decimal
 
 from elastix.errors import ConfigError, ElastixError
-from elastix.verbs import campaigns, data, output
+from elastix.verbs import campaigns, data, exit_codes, output
 from elastix.verbs.dashboard import grafana
 from elastix.verbs.doctor import doctor
 from elastix.verbs.estimate import estimate
+from elastix.verbs.exit_codes import says as _says
 from elastix.verbs.output import AsJson
 from elastix.verbs.output import print_table as _print
-from elastix.verbs.output import says as _says
 from elastix.verbs.report import report
 from elastix.verbs.run import run
 from elastix.verbs.runs import app as runs_app
@@ -86,7 +86,7 @@ _META = 400  # characters of a model's metadata
 @app.callback()
 def main(debug: Debug = False) -> None:
     """Elastic PyTorch training and architecture search on Ray."""
-    output.show_tracebacks(debug)
+    exit_codes.show_tracebacks(debug)
 
 
 def _line(entry: "Entry") -> tuple[str, ...]:
@@ -123,23 +123,35 @@ def log(
 @_says
 def show(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
     """Show one model: its tensors, who first wrote each, its metadata."""
+    from elastix.store.wholes import wholes  # not for --help
+
     with _read(store) as opened:
         manifest = opened.manifest(ref)
-        rows = [
-            (name, info.dtype, list(info.shape), opened.owner(ref, name))
-            for name, info in manifest.tensors.items()
-        ]
+        found = wholes(manifest)
+        owners = {name: opened.owner(ref, name) for name in found}
     value = {
         "ref": manifest.ref,
         "parents": manifest.parents,
         "meta": manifest.meta,
-        "tensors": {name: {"dtype": d, "shape": s, "owner": o} for name, d, s, o in rows},
+        "tensors": {
+            name: {"dtype": one.dtype, "shape": list(one.shape), "owner": owners[name]}
+            | ({"parts": list(one.stored)} if one.split else {})
+            for name, one in found.items()
+        },
     }
     if not as_json:
         output.say(f"ref      {manifest.ref}")
         output.say(f"parents  {' '.join(manifest.parents) or '-'}")
         output.say(f"meta     {_short(json.dumps(manifest.meta))}")
-    lines = [(*row, owner[:12]) for *row, owner in rows]
+    lines = [
+        (
+            name,
+            one.dtype,
+            f"{list(one.shape)} in {len(one.stored)} parts" if one.split else list(one.shape),
+            owners[name][:12],
+        )
+        for name, one in found.items()
+    ]
     _print(as_json, value, ("tensor", "dtype", "shape", "owner"), lines)
 
 
@@ -271,6 +283,22 @@ def stats(store: Where = _STORE, as_json: AsJson = False) -> None:
     value = {**asdict(found), "dedup_ratio": found.dedup_ratio}
     rows = [(k, decimal(v) if k.endswith("_bytes") else round(v, 3)) for k, v in value.items()]
     _print(as_json, value, ("what", "how much"), rows)
+
+
+@store_app.command()
+@_says
+def consolidate(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+    """Put a model that is kept in the parts of a mesh again as whole tensors; its tags move."""
+    with _existing(store) as opened:
+        before = opened.manifest(ref).ref
+        made = opened.consolidate(before)
+        names = [name for name, meant in opened.tags().items() if meant == made]
+    value = {"ref": made, "in_parts": before if made != before else None, "tags": names}
+    _print(as_json, value, ("ref", "tags"), [(made, " ".join(names) or "-")])
+    if made != before:
+        output.complain(f"{before[:12]} still has the parts: `elastix store retire` drops it")
+    else:
+        output.complain("it is whole already; nothing was changed")
 
 
 @store_app.command()

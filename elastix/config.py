@@ -4,9 +4,10 @@ Not here: anything that changes while a run is going on. No environment variable
 field. Every class survives `from_dict(to_dict())`.
 """
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,6 +15,9 @@ from elastix.arguments import check_fields, of_kind, require
 
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 Recovery = Literal["forward", "rollback"]
+Cloud = Literal["aws", "gcp", "azure"]
+_CLOUDS = ("aws", "gcp", "azure")
+_ADDRESS = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?")
 _RECOVERIES = ("forward", "rollback")
 _PLACEMENTS = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -51,9 +55,14 @@ class ScalingConfig(_Config):
         shadows: additional workers that receive every step of the group and are not in it. If all
             of the group are lost at once the run goes on from a shadow, with no step lost. Each
             occupies what a worker does.
-        cpus_per_worker: logical CPUs of each worker; fractions let workers share one.
+        cpus_per_worker: logical CPUs of each worker; fractions let workers share one. The processes
+            of a crew have equal parts.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
-        placement: strategy of the Ray placement group.
+        placement: strategy of the Ray placement group. Crews have a group each: "PACK", and with
+            the axis `tensor` "STRICT_PACK", on one node.
+        crew: how many processes each worker is, by the axes of the mesh that they form:
+            {"shard": 2, "tensor": 2} are four. For models that do not fit one device; see
+            `ctx.mesh`. {} for one process.
         affinity: bind each worker to the cores of one NUMA node, that of its GPU if it has one.
             Where there is only one node nothing is bound in any case.
     """
@@ -64,10 +73,12 @@ class ScalingConfig(_Config):
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     placement: Placement = "SPREAD"
+    crew: dict[str, int] = field(default_factory=dict)
     affinity: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_axes(self.crew)
         sizes: Any = self.num_workers
         if isinstance(sizes, list):  # JSON knows no tuples
             sizes = tuple(sizes)
@@ -118,6 +129,21 @@ class ScalingConfig(_Config):
         wanted = {"CPU": float(self.cpus_per_worker), "GPU": float(self.gpus_per_worker)}
         return {name: amount for name, amount in wanted.items() if amount > 0}
 
+    @property
+    def processes(self) -> int:
+        """How many each worker is."""
+        return math.prod(self.crew.values())
+
+    @property
+    def resources_per_process(self) -> dict[str, float]:
+        """What one process of a worker occupies: an equal part of that."""
+        return {name: n / self.processes for name, n in self.resources_per_worker.items()}
+
+
+def is_name(text: str) -> bool:
+    """Whether a run can have that name."""
+    return _NAME.fullmatch(text) is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(_Config):
@@ -153,7 +179,7 @@ class RunConfig(_Config):
             "elastix.store.Store opens it.",
         )
         require(
-            _NAME.fullmatch(self.name) is not None,
+            is_name(self.name),
             f"a run's name is 1 to 100 letters, digits, '.', '_' or '-' and starts with a letter "
             f"or digit, not {self.name!r}: it names a directory.",
         )
@@ -419,6 +445,16 @@ class FailureConfig(_Config):
         guard: which steps, with their batches, do not count; None: all count.
         sentinel: compare digests of the workers' States in every step, and take out a worker that
             differs from the majority.
+        recompute_every: with RunConfig(exact=True), after so many steps one slice is computed by
+            two workers, and a worker that miscalculates is taken out. In its first step each worker
+            computes its first slice three times, which finds code that gives something else the
+            second time. None: nothing is ever computed twice.
+        notices: "aws", "gcp" or "azure": on each node the cloud's metadata service is asked whether
+            the machine is to be taken away, and its workers leave at the next step boundary, before
+            the deadline. On Ray only. None: nobody is asked. What Ray knows itself (a node that is
+            drained) and SIGTERM are heeded in any case.
+        notices_address: of a metadata service, as "http://localhost:1338", if it is not the cloud's
+            own.
     """
 
     max_worker_losses: int | None = None
@@ -430,6 +466,9 @@ class FailureConfig(_Config):
     recovery: Recovery = "forward"
     guard: Guard | None = None
     sentinel: bool = True
+    recompute_every: int | None = 200
+    notices: Cloud | None = None
+    notices_address: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -447,9 +486,108 @@ class FailureConfig(_Config):
             losses is None or (type(losses) is int and losses >= 0),
             f"max_worker_losses must be a whole number >= 0 or None, not {losses!r}.",
         )
+        every = self.recompute_every
+        require(
+            every is None or (type(every) is int and every >= 1),
+            f"recompute_every must be a whole number >= 1 or None, not {every!r}.",
+        )
+        self._check_notices()
         for name in ("hang_timeout_s", "wait_s", "start_timeout_s"):
             require(getattr(self, name) > 0, f"{name} must be > 0, not {getattr(self, name)!r}.")
         limit = self.evict_slower_than
         require(
             limit is None or limit > 1, f"evict_slower_than must be > 1 or None, not {limit!r}."
         )
+
+    def _check_notices(self) -> None:
+        require(
+            self.notices is None or self.notices in _CLOUDS,
+            f"notices must be one of {_CLOUDS} or None, not {self.notices!r}.",
+        )
+        address = self.notices_address
+        if address is None:
+            return
+        require(
+            self.notices is not None,
+            f"notices_address={address!r} is of use only with notices, one of {_CLOUDS}.",
+        )
+        require(
+            _ADDRESS.fullmatch(address) is not None,
+            f"notices_address must look like 'http://localhost:1338', not {address!r}.",
+        )
+
+
+_AXES = ("shard", "tensor")
+_AXES_TO_COME = ("pipe", "context")
+
+
+def _check_axes(crew: Mapping[str, int]) -> None:
+    """A closed list: of each axis it must be known whether it splits samples."""
+    require(
+        isinstance(crew, dict),
+        f"crew must be a dict of axes and their sizes, like {{'shard': 2}}, not {crew!r}.",
+    )
+    for axis, size in crew.items():
+        require(
+            axis not in _AXES_TO_COME,
+            f"crew has the axis {axis!r}, which is not there yet: axes are {', '.join(_AXES)}.",
+        )
+        require(
+            axis in _AXES,
+            f"crew has no axis {axis!r}: axes are 'shard', which splits a worker's samples and its "
+            "tensors, and 'tensor', which splits its tensors alone.",
+        )
+        require(
+            type(size) is int and size >= 1,
+            f"crew has {axis!r}: {size!r}; it must be a whole number >= 1, the processes along it.",
+        )
+
+
+def check_crew(
+    scaling: ScalingConfig,
+    failure: FailureConfig,
+    checkpoint: CheckpointConfig,
+    *,
+    exact: bool,
+    profile: ProfileConfig | None = None,
+) -> None:
+    """Refuse what does not work with workers of several processes yet.
+
+    Raises:
+        ConfigError: something is set that does not.
+    """
+    if not scaling.crew:
+        return
+    for wrong, what in (
+        (scaling.spares > 0, f"spares={scaling.spares}"),
+        (scaling.shadows > 0, f"shadows={scaling.shadows}"),
+        (exact, "exact=True"),
+        (failure.recovery != "forward", f"recovery={failure.recovery!r}"),
+        (failure.guard is not None, "guard=Guard(...)"),
+        (checkpoint.best is not None, f"best={checkpoint.best!r}"),
+        (scaling.gpus_per_worker > 0, f"gpus_per_worker={scaling.gpus_per_worker:g}"),
+        (scaling.placement != "SPREAD", f"placement={scaling.placement!r}"),
+        (profile is not None, "profile=ProfileConfig(...)"),
+    ):
+        require(
+            not wrong,
+            f"{what} does not work with crew={scaling.crew} yet: each worker is several processes. "
+            "Nothing was started. Leave out one of the two.",
+        )
+
+
+def refuse_crew(scaling: ScalingConfig, what: str) -> None:
+    """Refuse workers of several processes where there are none yet.
+
+    Args:
+        scaling: as it was asked for.
+        what: cannot have them.
+
+    Raises:
+        ConfigError: workers are to be crews.
+    """
+    require(
+        not scaling.crew,
+        f"crew={scaling.crew}: {what} cannot have workers of several processes yet. Nothing was "
+        "started. ElasticTrainer trains one model with them.",
+    )

@@ -7,9 +7,13 @@ is plain data: it survives `from_record(to_record(event))`, and so a line of JSO
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from elastix.errors import Corrupt
+
+_LAST_T = 4e10  # seconds; dates of later times have no name everywhere
 
 Span = tuple[int, int]
 """Half-open range of stream positions; see data.cursor for what a position is."""
@@ -31,6 +35,7 @@ class RunStarted(Event):
         checkpoint: what CheckpointConfig.to_dict gives.
         origin: where it was started from: "command", "directory", "host", "git" (the commit).
         exact: as in RunConfig.
+        order_seed: of the order of samples, where it is not `seed`: in a trial.
     """
 
     name: str
@@ -42,16 +47,27 @@ class RunStarted(Event):
     checkpoint: Mapping[str, Any] = field(default_factory=dict)  # unknown to journals of before
     origin: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
+    order_seed: int | None = None
+
+    @property
+    def seed_of_order(self) -> int:
+        """Of the order of samples."""
+        return self.seed if self.order_seed is None else self.order_seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStarted(Event):
-    """A worker process is up and waits to be let into the group."""
+    """A worker process is up and waits to be let into the group.
+
+    Attributes:
+        mates: of a worker that is several processes, node and process id of the others.
+    """
 
     worker: int
     pid: int
     node: str
     device: str
+    mates: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +132,7 @@ class LoaderOpened(Event):
     Attributes:
         blocks: if it is shuffled in blocks: pairs of how many, and the samples of each.
         mixed: blocks that are shuffled together.
+        scattered: the order of its many samples is computed where it is needed.
         slices: into how many each batch is cut; 0 for a share for each worker.
     """
 
@@ -127,6 +144,7 @@ class LoaderOpened(Event):
     blocks: tuple[tuple[int, int], ...] = ()
     mixed: int = 0
     slices: int = 0
+    scattered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +211,14 @@ class WorkerLost(Event):
     worker: int
     rank: int
     generation: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerNotStarted(Event):
+    """A worker was to be started, and its process was gone before it said a word: no loss."""
+
+    worker: int
     cause: str
 
 
@@ -355,7 +381,8 @@ class ReplicasDiverged(Event):
     Attributes:
         workers: those that were asked what they hold, two at least.
         apart: workers that hold something else than most; all of them if there is no majority.
-        parts: what differs, as in ReplicasCompared.
+        parts: what differs, as in ReplicasCompared; or of what a slice gave that was computed more
+            than once: "gradients", "buffers", "batch" (what was read), "drawn" (random numbers).
         cure: "evicted" (those apart, and the step is done again), or "went back" (all, to the last
             State that is stored, which was found equal).
     """
@@ -526,6 +553,7 @@ _EVENTS: dict[str, type[Event]] = {
         StepCommitted,
         SlicesHandedOver,
         WorkerLost,
+        WorkerNotStarted,
         WorkerLeft,
         WorkerSlow,
         WorkersMeasured,
@@ -584,13 +612,42 @@ def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.load
             values["moved"] = tuple((int(a), int(b), int(n)) for a, b, n in values["moved"])
         if cls is WorkersMeasured:
             values["workers"] = {int(worker): row for worker, row in values["workers"].items()}
+        if cls is WorkerStarted:
+            values["mates"] = tuple((str(n), int(pid)) for n, pid in values.get("mates", ()))
         if cls is GenerationFormed:
             values["members"] = tuple(values["members"])
         if cls in (ReplicasCompared, ReplicasDiverged):
             values |= {name: tuple(values[name]) for name in ("workers", "apart", "parts")}
-        return cls(**values)
+        event = cls(**values)
+        _check_fields(event)
+        return event
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Corrupt(f"a record of {cls.__name__} has the wrong fields: {error}.") from error
+
+
+def _check_fields(event: Event) -> None:
+    """That plain fields are what they are said to be: what reads an event goes by it."""
+    for name, allowed in _plain_fields(type(event)).items():  # type: ignore[arg-type]
+        value = getattr(event, name)
+        if not isinstance(value, allowed):
+            raise TypeError(f"{name}={str(value)[:40]!r}")
+    if not abs(event.t) <= _LAST_T:  # of which NaN is no part
+        raise ValueError(f"t={str(event.t)[:40]} is no time")
+
+
+@cache
+def _plain_fields(cls: type[Event]) -> Mapping[str, tuple[type, ...]]:
+    """By name, what may stand in a field; without those that hold other things than JSON does."""
+    numbers = (int, float)
+    kinds: dict[Any, tuple[type, ...]] = {kind: (kind,) for kind in (str, bool, Mapping, NoneType)}
+    kinds |= {int: numbers, float: numbers}
+    found = {}
+    for name, hint in get_type_hints(cls).items():
+        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        allowed = [kinds.get(get_origin(part) or part) for part in parts]
+        if None not in allowed:
+            found[name] = tuple(kind for some in allowed if some for kind in some)
+    return found
 
 
 def _batch(values: Mapping[str, Any]) -> BatchShares:

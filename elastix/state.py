@@ -5,7 +5,8 @@ checkpoint is one. Not here: where States are kept, or how they travel.
 
 Names: a tensor of the model keeps its own name (`encoder.0.weight`); everything else stands
 below `@`: `@optimizer/encoder.0.weight/exp_avg`, `@rng/torch`. Optimizer entries are keyed by
-parameter name, never by index, so they survive a change of the model around them.
+parameter name, never by index, so they survive a change of the model around them. Where a process
+holds a part of a tensor only, the State of that process does too (`parts`); see sharding.
 
 Invariant: `restore(capture(objects), objects)` changes no bit of the objects.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from blake3 import blake3
 
+from elastix import sharding
 from elastix.errors import ConfigError, StateError
 from elastix.later import later
 from elastix.notebook import facts, size, table
@@ -99,11 +101,16 @@ class Manifest:
 
 @dataclass(frozen=True)
 class State:
-    """Named tensors, JSON metadata, parents. Tensors may be views of live ones: see `clone`."""
+    """Named tensors, JSON metadata, parents. Tensors may be views of live ones: see `clone`.
+
+    Attributes:
+        parts: of the tensors of which this process holds a part, which part that is.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     meta: Mapping[str, Any] = field(default_factory=dict)
     parents: tuple[Ref, ...] = ()
+    parts: Mapping[str, sharding.Shard] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -119,13 +126,37 @@ class State:
             if key not in copies:
                 copies[key] = tensor.detach().to("cpu", copy=True)
             tensors[name] = copies[key]
-        return State(tensors, json.loads(json.dumps(self.meta)), self.parents)
+        return State(tensors, json.loads(json.dumps(self.meta)), self.parents, self.parts)
+
+    @property
+    def stored(self) -> Mapping[str, torch.Tensor]:
+        """The tensors under the names that a store has them under; parts without elements in none.
+
+        Of one process and of a crew: a tensor held whole has the same name in both.
+        """
+        if not self.parts:
+            return self.tensors
+        names = {name: self.stored_name(name) for name in self.tensors}
+        return {stored: self.tensors[name] for name, stored in names.items() if stored is not None}
+
+    def stored_name(self, name: str) -> str | None:
+        """That of one tensor; None for a part without elements."""
+        held = self.parts.get(name)
+        if held is None:
+            return name
+        return None if held.part.empty else sharding.stored_name(name, held.part)
+
+    def only(self, stored: Collection[str]) -> State:
+        """The tensors that a store has under these names, without metadata and parents."""
+        chosen = [name for name in self.tensors if self.stored_name(name) in stored]
+        parts = {name: self.parts[name] for name in chosen if name in self.parts}
+        return State({name: self.tensors[name] for name in chosen}, parts=parts)
 
     def manifest(self) -> Manifest:
         """Digest every tensor (reads all bytes once, tied ones once)."""
         digests: dict[tuple[Any, ...], str] = {}
         infos = {}
-        for name, tensor in self.tensors.items():
+        for name, tensor in self.stored.items():
             key = identity(tensor)
             if key not in digests:
                 digests[key] = blake3(raw_bytes(tensor).numpy().data).hexdigest()
@@ -141,8 +172,14 @@ class State:
         """Give a model these weights and put it in evaluation mode; it is returned.
 
         Raises:
-            ConfigError: it is no module. StateError: it is another model than the State's.
+            ConfigError: it is no module. StateError: it is another model than the State's, or the
+                State holds parts of its tensors.
         """
+        if self.parts:
+            raise StateError(
+                f"the State holds parts of {len(self.parts)} tensors, {min(self.parts)!r} among "
+                "them. Nothing was loaded. Take the model from the store, which has it whole."
+            )
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(
                 f"build(config) must return a torch.nn.Module, not {model!r}. Nothing was loaded."
@@ -243,21 +280,27 @@ def capture(
     Raises:
         StateError: a value is neither a tensor nor JSON, with its place.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    live: dict[str, torch.Tensor] = {}
     values: dict[str, Any] = dict(meta or {})
     names = parameter_names(modules)
     for prefix, module in modules.items():
         for name, value in module.state_dict().items():
             if isinstance(value, torch.Tensor):
-                tensors[prefix + name] = value.detach()
+                live[prefix + name] = value.detach()
             else:  # a module's get_extra_state
-                values[f"@{prefix}{name}"] = _flatten(value, f"@extra/{prefix}{name}", tensors)
+                values[f"@{prefix}{name}"] = _flatten(value, f"@extra/{prefix}{name}", live)
     for name, other in others.items():
         state = other.state_dict()
         if isinstance(other, torch.optim.Optimizer):
             state = _by_name(other, state, names)
-        values[f"@{name}"] = _flatten(state, f"@{name}", tensors)
-    return State(tensors, values)
+        values[f"@{name}"] = _flatten(state, f"@{name}", live)
+    tensors, parts = {}, {}
+    for name, tensor in live.items():
+        tensors[name] = sharding.local(tensor)
+        held = sharding.held(tensor)
+        if held is not None:
+            parts[name] = held
+    return State(tensors, values, parts=parts)
 
 
 def restore(
@@ -265,17 +308,22 @@ def restore(
 ) -> None:
     """Load `state` into live objects of the same make-up.
 
+    Of what is sharded here this process takes its part: out of whole tensors, or from the State of
+    a process at the same place.
+
     Raises:
         StateError: the State lacks something that the objects need, or a shape differs.
     """
     names = parameter_names(modules)
     for prefix, module in modules.items():
         own = {}
-        for name in module.state_dict():
+        live = module.state_dict()
+        tensors = _fitted(state, prefix, live)
+        for name in live:
             if prefix + name in state.tensors:
-                own[name] = state.tensors[prefix + name]
+                own[name] = tensors[prefix + name]
             elif f"@{prefix}{name}" in state.meta:
-                own[name] = _unflatten(state.meta[f"@{prefix}{name}"], state.tensors)
+                own[name] = _unflatten(state.meta[f"@{prefix}{name}"], tensors)
             else:
                 raise StateError(f"the State holds no tensor {prefix + name!r}.")
         try:
@@ -285,10 +333,43 @@ def restore(
     for name, other in others.items():
         if f"@{name}" not in state.meta:
             raise StateError(f"the State holds nothing for {name!r}.")
-        values = _unflatten(state.meta[f"@{name}"], state.tensors)
+        values = _unflatten(state.meta[f"@{name}"], _fitted_other(state, name, other, names))
         if isinstance(other, torch.optim.Optimizer):
             values = _by_index(other, values, names)
         other.load_state_dict(values)
+
+
+def _fitted(
+    state: State,
+    prefix: str,
+    live: Mapping[str, Any],
+    owners: Mapping[str, torch.Tensor] | None = None,
+) -> Mapping[str, torch.Tensor]:
+    """The State's tensors as the `live` ones are, whose names there begin with `prefix`."""
+    if not sharding.possible():
+        if state.parts:
+            raise StateError(
+                f"the State holds parts of {len(state.parts)} tensors, {min(state.parts)!r} among "
+                "them, and nothing here is sharded. Take it from the store, which has it whole."
+            )
+        return state.tensors
+    found = {prefix + n: t for n, t in live.items() if isinstance(t, torch.Tensor)}
+    return sharding.Fitted(state.tensors, state.parts, found, owners or {})
+
+
+def _fitted_other(
+    state: State, key: str, other: Stateful, names: Mapping[int, str]
+) -> Mapping[str, torch.Tensor]:
+    """The same for an optimizer, whose slots are as its parameters are, and for anything else."""
+    if not sharding.possible():
+        return state.tensors
+    if isinstance(other, torch.optim.Optimizer):
+        parameters = [p for group in other.param_groups for p in group["params"]]
+        owners = {f"@{key}/state/{names[id(p)]}": p for p in parameters}
+        return _fitted(state, "", {}, owners)
+    live: dict[str, torch.Tensor] = {}
+    _flatten(other.state_dict(), f"@{key}", live)
+    return _fitted(state, "", live)
 
 
 def warm_start(
@@ -335,9 +416,11 @@ def _adopt_slots(
         if any(_averaging(group) != _averaging(packed) for group in groups):
             continue
         for parameter, index in zip(live["params"], packed["params"], strict=True):
-            slot = theirs["state"].get(sources.get(names[id(parameter)], ""))
+            source = sources.get(names[id(parameter)], "")
+            slot = theirs["state"].get(source)
             if slot is not None:  # the others' tensors are not read
-                ours["state"][index] = _copied(_unflatten(slot, ancestor.tensors))
+                tensors = _fitted(ancestor, "", {}, {f"@{key}/state/{source}": parameter})
+                ours["state"][index] = _copied(_unflatten(slot, tensors))
                 number += 1
     if number:
         optimizer.load_state_dict(ours)
@@ -361,9 +444,9 @@ def without(state: State, others: Iterable[str]) -> State:
     return _entries(state, lambda name: name not in given)
 
 
-def optimizers_of(state: State) -> State:
-    """What a State holds of optimizers."""
-    return _entries(state, lambda name: name.rstrip("0123456789") == "optimizer")
+def entries_of(state: State, *kinds: str) -> State:
+    """What a State holds of these kinds of objects: "optimizer" is that of all optimizers."""
+    return _entries(state, lambda name: name.rstrip("0123456789") in kinds)
 
 
 def _entries(state: State, wanted: Callable[[str], bool]) -> State:
@@ -373,7 +456,8 @@ def _entries(state: State, wanted: Callable[[str], bool]) -> State:
         for name, tensor in state.tensors.items()
         if any(name.startswith(key + "/") for key in names)
     }
-    return State(tensors, {key: state.meta[key] for key in names})
+    parts = {name: held for name, held in state.parts.items() if name in tensors}
+    return State(tensors, {key: state.meta[key] for key in names}, parts=parts)
 
 
 def _by_name(

@@ -29,6 +29,7 @@ from torch import nn
 
 from elastix.config import InheritMode, InheritProvider
 from elastix.errors import ConfigError
+from elastix.flat import flatten, nest
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.space import Space
 from elastix.search.trial import Objectives, Searcher, Trial, TrialState
@@ -147,7 +148,7 @@ class Search(TuneSearcher):
         trial = Trial(self._asked, asked[0], TrialState.RUNNING)
         self._asked += 1
         self._live[trial_id] = trial
-        config = nest(trial.config) if self._nested else dict(trial.config)
+        config = nest(trial.config, _SEPARATOR) if self._nested else dict(trial.config)
         if self._store is not None:
             mode, provider = self._how
             config[KEY] = {
@@ -264,30 +265,10 @@ def space_of(config: Mapping[str, Any]) -> ConfigurationSpace:
     Raises:
         ConfigError: an entry that has no bounds or that only Tune can draw; names it.
     """
-    parameters = [_parameter(name, value) for name, value in _flat(config).items()]
+    row = flatten(config, separator=_SEPARATOR)
+    grid = f"{_SEPARATOR}grid_search"  # which Tune writes as a mapping
+    parameters = [_parameter(name.removesuffix(grid), value) for name, value in row.items()]
     return ConfigurationSpace(name="tune", space=parameters)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and "grid_search" not in value:
-            found |= _flat(value, f"{prefix}{name}{_SEPARATOR}")
-        else:
-            found[prefix + str(name)] = value
-    return found
-
-
-def nest(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of joining names by '/'."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        *path, last = name.split(_SEPARATOR)
-        inner = found
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    return found
 
 
 def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter of ConfigSpace

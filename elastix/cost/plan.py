@@ -23,13 +23,16 @@ class Plan:
         total_flops: of all workers.
         step_s, total_s: of the group.
         utilization: share of the device's peak that this means.
-        devices: workers; as many as it takes to be through in time, if a time was given.
-        memory_bytes: what one worker holds, by ZeRO stage. elastix's own groups are stage 0.
+        workers: as many as it takes to be through in time, if a time was given.
+        devices: one for each worker, or for each place of a worker that is a crew.
+        memory_bytes: what one worker holds, by ZeRO stage. elastix's own groups are stage 0, which
+            is the only one for crews: what a place holds.
         fits: the same stages, against what a device has.
     """
 
     device: str
     dtype: str
+    workers: int
     devices: int
     steps: int
     total_flops: float
@@ -59,12 +62,13 @@ def plan(
     workers: int = 1,
     utilization: float | None = None,
     within_s: float | None = None,
+    places: int = 1,
 ) -> Plan:
     """Put a step's cost on devices.
 
     Args:
-        cost: of one worker's step.
-        device: each worker has one.
+        cost: of one worker's step, at one of its places.
+        device: each place has one.
         steps: of the run, with `workers` workers that each do `cost` in a step.
         dtype: in which most of the arithmetic happens.
         workers: in the group.
@@ -72,6 +76,7 @@ def plan(
             each operator, which nothing can beat and good kernels come near.
         within_s: be through in so many seconds: adds workers, each of which brings its batch, so
             that fewer steps go through the same samples.
+        places: of a worker; more than one if it is a crew.
 
     Raises:
         ConfigError: a number out of range, or a dtype that the device does not have.
@@ -92,13 +97,15 @@ def plan(
     if within_s is not None:
         workers = max(workers, math.ceil(worker_steps * step_s / within_s))
         steps = math.ceil(worker_steps / workers)
-    memory = {stage: zero_bytes(cost, stage, workers) for stage in range(4)}
+    stages = range(4) if places == 1 else range(1)
+    memory = {stage: zero_bytes(cost, stage, workers) for stage in stages}
     return Plan(
         device=device.name,
         dtype=dtype,
-        devices=workers,
+        workers=workers,
+        devices=workers * places,
         steps=steps,
-        total_flops=float(cost.step_flops) * worker_steps,
+        total_flops=float(cost.step_flops) * worker_steps * places,
         step_s=step_s,
         total_s=step_s * steps,
         utilization=cost.step_flops / (step_s * peak) if step_s else 0.0,

@@ -12,9 +12,9 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -23,6 +23,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from elastix.errors import ConfigError
+from elastix.meshes import check, pretended
+from elastix.sharding import is_sharded, local
+
+if TYPE_CHECKING:
+    from elastix.meshes import DeviceMesh
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -32,6 +37,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 _ATEN = torch.ops.aten
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
+_COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 _FORMULAS: dict[Any, Any] = {
     **flop_registry,  # which lacks the attention of CPUs; it computes what that of GPUs does
     _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[
@@ -46,6 +52,8 @@ _FORMULAS: dict[Any, Any] = {
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """What one training step of one worker costs, for the batch that was traced.
+
+    Of a worker that is a crew: at one place of its mesh, but for the number of parameters.
 
     Attributes:
         parameters: how many, shared ones once.
@@ -98,20 +106,25 @@ def trace(
     dtype: torch.dtype = torch.float32,
     autocast: torch.dtype | None = None,
     foreach: bool = True,
+    mesh: Mapping[str, int] | None = None,
+    parallelize: Callable[[torch.nn.Module, Any], object] | None = None,
 ) -> Cost:
     """Count a training step. No memory is taken and nothing is computed.
 
     Args:
         build: makes the model, under a mode in which tensors have no data.
-        inputs: makes the batch of one worker, for `model(*inputs)`.
+        inputs: makes the batch of one worker, or of one place of its mesh, for `model(*inputs)`.
         loss: of the model's output to one number; by default the mean square of all outputs.
         optimizer: adam, adamw or sgd (with momentum).
         dtype: torch's default while the model is built.
         autocast: run the forward pass under torch.autocast with this dtype.
         foreach: the optimizer works on all parameters at once, as torch's do on GPUs; not on CPUs.
+        mesh: axes and sizes, if a worker is a crew.
+        parallelize: shards the model on a mesh, as in the train function; given with `mesh`.
 
     Raises:
-        ConfigError: the model cannot be traced: it looks at values, or its shapes do not fit.
+        ConfigError: the model cannot be traced: it looks at values, or its shapes do not fit; or
+            it cannot be sharded on that mesh.
     """
     if optimizer not in OPTIMIZERS:
         raise ConfigError(f"the optimizer is one of {sorted(OPTIMIZERS)}, not {optimizer!r}.")
@@ -119,10 +132,16 @@ def trace(
     torch.set_default_dtype(dtype)
     told = logging.getLogger("torch._subclasses.fake_tensor")
     told.disabled = True  # it logs the traceback of what is an error of the caller's here
+    shapes = _Shapes(allow_non_fake_inputs=bool(mesh))  # torch's own, of meshes
     try:
-        with _Shapes(), warnings.catch_warnings():
+        with warnings.catch_warnings(), ExitStack() as stack:
             warnings.filterwarnings("ignore", message="Accessing the data pointer")  # of copies
-            return _trace(build, inputs, loss or _mean_square, optimizer, autocast, foreach)
+            with shapes:
+                model = build()
+            if mesh and parallelize is not None:
+                _shard(model, stack.enter_context(pretended(mesh)), parallelize)
+            with shapes:
+                return _trace(model, inputs, loss or _mean_square, optimizer, autocast, foreach)
     except DataDependentOutputException as error:
         raise ConfigError(
             f"the model looks at values of tensors ({error.func}), and an estimate has only their "
@@ -138,26 +157,42 @@ def trace(
         torch.set_default_dtype(before)
 
 
+def _shard(
+    model: torch.nn.Module,
+    mesh: "DeviceMesh",
+    parallelize: Callable[[torch.nn.Module, Any], object],
+) -> None:
+    """As the train function will do it; outside of the mode, in which a mesh cannot be sliced."""
+    try:
+        parallelize(model, mesh)
+    except Exception as error:
+        raise ConfigError(
+            f"the model cannot be sharded on this mesh: {type(error).__name__}: "
+            f"{str(error).rstrip('.')}. Nothing was estimated."
+        ) from error
+    check({"": model}, mesh)
+
+
 def _trace(
-    build: Callable[[], torch.nn.Module],
+    model: torch.nn.Module,
     inputs: Callable[[], Sequence[torch.Tensor]],
     loss: Callable[[Any], torch.Tensor],
     optimizer: str,
     autocast: torch.dtype | None,
     foreach: bool,
 ) -> Cost:
-    model = build()
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ConfigError("the model has no parameter that requires a gradient.")
     options: dict[str, Any] = {"momentum": 0.9} if optimizer == "sgd" else {}
-    options["foreach"] = foreach
+    mixed_kinds = len({is_sharded(p) for p in parameters}) > 1  # which torch does not take at once
+    options["foreach"] = foreach and not mixed_kinds
     stepper = OPTIMIZERS[optimizer](parameters, lr=0.1, **options)  # type: ignore[call-arg]
     meter = _Meter()
     for tensor in (*model.parameters(), *model.buffers()):
-        meter.hold(tensor)
+        meter.hold(local(tensor))
     model_bytes = meter.alive
-    buckets = [torch.empty_like(p) for p in parameters]
+    buckets = [torch.empty_like(local(p)) for p in parameters]
     for bucket in buckets:
         meter.hold(bucket)
     spent: list[torch.Tensor | None] = []
@@ -213,6 +248,7 @@ class _Meter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.alive = 0
         self._storages: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -229,11 +265,21 @@ class _Meter(TorchDispatchMode):
             return
 
         def gone(_ref: object) -> None:
-            self.alive -= size
+            self.alive -= self._sizes.pop(key, 0)
             self._storages.pop(key, None)
 
         self._storages[key] = weakref.ref(storage, gone)
+        self._sizes[key] = size
         self.alive += size
+        self.peak = max(self.peak, self.alive)
+
+    def _look_again(self) -> None:
+        """FSDP2 gathers parameters into storages that it keeps, and empties them after use."""
+        for key, reference in list(self._storages.items()):
+            storage = reference()
+            if storage is not None and (size := storage.nbytes()) != self._sizes[key]:
+                self.alive += size - self._sizes[key]
+                self._sizes[key] = size
         self.peak = max(self.peak, self.alive)
 
     def __torch_dispatch__(
@@ -243,10 +289,13 @@ class _Meter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        del types
+        if any(is_sharded(leaf) for leaf in tree_leaves((args, kwargs))):
+            return NotImplemented  # it comes back as what this place computes
         out = func(*args, **(kwargs or {}))
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        if func.namespace in _COLLECTIVES:
+            self._look_again()
         for tensor in written:
             self.hold(tensor)
         flops = 0
@@ -264,6 +313,7 @@ class _Meter(TorchDispatchMode):
 
 
 def _size(tensor: torch.Tensor) -> int:
+    tensor = local(tensor)
     return tensor.numel() * tensor.element_size()
 
 

@@ -4,12 +4,13 @@ Most lines of a journal are steps; they are skipped unread, so a run of a millio
 in about a second. Not here: the size of what is stored (verbs.runs), a run in full (progress).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastix.errors import Corrupt, NotFound
+from elastix.config import RunConfig, is_name
+from elastix.errors import Corrupt, ElastixError, NotFound
 from elastix.events import (
     CampaignEnded,
     CampaignStarted,
@@ -27,6 +28,7 @@ from elastix.observe.lock import holder
 from elastix.observe.reports import BestSoFar
 
 JOURNAL = "journal.jsonl"
+_NAMED = 8  # of those that there are, where somebody asks for another
 _READ = {
     cls.__name__
     for cls in (
@@ -67,33 +69,66 @@ class Summary:
 
 def names(store: Path) -> list[str]:
     """The runs and campaigns that have a journal in this store, by name."""
-    return sorted(path.parent.name for path in store.glob(f"runs/*/{JOURNAL}"))
+    return [path.parent.name for path in _journals(store) if path.is_file()]
+
+
+def strangers(store: Path) -> list[str]:
+    """Folders with a journal that no run can be named after: somebody else put them there."""
+    found = {path.parent.name for path in store.glob(f"runs/[!.]*/{JOURNAL}")}
+    return sorted(found - {path.parent.name for path in _journals(store)})
+
+
+def _journals(store: Path) -> list[Path]:
+    """Where they are, or were when it was looked; by name."""
+    found = store.glob(f"runs/*/{JOURNAL}")
+    return sorted(path for path in found if is_name(path.parent.name))
+
+
+def find(store: Path, name: str) -> Path:
+    """The journal of one.
+
+    Raises:
+        ConfigError: no run can have that name.
+        NotFound: there is none of that name; names those that are there.
+    """
+    path = RunConfig(name=name, store=str(store)).directory / JOURNAL
+    if not path.is_file():
+        raise NotFound(f"there is no run {name!r} in {store}. {known(names(store))}")
+    return path
+
+
+def known(there: Sequence[str], what: str = "runs") -> str:
+    """What there is, for somebody who mistyped a name."""
+    if not there:
+        return f"It has no {what}. Name another store with --store."
+    more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
+    return f"It has {', '.join(there[:_NAMED])}{more}."
 
 
 def summaries(store: Path) -> Iterator[Summary]:
     """Of all of them; a damaged one is listed as such."""
-    for name in names(store):
+    for path in _journals(store):
         try:
-            yield summary(store, name)
-        except Corrupt as error:
-            yield Summary(name=name, state="damaged", message=str(error))
+            if path.is_file():
+                yield _summed_up(path)
+        except NotFound:
+            continue  # it was removed just now
+        except ElastixError as error:
+            yield Summary(path.parent.name, state="damaged", message=str(error))
 
 
 def summary(store: Path, name: str) -> Summary:
     """Of one.
 
     Raises:
-        NotFound: there is none of that name; names those that are there.
+        ConfigError, NotFound: see `find`.
         Corrupt: its journal cannot be read.
     """
-    directory = store / "runs" / name
-    path = directory / JOURNAL
-    if not path.is_file():
-        there = names(store)
-        more = f" and {len(there) - 8} more" if len(there) > 8 else ""
-        known = ", ".join(there[:8]) + more if there else "none"
-        raise NotFound(f"there is no run {name!r} in {store}; there are: {known}.")
-    fold = _Fold(Summary(name))
+    return _summed_up(find(store, name))
+
+
+def _summed_up(path: Path) -> Summary:
+    fold = _Fold(Summary(path.parent.name))
     commit: bytes | None = None
     for kind, line in journal.lines(path):
         if kind in _READ:
@@ -110,7 +145,7 @@ def summary(store: Path, name: str) -> Summary:
         found.steps = max(found.steps, getattr(last, "step", 0))
     if holder(journal.lock_of(path)) is not None:
         found.state = "running"
-    written = notes.read(directory)
+    written = notes.read(path.parent)
     found.note, found.tags = written.note, tuple(written.tags)
     return found
 

@@ -1,7 +1,7 @@
 """One display in a notebook that is updated, where a terminal has a block that is redrawn.
 
-A Cell is the file that a console prints to and, with the methods of rich's Live, the block beneath
-it. What is printed stays; the block goes when it is stopped. All is text, and escaped.
+A NotebookCell is the file that a console prints to and, with the methods of rich's Live, the block
+beneath it. What is printed stays; the block goes when it is stopped. All is text, and escaped.
 """
 
 import io
@@ -24,7 +24,7 @@ class _Display(Protocol):
 Open = Callable[[Mapping[str, str]], _Display]
 
 
-class Cell(io.StringIO):
+class NotebookCell(io.StringIO):
     """The output of a notebook's cell. `show` opens a display; each later picture updates it."""
 
     def __init__(self, show: Open, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,18 +79,18 @@ class Cell(io.StringIO):
             self._display.update(picture, raw=True)
 
 
-def terminal_of(cell: Cell | None, quiet: bool) -> Terminal:
+def terminal_of(cell: NotebookCell | None, quiet: bool) -> Terminal:
     """What prints into the cell; to standard output where there is none."""
     if cell is not None:
         return cell.terminal(quiet=quiet)
     return Terminal(quiet=quiet, highlight=False, soft_wrap=True)
 
 
-def here() -> Cell | None:
+def here() -> NotebookCell | None:
     """For the cell that is being run; None outside of a notebook."""
     if not Terminal().is_jupyter:
         return None
     import IPython.display as notebook  # there is one, so there is IPython
 
     display: Any = notebook.display
-    return Cell(lambda picture: display(picture, raw=True, display_id=True))
+    return NotebookCell(lambda picture: display(picture, raw=True, display_id=True))

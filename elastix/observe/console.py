@@ -24,7 +24,7 @@ from rich.text import Text
 
 from elastix.errors import ElastixError
 from elastix.events import Event, Recovered, Reported
-from elastix.observe.cell import Cell, here, terminal_of
+from elastix.observe.cell import NotebookCell, here, terminal_of
 from elastix.observe.lines import line, plain, plain_lines
 from elastix.observe.progress import Loss, Progress, duration, shown
 
@@ -74,7 +74,7 @@ class Console:
             "Guard.metric": (judged, "the guard judges gradients alone"),
         }
         self._missed = False  # it has been told that one of them was not reported
-        self._live: Live | Cell | None = None
+        self._live: Live | NotebookCell | None = None
         self._drawn = 0.0
 
     def __enter__(self) -> Self:

@@ -102,15 +102,18 @@ class GroupDeaths:
 
     def __init__(self, deaths: Deaths) -> None:
         self._deaths = deaths
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, list[Process]] = {}
 
     def hear(self, event: Event) -> None:
         """One event of the run."""
         if isinstance(event, WorkerStarted):
-            self._processes[event.worker] = event.node, event.pid
-            self._deaths.expect(event.node, event.pid)
-        elif isinstance(event, WorkerLost) and event.worker in self._processes:
-            self._deaths.told(*self._processes[event.worker])
+            processes = [(event.node, event.pid), *event.mates]
+            self._processes[event.worker] = processes
+            for process in processes:
+                self._deaths.expect(*process)
+        elif isinstance(event, WorkerLost):
+            for process in self._processes.get(event.worker, ()):
+                self._deaths.told(*process)
 
 
 def _restore() -> None:

@@ -76,6 +76,7 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
         "short",
         (
             ("workers_lost", "count", "lost: {{cause}}"),
+            ("workers_not_started", "count", "not started: {{cause}}"),
             ("workers_left", "count", "left: {{cause}}"),
             ("workers_joined", "count", "joined"),
             ("shadow_resumptions", "count", "gone on from a shadow"),

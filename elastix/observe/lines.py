@@ -20,6 +20,7 @@ from elastix.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerNotStarted,
     WorkerRaised,
     WorkerSlow,
 )
@@ -57,6 +58,8 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
         case WorkerLost():
             rank = f"rank {event.rank}" if event.rank >= 0 else "not in the group yet"
             return f"worker {event.worker} lost ({rank}, {event.cause})", "red"
+        case WorkerNotStarted():
+            return f"worker {event.worker} could not be started ({event.cause})", "yellow"
         case WorkerLeft():
             return f"worker {event.worker} left after step {event.step} ({event.cause})", "yellow"
         case WorkerSlow():
@@ -87,6 +90,8 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
         case ReplicasDiverged():
             who, what = " ".join(map(str, event.apart)), ", ".join(event.parts)
             found = f"step {event.step + 1} void: States of workers {who} differ in {what}"
+            if "gradients" in event.parts:
+                found = f"step {event.step + 1} void: workers {who} miscalculated a slice ({what})"
             cure = "evicted" if event.cure == "evicted" else "all go back to the last stored State"
             return f"{found}; {cure}", "red"
         case StepVoided():

@@ -20,7 +20,11 @@ from typing import Self
 
 from elastix.errors import Conflict, StoreError
 
+DRIVER_LOCK = "driver.lock"
+"""In the folder of a run: held by the process that trains it, before there is a journal."""
+
 _AGAIN_S = 0.1
+_NOT_STARTED = "Nothing was started. Wait for it, stop it, or choose another name."
 _REFUSED = (errno.EAGAIN, errno.EACCES)
 
 
@@ -52,6 +56,7 @@ class Lock:
         what: what it means to hold it, as in "run 'digits' is trained".
         stays: see Holder.
         patience_s: how long another holder is waited for.
+        refusal: what was not done, if somebody else holds it, and what to do.
 
     Raises:
         Conflict: somebody else holds it; names them.
@@ -61,22 +66,21 @@ class Lock:
     _file = -1
 
     def __init__(
-        self, path: Path, what: str, *, stays: bool = False, patience_s: float = 0.0
+        self,
+        path: Path,
+        what: str,
+        *,
+        stays: bool = False,
+        patience_s: float = 0.0,
+        refusal: str = _NOT_STARTED,
     ) -> None:
         me = Holder(host=socket.gethostname(), pid=os.getpid(), since=time.time(), stays=stays)
         deadline = time.monotonic() + patience_s
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _open(path, os.O_CREAT)
-        except OSError as error:
-            raise StoreError(f"{path} cannot be locked: {error}. Nothing was changed.") from error
-        try:
-            while not _taken(self._file, fcntl.LOCK_EX, path):
+            while not self._take(path):
                 if time.monotonic() >= deadline:
-                    raise Conflict(
-                        f"{what} by {_holder(self._file) or 'a process that has just begun'}. "
-                        "Nothing was started. Wait for it, stop it, or choose another name."
-                    )
+                    who = _holder(self._file) or "a process that has just begun"
+                    raise Conflict(f"{what} by {who}. {refusal}")
                 time.sleep(_AGAIN_S)
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, json.dumps(asdict(me)).encode(), 0)
@@ -85,6 +89,21 @@ class Lock:
             self._forget()
             raise
         _held.add(self)
+
+    def _take(self, path: Path) -> bool:
+        """Whether it could be had, on the file that is there now: others see no other.
+
+        Meanwhile the folder may be removed, or renamed.
+        """
+        while True:
+            if self._file < 0:
+                self._file = _created(path)
+            if not _taken(self._file, fcntl.LOCK_EX, path):
+                return False
+            if _in_place(self._file, path):
+                return True
+            os.close(self._file)
+            self._file = -1
 
     def close(self) -> None:
         """Let others have it."""
@@ -96,7 +115,8 @@ class Lock:
         """Without a word in the file: a fork may do so while its parent holds on."""
         _held.discard(self)
         file, self._file = self._file, -1
-        os.close(file)
+        if file >= 0:
+            os.close(file)
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +149,24 @@ def holder(path: Path) -> Holder | None:
         return None if _taken(file, fcntl.LOCK_SH, path) else _holder(file)
     finally:
         os.close(file)
+
+
+def _created(path: Path) -> int:
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _open(path, os.O_CREAT)
+        except FileNotFoundError:
+            continue  # the folder was removed in between
+        except OSError as error:
+            raise StoreError(f"{path} cannot be locked: {error}. Nothing was changed.") from error
+
+
+def _in_place(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _open(path: Path, flags: int) -> int:

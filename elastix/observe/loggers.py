@@ -315,17 +315,6 @@ def _usage(event: WorkersMeasured) -> dict[str, float]:
     return {"elastix/cpu_cores": cores, "elastix/memory_bytes": memory}
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
 

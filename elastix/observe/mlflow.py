@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from elastix.errors import ConfigError
-from elastix.observe.loggers import Heading, Record, Records, flat
+from elastix.flat import flatten
+from elastix.observe.loggers import Heading, Record, Records
 
 _RUN_TAG = "elastix.run"
 _PARENT_TAG = "mlflow.parentRunId"  # MLflow's own word for what stands below what
@@ -71,7 +72,7 @@ class MLflow(Records):
             tags[_PARENT_TAG] = self._runs[heading.campaign]
         created = client.create_run(self._number, run_name=heading.name, tags=tags)
         run = str(created.info.run_id)
-        values = {**flat(heading.settings), **flat(heading.config)}
+        values = {**flatten(heading.settings), **flatten(heading.config)}
         params = [
             self._library.entities.Param(_FORBIDDEN.sub("_", name), str(value)[:_LONGEST])
             for name, value in values.items()

@@ -26,6 +26,7 @@ from elastix.events import (
     StepCommitted,
     WorkerJoined,
     WorkerLost,
+    WorkerNotStarted,
     WorkerRaised,
 )
 from elastix.observe.reports import BestSoFar
@@ -138,6 +139,7 @@ class Progress:
         self.members: tuple[int, ...] = ()
         self.losses: list[Loss] = []
         self.joins: list[WorkerJoined] = []
+        self.not_started = 0
         self.metrics: dict[str, Any] = {}
         self.metrics_step = 0
         self.stored: StateStored | None = None
@@ -173,6 +175,8 @@ class Progress:
                 self._disturbed = True
             case WorkerLost():
                 self._lose(event)
+            case WorkerNotStarted():
+                self.not_started += 1
             case Recovered():
                 self._recover(event)
             case SlicesHandedOver():

@@ -4,12 +4,12 @@ Names are without the prefix `elastix_`; units are base units and stand in the n
 values go is a Sink's affair (metrics has the one for Ray).
 """
 
-import bisect
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from elastix.coverage import Coverage
 from elastix.events import (
     BatchShares,
     CampaignStarted,
@@ -23,7 +23,6 @@ from elastix.events import (
     RunEnded,
     SamplesLeftOut,
     SlicesHandedOver,
-    Span,
     StateNotStored,
     StateStored,
     StepCommitted,
@@ -34,6 +33,7 @@ from elastix.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerNotStarted,
     WorkerSlow,
     WorkersMeasured,
     WorkerStarted,
@@ -65,6 +65,9 @@ SERIES = (
     Series("step_seconds", "histogram", "From one commit to the next."),
     Series("recovery_seconds", "histogram", "From the news of a loss to the agreed step."),
     Series("shadow_resumptions", "counter", "All workers were lost, and a shadow went on."),
+    Series(
+        "workers_not_started", "counter", "Workers that were gone before they began.", ("cause",)
+    ),
     Series("workers_lost", "counter", "Workers that were lost.", ("cause", *_WORKER)),
     Series("workers_joined", "counter", "Workers that were let in while the run went on."),
     Series("join_seconds", "histogram", "How long a joiner copied the State."),
@@ -168,6 +171,8 @@ class Readings:
             case WorkerLost():
                 self._put("workers_lost", 1, event.cause, *self._who(event.worker))
                 self._gone(event.worker)
+            case WorkerNotStarted():
+                self._put("workers_not_started", 1, event.cause)
             case WorkerLeft():
                 self._put("workers_left", 1, event.cause, *self._who(event.worker))
                 self._gone(event.worker)
@@ -253,33 +258,22 @@ class Readings:
 
 
 class Account:
-    """Which stream positions of a loader are committed: spans, sorted, neighbours joined."""
+    """What is committed of a loader's stream, and what is owed."""
 
     def __init__(self) -> None:
-        self._spans: list[Span] = []
+        self._used = Coverage()
         self._reached = 0
 
     def add(self, batch: BatchShares) -> int:
         """Count one batch; how many of its positions were committed before."""
         used = [span for spans in batch.shares.values() for span in spans]
         self._reached = max([self._reached, *(stop for _, stop in (*used, *batch.owed))])
-        return sum(self._cover(start, stop) for start, stop in used)
+        again = (span for start, stop in used for span in self._used.add(start, stop))
+        return sum(stop - start for start, stop in again)
 
     @property
     def owed(self) -> int:
         """Positions between those that are committed, and beyond them as far as any was drawn."""
-        if not self._spans:
+        if not self._used.count:
             return 0
-        first = self._spans[0][0]
-        return self._reached - first - sum(stop - start for start, stop in self._spans)
-
-    def _cover(self, start: int, stop: int) -> int:
-        """Join a span to the others; how much of it was there already."""
-        low = bisect.bisect_left(self._spans, start, key=lambda span: span[1])
-        high = bisect.bisect_right(self._spans, stop, key=lambda span: span[0])
-        touched = self._spans[low:high]
-        before = sum(max(0, min(stop, b) - max(start, a)) for a, b in touched)
-        if touched:
-            start, stop = min(start, touched[0][0]), max(stop, touched[-1][1])
-        self._spans[low:high] = [(start, stop)]
-        return before
+        return self._reached - self._used.begin - self._used.count

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastix.errors import ConfigError
-from elastix.observe.loggers import Heading, Record, Records, flat
+from elastix.flat import flatten
+from elastix.observe.loggers import Heading, Record, Records
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -66,7 +67,7 @@ class _Folder:
         if values:
             config = {
                 name: value if isinstance(value, bool | str | int | float) else str(value)
-                for name, value in flat(self._heading.config).items()
+                for name, value in flatten(self._heading.config).items()
             }
             writer.add_hparams(config, {f"hparam/{k}": v for k, v in values.items()}, run_name=".")
         self._close()

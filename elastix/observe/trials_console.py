@@ -26,7 +26,7 @@ from elastix.events import (
     TrialLost,
     TrialStarted,
 )
-from elastix.observe.cell import Cell, here, terminal_of
+from elastix.observe.cell import NotebookCell, here, terminal_of
 from elastix.observe.console import bar, command, group_line, one_line, where
 from elastix.observe.journal import Tail
 from elastix.observe.lines import IGNORED, plain, plain_lines
@@ -107,7 +107,7 @@ class TrialsConsole:
         self._longest = 0.0
         self._first_failure = ""
         self._latest: deque[Text] = deque(maxlen=_LATEST)
-        self._live: Live | Cell | None = None
+        self._live: Live | NotebookCell | None = None
 
     def show(self, event: Event) -> None:
         """Take note of an event, and tell of it if it means anything to a person."""
@@ -129,7 +129,7 @@ class TrialsConsole:
                 self._store = event
             case CampaignEnded():
                 self._end(event)
-        if isinstance(self._live, Cell):
+        if isinstance(self._live, NotebookCell):
             self._live.update(self._block())
         now = self._clock()
         if self._live is None and self._running and now - self._summed >= _SUMMARY_S:

@@ -6,25 +6,33 @@ anew on demand. Everything that came from a user is text in it and nothing else.
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from elastix.config import RunConfig
-from elastix.errors import ConfigError, NotFound, StoreError
+from elastix.errors import ConfigError, ElastixError, StoreError
 from elastix.observe import catalogue, journal
 from elastix.report.compose import campaign_page, training_page
 from elastix.report.page import Page, write
 from elastix.report.side_by_side import comparison_page, differing
-from elastix.report.sources import campaign_record, is_campaign
+from elastix.report.sources import campaign, campaign_record, is_campaign, winner
 from elastix.report.training import tell
 from elastix.store import Store
 from elastix.store.verify import Stats
+
+_FILE = "report.html"
 
 __all__ = ["report_page", "write_comparison", "write_report"]
 
 
 def write_report(name: str, store: str | Path, out: str | Path | None = None) -> Path:
     """Write the page of a training run or a campaign; an older one is replaced at once.
+
+    Where a campaign's trials are runs of several workers, its page leads to that of the best one,
+    and that one's back. So the other page is written as well, if it is older than its journal.
 
     Args:
         name: of the run.
@@ -39,10 +47,28 @@ def write_report(name: str, store: str | Path, out: str | Path | None = None) ->
         Corrupt: its journal is not what was written. StoreError: the page cannot be written.
     """
     page = report_page(name, Path(store))
-    directory = RunConfig(name=name, store=str(store)).directory
-    target = Path(out) if out is not None else directory / "report.html"
-    write(page, target)
+    if out is not None:
+        write(page, Path(out))
+        return Path(out)
+    for _, other in page.kin:
+        path = catalogue.find(Path(store), other)
+        with suppress(OSError):  # no page yet, or the run is being removed
+            if _page_of(store, other).stat().st_mtime >= path.stat().st_mtime:
+                continue
+        with suppress(ElastixError):  # it must not take this one with it
+            _write(report_page(other, Path(store)), store)
+    return _write(page, store)
+
+
+def _write(page: Page, store: str | Path) -> Path:
+    links = [(what, f"../{quote(other)}/{_FILE}") for what, other in page.kin]
+    target = _page_of(store, page.name)
+    write(replace(page, links=links), target)
     return target
+
+
+def _page_of(store: str | Path, name: str) -> Path:
+    return RunConfig(name=name, store=str(store)).directory / _FILE
 
 
 def report_page(name: str, store: Path) -> Page:
@@ -52,12 +78,14 @@ def report_page(name: str, store: Path) -> Page:
         ConfigError: no run can have that name. NotFound: there is no such run.
         Corrupt: its journal is not what was written.
     """
-    path = _journal(name, store)
+    path = catalogue.find(store, name)
     now = time.time()
     if is_campaign(path.parent):
         record = campaign_record(store, name, journal.read(path))
-        return campaign_page(record, store, _stats(store), now)
-    return training_page(name, store, tell(journal.read(path)), _stats(store), now)
+        page = campaign_page(record, store, _stats(store), now)
+        return replace(page, kin=winner(store, record))
+    page = training_page(name, store, tell(journal.read(path)), _stats(store), now)
+    return replace(page, kin=campaign(store, name))
 
 
 def write_comparison(
@@ -79,7 +107,7 @@ def write_comparison(
     """
     runs = {}
     for name in names:
-        path = _journal(name, Path(store))
+        path = catalogue.find(Path(store), name)
         if is_campaign(path.parent):
             raise ConfigError(
                 f"{name!r} is a campaign, and training runs are compared. Nothing was written. "
@@ -89,27 +117,6 @@ def write_comparison(
     target = Path(out) if out is not None else Path(store) / "runs" / "compare.html"
     write(comparison_page(runs, Path(store), time.time()), target)
     return target, differing(runs)
-
-
-def _journal(name: str, store: Path) -> Path:
-    """Where the journal of a run is.
-
-    Raises:
-        ConfigError: no run can have that name. NotFound: there is no such run.
-    """
-    path = RunConfig(name=name, store=str(store)).directory / catalogue.JOURNAL
-    if not path.is_file():
-        raise NotFound(f"there is no run {name!r} in {store}: {_others(store)}")
-    return path
-
-
-def _others(store: Path) -> str:
-    """Runs that there are, for somebody who mistyped one."""
-    names = catalogue.names(store)
-    if not names:
-        return "it has no runs. Name another store with --store."
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"it has {', '.join(names[:8])}{more}."
 
 
 def _stats(store: Path) -> Stats | None:

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from elastix.flat import flatten
 from elastix.observe.lines import plain_lines
 from elastix.observe.progress import duration, number
 from elastix.report.campaign_plots import campaign_figures
 from elastix.report.page import Cell, Failure, Section, Table, Tile
-from elastix.report.trials import CampaignRecord, TrialRecord, columns, flatten
+from elastix.report.trials import CampaignRecord, TrialRecord, columns
 
 _ROWS = 1000  # of the trial table
 _DRAWN = 4000  # trials in the plots
@@ -55,7 +56,7 @@ def sections(campaign: CampaignRecord) -> Iterator[Section]:
         yield Section("controls", "From scratch", (), [_controls(campaign)])
     yield Section("trials", "Trials", (), [_trials(campaign)])
     if campaign.facts:
-        rows = [[Cell(k), Cell(number(v))] for k, v in flatten(campaign.facts, lists=False).items()]
+        rows = [[Cell(k), Cell(number(v))] for k, v in flatten(campaign.facts).items()]
         table = Table("campaign-facts", "Arguments", ("name", "value"), rows)
         yield Section("campaign-setup", "How it was set up", (), [table])
 
@@ -140,7 +141,7 @@ def _controls(campaign: CampaignRecord) -> Table:
 def _row(
     campaign: CampaignRecord, trial: TrialRecord, names: Sequence[str], is_best: bool
 ) -> list[Cell]:
-    config = flatten(trial.config)
+    config = flatten(trial.config, lists="all")
     values = [*trial.values, *[None] * (len(campaign.objectives) - len(trial.values))]
     ran = None
     if trial.started_s is not None and trial.finished_s is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from elastix.flat import flatten
 from elastix.observe.progress import number
 from elastix.report import trials as t
 from elastix.report.figures import (
@@ -397,7 +398,7 @@ def _changes(campaign: CampaignRecord, trial: TrialRecord) -> Markup:
     parent = campaign.by_number.get(-1 if trial.parent is None else trial.parent)
     if parent is None:
         return Markup("")
-    old, new = t.flatten(parent.config), t.flatten(trial.config)
+    old, new = flatten(parent.config, lists="all"), flatten(trial.config, lists="all")
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     told = [f"{name}: {old.get(name, 'absent')} to {new.get(name, 'absent')}" for name in names]
     left_out = [f"and {len(told) - 6} more"] if len(told) > 6 else []

@@ -112,7 +112,8 @@ class Page:
         about: where and when, in a few words each.
         command: makes this page again.
         made: when it was made.
-        links: of the site that it is a page of: name and address.
+        kin: runs that belong to this one, each with what it is to it.
+        links: to other pages: name and address.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Page:
     command: str
     made: str
     failure: Failure | None = None
+    kin: Sequence[tuple[str, str]] = ()
     links: Sequence[tuple[str, str]] = ()
 
     @property

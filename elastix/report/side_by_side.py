@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from elastix.flat import flatten
 from elastix.observe.progress import duration, number
 from elastix.report.figures import Figure, Trace, axis, figure, finite
 from elastix.report.page import Cell, Page, Section, Table
 from elastix.report.training import Training
-from elastix.report.trials import flatten
 
 
 def comparison_page(runs: Mapping[str, Training], store: Path, now: float) -> Page:
@@ -46,9 +46,9 @@ def _set_up(training: Training) -> dict[str, Any]:
     if run is None:
         return {}
     facts: dict[str, Any] = {"seed": run.seed, "train function": run.code}
-    facts |= flatten(run.config, "config.", lists=False)
-    facts |= flatten(run.scaling, "scaling.", lists=False)
-    facts |= flatten(run.checkpoint, "checkpoint.", lists=False)
+    facts |= flatten(run.config, "config.")
+    facts |= flatten(run.scaling, "scaling.")
+    facts |= flatten(run.checkpoint, "checkpoint.")
     return {**facts, **flatten(run.versions, "version."), **flatten(run.origin, "origin.")}
 
 

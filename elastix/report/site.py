@@ -62,7 +62,9 @@ class Site:
         Raises:
             ConfigError: no run can have that name. NotFound: there is none.
         """
-        return replace(report_page(name, self._store), links=LINKS)
+        page = report_page(name, self._store)
+        kin = [(what, f"/run/{quote(other)}") for what, other in page.kin]
+        return replace(page, links=(*LINKS, *kin))
 
     def models(self) -> Page:
         """The latest models of the store.

@@ -10,15 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from elastix.events import CampaignEnded, CampaignStarted, Event, TrialLost
+from elastix.observe import catalogue
 from elastix.report.trials import CampaignRecord, TrialRecord
 from elastix.search.results import Results
-from elastix.search.trial import Objectives, Trial
+from elastix.search.trial import Objectives, Trial, campaign_of, run_of
 from elastix.search.trial_database import FILE
 
 
 def is_campaign(directory: Path) -> bool:
     """Whether the run in this directory is a campaign."""
     return (directory / FILE).is_file()
+
+
+def winner(store: Path, record: CampaignRecord) -> list[tuple[str, str]]:
+    """The run of a campaign's best trial. Only those of several workers are runs of their own."""
+    best = record.best
+    name = "" if best is None else run_of(record.name, best.number)
+    return [(f"best trial: {name}", name)] if name in catalogue.names(store) else []
+
+
+def campaign(store: Path, run: str) -> list[tuple[str, str]]:
+    """The campaign that a run is a trial of, if it is there."""
+    name = campaign_of(run)
+    if name is None or name not in catalogue.names(store):
+        return []
+    return [(f"campaign {name}", name)] if is_campaign(store / "runs" / name) else []
 
 
 def campaign_record(store: Path, name: str, events: Iterable[Event]) -> CampaignRecord:

@@ -7,12 +7,12 @@ from rich.filesize import decimal
 
 from elastix.data.audit import ReplicasAudit
 from elastix.data.cursor import count
+from elastix.flat import flatten
 from elastix.observe.lines import plain_lines
 from elastix.observe.progress import Loss, Progress, duration, number
 from elastix.report.page import Cell, Failure, Section, Table, Tile
 from elastix.report.training import Training, WorkerRecord
 from elastix.report.training_plots import training_figures
-from elastix.report.trials import flatten
 from elastix.report.usage_plots import usage_figures
 
 _GOODPUT = (
@@ -55,8 +55,10 @@ def tiles(training: Training) -> Iterator[Tile]:
         told = f"since the group formed, of {full:,.0f} samples/s undisturbed"
         yield Tile("goodput", f"{share:.1%}", told, "", _GOODPUT)
     slowest = progress.slowest_recovery_s
-    worst = "" if slowest is None else f"slowest recovery {slowest:.2f} s"
-    yield Tile("workers lost", str(len(progress.losses)), worst or "nothing to recover from")
+    worst = "nothing to recover from" if slowest is None else f"slowest recovery {slowest:.2f} s"
+    if progress.not_started:
+        worst += f"; {progress.not_started} more could not be started"
+    yield Tile("workers lost", str(len(progress.losses)), worst)
     if account is not None and account.loaders:
         used = sum(loader.samples for loader in account.loaders)
         mood = "good" if account.exact else "bad"
@@ -249,9 +251,9 @@ def _setup(progress: Progress) -> Table:
     run = progress.run
     facts: dict[str, Any] = {}
     if run is not None:
-        facts = {"seed": run.seed, **flatten(run.config, "config.", lists=False)}
-        facts |= flatten(run.scaling, "scaling.", lists=False)
-        facts |= flatten(run.checkpoint, "checkpoint.", lists=False)
+        facts = {"seed": run.seed, **flatten(run.config, "config.")}
+        facts |= flatten(run.scaling, "scaling.")
+        facts |= flatten(run.checkpoint, "checkpoint.")
         facts |= {**flatten(run.versions, "version."), **flatten(run.origin, "origin.")}
     rows = [[Cell(name), Cell(number(value))] for name, value in facts.items()]
     return Table("setup-table", "Arguments", ("name", "value"), rows)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from elastix.flat import flatten
 from elastix.search.pareto import dominates
 
 Mode = Literal["min", "max"]
@@ -154,24 +155,9 @@ class CampaignRecord:
         return losses if len(losses) > 1 else (*losses, trial.lineage_epochs)
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "", lists: bool = True) -> dict[str, Any]:
-    """A configuration as one row: nested keys with dots, `lists` by their length and places."""
-    row: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            row |= flatten(value, f"{name}.", lists)
-        elif lists and isinstance(value, list | tuple):
-            row[f"{name}.length"] = len(value)
-            row |= flatten({str(i): item for i, item in enumerate(value)}, f"{name}.")
-        else:
-            row[name] = value
-    return row
-
-
 def columns(trials: Sequence[TrialRecord]) -> dict[str, list[Any]]:
     """Parameters that differ between trials, by name; None where a trial does not have one."""
-    rows = [flatten(trial.config) for trial in trials]
+    rows = [flatten(trial.config, lists="all") for trial in trials]
     names = dict.fromkeys(name for row in rows for name in row)
     found = {name: [row.get(name) for row in rows] for name in names}
     return {name: values for name, values in found.items() if len(set(map(repr, values))) > 1}

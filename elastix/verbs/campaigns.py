@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elastix.errors import NotFound, StoreError
-from elastix.verbs.output import AsJson, complain, print_table, says, undisturbed
+from elastix.verbs.exit_codes import says
+from elastix.verbs.output import AsJson, complain, print_table, undisturbed
 
 if TYPE_CHECKING:
     from elastix.search.results import Best, Results

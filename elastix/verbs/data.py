@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from elastix.errors import ConfigError
-from elastix.verbs.output import AsJson, print_table, says, undisturbed
+from elastix.verbs.exit_codes import says
+from elastix.verbs.output import AsJson, print_table, undisturbed
 from elastix.verbs.run import load
 
 app = typer.Typer(no_args_is_help=True)

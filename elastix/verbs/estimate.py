@@ -18,6 +18,7 @@ from rich.filesize import decimal
 from elastix.cost.devices import DEVICES, this_machine
 from elastix.errors import ConfigError
 from elastix.later import later
+from elastix.meshes import parsed
 from elastix.verbs.output import AsJson, print_table, undisturbed
 
 if TYPE_CHECKING:
@@ -58,6 +59,14 @@ def estimate(
     autocast: Annotated[str | None, typer.Option(help="Of the forward pass: bfloat16.")] = None,
     input_dtype: Annotated[str, typer.Option(help="Of a sample; int64 for tokens.")] = "float32",
     optimizer: Annotated[str, typer.Option(help="adamw, adam or sgd.")] = "adamw",
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="Each worker is a crew, sharded by parallelize(): shard=4,tensor=2."),
+    ] = None,
+    parallelize: Annotated[
+        str | None,
+        typer.Option(help="FUNCTION(model, mesh), or MODULE:FUNCTION. Default: the model's own."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what a training run costs: FLOPs, memory by part, time, devices, and whether it fits.
@@ -69,7 +78,8 @@ def estimate(
 
     if device not in ("here", *DEVICES):
         raise ConfigError(f"--device is here or one of {sorted(DEVICES)}, not {device!r}.")
-    share = math.ceil(batch_size / workers)
+    axes = parsed(mesh) if mesh else {}
+    share = math.ceil(batch_size / workers / axes.get("shard", 1))
     made, sample = _dtype(dtype, "--dtype"), _dtype(input_dtype, "--input-dtype")
     if sample.is_floating_point:
         sample = made
@@ -82,6 +92,8 @@ def estimate(
             dtype=made,
             autocast=_dtype(autocast, "--autocast") if autocast else None,
             foreach=device != "here",
+            mesh=axes,
+            parallelize=_parallelizer(model, parallelize) if axes else None,
         )
     planned = plan(
         cost,
@@ -91,6 +103,7 @@ def estimate(
         workers=workers,
         utilization=utilization,
         within_s=None if within_hours is None else within_hours * 3600,
+        places=math.prod(axes.values()),
     )
     value = {
         "cost": {
@@ -108,9 +121,11 @@ def estimate(
 
 
 def _rows(cost: Cost, planned: Plan) -> list[tuple[str, str]]:
+    crew = planned.devices > planned.workers
+    who = "place" if crew else "worker"
     rows = [
         ("parameters", f"{cost.parameters:,}"),
-        ("FLOPs per step and worker", f"{cost.step_flops:.3g}"),
+        (f"FLOPs per step and {who}", f"{cost.step_flops:.3g}"),
         ("FLOPs in total", f"{planned.total_flops:.3g} ({planned.pflop_days:.3g} PFLOP-days)"),
         ("steps", f"{planned.steps:,}"),
         ("model", decimal(cost.model_bytes)),
@@ -122,7 +137,8 @@ def _rows(cost: Cost, planned: Plan) -> list[tuple[str, str]]:
     for stage, held in planned.memory_bytes.items():
         kind = "elastix's replicas" if stage == 0 else f"with ZeRO stage {stage}"
         verdict = "fits" if planned.fits[stage] else "does NOT fit"
-        rows.append((f"a worker, {kind}", f"{decimal(round(held))}, {verdict} ({planned.device})"))
+        who = "a place of a worker's mesh" if crew else f"a worker, {kind}"
+        rows.append((who, f"{decimal(round(held))}, {verdict} ({planned.device})"))
     rows += [
         ("devices", f"{planned.devices} x {planned.device}, {planned.dtype}"),
         ("time of a step", f"{planned.step_s:.3g} s at {planned.utilization:.0%} of the peak"),
@@ -168,6 +184,21 @@ def _builder(target: str, config: str | None) -> Callable[[], torch.nn.Module]:
     if values is None and hasattr(module, "space"):
         values = dict(module.space.get_default_configuration())
     return build if values is None else lambda: build(values)
+
+
+def _parallelizer(model: str, named: str | None) -> Callable[[torch.nn.Module, Any], object]:
+    """What shards the model: of the module that makes it, or of another one."""
+    own = model.partition(":")[0]
+    first, _, last = (named or "parallelize").rpartition(":")
+    found = getattr(_module(first or own), last, None)
+    if not callable(found):
+        raise ConfigError(
+            f"{first or own} has no function {last!r}. Nothing was estimated. --mesh needs "
+            "one that takes model and mesh and shards as the train function does, with "
+            "fully_shard and parallelize_module."
+        )
+    parallelize: Callable[[torch.nn.Module, Any], object] = found
+    return parallelize
 
 
 def _module(name: str) -> Any:  # noqa: ANN401 - a module has whatever it has

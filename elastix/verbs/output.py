@@ -1,58 +1,20 @@
-"""What all verbs share: tables or JSON, and errors as a message with an exit code."""
+"""What all verbs print: tables or JSON, and lines for people. Errors are in exit_codes.py."""
 
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from functools import wraps
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elastix.errors import ConfigError, ElastixError
 from elastix.observe.lines import plain, plain_lines
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-P = ParamSpec("P")
-T = TypeVar("T")
-_debug = False
-
-
-def show_tracebacks(wanted: bool) -> None:
-    """Whether an error comes with its traceback."""
-    global _debug
-    _debug = wanted
-
-
-def says(command: Callable[P, T]) -> Callable[P, T]:
-    """Turn an error into a message and an exit code, one that nobody foresaw too."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return command(*args, **kwargs)
-        except ElastixError as error:
-            if _debug:
-                raise
-            complain(f"elastix: {error}")
-            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
-        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
-            raise  # typer ends quietly if `| head` has seen enough
-        except Exception as error:  # the border of the process
-            if _debug:
-                raise
-            what = f"{type(error).__name__}: {error}"
-            complain(
-                f"elastix: {what}. That was not foreseen; what was done until then stays. "
-                "`elastix --debug` before the verb shows where it came from."
-            )
-            raise typer.Exit(1) from error
-
-    return run
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -1,8 +1,10 @@
 """`elastix runs`: all runs and campaigns of a store, live or over; look at one, compare several."""
 
+import secrets
 import shutil
-from contextlib import suppress
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,16 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from elastix.config import RunConfig
 from elastix.errors import ConfigError, Conflict, NotFound, StoreError
 from elastix.observe import catalogue, notes
+from elastix.observe.journal import lock_of
+from elastix.observe.lock import DRIVER_LOCK, Lock
 from elastix.observe.progress import duration, number, shown
-from elastix.verbs.output import AsJson, complain, print_table, says
+from elastix.verbs.exit_codes import says
+from elastix.verbs.output import AsJson, complain, print_table
 
 if TYPE_CHECKING:
     from elastix.store import Store
 
 STORE = "runs/store"
+_REMOVED = ".removed-"
 
 app = typer.Typer(help="List runs and campaigns, live or over; look at one, compare several.")
 
@@ -57,6 +62,11 @@ def list_(
     for summary in found:
         if summary.state == "damaged":
             complain(f"{summary.name}: {summary.message}")
+    if strangers := catalogue.strangers(Path(store)):
+        what = "1 folder" if len(strangers) == 1 else f"{len(strangers)} folders"
+        complain(
+            f"left out: {what} of {store}/runs with names that no run can have, as {strangers[0]!r}"
+        )
     if not found and not as_json:
         complain(f"{store} has no runs" + (f" with the tag {tag!r}" if tag else ""))
 
@@ -65,7 +75,7 @@ def list_(
 @says
 def show(name: Name, store: Where = STORE, as_json: AsJson = False) -> None:
     """Show one run: its state, its metrics, its note, how it was set up."""
-    summary = catalogue.summary(Path(store), _checked(name, store))
+    summary = catalogue.summary(Path(store), name)
     value = _value(summary, _sizes(store))
     rows = [(key, _text(item)) for key, item in value.items() if item not in (None, "", [], {})]
     print_table(as_json, value, ("what", "value"), rows)
@@ -80,9 +90,7 @@ def note(
     as_json: AsJson = False,
 ) -> None:
     """Write a note on a run; it replaces the one before."""
-    directory = _directory(name, store)
-    found = replace(notes.read(directory), note=text)
-    notes.write(directory, found)
+    found = notes.change(_directory(name, store), note=text)
     print_table(as_json, asdict(found), ("run", "note"), [(name, text)])
 
 
@@ -96,11 +104,12 @@ def tag(
     as_json: AsJson = False,
 ) -> None:
     """Tag a run, to find it again with `elastix runs --tag`."""
-    directory = _directory(name, store)
-    before = notes.read(directory)
-    kept = [t for t in before.tags if t not in tags]
-    found = replace(before, tags=kept if delete else [*kept, *dict.fromkeys(tags)])
-    notes.write(directory, found)
+
+    def changed(before: Sequence[str]) -> list[str]:
+        kept = [t for t in before if t not in tags]
+        return kept if delete else [*kept, *dict.fromkeys(tags)]
+
+    found = notes.change(_directory(name, store), tags=changed)
     print_table(as_json, asdict(found), ("run", "tags"), [(name, " ".join(found.tags))])
 
 
@@ -118,12 +127,12 @@ def rm(
 
     States that another tag names are kept.
     """
-    for name in names:
-        if catalogue.summary(Path(store), _checked(name, store)).state == "running":
-            raise Conflict(f"run {name!r} is at work. Nothing was removed. Stop it first.")
+    with _owned(names, store):
+        pass  # before anybody is asked
     if not yes and not typer.confirm(f"Remove {', '.join(names)} from {store} for good?", err=True):
         raise typer.Exit(1)
-    removed = [_remove(name, store) for name in names]
+    with _owned(names, store):
+        removed = [_remove(name, store) for name in dict.fromkeys(names)]
     rows = [(value["run"], value["states"], " ".join(value["kept"]) or "-") for value in removed]
     print_table(as_json, removed, ("removed", "states", "kept, as others name them"), rows)
 
@@ -154,14 +163,27 @@ def compare(
         complain(f"the curves are in {path}")
 
 
-def _checked(name: str, store: str) -> str:
-    """A name that a run may have: no path to anywhere else."""
-    return RunConfig(name=name, store=store).name
-
-
 def _directory(name: str, store: str) -> Path:
-    catalogue.summary(Path(store), _checked(name, store))  # or says which there are
-    return RunConfig(name=name, store=store).directory
+    return catalogue.find(Path(store), name).parent
+
+
+@contextmanager
+def _owned(names: Sequence[str], store: str) -> Iterator[None]:
+    """As long as nobody else trains one of these runs, and nobody else can begin to.
+
+    Raises:
+        Conflict: somebody does; names them.
+    """
+    refusal = "Nothing was removed. Stop it first."
+    with ExitStack() as held:
+        for name in dict.fromkeys(names):
+            path = catalogue.find(Path(store), name)
+            for lock, what in (
+                (path.with_name(DRIVER_LOCK), f"run {name!r} of this store is at work"),
+                (lock_of(path), f"the journal {path} is written"),
+            ):
+                held.enter_context(Lock(lock, what, refusal=refusal))
+        yield
 
 
 def _sizes(store: str) -> dict[str, int]:
@@ -219,7 +241,12 @@ def _remove(name: str, store: str) -> dict[str, Any]:
                 opened.untag(label)
                 refs.add(ref)
         kept = [ref[:12] for ref in sorted(refs) if not _retired(opened, ref)]
-    shutil.rmtree(Path(store) / "runs" / name)
+    directory = Path(store) / "runs" / name
+    with notes.alone(directory):
+        # At once, so that whoever waits for its locks begins in a folder of its own.
+        directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))
+    for left in directory.parent.glob(f"{_REMOVED}*"):  # of a removal that was killed as well
+        shutil.rmtree(left, ignore_errors=True)
     return {"run": name, "states": len(refs) - len(kept), "kept": kept}
 
 

@@ -2,9 +2,12 @@
 
 import os
 
+import pytest
+
 import elastix
+from elastix.errors import StoreError
 from elastix.search.executors import recipe
-from elastix.train.on_ray.trainer import keep_code
+from elastix.train.record.code import digest, keep_code, read_code
 
 
 def test_nobody_else_may_read_or_change_code(tmp_path):
@@ -23,3 +26,29 @@ def test_nobody_else_may_read_or_change_code(tmp_path):
     assert recipe.read(tmp_path) == elastix.Budget(trials=1)
     assert victim.read_text() == "precious"
     assert {path.name for path in tmp_path.iterdir()} == {"victim", *files}
+
+
+def test_code_that_somebody_else_wrote_is_not_run(tmp_path):
+    path = tmp_path / "train.pkl"
+    keep_code(path, b"code")
+    assert read_code(path, digest(b"code")) == b"code"
+    path.write_bytes(b"worse")
+    with pytest.raises(StoreError, match=r"Nothing of it was run\. Call fit\(\) again"):
+        read_code(path, digest(b"code"))
+    path.unlink()
+    with pytest.raises(StoreError, match=r"cannot be read.*Nothing was started"):
+        read_code(path, digest(b"code"))
+
+
+def test_a_detached_run_with_a_large_config_is_refused_before_ray_is_started(tmp_path):
+    def make(detached):
+        return elastix.ElasticTrainer(
+            lambda _ctx: None,
+            config={"table": "x" * 200_000},
+            run=elastix.RunConfig(store=str(tmp_path), detached=detached),
+        )
+
+    with pytest.raises(elastix.ConfigError, match=r"config takes 200,.*Nothing was started"):
+        make(detached=True).fit()
+    assert not list(tmp_path.iterdir())
+    make(detached=False)._check_size()

@@ -8,11 +8,16 @@ import pytest
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
+    Guard,
     InheritConfig,
+    ProfileConfig,
     RunConfig,
     ScalingConfig,
 )
 from elastix.errors import ConfigError
+from elastix.search.executors.pool import Pool
+from elastix.testing.local import run_local
+from elastix.train.on_ray.trainer import ElasticTrainer
 
 ALL = [ScalingConfig, RunConfig, CheckpointConfig, FailureConfig, InheritConfig]
 
@@ -40,6 +45,32 @@ def test_impossible_resources_are_refused_by_value(values, named):
     with pytest.raises(ConfigError) as caught:
         ScalingConfig(**values)
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"notices": "ibm"}, "'ibm'"),
+        ({"notices": True}, "True"),
+        ({"notices": ["aws"]}, "['aws']"),
+        ({"notices": "aws", "notices_address": "169.254.169.254"}, "'169.254.169.254'"),
+        ({"notices": "aws", "notices_address": "https://x"}, "'https://x'"),
+        ({"notices": "aws", "notices_address": "http://x/path"}, "'http://x/path'"),
+        ({"notices": "aws", "notices_address": 5}, "5"),
+        ({"notices_address": "http://localhost:1338"}, "only with notices"),
+    ],
+)
+def test_notices_of_no_cloud_are_refused_by_value(values, named):
+    with pytest.raises(ConfigError) as caught:
+        FailureConfig(**values)
+    assert named in str(caught.value)
+
+
+def test_notices_are_off_unless_asked_for_and_survive_json():
+    assert FailureConfig().notices is None
+    for address in (None, "http://localhost:1338", "http://[::1]:80"):
+        found = FailureConfig(notices="gcp", notices_address=address)
+        assert FailureConfig.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "../up", "ü", "x" * 101, 7, None])
@@ -168,3 +199,78 @@ def test_a_run_is_kept_in_a_directory_and_not_at_an_address(store):
 def test_what_is_no_way_to_inherit_is_refused(wrong, words):
     with pytest.raises(ConfigError, match=words):
         InheritConfig(**wrong)
+
+
+# ---------------------------------------------------------------------------- crews
+
+
+@pytest.mark.parametrize(
+    ("crew", "said"),
+    [
+        ({"shards": 2}, "has no axis 'shards'"),
+        ({"pipe": 2}, "not there yet"),
+        ({"shard": 0}, "whole number >= 1"),
+        ({"shard": 2, "tensor": -1}, "whole number >= 1"),
+        ({"shard": True}, "whole number >= 1"),
+        ({"shard": 1.5}, "whole number >= 1"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(crew, said):
+    with pytest.raises(ConfigError, match=said):
+        ScalingConfig(crew=crew)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"spares": 1}, "spares=1"),
+        ({"shadows": 1}, "shadows=1"),
+        ({"exact": True}, "exact=True"),
+        ({"recovery": "rollback"}, "recovery='rollback'"),
+        ({"guard": Guard()}, "guard"),
+        ({"checkpoint": CheckpointConfig(best="loss")}, "best='loss'"),
+    ],
+)
+def test_what_crews_do_not_do_yet_is_refused_before_anything_starts(options, said, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        run_local(print, 2, crew={"shard": 2}, directory=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scaling": {"spares": 1}}, "spares=1"),
+        ({"scaling": {"shadows": 1}}, "shadows=1"),
+        ({"scaling": {"gpus_per_worker": 2}}, "gpus_per_worker=2"),
+        ({"scaling": {"placement": "STRICT_PACK"}}, "placement='STRICT_PACK'"),
+        ({"run": RunConfig(exact=True)}, "exact=True"),
+        ({"failure": FailureConfig(recovery="rollback")}, "recovery='rollback'"),
+        ({"failure": FailureConfig(guard=Guard())}, "guard"),
+        ({"checkpoint": CheckpointConfig(best="loss")}, "best='loss'"),
+        ({"profile": ProfileConfig()}, "profile"),
+    ],
+)
+def test_what_crews_do_not_do_on_ray_is_refused_before_anything_starts(options, said):
+    scaling = ScalingConfig(crew={"shard": 2}, **options.pop("scaling", {}))
+    with pytest.raises(ConfigError, match=f"{said}.* does not work with crew"):
+        ElasticTrainer(print, scaling=scaling, **options)
+
+
+def test_trials_and_runs_that_inherit_are_no_crews_yet():
+    scaling = ScalingConfig(crew={"shard": 2})
+    assert ScalingConfig.from_dict(scaling.to_dict()) == scaling
+    trainer = ElasticTrainer(print, scaling=scaling)
+    for start in (
+        lambda: Pool(scaling=scaling),
+        lambda: trainer.as_trial(None, None, print),
+        lambda: trainer.descending(None),
+    ):
+        with pytest.raises(ConfigError, match="cannot have workers of several processes yet"):
+            start()
+
+
+def test_the_processes_of_a_worker_have_equal_parts_of_what_it_occupies():
+    scaling = ScalingConfig(crew={"shard": 2, "tensor": 2}, cpus_per_worker=2)
+    assert (scaling.processes, scaling.resources_per_process) == (4, {"CPU": 0.5})
+    assert ScalingConfig().resources_per_process == {"CPU": 1.0}

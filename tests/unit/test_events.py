@@ -44,6 +44,8 @@ def strategy_of(annotation) -> st.SearchStrategy:
         return spans
     if annotation == tuple[tuple[int, int, int], ...]:
         return st.lists(st.tuples(*[st.integers(0, 99)] * 3), max_size=3).map(tuple)
+    if annotation == tuple[tuple[str, int], ...]:
+        return st.lists(st.tuples(st.text(max_size=9), st.integers(0, 99)), max_size=3).map(tuple)
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(strategy_of, typing.get_args(annotation)))
@@ -63,7 +65,8 @@ def strategy_of(annotation) -> st.SearchStrategy:
 
 def instances(cls: type[Event]) -> st.SearchStrategy[Event]:
     hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{f.name: strategy_of(hints[f.name]) for f in dataclasses.fields(cls)})
+    fields = {f.name: strategy_of(hints[f.name]) for f in dataclasses.fields(cls)}
+    return st.builds(cls, **(fields | {"t": st.floats(-4e10, 4e10)}))  # times that have a date
 
 
 def subclasses(cls: type) -> set[type]:

@@ -6,7 +6,7 @@ from elastix.events import CampaignEnded, CampaignStarted, TrialEnded, TrialStar
 from elastix.observe import cell as cells
 from elastix.observe import console as consoles
 from elastix.observe import trials_console
-from elastix.observe.cell import Cell
+from elastix.observe.cell import NotebookCell
 from elastix.observe.console import Console
 from elastix.observe.trials_console import TrialsConsole
 from tests.report_data import run_events
@@ -37,7 +37,7 @@ class Displays:
 def displays(monkeypatch):
     found = Displays()
     for module in (consoles, trials_console):
-        monkeypatch.setattr(module, "here", lambda: Cell(found.show))
+        monkeypatch.setattr(module, "here", lambda: NotebookCell(found.show))
     return found
 
 
@@ -93,7 +93,7 @@ def test_a_campaign_is_one_display_too(displays, tmp_path):
 
 
 def test_what_a_user_wrote_is_no_markup(displays):
-    cell = Cell(displays.show)
+    cell = NotebookCell(displays.show)
     cell.terminal().print("<b>bold</b>", markup=False)
     assert displays.pictures[-1]["text/html"] == "<pre>&lt;b&gt;bold&lt;/b&gt;</pre>"
 

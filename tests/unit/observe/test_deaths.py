@@ -89,3 +89,24 @@ def test_a_group_tells_of_its_workers_by_their_events():
     group.hear(WorkerLost(worker=9, rank=-1, generation=0, cause="died"))  # it never came up
     group.hear(WorkerLost(worker=3, rank=0, generation=1, cause="died"))
     assert heard == [("expect", "n0", 30), ("told", "n0", 30)]
+
+
+def test_of_a_worker_that_is_several_processes_any_may_have_died():
+    heard = []
+
+    class Heard:
+        def expect(self, node, pid):
+            heard.append(("expect", node, pid))
+
+        def told(self, node, pid):
+            heard.append(("told", node, pid))
+
+    group = GroupDeaths(Heard())
+    group.hear(WorkerStarted(worker=3, pid=30, node="n0", device="cpu", mates=(("n1", 31),)))
+    group.hear(WorkerLost(worker=3, rank=0, generation=1, cause="died"))
+    assert heard == [
+        ("expect", "n0", 30),
+        ("expect", "n1", 31),
+        ("told", "n0", 30),
+        ("told", "n1", 31),
+    ]

@@ -72,6 +72,24 @@ def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path):
     assert len(waited) == 1
 
 
+def test_who_waited_for_a_lock_whose_file_is_gone_takes_the_new_one(tmp_path, monkeypatch):
+    """A lock on a file that is no longer there keeps nobody out."""
+    path = tmp_path / "deep" / "run.lock"
+    first = Lock(path, WHAT)
+
+    def remove(_seconds):
+        path.parent.rename(tmp_path / "away")
+        first.close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", remove)
+        second = Lock(path, WHAT, patience_s=60.0)
+    with pytest.raises(Conflict, match=NAMED):
+        Lock(path, WHAT)
+    assert holder(path).pid == os.getpid()
+    second.close()
+
+
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     def flock(_file, _kind):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,15 @@ from typer.testing import CliRunner
 import elastix
 from elastix import cli
 from elastix.observe import journal
-from elastix.report import write_report
+from elastix.observe.journal import Journal
+from elastix.report import report_page, write_report
+from elastix.report.site import Site
 from elastix.report.sources import campaign_record
 from elastix.search.executors.serial import Local
+from elastix.search.results import Results
 from elastix.search.trial import Suggestion, Trial, TrialState
 from elastix.search.trial_database import TrialDatabase, TrialRow
+from tests.report_data import run_events
 
 SPACE = ConfigurationSpace(space=[Float("x", (0.0, 1.0))], seed=1)
 STATES = ("finished", "stopped", "failed", "running", "waiting", "paused")
@@ -162,3 +167,36 @@ def test_a_runs_name_does_not_lead_out_of_the_store(store, tmp_path, name):
     for verb in (("report",), ("campaign", "show")):
         run(*verb, name, "-s", str(store), code=2)
     assert [path.name for path in outside.iterdir()] == ["journal.jsonl"]
+
+
+def test_a_campaign_leads_to_the_run_of_its_best_trial_and_back(store):
+    """In files, which need no server, and on the site; without such a run nowhere."""
+    write_report("mixed", store)
+    page = (store / "runs" / "mixed" / "report.html").read_text()
+    assert "best trial" not in page
+    best = Results.open(store, "mixed").best.trial.number
+    trial, other = f"mixed-{best:05d}", f"mixed-{best + 1:05d}"
+    for name in (trial, other, "mixed-1", "lonely-00001"):
+        with Journal(store / "runs" / name / "journal.jsonl") as journal:
+            for event in run_events(steps=20):
+                journal.append(event)
+    try:
+        target = write_report("mixed", store)
+        assert f'href="../{trial}/report.html"' in target.read_text()
+        back = store / "runs" / trial / "report.html"
+        assert 'href="../mixed/report.html"' in back.read_text()
+        assert not (store / "runs" / other / "report.html").exists()
+        before = back.stat().st_mtime_ns
+        write_report("mixed", store)
+        assert back.stat().st_mtime_ns == before  # nothing has happened since
+        for name in ("mixed-1", "lonely-00001"):
+            assert not report_page(name, store).kin
+        site = Site(store)
+        assert (f"best trial: {trial}", f"/run/{trial}") in site.run("mixed").links
+        for name in (trial, other):
+            assert ("campaign mixed", "/run/mixed") in site.run(name).links
+        elsewhere = write_report("mixed", store, store / "elsewhere.html").read_text()
+        assert "../" + trial not in elsewhere  # it could be anywhere
+    finally:
+        for name in (trial, other, "mixed-1", "lonely-00001"):
+            shutil.rmtree(store / "runs" / name)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from elastix import cli
 from elastix.errors import ConfigError, Corrupt
 from elastix.observe.journal import Journal
-from elastix.verbs.output import says, show_tracebacks
+from elastix.verbs.exit_codes import says, show_tracebacks
 from tests.report_data import run_events
 
 ROOT = typer.main.get_command(cli.app)
@@ -74,7 +74,7 @@ def test_report_writes_a_page_and_says_where(store):
 
 
 def test_exit_codes_and_messages(store, monkeypatch):
-    assert "it has digits" in run("report", "digit", "--store", str(store), code=1).stderr
+    assert "It has digits" in run("report", "digit", "--store", str(store), code=1).stderr
     assert "Missing argument" in run("report", code=2).output
     assert "No such command" in run("rapport", code=2).output
     (store / "runs" / "digits" / "journal.jsonl").write_text("{}\n")
@@ -129,7 +129,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     """As `elastix ... | head -1` has it."""
     code = """
 import typer
-from elastix.verbs.output import says
+from elastix.verbs.exit_codes import says
 
 app = typer.Typer()
 

@@ -101,7 +101,8 @@ def test_rows_of_ray_data_and_what_is_no_stream(tmp_path, script):
     assert len(elastix.Tar(out)) == 3
     for name, said in (("none", "no samples"), ("three", "gone through"), ("four", "no 'four'")):
         assert said in run(f"{script}:{name}", "--out", tmp_path / "x.tar", code=2).stderr
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py", "s.tar", "s.tar.index"]
+    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {"mine.py", "s.tar", "s.tar.index"}
 
 
 def test_a_stream_of_what_cannot_be_pickled_is_refused():
