@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
+# Python keeps what it compiles: tests start hundreds of processes that import elastix.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo test coverage mutants check bench bench-short chaos examples screenshots docs wheel pins clean
 
@@ -83,14 +85,21 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.executor --out benchmarks/results/executor.json
 	$(BIN)/python -m benchmarks.inherit --out benchmarks/results/inherit.json
 	$(BIN)/python -m benchmarks.ensemble --out benchmarks/results/ensemble.json
+	$(BIN)/python -m benchmarks.data --out benchmarks/results/data.json
+	$(BIN)/python -m benchmarks.formats --out benchmarks/results/formats.json
+	$(BIN)/python -m benchmarks.rehearsal --out benchmarks/results/rehearsal.json
 	$(BIN)/python -m benchmarks.estimate --out benchmarks/results/estimate.json
 	$(BIN)/python -m benchmarks.install --out benchmarks/results/install.json
 	$(BIN)/python -m benchmarks.startup --out benchmarks/results/startup.json
+	$(BIN)/python -m benchmarks.exact --out benchmarks/results/exact.json
+	$(BIN)/python -m benchmarks.adapters --out benchmarks/results/adapters.json
+	$(BIN)/python -m benchmarks.size --out benchmarks/results/size.json
 	$(BIN)/python -m benchmarks.table --update
 
 bench-short: $(READY)
 	$(BIN)/python -m benchmarks.overhead --rounds 4 --steps 3 --out build/overhead.json
 	$(BIN)/python -m benchmarks.recovery --repeats 1 --systems elastix --out build/recovery.json
+	$(BIN)/python -m benchmarks.exact --rounds 2 --steps 3 --schedules 2 --flips 2 --out build/exact.json
 
 pins: $(READY)
 	@{ head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable \

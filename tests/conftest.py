@@ -2,11 +2,14 @@
 
 import logging
 import multiprocessing
+import os
 import signal
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests import forked_workers
 
 # How long an example takes is a matter of the machine; pytest's own limit is for tests that hang.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -33,20 +36,18 @@ def caplog(caplog):
 
 @pytest.fixture(scope="session")
 def cluster():
-    """A local Ray whose worker processes have imported what tests need before they are asked."""
+    """A local Ray, with workers that begin at once."""
     import ray
 
-    ray.init(
-        address="local",  # another Ray that happens to be up here is none of ours
-        num_cpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
-        _system_config={
-            "preload_python_modules": ["torch._dynamo", "elastix"],
-            "worker_niceness": 0,  # or they starve beside tests that compute
-        },
-    )
-    yield ray
-    ray.shutdown()
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    with forked_workers.serve(logs=False):
+        ray.init(
+            address="local",  # another Ray that happens to be up here is none of ours
+            num_cpus=8,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            _system_config=forked_workers.SETTINGS,
+        )
+        yield ray
+        ray.shutdown()

@@ -75,9 +75,9 @@ def grad_scaler(ctx):
     model, optimizer, scaler = ctx.prepare(model, optimizer, scaler)
     for step in steps(ctx):
         overflows = ctx.step in (2, 4)
-        for number, (x, y) in enumerate(step):
+        for x, y in step:
             loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss * float("inf") if overflows and number == 0 else loss).backward()
+            scaler.scale(loss * float("inf") if overflows else loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
@@ -221,6 +221,19 @@ def noise_before_slices(ctx):
         optimizer.zero_grad()
 
 
+def noise_past_the_counters(ctx):
+    """The same, past the version counters of the parameters."""
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in steps(ctx):
+        for parameter in model.parameters():
+            parameter.data.mul_(0.99)
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 WORK = {
     way.__name__: way
     for way in (
@@ -237,6 +250,7 @@ WORK = {
         sparse_embeddings,
         gradients_kept,
         noise_before_slices,
+        noise_past_the_counters,
         buffers_changed_between_steps,
         compiled,
         inductor,

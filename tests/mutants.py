@@ -1,6 +1,6 @@
 """Break the lines that decide, one at a time, and see whether the fast tests notice.
 
-    python -m tests.mutants [--number 300] [--seed 0] [--jobs 2] [FILE ...]
+    python -m tests.mutants [--number 300] [--seed 0] [--jobs 2] [FILE[:LINE] ...]
 
 A mutant is one small change in the body of a function: a comparison turned around, a statement
 left out, branches swapped, a number too large, `and` for `or`. Tests are imported once; then a
@@ -9,8 +9,9 @@ and runs the tests of that file, the cheapest first, until one fails. So a mutan
 costs next to nothing, one that is not what its tests take, and none an import.
 One that needs much more CPU than the tests do is killed too: it loops.
 
-Prints the share that was killed, and every survivor. To have another file looked after, add it to
-TESTS with the tests that should.
+Prints the share that was killed, file by file, and every survivor. One that cannot be noticed, as
+what it changes makes no difference, is explained in EQUIVALENT. To have another file looked after,
+add it to TESTS with the tests that should.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -37,9 +39,10 @@ ROOT = Path(__file__).parents[1]
 UNIT = "tests/unit"
 LAW6 = f"{UNIT}/comm/test_law6.py"
 PROTOCOL = (f"{UNIT}/comm/test_protocol.py", LAW6)
-CONDUCTOR = (f"{UNIT}/train/test_conductor.py", f"{UNIT}/train/test_conductor_size.py")
+CONDUCTOR = (f"{UNIT}/train/test_conductor.py",)
 TESTS: dict[str, tuple[str, ...]] = {
     "elastix/comm/protocol/group_protocol.py": PROTOCOL,
+    "elastix/comm/protocol/in_group.py": PROTOCOL,
     "elastix/comm/protocol/joiner.py": PROTOCOL,
     "elastix/comm/protocol/inbox.py": PROTOCOL,
     "elastix/comm/protocol/calls.py": (f"{UNIT}/comm/test_calls.py",),
@@ -50,10 +53,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "elastix/data/slices.py": (f"{UNIT}/data/test_slices.py",),
     "elastix/train/replica/vote.py": (f"{UNIT}/train/test_draws.py", f"{UNIT}/train/test_guard.py"),
     "elastix/train/replica/sentinel.py": (f"{UNIT}/train/test_sentinel.py",),
+    "elastix/train/replica/recomputation.py": (f"{UNIT}/train/test_recomputation.py",),
+    "elastix/data/turns.py": (f"{UNIT}/data/test_turns.py",),
     "elastix/train/replica/guard.py": (f"{UNIT}/train/test_guard.py",),
+    "elastix/sharding.py": (f"{UNIT}/test_sharding.py",),
+    "elastix/train/checkpoint/assembly.py": (f"{UNIT}/train/test_assembly.py",),
     "elastix/train/checkpoint/schedule.py": (f"{UNIT}/train/test_retention.py",),
     "elastix/train/control/limits.py": (f"{UNIT}/train/test_limits.py",),
-    "elastix/train/control/conductor.py": CONDUCTOR,
+    "elastix/train/control/conductor.py": (*CONDUCTOR, f"{UNIT}/train/test_shadows.py"),
     "elastix/train/control/shadows.py": (
         f"{UNIT}/train/test_shadows.py",
         f"{UNIT}/comm/test_shadow_schedules.py",
@@ -68,7 +75,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 _OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile=mutants"]
 _OPTIONS += ["-k", "not broken_rule and not thousands"]  # about the simulation, and its size
 _OPTIONS += ["--timeout=3600"]  # CPU time decides: on a busy machine the clock would kill as well
-_SLACK_S = 10.0
+_SLACK_S = 5.0
 _MEMORY = 4 << 30
 
 _COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -236,7 +243,7 @@ def put_in(module: ModuleType, source: ast.Module) -> None:
             function.__code__ = code
     for statement in source.body:
         if isinstance(statement, ast.Assign) and _is_number(statement.value):
-            value = eval(ast.unparse(statement.value))
+            value = eval(ast.unparse(statement.value), dict(vars(module)))
             for target in statement.targets:
                 setattr(module, ast.unparse(target), value)
 
@@ -244,7 +251,11 @@ def put_in(module: ModuleType, source: ast.Module) -> None:
 def _is_number(expression: ast.expr) -> bool:
     """Written as such, or computed of such."""
     kinds = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
-    return all(isinstance(part, kinds) for part in ast.walk(expression))
+    kinds += (ast.Call, ast.expr_context)
+    return all(
+        isinstance(part, kinds) or (isinstance(part, ast.Name) and part.id == "Fraction")
+        for part in ast.walk(expression)
+    )
 
 
 def _compiled(source: ast.Module, module: ModuleType) -> CodeType:
@@ -351,32 +362,48 @@ class Running:
             self.killed += 1
 
 
-def measured(tests: tuple[str, ...]) -> tuple[float, CheapestFirst]:
-    """CPU seconds that the tests take when nothing is broken, and the order to run them in.
+def measured(test: str) -> tuple[float, dict[str, float]]:
+    """CPU seconds that a file of tests takes when nothing is broken; how long each test in it took.
 
     Raises:
-        SystemExit: they fail.
+        SystemExit: one fails.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     order = CheapestFirst()
     with tempfile.NamedTemporaryFile("r", suffix=".json") as told:
         tell = lambda: Path(told.name).write_text(json.dumps(order.seconds))  # noqa: E731
-        _, status = os.waitpid(run_tests(tests, order, None, lambda: None, tell), 0)
+        _, status = os.waitpid(run_tests((test,), order, None, lambda: None, tell), 0)
         if status:
-            raise SystemExit(f"{' '.join(tests)} fail, with nothing broken.")
-        order.seconds = json.load(told)
+            raise SystemExit(f"{test} fails, with nothing broken.")
+        seconds = json.load(told)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime, order
+    return after.ru_utime - before.ru_utime, seconds
+
+
+def chosen(mutants: list[Mutant], wanted: list[str]) -> list[Mutant]:
+    """Those in the files, or on the lines (FILE:LINE), that are wanted."""
+    return [m for m in mutants if m.path in wanted or f"{m.path}:{m.line}" in wanted]
+
+
+def summary(mutants: list[Mutant], survivors: list[Mutant]) -> str:
+    """A line for each file: of how many mutants how many were killed, and the share."""
+    made, left = Counter(m.path for m in mutants), Counter(m.path for m in survivors)
+    made["all"], left["all"] = len(mutants), len(survivors)
+    width = max(map(len, made))
+    return "\n".join(
+        f"{path:{width}}  {made[path] - left[path]:4} of {made[path]:4}"
+        f"  {1 - left[path] / made[path]:6.1%}"
+        for path in made
+    )
 
 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("files", nargs="*", default=list(TESTS))
-    parser.add_argument("--number", type=int, default=300)
+    parser.add_argument("files", nargs="*", default=list(TESTS), help="those drawn in these alone")
+    parser.add_argument("--number", type=int, default=300, help="drawn of all files; 0 for all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--skip", type=int, default=0, help="of the mutants that would be made")
     options = parser.parse_args()
     os.chdir(ROOT)
     import hypothesis
@@ -385,35 +412,43 @@ def main() -> None:
     hypothesis.settings.register_profile(
         "mutants", deadline=None, phases=phases, derandomize=True, database=None
     )
-    used = sorted({test for path in options.files for test in TESTS[path]})
-    if pytest.main(["--collect-only", "-qq", "-W", "ignore", *_OPTIONS[1:], *used]):
-        raise SystemExit("the tests cannot be collected.")
-    costs = {tests: measured(tests) for tests in {TESTS[path] for path in options.files}}
-    trees = {path: ast.parse((ROOT / path).read_text()) for path in options.files}
+    trees = {path: ast.parse((ROOT / path).read_text()) for path in TESTS}
     offered = {path: changes(tree) for path, tree in trees.items()}
     mutants = [
         Mutant(path, number, change.line, change.what)
         for path, found in offered.items()
         for number, change in enumerate(found)
     ]
-    print(f"{len(mutants)} mutants can be made; the tests take ", end="")
-    print(*(f"{seconds:.1f} s" for seconds in sorted(seconds for seconds, _ in costs.values())))
+    print(f"{len(mutants)} mutants can be made")
     random.Random(options.seed).shuffle(mutants)
-    mutants = mutants[options.skip : options.number]
+    mutants = sorted(
+        chosen(mutants[: options.number or None], options.files), key=lambda m: (m.path, m.line)
+    )
+    used = sorted({test for mutant in mutants for test in TESTS[mutant.path]})
+    if pytest.main(["--collect-only", "-qq", "-W", "ignore", *_OPTIONS[1:], *used]):
+        raise SystemExit("the tests cannot be collected.")
+    costs = {test: measured(test) for test in used}
+    print(
+        f"{len(mutants)} are made; their tests take",
+        *(f"{seconds:.1f} s" for seconds, _ in costs.values()),
+        flush=True,
+    )
     started = time.monotonic()
     running = Running(options.jobs)
     for mutant in mutants:
         module = importlib.import_module(mutant.path.removesuffix(".py").replace("/", "."))
         tree, tests = trees[mutant.path], TESTS[mutant.path]
-        seconds, order = costs[tests]
+        order = CheapestFirst()
+        for test in tests:
+            order.seconds |= costs[test][1]
+        limit_s = sum(costs[test][0] for test in tests) + _SLACK_S
         with offered[mutant.path][mutant.number].made():
             ast.fix_missing_locations(tree)
             put = partial(put_in, module, tree)
-            running.start(run_tests(tests, order, seconds + _SLACK_S, put), mutant)
+            running.start(run_tests(tests, order, limit_s, put), mutant)
     running.finish()
-    share = running.killed / len(mutants)
-    print(f"killed {running.killed} of {len(mutants)} ({share:.1%}), seed {options.seed}, ", end="")
-    print(f"in {time.monotonic() - started:.0f} s")
+    print(f"seed {options.seed}, in {time.monotonic() - started:.0f} s")
+    print(summary(mutants, running.survivors))
     for mutant in sorted(running.survivors, key=lambda m: (m.path, m.line)):
         print(f"  {mutant.path}:{mutant.line}  {mutant.what}")
 

@@ -19,7 +19,7 @@ import ray
 import elastix
 from elastix.observe.grafana import provisioned_directory, write_dashboard
 from elastix.testing.chaos import Kill, with_kills
-from tests import trainables
+from tests import forked_workers, trainables
 
 SAMPLES = 3 * 240
 
@@ -109,8 +109,7 @@ def main() -> None:
         dashboard_port=0,
         log_to_driver=False,
         logging_level="ERROR",
-        runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}},
-        _system_config={"metrics_report_interval_ms": 500},
+        _system_config={"metrics_report_interval_ms": 500, **forked_workers.SETTINGS},
     )
     address = context.address_info["webui_url"]
     watcher = ThreadPoolExecutor(1)
@@ -130,4 +129,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with forked_workers.serve():
+        main()

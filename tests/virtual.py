@@ -112,6 +112,7 @@ class Rig:
                 self.make_work,
                 self.events.append,
                 self.clock,
+                given.get("enqueued", ()),
             )
             self.loop.restore(given.get("same", True), given.get("same_rungs", True))
             try:
