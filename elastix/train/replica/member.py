@@ -70,6 +70,9 @@ from elastix.train.replica.tracked_objects import TrackedObjects
 
 logger = logging.getLogger(__name__)
 
+_SETTLE_S = 30.0
+"""How long a run that ends with an error waits for what is being stored."""
+
 
 class Paused(BaseException):
     """As many reports were made as were wanted. Not an Exception: user code must not catch it."""
@@ -254,6 +257,11 @@ class Member:
         urgent = self._inbox.urgent.members
         called = self.holder and urgent[:1] == (self.me,)
         return called or self.rank == 0 or self.settings.alone
+
+    def failed(self) -> None:
+        """The train function raised: what was accepted before is told and stored nevertheless."""
+        self._replicated.send_unconfirmed()
+        self.saver.settle(_SETTLE_S)
 
     # ------------------------------------------------------------------ prepare and track
 

@@ -20,7 +20,6 @@ class Halted(BaseException):
     """Whoever runs the function wants it to end. Not an Exception: user code must not catch it."""
 
 
-_SETTLE_S = 30.0
 _NEWS_S = 3.0
 """A collective within a worker may fail before it is heard why."""
 
@@ -76,7 +75,7 @@ def run_train(
             raise  # it is meant for the process, not for the train function
         if _was_cut(member, error):
             return Outcome(kind=OutcomeKind.FREE, step=member.step, summary=_said(error))
-        member.saver.settle(_SETTLE_S)  # what was accepted before is stored nevertheless
+        member.failed()
         return Outcome(
             kind=OutcomeKind.RAISED,
             epochs=member.epochs,

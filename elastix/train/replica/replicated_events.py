@@ -1,9 +1,9 @@
 """Events that every worker generates alike, so that none is lost with the one that sends them.
 
 They are numbered; rank 0 sends them to the journal, which takes each number once. The others keep
-theirs until the journal has confirmed them, and whoever becomes rank 0 sends what is left. What
-shadows have not received yet is held back: if all workers were lost, nobody would have the State
-that the journal told of.
+theirs until the journal has confirmed them, and whoever becomes rank 0, or ends the run with an
+error, sends what is left. What shadows have not received yet is held back: if all workers were
+lost, nobody would have the State that the journal told of.
 """
 
 import threading
@@ -79,9 +79,16 @@ class ReplicatedEvents:
             self._sent = -1
             self._send_due()
 
+    def send_unconfirmed(self) -> None:
+        """The run is about to end with this worker's error, and nothing is heard after that."""
+        with self._sending:
+            self._send_rest()
+
     def _send_due(self) -> None:
-        if not self._first():
-            return
+        if self._first():
+            self._send_rest()
+
+    def _send_rest(self) -> None:
         held = self._held()
         for sequence, operation, event in self._unconfirmed:
             if operation > held:

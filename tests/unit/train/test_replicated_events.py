@@ -71,3 +71,16 @@ def test_it_has_all_since_the_last_that_was_confirmed():
     assert (worker.events.since, worker.events.sequence) == (2, 3)
     worker.events.confirm(2)
     assert worker.events.since == 3
+
+
+def test_whoever_ends_the_run_with_an_error_tells_what_is_not_confirmed():
+    worker = Worker(first=False)
+    for operation in range(3):
+        worker.does(operation)
+    worker.events.confirm(0)
+    worker.held = 2
+    worker.events.send_unconfirmed()
+    assert worker.sent == [1]
+    worker.held = math.inf
+    worker.events.send_unconfirmed()
+    assert worker.sent == [1, 2]
