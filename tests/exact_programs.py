@@ -73,11 +73,12 @@ def mixed_up(batch):
 def train(ctx: elastix.Context) -> None:
     """Draws in the dataset, in the model and between steps; the rate follows evaluations.
 
-    `holds` says by step for which newcomer to wait then, until it is ready to be let in.
+    `holds` says by step for which newcomer to wait then, until it is ready to be let in; `ushers`
+    from which step on to wait for one, until the group is about to let it in.
     """
     config = ctx.config
     meeting = Path(config.get("meeting", "."))
-    if "holds" in config:
+    if "holds" in config or "ushers" in config:
         ctx.on_phase(lambda name, _: name == "wait" and (meeting / str(ctx.worker)).touch())
     shared_memory.FROM_BYTES = 1 << 10  # so that some buckets go this way, and some through sockets
     buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = config.get("bucket_bytes", 64 << 10)
@@ -116,9 +117,41 @@ def train(ctx: elastix.Context) -> None:
                 torch.rand(1)  # to show some pictures, say
             for newcomer in config.get("holds", {}).get(str(ctx.step), ()):
                 await_worker(meeting / str(newcomer))
+            for newcomer, since in config.get("ushers", {}).items():
+                usher(ctx, meeting, int(newcomer), ctx.step - since)
         scores = ctx.evaluate(loss_and_accuracy, plain, batch_size=16)
         scheduler.step(scores["loss"])
         ctx.report(**scores)
+
+
+def usher(ctx, meeting, newcomer, steps):
+    """So many steps after the first hold: go on when the newcomer has done what it can until then.
+
+    It is given the State between steps 0 and 1, is told step 1, compares its State with a donor's,
+    and asks to be let in as it is told step 2: however slow the machine is, it comes in then.
+    """
+    member = ctx._member
+    if ctx.worker == newcomer:
+        (meeting / f"{newcomer}-{ctx.step}").touch()
+        return
+    if steps == 0:
+        await_worker(meeting / str(newcomer))
+        connected = meeting / f"{newcomer}-connected"
+        while not connected.exists():
+            if subscribers(member, newcomer):
+                connected.touch()
+            time.sleep(0.005)
+    if steps in (1, 2):
+        await_worker(meeting / f"{newcomer}-{ctx.step}")
+    if steps == 1:
+        while not all(subscriber.wants_digest for subscriber in subscribers(member, newcomer)):
+            time.sleep(0.005)
+    if steps == 2:
+        member._inbox.wait(lambda: newcomer in member._inbox.proposed.members)
+
+
+def subscribers(member, newcomer):
+    return [s for s in member._catch_up._subscribers if s.worker == newcomer]
 
 
 def loss_and_accuracy(model, batch):

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
-from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from elastix.observe.journal import Journal
@@ -117,7 +116,8 @@ def until(browser, condition):
 def test_a_page_follows_its_run_without_being_loaded_again(browser, address, store):
     browser.get(address)
     assert "token" not in browser.current_url
-    browser.find_element(By.LINK_TEXT, "digits").click()
+    until(browser, "document.querySelector('a[href=\"/run/digits\"]') !== null")
+    browser.execute_script("document.querySelector('a[href=\"/run/digits\"]').click()")
     until(browser, "location.pathname === '/run/digits'")
     until(browser, "document.documentElement.dataset.drawn !== undefined")
     steps = "Number(document.querySelector('.tiles > :nth-child(2) dd').firstChild.textContent)"
