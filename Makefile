@@ -93,6 +93,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.startup --out benchmarks/results/startup.json
 	$(BIN)/python -m benchmarks.exact --out benchmarks/results/exact.json
 	$(BIN)/python -m benchmarks.adapters --out benchmarks/results/adapters.json
+	$(BIN)/python -m benchmarks.prediction --out benchmarks/results/prediction.json
 	$(BIN)/python -m benchmarks.size --out benchmarks/results/size.json
 	$(BIN)/python -m benchmarks.table --update
 

@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +158,11 @@ def goodput(records: Sequence[StepRecord], killer: Killer) -> float:
     return disturbed / statistics.fmean(undisturbed)
 
 
-def run_elastix(every_s: float, minutes: float) -> tuple[float, list[Event], Killer]:
+def run_elastix(every_s: float, minutes: float, seed: int) -> tuple[float, list[Event], Killer]:
     """One run on Ray; its goodput, its journal, and when workers were killed."""
     with tempfile.TemporaryDirectory(prefix="elastix-bench-") as name:
         folder = Path(name)
-        killer = Killer(folder, every_s, minutes, seed=1)
+        killer = Killer(folder, every_s, minutes, seed)
         killer.start()
         result = elastix.ElasticTrainer(
             train,
@@ -196,8 +197,8 @@ def start_cpu_s() -> float:
     )
 
 
-def measure_elastix(every_s: float, minutes: float) -> dict[str, Any]:
-    """Goodput, prediction, and what starting costs."""
+def measure_elastix(every_s: float, minutes: float, seed: int = 1) -> dict[str, Any]:
+    """Goodput, prediction, what the journal says things took, and what starting costs."""
     share = start_cpu_s() / (every_s * (os.cpu_count() or 1))
     root = str(Path(__file__).resolve().parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -205,18 +206,18 @@ def measure_elastix(every_s: float, minutes: float) -> dict[str, Any]:
     )
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
-        found, events, killer = run_elastix(every_s, minutes)
+        found, events, killer = run_elastix(every_s, minutes, seed)
     finally:
         ray.shutdown()
     sizes = [event.world_size for event in events if isinstance(event, StepCommitted)]
     print(
         f"elastix: {len(killer.kills)} kills, mean size {statistics.fmean(sizes):.2f}", flush=True
     )
-    print(costs_of(events), flush=True)
     return {
         "elastix": round(found, 4),
         "predicted_elastix": round(predict(events, killer), 4),
         "start_share": round(share, 4),
+        "costs": {name: round(cost, 4) for name, cost in asdict(costs_of(events)).items()},
     }
 
 

@@ -1,30 +1,40 @@
 """What size costs the conductor that ships: `python -m benchmarks.size --out FILE`.
 
-Two parts, both in virtual time, so nothing but the conductor and the shell below is run:
+All in virtual time, so nothing but the conductor and the shell below is run. What a step, a start
+and a recovery take is what the journals of real runs say (`--costs`, results of
+benchmarks.prediction).
 
 - `events`: CPU microseconds of one event in groups of 10, 100, 1,000 and 10,000 workers. A
   heartbeat, the passing of time and a committed step concern one worker. A loss and a join concern
   all of them: each is divided by the messages that it brings, and given whole as well.
-- `day`: 10,000 workers for a day, one of which is lost each minute and replaced. All survivors of
-  a loss suspect somebody, and all members confirm each generation. What the day cost in CPU, by
-  kind of event, and the share of a core that is.
+- `hour`: 1,000 workers for an hour, each with a heartbeat a second.
+- `day`: 10,000 workers for a day, each with a heartbeat a minute. In both, one is lost each minute
+  and replaced; all survivors of a loss suspect somebody, and all members confirm each generation.
+  What it cost in CPU, by kind of event, and the share of a core that is.
+
+`--parts` runs some of these; what FILE has of the others stays.
 """
 
 import argparse
 import gc
 import heapq
+import json
 import random
 import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.prediction import costs_in
 from benchmarks.record import save
+from benchmarks.table import RESULTS
 from elastix.comm.protocol.membership import Membership
 from elastix.config import FailureConfig
 from elastix.events import GenerationFormed, StepCommitted
+from elastix.testing.simulate import Costs
 from elastix.train.control.actions import Action, StartWorker, Tell, Vacate, Write
 from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import (
@@ -41,7 +51,8 @@ from elastix.train.control.messages import (
 from elastix.train.control.terms import Phase, RunTerms
 
 SIZES = (10, 100, 1_000, 10_000)
-START_S, RECOVER_S, TICK_S = 20.0, 0.1, 0.2
+PARTS = ("events", "hour", "day")
+TICK_S = 0.2
 
 
 class Fleet:
@@ -50,13 +61,14 @@ class Fleet:
     Args:
         size: workers of the group.
         hang_timeout_s: of the failure detector.
+        costs: what a start and a recovery take.
 
     Attributes:
         spent: CPU seconds within the conductor, by kind of event.
         heard: how many events of each kind.
     """
 
-    def __init__(self, size: int, hang_timeout_s: float) -> None:
+    def __init__(self, size: int, hang_timeout_s: float, costs: Costs) -> None:
         failure = FailureConfig(hang_timeout_s=hang_timeout_s, evict_slower_than=2.0)
         terms = RunTerms(
             founders=size, min_workers=1, max_workers=size, failure=failure, first_step_s=0.0
@@ -68,6 +80,7 @@ class Fleet:
         self.spent: dict[str, float] = defaultdict(float)
         self.heard: Counter[str] = Counter()
         self.formed = self.lost = self.step = 0
+        self._costs = costs
         self._free = size
         self._coming: list[tuple[float, int]] = []
         self._room()
@@ -122,7 +135,7 @@ class Fleet:
         newest = self.conductor.membership.generation
         suspect = Suspect(newest, "connection reset")
         self.hear_all("Suspect", ((other, suspect) for other in self.alive))
-        self.now += RECOVER_S
+        self.now += self._costs.recovery_s(len(self.alive))
         self.tell("loss", lambda: self.conductor.died(worker, self.now))
 
     def beat(self, workers: Iterable[int]) -> None:
@@ -172,7 +185,7 @@ class Fleet:
             match action:
                 case StartWorker(worker):
                     self._free -= 1
-                    at = self.now + (START_S if self.lost else 0.0)
+                    at = self.now + (self._costs.start_s if self.lost else 0.0)
                     heapq.heappush(self._coming, (at, worker))
                 case Vacate():
                     self._free += 1
@@ -199,9 +212,9 @@ class Fleet:
 # ------------------------------------------------------------------ one event
 
 
-def events(size: int, rounds: int) -> dict[str, float]:
+def events(size: int, rounds: int, costs: Costs) -> dict[str, float]:
     """CPU microseconds by kind of event, medians over `rounds`."""
-    fleet = Fleet(size, hang_timeout_s=30.0)
+    fleet = Fleet(size, hang_timeout_s=30.0, costs=costs)
     for _ in range(45):  # until paces are known
         fleet.now += 1.0
         fleet.commit()
@@ -261,18 +274,15 @@ def events(size: int, rounds: int) -> dict[str, float]:
 
 
 def day(
-    workers: int = 10_000,
-    hours: float = 24.0,
-    loss_every_s: float = 60.0,
-    heartbeat_s: float = 60.0,
-    step_s: float = 10.0,
+    workers: int, hours: float, heartbeat_s: float, costs: Costs, loss_every_s: float = 60.0
 ) -> tuple[dict[str, Any], Fleet]:
-    """So many workers, one of which is lost and replaced every so often.
+    """So many workers for so long, one of which is lost and replaced every so often.
 
-    Heartbeats are fewer than in a real run, whose workers send one a second; what a second's would
-    cost follows from what one costs, and is given as `heartbeat_share_at_1_s`.
+    In a real run they send a heartbeat a second. Where they send fewer, what a second's would cost
+    follows from what one costs, and is given as `heartbeat_share_at_1_s`.
     """
-    fleet = Fleet(workers, hang_timeout_s=5 * heartbeat_s)
+    fleet = Fleet(workers, max(30.0, 5 * heartbeat_s), costs)
+    step_s = costs.step_s(workers, workers)
     rng = random.Random(0)
     begun = time.process_time()
     ticks = round(3600 * hours / TICK_S)
@@ -288,7 +298,7 @@ def day(
         if place >= len(fleet.order):
             fleet.order = [worker for worker in fleet.order if worker in fleet.alive]
             place, due = 0.0, 0
-        if fleet.now >= next_step:
+        while fleet.now >= next_step:
             next_step += step_s
             fleet.commit()
         if fleet.now >= next_loss:
@@ -320,15 +330,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=10_000)
-    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--costs", type=Path, default=RESULTS / "prediction.json")
     options = parser.parse_args()
-    found: dict[str, Any] = {"events": {}}
-    for size in SIZES:
-        found["events"][str(size)] = events(size, options.rounds)
-        print(size, found["events"][str(size)], flush=True)
-    found["day"], _ = day(options.workers, options.hours)
-    print(found["day"])
+    found = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
+    costs = costs_in(options.costs)
+    found["costs"] = asdict(costs)
+    if "events" in options.parts:
+        found["events"] = {}
+        for size in SIZES:
+            found["events"][str(size)] = events(size, options.rounds, costs)
+            print(size, found["events"][str(size)], flush=True)
+    if "hour" in options.parts:
+        found["hour"], _ = day(1_000, 1.0, 1.0, costs)
+        print(found["hour"], flush=True)
+    if "day" in options.parts:
+        found["day"], _ = day(10_000, 24.0, 60.0, costs)
+        print(found["day"])
     save(options.out, found)
 
 

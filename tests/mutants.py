@@ -1,6 +1,6 @@
 """Break the lines that decide, one at a time, and see whether the fast tests notice.
 
-    python -m tests.mutants [--number 300] [--seed 0] [--jobs 2] [FILE[:LINE] ...]
+    python -m tests.mutants [--number 300] [--seed 0] [--jobs 2] [--kept FILE] [FILE[:LINE] ...]
 
 A mutant is one small change in the body of a function: a comparison turned around, a statement
 left out, branches swapped, a number too large, `and` for `or`. Tests are imported once; then a
@@ -10,17 +10,21 @@ costs next to nothing, one that is not what its tests take, and none an import.
 One that needs much more CPU than the tests do is killed too: it loops.
 
 Prints the share that was killed, file by file, and every survivor. One that cannot be noticed, as
-what it changes makes no difference, is explained in EQUIVALENT. To have another file looked after,
-add it to TESTS with the tests that should.
+what it changes makes no difference, is explained in EQUIVALENT and is not drawn. To have another
+file looked after, add it to TESTS with the tests that should.
+
+With `--kept FILE` each outcome is written there at once, and those killed before are not run again:
+a run that was stopped goes on, and one after new tests runs the survivors alone. Which are drawn
+depends on the seed and on each mutant alone, so that a changed line does not change the draw.
 """
 
 import argparse
 import ast
 import contextlib
+import hashlib
 import importlib
 import json
 import os
-import random
 import resource
 import signal
 import sys
@@ -32,6 +36,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 import pytest
 
@@ -72,6 +77,20 @@ TESTS: dict[str, tuple[str, ...]] = {
     "elastix/train/control/quorum.py": (f"{UNIT}/train/test_quorum.py", *CONDUCTOR),
     "elastix/train/control/reachability.py": (f"{UNIT}/train/test_reachability.py", *CONDUCTOR),
 }
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "elastix/train/replica/recomputation.py",
+        "before = {w: [r for r in found[:2] if r is not None] for w, found in rows.items()}",
+        "3 instead of 2",
+    ): "what was computed again is looked at beside it anyway",
+    (
+        "elastix/train/control/reachability.py",
+        'self._error = ""',
+        "left out: self._error = ''",
+    ): "declares the attribute: it is read after it was heard",
+}
+"""Mutants that nothing can notice: file, line, the change in words; and why."""
+
 _OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile=mutants"]
 _OPTIONS += ["-k", "not broken_rule and not thousands"]  # about the simulation, and its size
 _OPTIONS += ["--timeout=3600"]  # CPU time decides: on a busy machine the clock would kill as well
@@ -105,12 +124,19 @@ class Mutant:
         number: of the change among all that the file offers.
         line: where.
         what: the change in words.
+        occurrence: of this change in the file, among those with the same words.
     """
 
     path: str
     number: int
     line: int
     what: str
+    occurrence: int
+
+    @property
+    def name(self) -> str:
+        """Stays what it is when other lines of the file change."""
+        return f"{self.path} {self.occurrence} {self.what}"
 
 
 class Change:
@@ -334,10 +360,16 @@ def run_tests(
 
 
 class Running:
-    """Mutants under way, so many at a time."""
+    """Mutants under way, so many at a time.
 
-    def __init__(self, jobs: int) -> None:
+    Args:
+        jobs: how many.
+        tell: hears of each mutant whether it was killed.
+    """
+
+    def __init__(self, jobs: int, tell: Callable[[Mutant, bool], None]) -> None:
         self._jobs = jobs
+        self._tell = tell
         self._started: dict[int, Mutant] = {}
         self.survivors: list[Mutant] = []
         self.killed = 0
@@ -354,6 +386,7 @@ class Running:
     def _wait(self) -> None:
         process, status = os.wait()
         mutant = self._started.pop(process)
+        self._tell(mutant, status != 0)
         if status == 0:
             self.survivors.append(mutant)
             done = self.killed + len(self.survivors)
@@ -380,6 +413,68 @@ def measured(test: str) -> tuple[float, dict[str, float]]:
     return after.ru_utime - before.ru_utime, seconds
 
 
+def all_mutants(offered: dict[str, list[Change]]) -> list[Mutant]:
+    """Those that each file offers."""
+    mutants = []
+    for path, found in offered.items():
+        seen: Counter[str] = Counter()
+        for number, change in enumerate(found):
+            mutants.append(Mutant(path, number, change.line, change.what, seen[change.what]))
+            seen[change.what] += 1
+    return mutants
+
+
+def _without_equivalent(mutants: list[Mutant]) -> list[Mutant]:
+    """Those that something could notice.
+
+    Raises:
+        SystemExit: a line that EQUIVALENT has is not there any more.
+    """
+    lines = {path: (ROOT / path).read_text().splitlines() for path in TESTS}
+    said = {m: (m.path, lines[m.path][m.line - 1].strip(), m.what) for m in mutants}
+    if gone := EQUIVALENT.keys() - set(said.values()):
+        raise SystemExit(f"in EQUIVALENT, and not in the code: {gone}")
+    return [mutant for mutant in mutants if said[mutant] not in EQUIVALENT]
+
+
+def drawn(mutants: list[Mutant], number: int, seed: int) -> list[Mutant]:
+    """So many of them, or all if that is 0, in an order that the seed and their names decide."""
+    digest = lambda m: hashlib.sha256(f"{seed} {m.name}".encode()).digest()  # noqa: E731
+    return sorted(mutants, key=digest)[: number or None]
+
+
+class Kept:
+    """Outcomes in a file, one JSON object a line; without a path they are kept nowhere."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        told = [json.loads(line) for line in lines]
+        self.killed = {line["mutant"] for line in told if line.get("killed")}
+        self._costs = {line["tests"]: line for line in told if "tests" in line}
+
+    def tell(self, mutant: Mutant, killed: bool) -> None:
+        """A mutant was killed, or not."""
+        self._write({"mutant": mutant.name, "killed": killed})
+
+    def cost(self, test: str) -> tuple[float, dict[str, float]]:
+        """As `measured` has it; as it was, if neither these tests nor the code have changed."""
+        found = hashlib.sha256()
+        for path in (test, *TESTS):
+            found.update((ROOT / path).read_bytes())
+        line = self._costs.get(test)
+        if line is None or line["of"] != found.hexdigest():
+            seconds, each = measured(test)
+            line = {"tests": test, "of": found.hexdigest(), "seconds": seconds, "each": each}
+            self._write(line)
+        return line["seconds"], line["each"]
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._path is not None:
+            with self._path.open("a") as lines:
+                lines.write(json.dumps(line) + "\n")
+
+
 def chosen(mutants: list[Mutant], wanted: list[str]) -> list[Mutant]:
     """Those in the files, or on the lines (FILE:LINE), that are wanted."""
     return [m for m in mutants if m.path in wanted or f"{m.path}:{m.line}" in wanted]
@@ -403,6 +498,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", default=list(TESTS), help="those drawn in these alone")
     parser.add_argument("--number", type=int, default=300, help="drawn of all files; 0 for all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kept", type=Path, help="outcomes; those killed are not run again")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -414,28 +510,24 @@ def main() -> None:
     )
     trees = {path: ast.parse((ROOT / path).read_text()) for path in TESTS}
     offered = {path: changes(tree) for path, tree in trees.items()}
-    mutants = [
-        Mutant(path, number, change.line, change.what)
-        for path, found in offered.items()
-        for number, change in enumerate(found)
-    ]
-    print(f"{len(mutants)} mutants can be made")
-    random.Random(options.seed).shuffle(mutants)
-    mutants = sorted(
-        chosen(mutants[: options.number or None], options.files), key=lambda m: (m.path, m.line)
-    )
-    used = sorted({test for mutant in mutants for test in TESTS[mutant.path]})
+    possible = _without_equivalent(all_mutants(offered))
+    print(f"{len(possible)} mutants can be made; {len(EQUIVALENT)} kinds make no difference")
+    mutants = chosen(drawn(possible, options.number, options.seed), options.files)
+    kept = Kept(options.kept)
+    before = [mutant for mutant in mutants if mutant.name in kept.killed]
+    made = [mutant for mutant in mutants if mutant.name not in kept.killed]
+    used = sorted({test for mutant in made for test in TESTS[mutant.path]})
     if pytest.main(["--collect-only", "-qq", "-W", "ignore", *_OPTIONS[1:], *used]):
         raise SystemExit("the tests cannot be collected.")
-    costs = {test: measured(test) for test in used}
+    costs = {test: kept.cost(test) for test in used}
     print(
-        f"{len(mutants)} are made; their tests take",
+        f"{len(made)} are made, {len(before)} were killed before; the tests take",
         *(f"{seconds:.1f} s" for seconds, _ in costs.values()),
         flush=True,
     )
     started = time.monotonic()
-    running = Running(options.jobs)
-    for mutant in mutants:
+    running = Running(options.jobs, kept.tell)
+    for mutant in made:
         module = importlib.import_module(mutant.path.removesuffix(".py").replace("/", "."))
         tree, tests = trees[mutant.path], TESTS[mutant.path]
         order = CheapestFirst()
@@ -448,7 +540,7 @@ def main() -> None:
             running.start(run_tests(tests, order, limit_s, put), mutant)
     running.finish()
     print(f"seed {options.seed}, in {time.monotonic() - started:.0f} s")
-    print(summary(mutants, running.survivors))
+    print(summary(sorted(mutants, key=lambda m: m.path), running.survivors))
     for mutant in sorted(running.survivors, key=lambda m: (m.path, m.line)):
         print(f"  {mutant.path}:{mutant.line}  {mutant.what}")
 

@@ -7,11 +7,11 @@ after that goes on with them is looked at.
 
 from collections.abc import Iterable
 
-REMEMBERED = 48
-"""So many turns are kept."""
-
 _LONGEST = 12
 _TIMES = 3
+
+REMEMBERED = _LONGEST * _TIMES
+"""So many turns are kept."""
 
 
 def expected(turns: Iterable[int]) -> int | None:

@@ -1,10 +1,13 @@
 """The fleet around the conductor does what a fleet does; counted, not timed."""
 
 from benchmarks import size
+from elastix.testing.simulate import Costs
+
+COSTS = Costs(work_s=9.0, fixed_s=1.0)
 
 
 def test_half_an_hour_of_a_hundred_workers_in_which_one_is_lost_each_minute():
-    found, fleet = size.day(workers=100, hours=0.5)
+    found, fleet = size.day(100, 0.5, 60.0, COSTS)
     heard = found["events"]
     assert found["losses"] == 30
     assert heard["loss"] == 30
@@ -18,7 +21,7 @@ def test_half_an_hour_of_a_hundred_workers_in_which_one_is_lost_each_minute():
 
 
 def test_what_one_event_costs_is_taken_for_each_kind():
-    found = size.events(10, rounds=1)
+    found = size.events(10, 1, COSTS)
     assert found.keys() == {
         "heartbeat_us",
         "tick_us",

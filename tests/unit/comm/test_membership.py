@@ -647,3 +647,23 @@ def test_a_joiner_that_has_lost_its_donors_still_counts_once():
     for _ in range(2):
         assert roster.ready(1) is None
         assert list(roster.watching) == [1]
+
+
+def test_a_leaver_that_is_gone_before_the_others_have_entered_is_forgotten():
+    roster = founded(0, 1, 2)
+    assert brief(roster.leave(2)) == (2, (0, 1), False, "leave")
+    assert roster.left(2, 2) is None
+    assert roster.leaving == []
+    assert roster.lost(2) is None
+
+
+@pytest.mark.parametrize("heir", [None, 9])
+def test_whoever_was_on_its_way_in_waits_again_when_all_others_are_lost(heir):
+    roster = founded(0)
+    assert brief(come(roster, 2)) == (2, (0, 2), False, "join")
+    assert roster.lost(0) is None
+    if heir is None:
+        assert brief(roster.start_over()) == (3, (2,), True, "start")
+    else:
+        assert brief(roster.start_over(heir)) == (3, (heir,), True, "shadow")
+        assert brief(roster.entered(heir, 3)) == (4, (heir, 2), False, "join")

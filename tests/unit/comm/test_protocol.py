@@ -35,6 +35,7 @@ from elastix.comm.protocol.wants import (
     ReduceBuckets,
     ReducePayload,
     Subscribe,
+    Succeed,
     Superseded,
     TakeDigest,
     TakeState,
@@ -916,3 +917,17 @@ def test_news_while_a_member_computes_come_first_when_it_is_through():
     inbox.publish(Membership(3, (0,)))
     play(Compute)
     enters(play, 3, 0, positions=[at(5, kind=1)])
+
+
+def test_a_shadow_that_is_summoned_follows_nobody_any_longer():
+    protocol, inbox, stream = follower()
+    inbox.invite((), shadow=True)
+    play = Played(protocol.succeed())
+    assert not play.wanted.until()
+    inbox.publish(Membership(2, (2,)))
+    assert play.wanted.until()
+    play(Await)
+    play(Succeed)
+    assert play.over
+    assert stream.closed
+    assert not protocol.joiner.following

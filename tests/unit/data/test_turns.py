@@ -11,6 +11,8 @@ from elastix.data.turns import expected
         ([0, 1] * 3, 0),
         ([1, 0, 1, 0, 1, 0, 1], 0),
         ([0, 0, 1] * 3, 0),
+        ([*range(12)] * 3, 0),
+        ([*range(13)] * 3, None),  # longer ones are not kept in mind
         ([5, 5, 0, 1, 0, 1, 0, 1], 0),  # whatever came before
         ([0, 1, 0, 1], None),  # seen twice only
         ([0] * 30, None),  # one after the other, as far as one can see

@@ -1,6 +1,7 @@
 """Checkpoints from shares: whoever dies when, they are completed while each part has a holder."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -335,3 +336,14 @@ def any_schedule(chance):
             in_hand[process].clear()
             assembly.lost(process)
     raise AssertionError("it does not end")
+
+
+def test_what_nobody_holds_any_more_is_asked_of_nobody():
+    assembly = Assembly(MARK, 0.0)
+    for place, group in enumerate(GROUPS[:2]):
+        part = replace(offer((0, 1)), groups=(group,), place=place, places=2)
+        assembly.offer(place, part)
+    assert assembly.gathered(0.0, 10.0)
+    assembly.lost(1)
+    assert {worker: order.names for worker, order in assembly.orders().items()} == {0: ("a",)}
+    assert assembly.hopeless(0.0, 10.0)

@@ -8,8 +8,10 @@ import pytest
 from elastix.errors import QuorumLost, ReplicasDiffer, TooManyFailures, TrainError
 from elastix.events import (
     GenerationFormed,
+    Recovered,
     ReplicasDiverged,
     Resumed,
+    RunStarted,
     StepCommitted,
     WorkerLeft,
     WorkerLost,
@@ -630,3 +632,42 @@ def test_workers_that_part_three_times_in_a_few_steps_end_the_run():
     ending = world.run()
     assert (ending.outcome, ending.message) == ("failed", "they differ")
     assert len(world.events(ReplicasDiverged)) == 2
+
+
+def test_only_a_step_of_the_survivors_frees_the_cores():
+    world = World(3, step_s=1e3)
+    world.at(20, lambda w: w.kill(1))
+    world.play(20.3)
+    generation = world.conductor.membership.generation
+    step = StepCommitted(step=1, generation=generation, world_size=2, batches=())
+    said = {"outcome": "reduced again", "rebuild_s": 0.1, "stall_s": 0.1}
+    recovered = Recovered(worker=0, generation=generation, step=1, **said)
+    for event in (recovered, replace(step, generation=generation - 1)):
+        world._say(0, RecordEvents(((None, event),)))
+        assert 3 not in world.started
+    world._say(0, RecordEvents(((None, step),)))
+    assert 3 in world.started
+
+
+def test_a_fenced_worker_that_nobody_had_asked_to_leave_is_lost():
+    world = World(3)
+    world.play(20)
+    fenced = Outcome(kind=OutcomeKind.FENCED, error=TrainError("too far behind"))
+    world._do(world.conductor.ended(1, fenced, world.now))
+    assert lost(world) == [(1, "fenced")]
+
+
+def test_what_the_shell_has_to_say_comes_first_in_the_journal():
+    begun = RunStarted(name="r", seed=0, config={}, scaling={}, versions={})
+    conductor = Conductor(World(2).terms)
+    assert conductor.begin([begun]) == [Write(begun, None)]
+
+
+def test_nothing_else_is_decided_once_the_run_has_to_go_back():
+    world = World(1, spares=1)
+    world.play(30)
+    conductor = world.conductor
+    conductor.died(0, world.now)
+    conductor.room(0, more=True, now=world.now, draining=("node0",))  # where the spare is
+    assert conductor.tick(world.now) == []
+    assert conductor.phase is Phase.GOING_BACK

@@ -223,3 +223,15 @@ def test_a_roll_call_tells_all_who_drew_what():
 def test_the_one_that_parted_may_be_lost_before_it_can_be_asked():
     usual = take(1, loader())
     assert "one that has been lost since" in str(parted(3, {4: usual, 8: usual}))
+
+
+@pytest.mark.parametrize(
+    ("seen", "contested"),
+    [((), False), ((7,), False), ((7, 7), False), ((7, 8), True), ((0, 7), True)],
+)
+def test_a_slice_is_contested_if_those_who_have_computed_it_got_different_results(seen, contested):
+    said = [ABSENT, *seen, ABSENT]
+    plain = Vote(proposal=0, journaled=-1, store=False, compare=False, drawn=1, void=False)
+    votes = [replace(plain, seen=one).encode() for one in said]
+    assert decode(reduced(*votes)).contested is contested
+    assert judge(reduced(*votes), None).void is contested

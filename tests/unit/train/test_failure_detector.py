@@ -217,3 +217,20 @@ def test_a_worker_that_is_gone_is_in_no_call():
     assert detector.hopeless(0.0) is None
     detector.forget(2)
     assert detector.hopeless(0.0) is None
+
+
+def test_whoever_has_gone_on_is_no_longer_in_its_last_operation():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    detector.hear(0, replace(WAITS, call=(6, 1)), 0.0)
+    detector.hear(0, replace(BUSY, call=(7, 0)), 1.0)
+    detector.hear(1, replace(WAITS, call=(6, 2)), 2.0)
+    assert detector.hopeless(3.0) is None
+
+
+def test_while_a_member_gets_on_nobody_looks_at_all_of_them():
+    class Members(frozenset):
+        def __iter__(self):
+            raise AssertionError("all were looked at")
+
+    detector = watched({0: WAITS, 1: BUSY}, 12, changing={1})
+    assert detector.holding_up(Members((0, 1)), 12.0) == []

@@ -202,3 +202,20 @@ def test_being_in_one_group_clears_those_who_are_in_it_and_nobody_else():
     reachability.settled({0, 1, 2})
     assert reachability.verdict(range(6), TIMEOUT) is None  # not for longer than that yet
     assert reachability.verdict(range(5), TIMEOUT + 0.1) == 5
+
+
+def test_when_one_is_taken_out_the_others_have_to_fail_anew_and_more_than_once():
+    reachability = Reachability(TIMEOUT)
+
+    def fails(generation, now, *pairs):
+        for worker, other in pairs:
+            reachability.hear(worker, Suspect(generation, "", frozenset({other})), now)
+
+    for generation in (1, 2):
+        fails(generation, 0.0, (0, 1), (2, 3))
+    members = range(4)
+    assert reachability.verdict(members, TIMEOUT + 1) == 3
+    fails(3, TIMEOUT + 2, (0, 1))
+    assert reachability.verdict(members, 10 * TIMEOUT) is None
+    fails(4, 10 * TIMEOUT, (0, 1))
+    assert reachability.verdict(members, 10 * TIMEOUT) == 1

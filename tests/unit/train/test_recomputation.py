@@ -358,3 +358,11 @@ def test_loaders_that_do_not_go_on_in_turn_after_a_stop_are_told_of(
     """After a few steps nobody knows yet that they take turns."""
     run(tmp_path, alternating, {"stop": stop})
     assert ("the turn of loader 1" in caplog.text) is shifted
+
+
+def test_who_has_not_computed_all_that_is_disputed_has_nothing_to_tell():
+    part = Recomputation(0, 1, lambda: 0)
+    part.disputed, part._found = (4, 5), {4: [RIGHT, RIGHT]}
+    assert not any(part.numbers({}))
+    part._found[5] = [WRONG, WRONG]
+    assert any(part.numbers({}))
