@@ -1,17 +1,28 @@
-"""Measure every row, print it, and write one file; see the package."""
+"""Measure every row, print it, and write one file; see the package.
+
+What counts (schedules, flips, faults, quiet steps, all workers killed, compilations) may run on a
+busy machine; what takes times needs a quiet one. `--parts` names what to measure; what else is in
+the file stays there, so that one file may be made bit by bit. `--resume` goes on with counts that
+did not come to their end.
+"""
 
 import argparse
+import fcntl
 import importlib.util
 import json
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import checkpoint, recovery
-from benchmarks.exact import cost, fire, flips, pace, shadow, shares
+from benchmarks.exact import compiled, cost, fire, flips, guards, pace, shadow, shares
+from benchmarks.exact.counting import Case, Counts, counted
+from benchmarks.overhead import MODELS
 from benchmarks.record import save
 
 _SHADOWED = "mlp"
@@ -19,65 +30,144 @@ _SHADOWED = "mlp"
 
 _STATE_MB = 126
 
+Details = Mapping[str, Any]
 
-def _worst(by_model: Mapping[str, Mapping[str, Any]], key: str) -> float:
-    return float(max(row[key]["median"] for row in by_model.values()))
+TIMED: dict[str, Callable[[Namespace], Any]] = {
+    **{
+        f"cost_{model}": partial(lambda model, o: cost.measure(model, o.rounds, o.steps), model)
+        for model in MODELS
+    },
+    "stall": lambda o: fire.stalls(max(2, o.rounds // 2)),
+    "pace": lambda o: pace.measure(o.rounds * o.steps),
+    "shares": lambda o: shares.measure(10 * o.steps),
+    "shadow": lambda o: shadow.stall_ms(_SHADOWED, 4 * o.steps),
+    "dcp": lambda o: _dcp(max(2, o.rounds // 4)),
+    "torchft": lambda o: _torchft(max(1, o.rounds // 4)),
+}
+
+COUNTED: dict[str, tuple[Case, int, str]] = {
+    "byte_equal": (fire.schedule, 1, "schedules"),
+    "flips": (flips.case, flips.EACH, "flips"),
+    "guard": (guards.case, guards.EACH, "faults"),
+    "quiet": (guards.quiet, guards.EACH_QUIET, "quiet_steps"),
+    "all_killed": (shadow.killed, 1, "kills"),
+}
+"""What makes one run, how many in it, and which option says how many in all."""
+
+COMPILED = {f"compiled_{model}": model for model in compiled.MODELS}
+PARTS = (*COUNTED, *COMPILED, *TIMED)
 
 
-def _peers(rounds: int) -> dict[str, Any]:
-    """Torch's distributed checkpoint beside ours, for a State of that size; torchft, if here."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as directory:
-        stored = checkpoint.measure(max(2, rounds // 4), _STATE_MB, 0.5, Path(directory))
-    found: dict[str, Any] = {"checkpoint_stall_ms": stored["stall_ms"], "torchft": None}
-    if importlib.util.find_spec("torchft") is not None:
-        found["torchft"] = recovery.measure_peer("torchft, heartbeat 0.5 s", max(1, rounds // 4))
+def summary(details: Details) -> dict[str, Any]:
+    """The documented keys, of those parts that are there."""
+    found: dict[str, Any] = {}
+    costs = [details[part] for part in details if part.startswith("cost_")]
+    for key in ("slices_over_today", "eight_slices_over_plain", "exact_over_slices"):
+        if costs:
+            found[key] = max(row[key]["median"] for row in costs)
+    if "stall" in details:
+        found["stall_s"] = {key: details["stall"][key] for key in ("median", "max")}
+        found["batch_kept"] = details["stall"]["batch_kept"]
+    if "pace" in details:
+        found["slow_over_ideal"] = details["pace"]["over_ideal"]
+    for kind in ("sentinel", "guard") if "shares" in details else ():
+        found[f"{kind}_share"] = max(row[kind] for row in details["shares"]["models"].values())
+    if "shadow" in details:
+        found["shadow_stall_ms"] = details["shadow"]["median"]
+    if "all_killed" in details:
+        found["steps_lost_all_killed"] = details["all_killed"]["steps_lost"]
+    if "byte_equal" in details:
+        found["byte_equal"] = {key: details["byte_equal"][key] for key in ("schedules", "equal")}
+    if "flips" in details:
+        of = ("state_found", "gradient_found", "culprit_named", "false_alarms")
+        found["flips"] = {key: details["flips"][key] for key in of}
+    if "quiet" in details and "flips" in details:
+        found["flips"]["false_alarms"] += details["quiet"]["false_alarms"]
+    compilations = [details[part]["recompilations"] for part in COMPILED if part in details]
+    if compilations:
+        found["recompilations"] = sum(compilations)
+    found["peers"] = _peers(details)
     return found
 
 
+def _peers(details: Details) -> dict[str, Any]:
+    costs = {model: details.get(f"cost_{model}") for model in MODELS}
+    found = {f"ddp_accumulating_{model}_s": c["ddp_s"] for model, c in costs.items() if c}
+    if "dcp" in details:
+        found["checkpoint_stall_ms"] = details["dcp"]
+    if details.get("torchft"):
+        found["torchft_stall_s"] = details["torchft"]["stall_s"]
+    return found
+
+
+def _dcp(rounds: int) -> dict[str, float]:
+    """Torch's distributed checkpoint beside ours, for a State of that size."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        return checkpoint.measure(rounds, _STATE_MB, 0.5, Path(directory))["stall_ms"]
+
+
+def _torchft(kills: int) -> dict[str, Any] | None:
+    """None where it is not installed."""
+    if importlib.util.find_spec("torchft") is None:
+        return None
+    return recovery.measure_peer("torchft, heartbeat 0.5 s", kills)
+
+
+class Measured:
+    """The file, which grows with each part; two processes may measure parts of one."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        out.parent.mkdir(parents=True, exist_ok=True)
+
+    def part(self, name: str) -> Any:  # noqa: ANN401 - JSON
+        """What is there of it."""
+        return self._details().get(name)
+
+    def tell(self, name: str, found: Any) -> None:  # noqa: ANN401 - JSON
+        """Put one part there."""
+        with self._out.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            details = {**self._details(), name: found}
+            save(self._out, {**summary(details), "details": details})
+
+    def _details(self) -> dict[str, Any]:
+        if not self._out.exists():
+            return {}
+        found: dict[str, Any] = json.loads(self._out.read_text(encoding="utf-8"))["details"]
+        return found
+
+
 def main() -> None:
-    """All rows; the file grows with each, so that what was measured stands."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(";")[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
+    parser.add_argument("--resume", action="store_true", help="counts that are not at their end")
     parser.add_argument("--rounds", type=int, default=20, help="blocks of steps; kills are half")
     parser.add_argument("--steps", type=int, default=20, help="in a block")
     parser.add_argument("--schedules", type=int, default=50, help="of kills, byte by byte")
-    parser.add_argument("--flips", type=int, default=60, help="of bits; 300 take half an hour")
+    parser.add_argument("--flips", type=int, default=300, help="of bits")
+    parser.add_argument("--faults", type=int, default=200, help="for the guard")
+    parser.add_argument("--quiet-steps", type=int, default=100_000, help="for false alarms")
+    parser.add_argument("--kills", type=int, default=20, help="of all workers at once")
+    parser.add_argument("--losses", type=int, default=10, help="of workers that compile")
     options = parser.parse_args()
-    rounds, steps = options.rounds, options.steps
-    results: dict[str, Any] = {}
-    details: dict[str, Any] = {}
-
-    def row(name: str, measure: Callable[[], Any]) -> Any:  # noqa: ANN401 - JSON
-        details[name] = found = measure()
-        print(f"{name}: {json.dumps(found)}", flush=True)
-        return found
-
-    def tell(**found: Any) -> None:  # noqa: ANN401 - JSON
-        results.update(found)
-        save(options.out, {**results, "details": details})
-
-    models = row("cost", lambda: cost.measure(rounds, steps))
-    keys = ("slices_over_today", "eight_slices_over_plain", "exact_over_slices")
-    tell(**{key: _worst(models, key) for key in keys})
-    stalls = row("stall", lambda: fire.stalls(max(2, rounds // 2)))
-    tell(stall_s={"median": stalls["median"], "max": stalls["max"]})
-    tell(batch_kept=stalls["batch_kept"])
-    tell(slow_over_ideal=row("pace", lambda: pace.measure(rounds * steps))["over_ideal"])
-    taken = row("shares", lambda: shares.measure(10 * steps))["models"].values()
-    for kind in ("sentinel", "guard"):
-        tell(**{f"{kind}_share": max(share[kind] for share in taken)})
-    stall = row("shadow", lambda: shadow.stall_ms(_SHADOWED, 2 * steps))
-    tell(shadow_stall_ms=stall["median"])
-    killed = row("all_killed", lambda: shadow.all_killed(max(3, rounds // 4)))
-    tell(steps_lost_all_killed=killed["steps_lost"])
-    tell(byte_equal=row("byte_equal", lambda: fire.schedules(options.schedules)))
-    flipped = row("flips", lambda: flips.measure(options.flips))
-    of = ("state_found", "gradient_found", "culprit_named", "false_alarms")
-    tell(flips={key: flipped[key] for key in of})
-    torch_s = {f"ddp_accumulating_{model}_s": found["ddp_s"] for model, found in models.items()}
-    tell(peers={**torch_s, **row("peers", lambda: _peers(rounds))})
-    print(json.dumps(results, indent=2))
+    file = Measured(options.out)
+    for part in options.parts:
+        if part in COUNTED:
+            case, each, amount = COUNTED[part]
+            so_far: Counts | None = file.part(part) if options.resume else None
+            tell = partial(file.tell, part)
+            found: Any = counted(case, getattr(options, amount), each, so_far=so_far, tell=tell)
+        elif part in COMPILED:
+            found = compiled.measure(COMPILED[part], options.losses)
+            file.tell(part, found)
+        else:
+            found = TIMED[part](options)
+            file.tell(part, found)
+        print(f"{part}: {json.dumps(found)}", flush=True)
 
 
 if __name__ == "__main__":

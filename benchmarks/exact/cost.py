@@ -137,22 +137,19 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": middle, "p25": low, "p75": high}
 
 
-def measure(rounds: int, steps: int) -> dict[str, dict[str, Any]]:
-    """By model: ratios with their spread, and seconds of each kind of step."""
-    found: dict[str, dict[str, Any]] = {}
-    for model in MODELS:
-        usual: list[dict[str, float]] = []
-        exact: list[dict[str, float]] = []
-        for number in range(2):  # runs with and without take turns
-            usual += _run(model, -(-rounds // 2), steps, exact=False)
-            exact += _run(model, -(-rounds // 2), steps, exact=True)
-            print(f"{model}: {number + 1} of 2 pairs of runs", flush=True)
-        middle = statistics.median(r["eight"] / r["ddp"] for r in usual)
-        found[model] = {
-            "slices_over_today": spread([r["two"] / r["whole"] for r in usual]),
-            "eight_slices_over_plain": spread([r["eight"] / r["ddp"] for r in usual]),
-            "exact_over_slices": spread([r["eight"] / r["ddp"] / middle for r in exact]),
-            "exact_s": statistics.median(r["eight"] for r in exact),
-            **{f"{kind}_s": statistics.median(r[kind] for r in usual) for kind in usual[0]},
-        }
-    return found
+def measure(model: str, rounds: int, steps: int) -> dict[str, Any]:
+    """Ratios with their spread, and seconds of each kind of step."""
+    usual: list[dict[str, float]] = []
+    exact: list[dict[str, float]] = []
+    for number in range(2):  # runs with and without take turns
+        usual += _run(model, -(-rounds // 2), steps, exact=False)
+        exact += _run(model, -(-rounds // 2), steps, exact=True)
+        print(f"{model}: {number + 1} of 2 pairs of runs", flush=True)
+    middle = statistics.median(r["eight"] / r["ddp"] for r in usual)
+    return {
+        "slices_over_today": spread([r["two"] / r["whole"] for r in usual]),
+        "eight_slices_over_plain": spread([r["eight"] / r["ddp"] for r in usual]),
+        "exact_over_slices": spread([r["eight"] / r["ddp"] / middle for r in exact]),
+        "exact_s": statistics.median(r["eight"] for r in exact),
+        **{f"{kind}_s": statistics.median(r[kind] for r in usual) for kind in usual[0]},
+    }

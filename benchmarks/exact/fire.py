@@ -5,7 +5,7 @@ the kill until the last survivor has left the loop over that step's slices: it h
 the whole batch, the victim's slices included. What these take the survivors to compute is told
 beside it, as far as they would take if shared out evenly.
 
-`schedules`: kills in random places of runs of one to five workers, with joiners. Each ends with the
+`schedule`: kills in random places of a run of one to five workers, with joiners. It ends with the
 bytes of the quiet run of one worker, or not.
 """
 
@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
 from benchmarks.exact import flips
+from benchmarks.exact.counting import Counts
 from elastix import Context
 from elastix.data.cursor import count
-from elastix.events import StateStored, StepCommitted
+from elastix.events import SlicesHandedOver, StepCommitted, WorkerJoined
 from elastix.testing.chaos import Kill, with_kills
-from elastix.testing.local import LocalRun, run_local
+from elastix.testing.local import run_local
 
 _WORKERS, _SLICES, _BATCH, _STEPS, _KILL_STEP = 5, 20, 320, 16, 8
 _PHASES = ("slice", "bucket", "filled", "round", "left", "boundary", "handed", "batch")
@@ -92,24 +93,29 @@ def stalls(kills: int) -> dict[str, Any]:
     }
 
 
-def _final(run: LocalRun) -> str:
-    return next(e.digest for e in reversed(run.events) if isinstance(e, StateStored))
-
-
-def schedules(amount: int) -> dict[str, int]:
-    """So many schedules, and how many runs under them ended with the quiet run's bytes."""
-    config = {"marks": "", "epochs": 2, "planned": []}
-    quiet = _final(run_local(flips.train, 1, config=config, exact=True))
-    equal = 0
-    for seed in range(amount):
-        draws = random.Random(seed)
-        workers = draws.randint(1, 5)
-        lost = draws.sample(range(workers), draws.randint(min(1, workers - 1), workers - 1))
-        kills = [
-            Kill(worker=w, phase=draws.choice(_PHASES), step=draws.randrange(25)) for w in lost
-        ]
-        doomed = with_kills(flips.train, kills)
-        replaced = draws.random() < 0.5
-        run = run_local(doomed, workers, config=config, exact=True, replace=replaced)
-        equal += _final(run) == quiet
-    return {"schedules": amount, "equal": equal}
+def schedule(seed: int, _amount: int = 1) -> Counts:
+    """One schedule of kills and joins, and whether the run ended with the quiet run's bytes."""
+    draws = random.Random(seed)
+    workers = draws.randint(1, 5)
+    lost = draws.sample(range(workers), draws.randint(min(1, workers - 1), workers - 1))
+    kills = [Kill(worker=w, phase=draws.choice(_PHASES), step=draws.randrange(25)) for w in lost]
+    with tempfile.TemporaryDirectory() as directory:
+        run = run_local(
+            with_kills(flips.train, kills),
+            workers,
+            config={"marks": "", "epochs": 2, "planned": []},
+            directory=Path(directory),
+            exact=True,
+            replace=draws.random() < 0.5,
+            spares=draws.randint(0, 2),
+            max_workers=workers + 2,
+            timeout_s=600.0,
+        )
+    handed = [e for e in run.events if isinstance(e, SlicesHandedOver)]
+    return {
+        "schedules": 1,
+        "equal": int(flips.final(run) == flips.quiet(2)),
+        "lost": len(run.lost),
+        "joined": sum(isinstance(event, WorkerJoined) for event in run.events),
+        "slices_handed_over": sum(number for e in handed for *_, number in e.moved),
+    }

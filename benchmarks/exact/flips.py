@@ -14,6 +14,7 @@ import random
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.exact.counting import Counts, counted
 from elastix import Context
 from elastix.data.random_numbers import seed_at
 from elastix.events import ReplicasDiverged, StateStored, StepCommitted
@@ -29,7 +31,7 @@ from elastix.testing.chaos import Flip, flip
 from elastix.testing.local import LocalRun, run_local
 
 _SLICES, _WORKERS, _APART = 8, 3, 12
-_EACH = 15
+EACH = 15
 """So many flips in one run."""
 
 
@@ -143,7 +145,8 @@ def _name(one: Planned, ctx: Context) -> str:
     return names[one.place % len(names)]
 
 
-def _final(run: LocalRun) -> str:
+def final(run: LocalRun) -> str:
+    """The digest of the last State that was stored."""
     return next(e.digest for e in reversed(run.events) if isinstance(e, StateStored))
 
 
@@ -153,45 +156,55 @@ def _found(run: LocalRun) -> Iterator[tuple[int, tuple[int, ...]]]:
             yield event.step, event.apart
 
 
-def measure(flips: int, seed: int = 0, *, kinds: tuple[str, ...] = ("state", "gradient")) -> Any:  # noqa: ANN401
-    """Counts over so many flips; see `main` for what they mean."""
-    total = {"flips": 0, "state_found": 0, "gradient_found": 0, "culprit_named": 0}
-    total |= {"false_alarms": 0, "byte_equal": 0, "runs": 0, "steps": 0, "unseen": 0}
-    quiet: dict[int, str] = {}
-    for start in range(0, flips, _EACH):
-        planned = plan(min(_EACH, flips - start), seed + start, kinds)
-        epochs = (planned[-1].step + _APART) // 15 + 1
-        with tempfile.TemporaryDirectory() as directory:
-            marks = Path(directory)
-            config = {"marks": directory, "epochs": epochs, "planned": []}
-            if epochs not in quiet:
-                quiet[epochs] = _final(run_local(train, 1, config=config, exact=True))
-            run = run_local(
-                train,
-                _WORKERS,
-                config={**config, "planned": [asdict(one) for one in planned]},
-                min_workers=_WORKERS,
-                replace=True,
-                exact=True,
-                recompute_every=1,
-                timeout_s=900.0,
-            )
-            suffered = {int(file.name): int(file.read_text()) for file in marks.iterdir()}
-        found = list(_found(run))
-        for one in planned:
-            if one.step not in suffered:
-                raise RuntimeError(f"{one} did not happen")
-            named = [apart for step, apart in found if step == one.step]
-            total["flips"] += 1
-            total["unseen"] += one.kind == "unseen"
-            if one.kind != "unseen":
-                total[f"{one.kind}_found"] += bool(named)
-                total["culprit_named"] += named == [(suffered[one.step],)]
-        total["false_alarms"] += sum(step not in suffered for step, _ in found)
-        total["byte_equal"] += _final(run) == quiet[epochs]
-        total["runs"] += 1
-        total["steps"] += sum(isinstance(event, StepCommitted) for event in run.events)
-    return total
+@cache
+def quiet(epochs: int) -> str:
+    """The digest that the undisturbed run of one worker ends with."""
+    config = {"marks": "", "epochs": epochs, "planned": []}
+    with tempfile.TemporaryDirectory() as directory:
+        return final(run_local(train, 1, config=config, directory=Path(directory), exact=True))
+
+
+def case(seed: int, amount: int, kinds: tuple[str, ...] = ("state", "gradient")) -> Counts:
+    """One run with so many flips; see the package for what the counts mean."""
+    counts = {"flips": 0, "state_found": 0, "gradient_found": 0, "culprit_named": 0}
+    counts |= {"false_alarms": 0, "byte_equal": 0, "runs": 1, "steps": 0, "unseen": 0}
+    planned = plan(amount, seed, kinds)
+    epochs = (planned[-1].step + _APART) // 15 + 1
+    with tempfile.TemporaryDirectory() as directory:
+        marks = Path(directory) / "marks"
+        marks.mkdir()
+        config = {"marks": str(marks), "epochs": epochs}
+        run = run_local(
+            train,
+            _WORKERS,
+            config={**config, "planned": [asdict(one) for one in planned]},
+            directory=Path(directory) / "run",
+            min_workers=_WORKERS,
+            replace=True,
+            exact=True,
+            recompute_every=1,
+            timeout_s=1800.0,
+        )
+        suffered = {int(file.name): int(file.read_text()) for file in marks.iterdir()}
+    found = list(_found(run))
+    for one in planned:
+        if one.step not in suffered:
+            raise RuntimeError(f"{one} did not happen")
+        named = [apart for step, apart in found if step == one.step]
+        counts["flips"] += 1
+        counts["unseen"] += one.kind == "unseen"
+        if one.kind != "unseen":
+            counts[f"{one.kind}_found"] += bool(named)
+            counts["culprit_named"] += named == [(suffered[one.step],)]
+    counts["false_alarms"] = sum(step not in suffered for step, _ in found)
+    counts["byte_equal"] = int(final(run) == quiet(epochs))
+    counts["steps"] = sum(isinstance(event, StepCommitted) for event in run.events)
+    return counts
+
+
+def measure(flips: int, seed: int = 0) -> Counts:
+    """Counts over so many flips."""
+    return counted(case, flips, EACH, seed=seed)
 
 
 def main() -> None:

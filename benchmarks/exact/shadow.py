@@ -5,6 +5,7 @@ the boundary, and before the optimizer's step, where what is still being copied 
 """
 
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -16,13 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
+from benchmarks.exact.counting import Counts
 from benchmarks.overhead import MODELS
 from elastix import CheckpointConfig, Context
-from elastix.events import Resumed, ResumedFromShadow, StateStored
+from elastix.events import Resumed, ResumedFromShadow, StateStored, StepCommitted, WorkerLost
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 
 _EVERY, _WORKERS = 4, 2
+_PHASES = ("slice", "bucket", "filled", "round", "left", "boundary")
 
 
 def train(ctx: Context) -> None:
@@ -66,45 +69,63 @@ def train(ctx: Context) -> None:
 
 
 def stall_ms(model: str, steps: int) -> dict[str, float]:
-    """For each State that is stored, the first ones aside; median and highest."""
+    """For each State that is stored, the first ones aside; median and highest.
+
+    `idle_ms` is what the same places take where no State is stored, over as many steps.
+    """
+    stored, found = _spent_ms(model, steps, CheckpointConfig(every_steps=_EVERY))
+    _, idle = _spent_ms(model, steps, CheckpointConfig())
+    return {
+        "median": statistics.median(found),
+        "max": max(found),
+        "idle_ms": statistics.median(idle),
+        "stored": stored,
+    }
+
+
+def _spent_ms(model: str, steps: int, every: CheckpointConfig) -> tuple[int, list[float]]:
     with tempfile.TemporaryDirectory() as directory:
         run = run_local(
             train,
             _WORKERS,
             config={"model": model, "folder": directory, "steps": max(6 * _EVERY, steps)},
-            checkpoint=CheckpointConfig(every_steps=_EVERY),
+            directory=Path(directory) / "run",
+            checkpoint=every,
             shadows=1,
             replace=True,
             exact=True,
             timeout_s=1800.0,
         )
         found = json.loads((Path(directory) / "result.json").read_text())[2:]
-    stored = sum(isinstance(event, StateStored) for event in run.events)
+    return sum(isinstance(e, StateStored) for e in run.events), [1e3 * s for s in found]
+
+
+def killed(seed: int, _amount: int = 1) -> Counts:
+    """Both workers killed at once at a random moment: steps lost, and whether the shadow went on.
+
+    `again_s` is from the last kill that was heard of to the next step of the group.
+    """
+    draws = random.Random(seed)
+    phase, step = draws.choice(_PHASES), draws.randint(5, 13)
+    kills = [Kill(worker=worker, phase=phase, step=step) for worker in range(_WORKERS)]
+    with tempfile.TemporaryDirectory() as directory:
+        run = run_local(
+            with_kills(train, kills),
+            _WORKERS,
+            config={"model": "convnet", "folder": directory, "steps": 16},
+            directory=Path(directory) / "run",
+            shadows=1,
+            replace=True,
+            exact=True,
+            timeout_s=600.0,
+        )
+    resumed = [e for e in run.events if isinstance(e, ResumedFromShadow)]
+    lost = [e.t for e in run.events if isinstance(e, WorkerLost) and e.worker < _WORKERS]
+    again = [e.t for e in run.events if isinstance(e, StepCommitted) and e.t > max(lost)]
     return {
-        "median": 1e3 * statistics.median(found),
-        "max": 1e3 * max(found),
-        "stored": stored,
+        "times": 1,
+        "resumed_from_shadow": len(resumed),
+        "steps_lost": sum(e.steps_lost for e in resumed)
+        + sum(step - e.step for e in run.events if isinstance(e, Resumed)),
+        "again_s": round(min(again) - max(lost), 3),
     }
-
-
-def all_killed(times: int) -> dict[str, Any]:
-    """Both workers killed at once: steps lost, at most, and how often the shadow went on."""
-    lost, resumed = 0, 0
-    for number in range(times):
-        with tempfile.TemporaryDirectory() as directory:
-            phase = ("slice", "bucket", "round")[number % 3]
-            kills = [Kill(worker=worker, phase=phase, step=10) for worker in range(_WORKERS)]
-            run = run_local(
-                with_kills(train, kills),
-                _WORKERS,
-                config={"model": "convnet", "folder": directory, "steps": 16},
-                shadows=1,
-                replace=True,
-                exact=True,
-                timeout_s=600.0,
-            )
-        from_shadow = [e.steps_lost for e in run.events if isinstance(e, ResumedFromShadow)]
-        resumed += bool(from_shadow)
-        back = [10 - e.step for e in run.events if isinstance(e, Resumed)]
-        lost = max([lost, *from_shadow, *back])
-    return {"steps_lost": lost, "times": times, "resumed_from_shadow": resumed}
