@@ -55,6 +55,7 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
             ("workers_diverged", "count", "diverged: worker {{worker}}"),
             ("steps_voided", "count", "void steps"),
             ("samples_left_out", "count", "samples left out"),
+            ("shadows_differed", "count", "shadows that differ"),
         ),
     ),
     ("Generation", "short", (("generation", "now", "{{run}}"),)),

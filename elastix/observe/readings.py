@@ -22,6 +22,7 @@ from elastix.events import (
     ResumedFromShadow,
     RunEnded,
     SamplesLeftOut,
+    ShadowDiffers,
     SlicesHandedOver,
     StateNotStored,
     StateStored,
@@ -65,6 +66,7 @@ SERIES = (
     Series("step_seconds", "histogram", "From one commit to the next."),
     Series("recovery_seconds", "histogram", "From the news of a loss to the agreed step."),
     Series("shadow_resumptions", "counter", "All workers were lost, and a shadow went on."),
+    Series("shadows_differed", "counter", "Shadows that held another State than the group."),
     Series(
         "workers_not_started", "counter", "Workers that were gone before they began.", ("cause",)
     ),
@@ -146,6 +148,8 @@ class Readings:
                 self._put("recovery_seconds", event.stall_s)
             case ResumedFromShadow():
                 self._put("shadow_resumptions", 1)
+            case ShadowDiffers():
+                self._put("shadows_differed", 1)
             case StateStored():
                 self._put("checkpoint_stall_seconds", event.stall_s)
                 self._put("checkpoint_write_seconds", event.store_s)

@@ -19,6 +19,7 @@ from elastix.events import (
     RunEnded,
     RunStarted,
     SamplesLeftOut,
+    ShadowDiffers,
     StateDropped,
     StateNotStored,
     StateStored,
@@ -226,7 +227,7 @@ class Training:
             case WorkersMeasured():
                 for number, values in event.workers.items():
                     self._worker(number).measure(t, event.step, values)
-            case ReplicasDiverged() | StepVoided() | SamplesLeftOut():
+            case ReplicasDiverged() | StepVoided() | SamplesLeftOut() | ShadowDiffers():
                 self.found = [*self.found[1 - _MARKS :], (t, line(event)[0])]
             case GenerationFormed():
                 if event.members and self.formed_s is None:

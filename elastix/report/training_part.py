@@ -152,7 +152,7 @@ def _found(training: Training) -> list[Table]:
     if not training.found:
         return []
     rows = [[Cell(f"{at:.2f} s", at), Cell(text, text)] for at, text in training.found]
-    caption = "Workers that held another State than most, steps that were voided, what is left out."
+    caption = "Workers and shadows that held another State, void steps, what is left out."
     return [Table("found", "Sentinel and guard", ("after", "what"), rows, caption, wide=True)]
 
 

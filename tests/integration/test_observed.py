@@ -74,7 +74,7 @@ def test_every_query_of_the_dashboard_is_for_a_series_that_is_exported(seen):
     # Nobody joined or left this run, all began, every State could be stored, no shadow, no slices.
     absent = {"workers_joined", "join_seconds", "workers_left", "workers_not_started"}
     absent |= {"checkpoints_failed"}
-    absent |= {"shadow_resumptions", "slices_handed_over"}
+    absent |= {"shadow_resumptions", "shadows_differed", "slices_handed_over"}
     absent |= {"workers_diverged", "steps_voided", "samples_left_out"}
     absent |= {"worker_gpu", "worker_slowness"}  # there is no GPU, and who is slow is chance
     absent |= {"worker_cpu", "worker_memory", "worker_time"}  # it may be over in five seconds
