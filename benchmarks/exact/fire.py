@@ -59,7 +59,7 @@ def _stall(number: int) -> dict[str, Any]:
         folder = Path(directory)
         kill = Kill(worker=victim, phase="bucket", step=_KILL_STEP)
         doomed = with_kills(train, [kill], folder / "kill")
-        run = run_local(doomed, _WORKERS, config={"folder": directory}, timeout_s=300.0)
+        run = run_local(doomed, _WORKERS, config={"folder": directory}, timeout_s=1800.0)
         killed = float((folder / "kill").read_text().split()[0])
         rows = [
             (int(step), float(ended), float(each))
@@ -109,7 +109,7 @@ def schedule(seed: int, _amount: int = 1) -> Counts:
             replace=draws.random() < 0.5,
             spares=draws.randint(0, 2),
             max_workers=workers + 2,
-            timeout_s=600.0,
+            timeout_s=1800.0,
         )
     handed = [e for e in run.events if isinstance(e, SlicesHandedOver)]
     return {

@@ -161,7 +161,8 @@ def quiet(epochs: int) -> str:
     """The digest that the undisturbed run of one worker ends with."""
     config = {"marks": "", "epochs": epochs, "planned": []}
     with tempfile.TemporaryDirectory() as directory:
-        return final(run_local(train, 1, config=config, directory=Path(directory), exact=True))
+        options: dict[str, Any] = {"directory": Path(directory), "timeout_s": 1800.0}
+        return final(run_local(train, 1, config=config, exact=True, **options))
 
 
 def case(seed: int, amount: int, kinds: tuple[str, ...] = ("state", "gradient")) -> Counts:

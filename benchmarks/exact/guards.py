@@ -111,7 +111,7 @@ def _run(directory: Path, config: dict[str, Any], workers: int) -> LocalRun:
         guard=Guard(most=EACH),
         checkpoint=CheckpointConfig(every_steps=5, keep_last=None),
         exact=True,
-        timeout_s=900.0,
+        timeout_s=1800.0,
     )
 
 

@@ -117,7 +117,7 @@ def killed(seed: int, _amount: int = 1) -> Counts:
             shadows=1,
             replace=True,
             exact=True,
-            timeout_s=600.0,
+            timeout_s=1800.0,
         )
     resumed = [e for e in run.events if isinstance(e, ResumedFromShadow)]
     lost = [e.t for e in run.events if isinstance(e, WorkerLost) and e.worker < _WORKERS]
