@@ -129,9 +129,27 @@ _EXACT = (
     ("slow_over_ideal", "one of three slowed three times, over the ideal", "<=", 1.15),
     ("sentinel_share", "sentinel's share of a step", "<=", 0.01),
     ("guard_share", "guard's share of a step", "<=", 0.005),
-    ("shadow_stall_ms", "stall for a State stored beside a shadow, 126 MB, ms", "<=", 0.0),
     ("steps_lost_all_killed", "steps lost when all are killed, with a shadow", "<=", 0.0),
 )
+
+_EXACT_PEERS = (
+    *(
+        (
+            *(f"step of eight slices, {model}", " s", _key("details", f"cost_{model}", "eight_s")),
+            *("DDP with accumulation", _key("peers", f"ddp_accumulating_{model}_s")),
+        )
+        for model in ("mlp", "convnet")
+    ),
+    (
+        *("SIGKILL to agreed gradient, five workers, median", " s", _key("stall_s", "median")),
+        *("torchft (without that batch)", _key("peers", "torchft_stall_s", "median")),
+    ),
+    (
+        *("a stored State of 126 MB holds up training", " ms", _key("shadow_stall_ms")),
+        *("DCP in the background", _key("peers", "checkpoint_stall_ms", "dcp_async")),
+    ),
+)
+"""What, unit, ours, the peer's name and its number."""
 
 _ESTIMATE = (
     ("peak_ratio", "peak memory over its estimate", 0.8, 1.2),
@@ -230,6 +248,10 @@ ROWS = (
         for key, what, sign, bar in _EXACT
     ),
     Row(
+        *("exact", "stall for a State stored beside a shadow, 126 MB, ms", "0.0"),
+        *(_key("shadow_stall_ms"), at_most(0.05), "{:.1f}"),
+    ),
+    Row(
         *("exact", "SIGKILL to agreed gradient of the whole batch, median, s"),
         *("<= 0.3 and the lost slices' time", _key("stall_s", "median")),
         lambda value, r: value <= 0.3 + _key("details", "stall", "lost_slices_s")(r),
@@ -245,6 +267,18 @@ ROWS = (
     Row(
         *("exact", "false alarms", "0", _key("flips", "false_alarms")),
         *(at_most(0), "{:.0f}"),
+    ),
+    Row(
+        *("exact", "bad gradients that are void on all workers in their step", "all"),
+        *(_ratio(("guard", "found"), ("guard", "faults")), at_least(1.0)),
+    ),
+    Row(
+        *("exact", "stored States with a number that is not finite", "0"),
+        *(_key("guard", "corrupt_states"), at_most(0), "{:.0f}"),
+    ),
+    Row(
+        *("exact", "recompilations by torch.compile over ten losses and joins", "0"),
+        *(_key("recompilations"), at_most(0), "{:.0f}"),
     ),
     *(
         Row(
@@ -422,6 +456,19 @@ def before_after(folder: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def exact_peers(folder: Path = RESULTS) -> str:
+    """What peers took in the runs of `benchmarks.exact`, beside elastix."""
+    results = _read(folder / "exact.json") or {}
+    lines = _header(["what", "elastix", "peer"])
+    for what, unit, ours, peer, theirs in _EXACT_PEERS:
+        try:
+            shown = [f"{measure(results):.3g}{unit}" for measure in (ours, theirs)]
+        except (KeyError, TypeError):
+            shown = ["not measured"] * 2
+        lines.append(f"| {what} | {shown[0]} | {peer}: {shown[1]} |")
+    return "\n".join(lines)
+
+
 HEADLINE = {
     "SIGKILL to agreed gradient, median, s": "from a SIGKILL to the agreed gradient, median, s",
     "samples dropped": "samples dropped in ten kills",
@@ -467,6 +514,7 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "recoveries": recoveries,
         "regrets": regrets,
         "before-after": before_after,
+        "exact-peers": exact_peers,
     },
 }
 """Which document shows which tables, by path and name."""

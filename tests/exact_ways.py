@@ -142,6 +142,25 @@ def several_passes(ctx):
         optimizer.zero_grad()
 
 
+def gan(ctx):
+    """A critic that has a pass of its own, then one for the generator in which it stands still."""
+    maker = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Dropout(0.1))
+    critic = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, 1))
+    one = torch.optim.Adam(maker.parameters(), lr=1e-2)
+    other = torch.optim.SGD(critic.parameters(), lr=0.1)
+    ctx.prepare(maker, critic, one, other)
+    for step in steps(ctx):
+        for x, _ in step:
+            made = maker(torch.randn(len(x), 16))
+            (critic(made.detach()) - critic(x.flatten(1))).mean().backward()
+            critic.requires_grad_(False)
+            (-critic(made)).mean().backward()
+            critic.requires_grad_(True)
+        for optimizer in (one, other):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def unused_parameters(ctx):
     plain(ctx, Unused())
 
@@ -244,6 +263,7 @@ WORK = {
         checkpointing_reentrant,
         two_optimizers,
         several_passes,
+        gan,
         unused_parameters,
         tied_weights,
         weight_norm,
@@ -299,6 +319,23 @@ def between_steps(ctx):
         model(torch.rand(4, 1, 8, 8)).sum().backward()
 
 
+def lbfgs(ctx):
+    """Its closure wants the gradient of the batch, and not of a slice, as often as it likes."""
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.LBFGS(model.parameters(), max_iter=2))
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+
+        def closure():
+            loss = F.cross_entropy(model(x), y)  # noqa: B023 - called at once
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        optimizer.zero_grad()
+
+
 def accumulated(ctx):
     model = net()
     ctx.prepare(model)
@@ -343,6 +380,7 @@ REFUSED = {
     rates_that_follow: "ctx.scale_rate",
     no_loader: "outside of the slices",
     between_steps: "outside of the slices",
+    lbfgs: "outside of the slices",
     accumulated: "ctx.accumulate",
     nondeterministic: "put_: torch has no implementation",
 }

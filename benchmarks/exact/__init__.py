@@ -12,9 +12,14 @@
 - `sentinel_share`, `guard_share`: of a step (shares).
 - `shadow_stall_ms`: how long a stored State holds up the group while a shadow follows (shadow).
 - `steps_lost_all_killed`: all workers of the group killed at once, with a shadow (shadow).
-- `byte_equal`: runs under schedules of kills, and how many ended with the quiet bytes (fire).
-- `flips`: bits that flipped in workers' memory and results: found, and who was named (flips).
+- `byte_equal`: runs under schedules of kills and joins, and how many ended with the quiet bytes
+  (fire).
+- `flips`: bits that flipped in workers' memory and results: found, and who was named (flips);
+  `false_alarms` are those of quiet steps, too (guards).
+- `guard`: bad gradients, and how many were found by all in their step; States that were stored with
+  a number that is not finite (guards).
+- `recompilations`: by torch.compile over losses and joins, a convnet and a transformer (compiled).
 
-Of three models the worst counts where there are three. `peers` has torch's own numbers of the same
-runs: DDP with accumulation, its distributed checkpoint, and torchft's recovery if it is installed.
+Of several models the worst counts. `peers` has torch's own numbers of the same runs: DDP with
+accumulation, its distributed checkpoint, and torchft's recovery if it is installed.
 """

@@ -55,16 +55,27 @@ COUNTED: dict[str, tuple[Case, int, str]] = {
 """What makes one run, how many in it, and which option says how many in all."""
 
 COMPILED = {f"compiled_{model}": model for model in compiled.MODELS}
+_COSTS = ("slices_over_today", "eight_slices_over_plain", "exact_over_slices")
+_COUNTS = {
+    "byte_equal": ("schedules", "equal"),
+    "flips": ("state_found", "gradient_found", "culprit_named", "false_alarms"),
+    "guard": ("faults", "found", "false_alarms", "corrupt_states"),
+}
+"""Of which parts the documented keys have which counts."""
+
 PARTS = (*COUNTED, *COMPILED, *TIMED)
 
 
 def summary(details: Details) -> dict[str, Any]:
     """The documented keys, of those parts that are there."""
+    return {**_timed(details), **_counts(details), "peers": _peers(details)}
+
+
+def _timed(details: Details) -> dict[str, Any]:
     found: dict[str, Any] = {}
     costs = [details[part] for part in details if part.startswith("cost_")]
-    for key in ("slices_over_today", "eight_slices_over_plain", "exact_over_slices"):
-        if costs:
-            found[key] = max(row[key]["median"] for row in costs)
+    for key in _COSTS if costs else ():
+        found[key] = max(row[key]["median"] for row in costs)
     if "stall" in details:
         found["stall_s"] = {key: details["stall"][key] for key in ("median", "max")}
         found["batch_kept"] = details["stall"]["batch_kept"]
@@ -74,20 +85,22 @@ def summary(details: Details) -> dict[str, Any]:
         found[f"{kind}_share"] = max(row[kind] for row in details["shares"]["models"].values())
     if "shadow" in details:
         found["shadow_stall_ms"] = details["shadow"]["median"]
-    if "all_killed" in details:
-        found["steps_lost_all_killed"] = details["all_killed"]["steps_lost"]
-    if "byte_equal" in details:
-        found["byte_equal"] = {key: details["byte_equal"][key] for key in ("schedules", "equal")}
-    if "flips" in details:
-        of = ("state_found", "gradient_found", "culprit_named", "false_alarms")
-        found["flips"] = {key: details["flips"][key] for key in of}
-    if "quiet" in details and "flips" in details:
+    return found
+
+
+def _counts(details: Details) -> dict[str, Any]:
+    found = {
+        part: {key: details[part][key] for key in keys}
+        for part, keys in _COUNTS.items()
+        if part in details
+    }
+    if "flips" in found and "quiet" in details:
         found["flips"]["false_alarms"] += details["quiet"]["false_alarms"]
     compilations = [details[part]["recompilations"] for part in COMPILED if part in details]
-    if compilations:
-        found["recompilations"] = sum(compilations)
-    found["peers"] = _peers(details)
-    return found
+    alone = {"recompilations": sum(compilations)} if compilations else {}
+    if "all_killed" in details:
+        alone["steps_lost_all_killed"] = details["all_killed"]["steps_lost"]
+    return {**found, **alone}
 
 
 def _peers(details: Details) -> dict[str, Any]:
@@ -111,7 +124,7 @@ def _torchft(kills: int) -> dict[str, Any] | None:
     """None where it is not installed."""
     if importlib.util.find_spec("torchft") is None:
         return None
-    return recovery.measure_peer("torchft, heartbeat 0.5 s", kills)
+    return recovery.measure_peer("torchft, heartbeat 0.5 s, operation timeout 1 s", kills)
 
 
 class Measured:

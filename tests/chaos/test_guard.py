@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.exact import guards
+from benchmarks.exact.counting import counted
 from elastix.config import CheckpointConfig, Guard
 from elastix.data.audit import audit
 from elastix.data.cursor import count
@@ -216,6 +218,24 @@ def test_what_was_left_out_stays_out_when_all_go_back(tmp_path):
     account = audit(again.events)
     assert account.exact, str(account)
     assert account.loaders[0].left_out[0] == (180, 210)
+
+
+def check_counts(counts):
+    assert counts["found"] == counts["faults"]
+    assert counts["false_alarms"] == counts["corrupt_states"] == 0
+    assert counts["byte_equal"] == counts["exact"] == counts["runs"]
+    assert counts["states"] > counts["faults"]
+
+
+def test_faults_of_slices_void_their_steps_on_any_number_of_workers():
+    """Of an exact run, all of whose stored States are looked at (law 4 of the design)."""
+    check_counts(guards.case(0, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_two_hundred_faults_of_slices():
+    check_counts(counted(guards.case, 200, guards.EACH))
 
 
 @pytest.mark.slow
