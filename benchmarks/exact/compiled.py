@@ -60,12 +60,16 @@ class Transformer(nn.Module):
 MODELS: dict[str, type[nn.Module]] = {"convnet": Convnet, "transformer": Transformer}
 
 
+def _compiled() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
 def train(ctx: Context) -> None:
     """The train function. Rank 1 kills itself whenever the group has been whole for some steps."""
     folder, deaths = Path(ctx.config["folder"]), ctx.config["deaths"]
     model: Any = MODELS[ctx.config["model"]]()
     model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-    fast = torch.compile(model, backend=ctx.config["backend"])
+    fast: Any = torch.compile(model, backend=ctx.config["backend"])
     whole = 0
 
     def look(phase: str, _detail: int) -> None:
@@ -85,7 +89,7 @@ def train(ctx: Context) -> None:
             optimizer.step()
             optimizer.zero_grad()
             whole = whole + 1 if ctx.world_size == _WORKERS else 0
-            graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            graphs = _compiled()
             log.write(json.dumps([ctx.step, ctx.rank, graphs]) + "\n")
             if whole == 0:
                 time.sleep(0.05)  # whoever follows has time to come

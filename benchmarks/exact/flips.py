@@ -167,7 +167,7 @@ def quiet(epochs: int) -> str:
 
 def case(seed: int, amount: int, kinds: tuple[str, ...] = ("state", "gradient")) -> Counts:
     """One run with so many flips; see the package for what the counts mean."""
-    counts = {"flips": 0, "state_found": 0, "gradient_found": 0, "culprit_named": 0}
+    counts: Counts = {"flips": 0, "state_found": 0, "gradient_found": 0, "culprit_named": 0}
     counts |= {"false_alarms": 0, "byte_equal": 0, "runs": 1, "steps": 0, "unseen": 0}
     planned = plan(amount, seed, kinds)
     epochs = (planned[-1].step + _APART) // 15 + 1

@@ -95,7 +95,7 @@ def case(seed: int, amount: int) -> Counts:
         "found": len(set(found) & set(wanted)),
         "false_alarms": len(set(found) - set(wanted)),
         "byte_equal": int(final(run) == final(alone)),
-        "exact": int(account.exact and account.replicas.equal),
+        "exact": int(account.exact and account.replicas.equal is True),
         "runs": 1,
         "states": states,
         "corrupt_states": corrupt,
