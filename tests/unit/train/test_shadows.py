@@ -58,6 +58,23 @@ def test_one_without_a_state_does_not():
     assert shadows.call(STORED) is None
 
 
+def test_one_with_a_state_is_enough_to_go_on():
+    shadows = Shadows(terms(2))
+    shadows.level(0, 7)
+    roster = Roster(0)
+    roster.holders = {9}
+    assert shadows.takes(3, roster)  # it has no State yet
+    assert shadows.can_go_on
+    assert shadows.call(STORED) == 0
+
+
+@pytest.mark.parametrize(("step", "goes_on"), [(3, False), (4, True), (5, True)])
+def test_it_goes_on_unless_what_is_stored_is_newer(step, goes_on):
+    shadows = levelled(9)
+    shadows.call(STORED)
+    assert bool(shadows.succeeded(0, said(step), run(5, 14))) is goes_on
+
+
 def test_what_it_lacks_of_the_journal_is_void_and_said():
     void, resumed = levelled(9).succeeded(0, said(8, sequence=11), run(10, 14))
     assert (void.step, void.ref) == (8, "")
