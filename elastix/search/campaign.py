@@ -187,7 +187,7 @@ class Campaign:
         checked = []
         for config in configs:
             try:
-                checked.append(self._checked_space.canonical(config))
+                checked.append(self._checked_space.check(config))
             except ConfigError as error:
                 raise ConfigError(f"{error} Nothing was enqueued.") from error
         self._enqueued += checked

@@ -303,38 +303,27 @@ class Space:
 
     # ------------------------------------------------------------------------------------- checks
 
-    def check(self, config: Config) -> None:
-        """Refuse a configuration that is not of this space.
+    def check(self, config: Config) -> Config:
+        """The configuration as proposals are: plain JSON values, of the hyperparameters' kinds.
 
         Raises:
-            ConfigError: says what is wrong with it.
+            ConfigError: it is not of this space; says what is wrong with it.
         """
         values.check_mapping(config, "the configuration")
         plain = {key: value for key, value in config.items() if key not in self.blocks}
-        values.check(self.plain, plain, "the configuration")
+        found = values.check(self.plain, plain, "the configuration")
         for name, part in self.blocks.items():
             blocks = config.get(name)
             if not isinstance(blocks, list) or not part.min <= len(blocks) <= part.max:
                 raise ConfigError(
                     f"{name!r} must be a list of {part.min} to {part.max} blocks, not {blocks!r}."
                 )
-            for place, block in enumerate(blocks):
+            found[name] = [
                 values.check(part.block, block, f"block {place} of {name!r}")
+                for place, block in enumerate(blocks)
+            ]
         if self._valid is not None and not self._valid(config):
             raise ConfigError(f"the space's own rule does not allow {dict(config)}.")
-
-    def canonical(self, config: Config) -> Config:
-        """As proposals are: plain JSON values, of the kinds that the hyperparameters have.
-
-        Raises:
-            ConfigError: it is not of this space.
-        """
-        self.check(config)
-        found = values.canonical(
-            self.plain, {key: config[key] for key in config if key not in self.blocks}
-        )
-        for name, part in self.blocks.items():
-            found[name] = [values.canonical(part.block, block) for block in config[name]]
         return found
 
     def is_valid(self, config: Config) -> bool:

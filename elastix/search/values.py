@@ -181,23 +181,24 @@ def check_mapping(values: Any, what: str) -> None:  # noqa: ANN401
         raise ConfigError(f"{what} must be a mapping of names to values, not {values!r}.")
 
 
-def check(space: ConfigurationSpace, values: Any, what: str) -> None:  # noqa: ANN401
-    """Raise ConfigError with what is wrong with `values`, which is called `what`."""
+def check(space: ConfigurationSpace, values: Any, what: str) -> Values:  # noqa: ANN401
+    """The values as `draw` gives them: Python's own numbers, whole ones for integers.
+
+    Raises:
+        ConfigError: what is wrong with `values`, which is called `what`.
+    """
     check_mapping(values, what)
     strange = sorted(values.keys() - set(space))
     if strange:
         raise ConfigError(f"{what} has {strange}, which the space does not know.")
     try:
-        Configuration(space, values=dict(values))
+        found = Configuration(space, values=dict(values))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{what} {dict(values)} is not valid: {error}") from error
-
-
-def canonical(space: ConfigurationSpace, values: Values) -> Values:
-    """Valid values as `draw` gives them: Python's own numbers, whole ones for integers."""
-    found = {name: plain(each) for name, each in Configuration(space, values=values).items()}
-    whole = {name for name in found if isinstance(space[name], IntegerHyperparameter)}
-    return {name: int(each) if name in whole else each for name, each in found.items()}
+    return {
+        name: int(each) if isinstance(space[name], IntegerHyperparameter) else plain(each)
+        for name, each in found.items()
+    }
 
 
 def check_choices(space: ConfigurationSpace, what: str, may_be_empty: bool = False) -> None:

@@ -34,7 +34,7 @@ from elastix.search.executors.pool_worker import LoneWorker
 from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
-from elastix.train.on_ray.trainer import fit_on_nodes, pickle_train
+from elastix.train.on_ray.trainer import check_capacity, fit_on_nodes, pickle_train
 
 _ASK_EVERY_S = 0.5
 _RECRUIT_EVERY_S = 2.0
@@ -108,7 +108,7 @@ class Pool:
         if self._owns_ray:
             ray.init(logging_level=logging.WARNING)
         try:
-            self._check_capacity()
+            check_capacity(self._scaling)
         except ConfigError:
             self.close()
             raise
@@ -275,17 +275,6 @@ class Pool:
                 _hear_of_deaths(handle)
 
     # ------------------------------------------------------------------ workers
-
-    def _check_capacity(self) -> None:
-        if fit_on_nodes(self._scaling) >= self._scaling.min_workers:
-            return
-        has = ray.cluster_resources()
-        raise ConfigError(
-            f"a trial with num_workers={self._scaling.num_workers} and "
-            f"{self._scaling.resources_per_worker} for each can never be placed: the cluster has "
-            f"{has.get('CPU', 0):g} CPU and {has.get('GPU', 0):g} GPU. Nothing was started. Ask "
-            "for less, or for a fraction of a CPU or GPU (cpus_per_worker=0.5)."
-        )
 
     def _wanted(self) -> int:
         most = max(1, fit_on_nodes(self._scaling) // self._scaling.min_workers)

@@ -134,6 +134,9 @@ Message = Offer | Withdrawn | Delivered
 """From a worker to the coordinator."""
 
 
+LOST = "every worker that held it is lost"
+
+
 @dataclass
 class Assembly:
     """One checkpoint in the making.
@@ -151,7 +154,7 @@ class Assembly:
     absent: set[int] = field(default_factory=set)
     offers: dict[int, Offer] = field(default_factory=dict)
     shares: list[Share] = field(default_factory=list)
-    why: str = "every worker that held it is lost"
+    why: str = LOST
     _members: set[int] = field(default_factory=set)  # of the groups of those who have offered
     _hands: dict[str, int] = field(default_factory=dict)  # name to the worker asked for it
     _done: set[str] = field(default_factory=set)

@@ -24,6 +24,7 @@ from elastix.state import Ref
 from elastix.store import Store, Vanished
 from elastix.train.checkpoint import retention
 from elastix.train.checkpoint.assembly import (
+    LOST,
     Assembly,
     CheckpointEnded,
     CheckpointId,
@@ -233,19 +234,22 @@ class Checkpoints:
             if worker == _EVERYBODY:
                 self._advance(assembly)  # the last chance, if all of it was written
                 if assembly.mark in self._assemblies:
-                    error = StoreError("every worker that held it is lost.")
-                    self._end(assembly, CheckpointEnded(assembly.mark, error=error, lost=True))
+                    self._give_up(assembly, LOST)
         if worker == _EVERYBODY:
             self._comparisons.forget()
             self._ended.clear()  # those who are founded anew come to the same steps again
+
+    def _give_up(self, assembly: Assembly, why: str) -> None:
+        """Nobody has it."""
+        error = StoreError(f"{why}.")
+        self._end(assembly, CheckpointEnded(assembly.mark, error=error, lost=True))
 
     def _advance(self, assembly: Assembly) -> None:
         now = time.monotonic()
         if self._fault is not None:
             self._end(assembly, CheckpointEnded(assembly.mark, error=self._fault))
         elif assembly.hopeless(now, PATIENCE_S):
-            error = StoreError(f"{assembly.why}.")
-            self._end(assembly, CheckpointEnded(assembly.mark, error=error, lost=True))
+            self._give_up(assembly, assembly.why)
         elif not assembly.gathered(now, PATIENCE_S):
             return
         elif not self._compare(assembly.mark, assembly.reason):

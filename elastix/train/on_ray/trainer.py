@@ -202,7 +202,7 @@ class ElasticTrainer:
                 return self._follow(controller, directory, _history(directory, attached=True))
             if refusal is not None:
                 raise refusal
-            room = _check_capacity(self._scaling)
+            room = check_capacity(self._scaling)
             run = self._run_id(directory)
             takeover.sweep(run)
             directory.mkdir(parents=True, exist_ok=True)
@@ -449,8 +449,12 @@ def _unpicklable(train: TrainFunction) -> str | None:
     return None
 
 
-def _check_capacity(scaling: ScalingConfig) -> int:
-    """How many workers the cluster could hold if nothing else ran there; at least the minimum."""
+def check_capacity(scaling: ScalingConfig) -> int:
+    """How many workers the cluster could hold if nothing else ran there.
+
+    Raises:
+        ConfigError: fewer than the minimum.
+    """
     wanted = scaling.resources_per_worker
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = fit_on_nodes(scaling)
