@@ -12,7 +12,7 @@ import elastix
 import search_spaces
 
 ROOT = Path(elastix.__file__).parent
-RAY = ("train/on_ray/", "search/executors/", "observe/metrics.py", "observe/deaths.py")
+RAY = ("train/on_ray/", "search/executors/", "observe/metrics.py", "observe/ray_death_messages.py")
 RAY += ("store/server.py", "tune.py", "ray_train/", "search/tune_space.py", "search/campaign.py")
 RAY += ("verbs/doctor.py", "verbs/status.py")
 SOURCES = sorted(ROOT.rglob("*.py"))

@@ -27,8 +27,8 @@ from elastix.config import (
     refuse_crew,
 )
 from elastix.errors import ConfigError, Corrupt, SearchError
-from elastix.observe.deaths import Deaths, GroupDeaths
 from elastix.observe.journal import Tail
+from elastix.observe.ray_death_messages import Deaths, GroupDeaths
 from elastix.search.executors.group_worker import GroupWorker
 from elastix.search.executors.pool_worker import LoneWorker
 from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport

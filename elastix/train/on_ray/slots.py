@@ -25,7 +25,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from elastix.train.on_ray.answering import answering
+from elastix.train.on_ray.answering_nodes import answering
 from elastix.train.on_ray.notices import draining_nodes
 
 SLOT = "/slot-"  # in the names of groups that a controller asks for

@@ -29,11 +29,11 @@ from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError, Worker
 from elastix.events import Event, RunStarted
 from elastix.observe import journal
 from elastix.observe.console import Console
-from elastix.observe.deaths import Deaths, GroupDeaths
 from elastix.observe.endings import told
 from elastix.observe.lock import DRIVER_LOCK, Lock, holder
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.progress import Progress
+from elastix.observe.ray_death_messages import Deaths, GroupDeaths
 from elastix.observe.timeline import merge
 from elastix.store import Store
 from elastix.train.on_ray import takeover

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, cast, overload
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from elastix.comm.network.inside import DeviceMesh
+from elastix.comm.network.crew_world import DeviceMesh
 from elastix.data.loader import Loader
 from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Augment, Collate, Source

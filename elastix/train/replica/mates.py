@@ -1,6 +1,6 @@
 """A worker's process among the others of its crew: their world, its mesh, the lines between them.
 
-Not here: what is said on the lines (comm.protocol.crew), how a world is made and cut (inside).
+Not here: what is said on the lines (comm.protocol.crew), how a world is made and cut (crew_world).
 """
 
 import json
@@ -12,7 +12,7 @@ from elastix import meshes
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.weighted import waiting, weigh
 from elastix.comm.network.crew_line import FollowersLine, SpeakersLines
-from elastix.comm.network.inside import DeviceMesh, Inside
+from elastix.comm.network.crew_world import DeviceMesh, Inside
 from elastix.comm.network.process_group import Wiring
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 

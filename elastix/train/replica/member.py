@@ -20,7 +20,7 @@ from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.exact_reducer import ExactReducer
 from elastix.comm.gradients.reducer import Reducer
 from elastix.comm.network.catch_up_stream import CatchUpSender
-from elastix.comm.network.inside import DeviceMesh
+from elastix.comm.network.crew_world import DeviceMesh
 from elastix.comm.network.layout import layout_of
 from elastix.comm.network.process_group import Wiring
 from elastix.comm.protocol.calls import OperationKind

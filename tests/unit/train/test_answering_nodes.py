@@ -4,7 +4,7 @@ import socket
 import time
 from pathlib import Path
 
-from elastix.train.on_ray.answering import answering
+from elastix.train.on_ray.answering_nodes import answering
 
 FILES = Path("/proc/self/fd")
 

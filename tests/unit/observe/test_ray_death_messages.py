@@ -4,7 +4,7 @@ import pytest
 import ray._private.worker as ray_worker
 
 from elastix.events import WorkerLost, WorkerStarted
-from elastix.observe.deaths import Deaths, GroupDeaths
+from elastix.observe.ray_death_messages import Deaths, GroupDeaths
 
 
 def paragraph(node, pid):
