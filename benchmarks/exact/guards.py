@@ -116,15 +116,18 @@ def _run(directory: Path, config: dict[str, Any], workers: int) -> LocalRun:
 
 
 def _states(run: LocalRun) -> tuple[int, int]:
-    """How many were stored, and how many of these hold a number that is not finite."""
-    refs = [event.ref for event in run.events if isinstance(event, StateStored)]
+    """How many were stored, and how many of these hold a number that is not finite.
+
+    Of a step that has two the later one: the final State takes the place of the one that was due.
+    """
+    stored = {event.step: event.ref for event in run.events if isinstance(event, StateStored)}
     with Store(run.directory / "store", read_only=True) as store:
-        held = [store.get(ref).tensors.values() for ref in refs]
+        held = [store.get(ref).tensors.values() for ref in stored.values()]
         corrupt = sum(
             any(t.is_floating_point() and not bool(t.isfinite().all()) for t in tensors)
             for tensors in held
         )
-    return len(refs), corrupt
+    return len(stored), corrupt
 
 
 def quiet(seed: int, steps: int) -> Counts:
