@@ -100,8 +100,8 @@ bench: $(READY)
 bench-short: $(READY)
 	$(BIN)/python -m benchmarks.overhead --rounds 4 --steps 3 --out build/overhead.json
 	$(BIN)/python -m benchmarks.recovery --repeats 1 --systems elastix --out build/recovery.json
-	$(BIN)/python -m benchmarks.exact --rounds 2 --steps 3 --schedules 2 --flips 2 --faults 2 --quiet-steps 100 \
-		--kills 1 --losses 1 --out build/exact.json
+	$(BIN)/python -m benchmarks.exact --rounds 2 --steps 3 --schedules 2 --flips 2 --faults 2 --kills 1 --out build/exact.json \
+		--parts byte_equal flips guard all_killed cost_mlp cost_convnet stall pace shares shadow dcp
 
 pins: $(READY)
 	@{ head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable \
