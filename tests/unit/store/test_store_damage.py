@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.testing.models import chain
 from elastix.testing.store_contract import child, same, small
+from tests.processes import in_processes, own_copy
 
 States = dict[str, State]
 
@@ -165,6 +167,39 @@ def test_a_page_that_leads_to_a_wrong_one_gives_no_other_model(tmp_path: Path) -
     assert right > 0
 
 
+class Tally(NamedTuple):
+    """What came of one page: bits flipped, in how many runs, and how many reads were right."""
+
+    page: int
+    bits: int
+    runs: int
+    right: int
+    reads: int
+
+
+def check_page(root: Path, states: States, clean: bytes, writable: bool, page: int) -> Tally:
+    """Every bit of a page, alone; of those in empty space many at once, until one is noticed."""
+    here = range(page * PAGE, (page + 1) * PAGE)
+    asked = readers(root, states, clean, page)
+    pending = [[at * 8 + bit] for at in here if clean[at] for bit in range(8)]
+    empty = [at for at in here if not clean[at]]
+    for bit in range(8):
+        pending += [[at * 8 + bit for at in empty[n : n + 64]] for n in range(0, len(empty), 64)]
+    bits = runs = right = reads = 0
+    while pending:
+        flipped = pending.pop()
+        found = check_bits(root, asked, clean, flipped, writable)
+        runs += 1
+        if found < len(asked) and len(flipped) > 1:
+            half = len(flipped) // 2
+            pending += [flipped[:half], flipped[half:]]
+            continue
+        bits += len(flipped)
+        right += found
+        reads += len(asked)
+    return Tally(page, bits, runs, right, reads)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize(
@@ -175,33 +210,20 @@ def test_a_page_that_leads_to_a_wrong_one_gives_no_other_model(tmp_path: Path) -
 def test_every_bit_of_an_index(
     tmp_path: Path, make: Callable[[Path, int], States], models: int, writable: bool
 ) -> None:
-    """One at a time; in what seems to be empty space many, as long as nobody notices them."""
+    """Pages are shared out to processes, each with a copy of the store."""
     root = tmp_path / "store"
     states = make(root, models)
     in_small_pages(root / "index.sqlite")
     clean = (root / "index.sqlite").read_bytes()
-    runs = bits = right = reads = 0
-    for page in range(len(clean) // PAGE):
-        here = range(page * PAGE, (page + 1) * PAGE)
-        asked = readers(root, states, clean, page)
-        pending = [[at * 8 + bit] for at in here if clean[at] for bit in range(8)]
-        empty = [at for at in here if not clean[at]]
-        for bit in range(8):
-            pending += [
-                [at * 8 + bit for at in empty[n : n + 64]] for n in range(0, len(empty), 64)
-            ]
-        while pending:
-            flipped = pending.pop()
-            found = check_bits(root, asked, clean, flipped, writable)
-            runs += 1
-            if found < len(asked) and len(flipped) > 1:
-                half = len(flipped) // 2
-                pending += [flipped[:half], flipped[half:]]
-                continue
-            bits += len(flipped)
-            right += found
-            reads += len(asked)
-        print(f"page {page}: {bits} of {len(clean) * 8} bits, {runs} runs", flush=True)
+
+    def check(page: int) -> Tally:
+        return check_page(own_copy(root), states, clean, writable, page)
+
+    tallies = []
+    for tally in in_processes(check, range(len(clean) // PAGE)):
+        tallies.append(tally)
+        print(f"{len(tallies)} of {len(clean) // PAGE} pages: {tally}", flush=True)
+    bits, runs, right, reads = (sum(column) for column in list(zip(*tallies, strict=True))[1:])
     assert bits == len(clean) * 8
     assert right > reads / 4  # most bits of a page are not those of a place
     print(
