@@ -64,6 +64,8 @@ class LoneScript:
         self.peer = peer
         self.entered = False
         self.trains = False  # the last batch was one to train on
+        self.within = 0  # loops over the epochs of loaders that are under way
+        self.strays: set[object] = set()  # loops over whole batches that may have been trained on
         self._modules: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._others: list[Stateful] = []
@@ -126,7 +128,8 @@ class LoneScript:
         """Before a backward pass.
 
         Raises:
-            ConfigError: the last batch was not one to train on.
+            ConfigError: the last batch was not one to train on, or there is another one that was
+                not.
         """
         if not self.trains:
             raise ConfigError(
@@ -135,6 +138,15 @@ class LoneScript:
                 "where to begin. Nothing was computed; the run ends. Write the loop over epochs "
                 f"as `for epoch in loader.epochs(n):`, where loader is what {self.peer} gave for "
                 "the DataLoader, and the loop over its batches within it."
+            )
+        if self.strays:
+            raise ConfigError(
+                "a backward pass was asked for, and besides the batch to train on one of another "
+                "loader was drawn, which is not within its epochs: by zip(other, loader), say. "
+                "Each worker has all of it and draws it in an order of its own, and nobody counts "
+                "its samples. Nothing was computed; the run ends. To train on both write "
+                "`for epoch, _ in zip(loader.epochs(n), other.epochs(n)):` around it; to look at "
+                "the batch alone draw it within torch.no_grad()."
             )
 
     def check_entered(self, call: str) -> None:
@@ -283,18 +295,24 @@ class LoneLoader:
             self._shared = self._script.ctx.loader(self.dataset, **self._options)
         for epoch in self._shared.epochs(total):
             self.within = True
+            self._script.within += 1
             try:
                 yield epoch.number
             finally:
                 self.within = False
+                self._script.within -= 1
 
     def __iter__(self) -> Iterator[Any]:
         self._script.enter()
         within = self.within and self._shared is not None
         batches = iter(self._shared) if within and self._shared is not None else iter(self._whole)
+        here = object()
         for batch in batches:
             self._script.trains = within
+            if not within and self._script.within and torch.is_grad_enabled():
+                self._script.strays.add(here)
             yield to_device(batch, self._script.ctx.device)
+        self._script.strays.discard(here)  # whoever evaluates comes to the end
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any] | str:

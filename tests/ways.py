@@ -750,6 +750,59 @@ def impossible_buffer(ctx):
     raise AssertionError("prepared")
 
 
+def added_up_step_by_step(ctx):
+    """Two batches, each with a step of its own, for one step of the optimizer."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        F.cross_entropy(model(x), y).backward()
+        if ctx.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizer
+
+
+def added_up_over_slices(ctx):
+    """As before, each batch in slices."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for one in batches(ctx, slices=2):
+        for x, y in one:
+            F.cross_entropy(model(x), y).backward()
+        if ctx.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizer
+
+
+def clipped_in_between(ctx):
+    """Each worker would clip what it has of the first batch by a norm of its own."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for number, (x, y) in enumerate(batches(ctx)):
+        with ctx.accumulate() if number % 2 == 0 else contextlib.nullcontext():
+            F.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizer
+
+
+def clipped_within(ctx):
+    """As before, without another batch."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        optimizer.zero_grad()
+        with ctx.accumulate():
+            F.cross_entropy(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        model(x).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
 @dataclass(frozen=True)
 class Way:
     """What becomes of one.
@@ -778,6 +831,8 @@ class Way:
         return self.train.__name__
 
 
+_ADD_UP = "within ctx.accumulate()"
+_CLIP = "after the last backward pass"
 _CATCH = "Let the exception through"
 _UNFREEZE = "freeze after ctx.prepare"
 
@@ -848,6 +903,10 @@ WAYS = {
             Way(autocast, tolerance=2e-2),
             Way(exception_in_backward, _CATCH),
             Way(exception_in_backward_then_again, _CATCH),
+            Way(added_up_step_by_step, _ADD_UP),
+            Way(added_up_over_slices, _ADD_UP),
+            Way(clipped_in_between, _CLIP),
+            Way(clipped_within, _CLIP),
             Way(one_worker_skips, "every worker takes the same batches"),
             Way(unfreezing, _UNFREEZE),
             Way(layer_added, _UNFREEZE),

@@ -76,6 +76,35 @@ def with_a_backward_of_its_own(ctx):
         optimizer.step()
 
 
+def adding_up_without_telling(ctx):
+    accelerator, model, optimizer, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        for number, (x, y) in enumerate(loader):
+            accelerator.backward(F.cross_entropy(model(x), y) / 2)
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def clipping_each_batch(ctx):
+    accelerator, model, optimizer, loader = set_up(ctx, gradient_accumulation_steps=2)
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(F.cross_entropy(model(x), y))
+                accelerator.clip_grad_norm_(model.parameters(), 0.01)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def beside_whole_batches(ctx):
+    accelerator, model, _, loader = set_up(ctx)
+    other = accelerator.prepare(DataLoader(accelerate_classifier.data(24, 9), 6, shuffle=True))
+    for _ in loader.epochs(1):
+        for (more, _), (x, y) in zip(other, loader, strict=True):
+            accelerator.backward(F.cross_entropy(model(x), y) + model(more).square().mean())
+
+
 def prepared_late(ctx):
     accelerator, *_, loader = set_up(ctx)
     for _ in loader.epochs(1):
@@ -106,6 +135,9 @@ def calling(name, *args, **settings):
     [
         (in_a_plain_loop, 1, "for epoch in loader.epochs"),
         (with_a_backward_of_its_own, 1, "for epoch in loader.epochs"),
+        (adding_up_without_telling, 1, "accelerator.accumulate"),
+        (clipping_each_batch, 1, "if accelerator.sync_gradients:"),
+        (beside_whole_batches, 1, "zip(loader.epochs(n), other.epochs(n))"),
         (prepared_late, 1, "before the first batch"),
         (gathering_shares, 2, "differs between workers"),
         (waiting_early, 1, "before a loader was used"),

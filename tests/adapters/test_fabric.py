@@ -13,6 +13,7 @@ from lightning_fabric import Fabric
 from torch.utils.data import DataLoader
 
 import elastix
+from elastix.data.audit import audit
 from elastix.errors import ConfigError
 from elastix.events import Reported
 from elastix.testing.local import run_local
@@ -78,6 +79,37 @@ def in_a_plain_loop(ctx):
         fabric.backward(F.cross_entropy(model(x), y))
 
 
+def another(fabric):
+    return fabric.setup_dataloaders(DataLoader(fabric_classifier.data(24, 9), 6, shuffle=True))
+
+
+def beside_whole_batches(ctx):
+    fabric, model, _, loader = set_up(ctx)
+    other = another(fabric)
+    for _ in loader.epochs(1):
+        for (x, y), (more, _) in ((b, a) for a, b in zip(other, loader, strict=True)):
+            fabric.backward(F.cross_entropy(model(x), y) + model(more).square().mean())
+
+
+def with_one_more_batch(ctx):
+    fabric, model, _, loader = set_up(ctx)
+    other = another(fabric)
+    for _ in loader.epochs(1):
+        more, _ = next(iter(other))
+        for x, y in loader:
+            fabric.backward(F.cross_entropy(model(x), y) + model(more).square().mean())
+
+
+def adding_up_without_telling(ctx):
+    fabric, model, optimizer, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        for number, (x, y) in enumerate(loader):
+            fabric.backward(F.cross_entropy(model(x), y) / 2)
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
 def with_a_sampler(ctx):
     sampled = torch.utils.data.WeightedRandomSampler([1.0] * 24, 24)
     *_, loader = set_up(ctx, loader=lambda data: DataLoader(data, 6, sampler=sampled))
@@ -135,6 +167,9 @@ def with_no_context(ctx):
     ("train", "workers", "says"),
     [
         (in_a_plain_loop, 1, "for epoch in loader.epochs"),
+        (beside_whole_batches, 1, "zip(loader.epochs(n), other.epochs(n))"),
+        (with_one_more_batch, 1, "within torch.no_grad()"),
+        (adding_up_without_telling, 1, "fabric.no_backward_sync"),
         (with_a_sampler, 1, "WeightedRandomSampler"),
         (with_samples_dropped, 1, "leave 3 samples of each epoch out"),
         (with_two_schedulers, 1, "2 schedulers"),
@@ -152,6 +187,44 @@ def test_what_a_group_cannot_do_is_refused(tmp_path, train, workers, says):
 
 
 # ------------------------------------------------------------ further words of Fabric
+
+
+def evaluating_in_all_ways(ctx):
+    """None of these batches is trained on."""
+    fabric, model, optimizer, loader = set_up(ctx)
+    other = another(fabric)
+    next(iter(other))  # to see its shape
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            optimizer.zero_grad()
+            fabric.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            with torch.no_grad():
+                model(next(iter(other))[0])
+            for more, _ in other:  # gradients are not turned off
+                model(more)
+
+
+def test_evaluating_between_steps_is_no_training(tmp_path):
+    result = run_local(evaluating_in_all_ways, 2, directory=tmp_path / "run", timeout_s=60)
+    assert len(adapting.steps(result.events)) == 4
+
+
+def on_two_loaders(ctx):
+    """What the message of whole batches says to write."""
+    fabric, model, optimizer, loader = set_up(ctx)
+    other = another(fabric)
+    for _ in zip(loader.epochs(2), other.epochs(2), strict=True):
+        for (x, y), (more, _) in zip(loader, other, strict=True):
+            optimizer.zero_grad()
+            fabric.backward(F.cross_entropy(model(x), y) + model(more).square().mean())
+            optimizer.step()
+
+
+def test_two_loaders_within_their_epochs_are_counted(tmp_path):
+    result = run_local(on_two_loaders, 3, directory=tmp_path / "run", timeout_s=60)
+    assert audit(result.events).exact
+    assert [len(event.batches) for event in adapting.steps(result.events)] == [2] * 8
 
 
 def accumulating(ctx):

@@ -8,6 +8,7 @@ import contextlib
 import math
 import mmap
 import sys
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from elastix.comm.network import shared_memory
 from elastix.comm.network.process_group import Group, Pending, Reduce
 from elastix.errors import ConfigError
-from elastix.sharding import like, local
+from elastix.sharding import is_sharded, like, local
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that reducing starts early."""
@@ -191,6 +192,11 @@ class GradientBucket(Bucket):
         self._used = [False] * len(parameters)
         self._filled = [False] * len(parameters)
         self._spent: list[torch.Tensor | None] = []
+        self._given: list[weakref.ref[torch.Tensor] | None] = []  # gradients, as handed back
+        self._given_at = 0  # version of our memory then
+        self._left = False  # they are the user's still, as they were
+        # While a step is added up: local gradients, as autograd has left them.
+        self._noted: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._idle = 0
 
     def _lay_out(self) -> None:
@@ -213,6 +219,50 @@ class GradientBucket(Bucket):
         # much memory again; freed at its end, the memory goes back to the system and costs faults.
         self._spent = []
 
+    def note(self, place: int) -> None:
+        """A gradient was added to `param.grad`, and the step is not over."""
+        gradient = self.parameters[place].grad
+        if gradient is not None and not is_sharded(gradient):
+            self._noted[place] = weakref.ref(gradient), gradient._version
+
+    def changed(self, but: int | None = None) -> bool:
+        """Whether somebody has changed such a gradient since. To drop or zero it is allowed.
+
+        Args:
+            but: a place to which autograd has just added.
+        """
+        for place, (noted, version) in self._noted.items():
+            gradient = self.parameters[place].grad
+            if gradient is None or place == but or gradient.is_sparse:
+                continue
+            same = noted() is gradient and gradient._version == version
+            if not same and bool(gradient.any()):
+                return True
+        return False
+
+    def look_for_left(self, place: int | None) -> None:
+        """A step begins: find out whether gradients are those that were handed back in the last.
+
+        Args:
+            place: to whose gradient autograd has just added; None for none in this bucket.
+        """
+        added = place is not None and self._is_given(place)
+        self._left = bool(self._given) and self.flat._version == self._given_at + added
+
+    def adds_to_left(self, place: int) -> bool:
+        """Whether autograd has just added to a gradient of the last step, which nobody zeroed."""
+        if not (self._left and self._is_given(place)):
+            return False
+        others = [ref() for number, ref in enumerate(self._given) if ref and number != place]
+        left = [gradient for gradient in others if gradient is not None]
+        # Zeroed by way of .data, which no version tells.
+        self._left = not left or any(bool(local(gradient).any()) for gradient in left)
+        return self._left
+
+    def _is_given(self, place: int) -> bool:
+        given = self._given[place] if self._given else None
+        return given is not None and given() is self.parameters[place].grad
+
     def keep_apart(self, ratio: int) -> None:
         """Gradients of this step so far are of `ratio`, and there will be some of others."""
         if not self._parts:
@@ -228,8 +278,8 @@ class GradientBucket(Bucket):
         self._parts[place].version = None if gradient is None else gradient._version
 
     def forget_parts(self) -> None:
-        """What was moved aside counts no more."""
-        self._parts = []
+        """What was added up counts no more."""
+        self._parts, self._noted = [], {}
 
     def begin_slices(self) -> None:
         """A step in slices begins: what gradients there are belong to none of them."""
@@ -310,6 +360,9 @@ class GradientBucket(Bucket):
             if before is not None:  # not in place: joiners are told what is in the bucket
                 parameter.grad = before if parameter.grad is None else parameter.grad + before
         self._before = []
+        gradients = [parameter.grad for parameter in self.parameters]
+        self._given = [None if g is None else weakref.ref(g) for g in gradients]
+        self._given_at, self._left = self.flat._version, False
 
     def norm(self) -> float:
         """After the reduction: of all that is in it. Not finite where a gradient is not."""

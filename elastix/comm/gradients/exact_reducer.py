@@ -51,7 +51,6 @@ class ExactReducer(Reducer):
     def begin_slices(self) -> None:
         """See Reducer."""
         super().begin_slices()
-        self._steps.carried([p for gradients in self._gradients for p in gradients.carried])
         for buffers in self._buffers:
             buffers.count_from_now()
         self._under_way = []

@@ -71,7 +71,7 @@ class Steps(Protocol):
         ...
 
     def carried(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """A step of slices begins with what the step before has left as their gradients."""
+        """A step adds to what the step before has left as their gradients."""
         ...
 
     def samples(self) -> Sequence[int]:
@@ -155,6 +155,7 @@ class Reducer:
         ] = {}  # by number of autograd's task
         self._nests: bool | None = None  # a backward pass was seen inside another; not known yet
         self._void = False  # the last step was
+        self._set_out = False  # at a boundary, and there was no gradient since
         self._averaged = {id(p) for bucket in self._gradients for p in bucket.parameters}
         self._frozen = [
             (name, p)
@@ -170,7 +171,12 @@ class Reducer:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within it backward adds to the local gradients, and no step is taken."""
+        """Within it backward adds to the local gradients, and no step is taken.
+
+        Raises:
+            ConfigError: they were changed since the last time.
+        """
+        self._look_if_changed()
         before, self._deferred = self._deferred, True
         try:
             yield
@@ -186,7 +192,11 @@ class Reducer:
             ratio: its place among the weights of the step.
             counts: whether this worker has a share. If not, what its forward passes do to buffers
                 will be undone.
+
+        Raises:
+            ConfigError: gradients of the step so far were changed.
         """
+        self._look_if_changed()
         if ratio != self._ratio:
             for buffers in self._buffers:
                 buffers.turn_from(self._ratio) if self._counts else buffers.undo()
@@ -211,6 +221,7 @@ class Reducer:
         self._generation = self._launched = 0
         for gradients in self._gradients:
             gradients.begin_slices()
+        self._steps.carried([p for gradients in self._gradients for p in gradients.carried])
         for buffers in self._buffers:
             buffers.begin_slices()
 
@@ -370,15 +381,19 @@ class Reducer:
 
     def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
         def gradient_ready(_parameter: torch.Tensor) -> None:
+            self._look_for_left(bucket, place)
             if self._apart:
                 bucket.added(place)
             if self._deferred:
+                bucket.note(place)
                 if not self._told:
                     self._told = True
                     self._steps.passed()
                 return
             if self._slices.open:
                 bucket.added_in_slice(place)
+            elif not self._active:
+                self._look_if_changed(bucket, place)
             self._within_pass()
             if self._slices.open and not self._slices.launching:
                 return  # more is to come
@@ -395,6 +410,24 @@ class Reducer:
                 self._launch_filled()
 
         return gradient_ready
+
+    def _look_for_left(self, bucket: GradientBucket, place: int) -> None:
+        if self._set_out:
+            self._set_out = False
+            for other in self._gradients:
+                other.look_for_left(place if other is bucket else None)
+        if bucket.adds_to_left(place):
+            self._steps.carried([bucket.parameters[place]])
+
+    def _look_if_changed(self, bucket: GradientBucket | None = None, place: int = -1) -> None:
+        if any(other.changed(place if other is bucket else None) for other in self._gradients):
+            raise ConfigError(
+                "gradients were changed within a step that is added up by ctx.accumulate(), by "
+                "clipping, say. There each worker has those of its own samples, so all would have "
+                "changed others. The step was not taken; the run ends. Do it after the last "
+                "backward pass, which is outside of ctx.accumulate(); with Accelerate within `if "
+                "accelerator.sync_gradients:`."
+            )
 
     def _within_pass(self) -> None:
         """Be called at the end of the backward pass that this is called in."""
@@ -528,6 +561,11 @@ class Reducer:
         Only where a step may be void.
         """
         return [tensor for buffers in self._buffers for tensor in buffers.remembered]
+
+    def set_out(self) -> None:
+        """At a boundary: a State is captured as things are now, and has no gradients."""
+        self._set_out = True
+        self.remember_buffers()
 
     def remember_buffers(self) -> None:
         """Buffers may have to be put back to what they are now, if a step may be void."""

@@ -54,13 +54,14 @@ def small_batch(samples: int, workers: int) -> ConfigError:
 
 
 def carries_gradients() -> ConfigError:
-    """A step of slices begins with gradients of the step before, which an optimizer will use."""
+    """A step adds to gradients of the step before, which an optimizer will use."""
     return ConfigError(
-        "RunConfig(exact=True) and a step that begins with the gradients of the step "
-        "before. A worker that joins in between, and a run that is continued, would not "
+        "a step begins with the gradients of the step before: a batch was drawn, and they were not "
+        "zeroed. A run that is continued from there, and a worker that joins, would not "
         "have them. The step was not taken; the run ends. Call optimizer.zero_grad() in "
-        "each step, before or after the loop over its slices. To add up more samples use a "
-        "larger batch_size with more slices."
+        "each step. To add up the gradients of several batches run the backward passes of all "
+        "but the last within ctx.accumulate() (fabric.no_backward_sync, accelerator.accumulate); "
+        "with slices, use a larger batch_size and more slices."
     )
 
 

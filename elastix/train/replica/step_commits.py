@@ -150,7 +150,7 @@ class StepCommits:
         if self._settings.rewinds_exactly:
             self.rewind.keep(self._tracked.others)
         if self._reducer is not None:
-            self._reducer.remember_buffers()
+            self._reducer.set_out()
 
     # ------------------------------------------------------------------ Steps of the Reducer
 
@@ -192,7 +192,7 @@ class StepCommits:
         self.window.passed()
 
     def carried(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """A step of slices begins with what the step before has left as their gradients.
+        """A step adds to what the step before has left as their gradients.
 
         Raises:
             ConfigError: an optimizer is going to use it.
