@@ -98,6 +98,58 @@ def check(modules: Mapping[str, torch.nn.Module], mesh: DeviceMesh) -> None:
                 _check_statistics(prefix + name, layer)
 
 
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that torch cannot run on these parameters.
+
+    Raises:
+        ConfigError: they are parts, or not all of them alike, and it would need them whole.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    sharded: list[Any] = [p for p in parameters if is_sharded(p)]
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.Adafactor) and sharded:
+        raise ConfigError(
+            f"{name} takes norms of rows and columns in place, which torch cannot do where "
+            "processes hold parts of them. Nothing was prepared. Use AdamW or SGD, or workers of "
+            "one process."
+        )
+    if not isinstance(optimizer, torch.optim.LBFGS) or not sharded:
+        return
+    alike = len(sharded) == len(parameters) and len({p.device_mesh for p in sharded}) == 1
+    if not alike or not all(map(_in_even_parts, sharded)):
+        raise ConfigError(
+            f"{name} makes one long vector of all parameters, which torch can do only if all of "
+            "them are sharded over one mesh whose places divide them evenly. Nothing was prepared. "
+            "Use crew={'shard': n} with sizes that n divides and fully_shard for the whole model, "
+            "another optimizer, or workers of one process."
+        )
+
+
+def _in_even_parts(parameter: Any) -> bool:  # noqa: ANN401 - a DTensor
+    placed = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
+    return all(p.dim is None or not parameter.shape[p.dim] % n for p, n in placed if p.is_shard())
+
+
+def take_sums(module: torch.nn.Module) -> None:
+    """From now on gradients that come as terms of a sum over places are summed, in backward.
+
+    Those of SequenceParallel's layers do: each place has seen other positions. FSDP2 sums what it
+    shards; of what nobody shards nobody does.
+    """
+    for parameter in module.parameters():
+        if parameter.requires_grad and is_sharded(parameter):
+            parameter.register_hook(_summed)
+
+
+def _summed(gradient: Any) -> Any:  # noqa: ANN401 - of a DTensor
+    if not any(placement.is_partial() for placement in getattr(gradient, "placements", ())):
+        return None
+    from torch.distributed.tensor import Replicate
+
+    whole = [Replicate() if p.is_partial() else p for p in gradient.placements]
+    return gradient.redistribute(placements=whole)
+
+
 def _on_shard(module: torch.nn.Module) -> set[int]:
     """By id, the parameters whose gradients FSDP2 adds up over the axis 'shard', and nowhere else.
 

@@ -1,12 +1,21 @@
 """Laws of workers that are crews: replay, equal rails, kills by place. Real processes on gloo."""
 
 import contextlib
+import functools
 import signal
 import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from elastix.config import CheckpointConfig
 from elastix.errors import ConfigError, ReplicasDiffer, TrainError
@@ -14,6 +23,7 @@ from elastix.events import StateStored
 from elastix.observe import journal
 from elastix.store import Store
 from elastix.testing.local import run_local
+from tests import crew_runs
 from tests.crew_runs import PlaceKill, build, checked, data, parallelize, train
 
 pytestmark = pytest.mark.timeout(240)
@@ -275,6 +285,50 @@ def without_reducing(ctx):
 def test_gradients_that_are_weighed_together_and_shared_otherwise_are_refused(tmp_path, function):
     with pytest.raises(ConfigError, match="split in different ratios"):
         run_local(function, 2, crew={"shard": 2}, directory=tmp_path)
+
+
+def in_sequence(model, mesh):
+    """Layer norms see a part of the positions each; here samples stand for positions."""
+    for block in model.blocks:
+        given = PrepareModuleInput(
+            input_layouts=Replicate(), desired_input_layouts=Shard(0), use_local_output=False
+        )
+        parallelize_module(block, mesh["tensor"], {"norm": given})
+        plan = {
+            "norm": SequenceParallel(sequence_dim=0),
+            "up": ColwiseParallel(input_layouts=Shard(0)),
+            "down": RowwiseParallel(),
+        }
+        parallelize_module(block, mesh["tensor"], plan)
+
+
+def train_in_sequence(ctx):
+    crew_runs.parallelize = in_sequence
+    train(ctx)
+
+
+def test_sequence_parallel_without_shards_agrees_with_one_process(tmp_path):
+    """Nobody but elastix adds up the gradients of its layer norms."""
+    kills = [kill(1, 1, "bucket")]
+    checked(tmp_path, 2, {"tensor": 2}, kills, samples=36, function=train_in_sequence)
+
+
+def with_optimizer(name, ctx):
+    model = build()
+    parallelize(model, ctx.mesh)
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="Nothing was prepared"):
+        ctx.prepare(model, optimizer)
+    raise ConfigError("it was refused")
+
+
+@pytest.mark.parametrize(
+    ("name", "crew"),
+    [("LBFGS", {"shard": 3}), ("LBFGS", {"tensor": 2}), ("Adafactor", {"shard": 2})],
+)
+def test_optimizers_that_torch_cannot_run_on_parts_are_refused(tmp_path, name, crew):
+    with pytest.raises(ConfigError, match="it was refused"):
+        run_local(functools.partial(with_optimizer, name), 1, crew=crew, directory=tmp_path)
 
 
 def stubborn(ctx):

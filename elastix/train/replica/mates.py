@@ -4,7 +4,7 @@ Not here: what is said on the lines (comm.protocol.crew), how a world is made an
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -74,7 +74,11 @@ class Mates:
             return 0, 1
         return self.mesh.get_local_rank(SHARD), self.mesh[SHARD].size()
 
-    def settle(self, modules: Mapping[str, torch.nn.Module]) -> None:
+    def settle(
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        optimizers: Iterable[torch.optim.Optimizer],
+    ) -> None:
         """The model is sharded: gradients within the worker go by its places' samples.
 
         Raises:
@@ -82,6 +86,10 @@ class Mates:
         """
         self._inside.settle()
         meshes.check(modules, self.mesh)
+        for optimizer in optimizers:
+            meshes.check_optimizer(optimizer)
+        for module in modules.values():
+            meshes.take_sums(module)
         if self.part[1] > 1:
             self._modules = list(modules.values())
             weigh(self._modules, lambda: self.within)

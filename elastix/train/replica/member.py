@@ -279,9 +279,9 @@ class Member:
         event = self._inheritance.prepared(live)
         if event is not None:
             self._replicated.emit(event)
-        for other in live.others.values():
-            if isinstance(other, torch.optim.Optimizer):
-                share_loss(other, self._mean_loss)
+        optimizers = [o for o in live.others.values() if isinstance(o, torch.optim.Optimizer)]
+        for optimizer in optimizers:
+            share_loss(optimizer, self._mean_loss)
         reducer = ExactReducer if self.settings.exact else Reducer
         self._reducer = reducer(
             list(live.modules.values()),
@@ -293,7 +293,7 @@ class Member:
         kind = computes_with(self.device) if self.settings.exact else ""
         layout = layout_of(live.modules, kind)
         if self._mates is not None:
-            self._mates.settle(live.modules)
+            self._mates.settle(live.modules, optimizers)
             self._driver.assemble()
         elif not self.settings.alone:
             heed = self._replicated.send_held
