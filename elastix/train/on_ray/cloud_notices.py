@@ -54,7 +54,6 @@ class Service:
         ]
         self._cloud = cloud
         self._token = ""
-        self._name = ""
         self._going = False
         self._silent = False
 
@@ -64,6 +63,7 @@ class Service:
             self._going = self._ask()
             self._silent = False
         except (NoAnswer, OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            self._token = ""  # it may be that which was no answer
             if not self._silent:
                 logger.warning("no notice can be had cloud=%s error=%r", self._cloud, error)
             self._silent = True
@@ -98,20 +98,22 @@ class Service:
     def _azure(self) -> bool:
         """Events are those of all machines of a set, by name."""
         header = {"Metadata": "true"}
-        if not self._name:
-            path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-            self._name = _line(*self._call("GET", path, header))
         path = "/metadata/scheduledevents?api-version=2020-07-01"
         events = _mapping(*self._call("GET", path, header)).get("Events")
         if not isinstance(events, list):
             raise NoAnswer(f"no list of events: {events!r}")
-        return any(
-            isinstance(event, dict)
+        goes = [
+            machine
+            for event in events
+            if isinstance(event, dict)
             and event.get("EventType") in _AZURE_GOES
             and isinstance(event.get("Resources"), list)
-            and self._name in event["Resources"]
-            for event in events
-        )
+            for machine in event["Resources"]
+        ]
+        if not goes:
+            return False
+        path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+        return _line(*self._call("GET", path, header)) in goes
 
     # ------------------------------------------------------------------ asking
 

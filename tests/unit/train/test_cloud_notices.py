@@ -129,6 +129,29 @@ def drip():
         over.set()
 
 
+def test_one_bad_answer_at_the_beginning_is_no_bad_answer_for_ever(monkeypatch):
+    """What is asked for once, a token or a name, may be nonsense that time."""
+    with Aws() as aws, Azure("vm-3") as azure:
+        services = Service("aws", aws.address), Service("azure", azure.address)
+        azure.events = [azure.event("Preempt", "vm-3")]
+        aws.action = {"action": "terminate"}
+        for fake in (aws, azure):
+            monkeypatch.setattr(fake, "reply", nonsense(fake.reply))
+        assert not any(service.going() for service in services)
+        monkeypatch.undo()
+        assert all(service.going() for service in services)
+
+
+def nonsense(reply):
+    """Text where text is expected, and no JSON."""
+
+    def answer(method, path, headers):
+        status, text = reply(method, path, headers)
+        return status, text if text.startswith("{") else "\N{GREEK SMALL LETTER PI}"
+
+    return answer
+
+
 def test_who_answers_without_end_is_left_after_a_while(monkeypatch):
     monkeypatch.setattr(cloud_notices, "_TIMEOUT_S", 0.5)
     with drip() as address:
