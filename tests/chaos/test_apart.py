@@ -1,12 +1,17 @@
 """Workers that do not make the same calls, and operations that never succeed: no hang, no end."""
 
+import signal
 from dataclasses import dataclass
 
 import pytest
 import torch.nn.functional as F
 
 from elastix.comm.network import shared_memory
-from elastix.errors import TrainError
+from elastix.config import CheckpointConfig
+from elastix.data.audit import audit
+from elastix.errors import TrainError, WorkerFailed
+from elastix.events import Resumed, StepCommitted
+from elastix.observe import journal
 from elastix.testing.local import run_local
 from tests.trainables import make
 
@@ -106,3 +111,48 @@ def out_of_files(ctx):
 def test_an_operation_that_always_fails_ends_the_run_with_its_error(tmp_path):
     with pytest.raises(TrainError, match=r"though no worker was lost.*Too many open files"):
         run_local(out_of_files, 2, directory=tmp_path, hang_timeout_s=1.0)
+
+
+@dataclass(frozen=True)
+class EndsWithAnError:
+    """Worker 1 raises after the step; worker 0, which tells the journal, has not told of it."""
+
+    def __call__(self, ctx):
+        model, optimizer, dataset = make(CONFIG)
+        model, optimizer = ctx.prepare(model, optimizer)
+        again = ctx.config["again"]
+
+        def held_up(phase, _):
+            if phase == "left" and ctx.worker == 0 and ctx.step == 2 and not again:
+                signal.pause()  # until it is ended with the run
+
+        ctx.on_phase(held_up)
+        for epoch in ctx.loader(dataset, batch_size=10).epochs(1):
+            for batch in epoch:
+                optimizer.zero_grad()
+                loss(model, batch).backward()
+                optimizer.step()
+                if ctx.worker == 1 and ctx.step == 3 and not again:
+                    raise ValueError("the labels are missing")
+
+
+def test_steps_that_count_are_told_though_the_run_ends_with_an_error(tmp_path):
+    def run(again):
+        directory = tmp_path / "run"
+        checkpoint = CheckpointConfig(every_steps=1, wait=True)
+        run_local(
+            EndsWithAnError(),
+            2,
+            config={"again": again},
+            directory=directory,
+            checkpoint=checkpoint,
+        )
+
+    with pytest.raises(WorkerFailed, match="the labels are missing"):
+        run(False)
+    told = list(journal.read(tmp_path / "run" / "journal.jsonl"))
+    assert [event.step for event in told if isinstance(event, StepCommitted)] == [1, 2, 3]
+    run(True)
+    again = list(journal.read(tmp_path / "run" / "journal.jsonl"))
+    assert [event.step for event in again if isinstance(event, Resumed)] == [2]
+    assert audit(again).exact
