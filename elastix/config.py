@@ -168,8 +168,8 @@ class RunConfig(_Config):
 
     def __post_init__(self) -> None:
         store: Any = self.store
-        if isinstance(store, Path):
-            object.__setattr__(self, "store", str(store))
+        if isinstance(store, Path) or (isinstance(store, str) and store.startswith("~")):
+            object.__setattr__(self, "store", str(Path(store).expanduser()))
         super().__post_init__()
         require(self.store != "", "store must be the path of a directory, not ''.")
         require(

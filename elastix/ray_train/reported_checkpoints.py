@@ -4,6 +4,7 @@ They are the script's own files, for use elsewhere. Nothing here knows of States
 """
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,11 +82,22 @@ class ReportedCheckpoints:
             return
         ranked = self._all()
         if self.score is not None:
-            sign = -1 if self.lowest else 1
-            ranked.sort(key=lambda one: sign * float(one[2][self.score or ""]))
+            ranked.sort(key=lambda one: self._rank(one[2]))
         for _, path, _ in ranked[: -self.keep]:
             if path != latest:
-                shutil.rmtree(path, ignore_errors=True)
+                # Whoever is lost within rmtree leaves a part of it, which must not be found.
+                gone = path.rename(path.with_name(f".{path.name}.gone"))
+                shutil.rmtree(gone, ignore_errors=True)
+
+    def _rank(self, metrics: dict[str, Any]) -> float:
+        """The highest is the best; whatever is not a number is the worst."""
+        try:
+            score = float(metrics[self.score or ""])
+        except (KeyError, TypeError, ValueError):
+            return -math.inf
+        if math.isnan(score):
+            return -math.inf
+        return -score if self.lowest else score
 
     def _all(self) -> list[tuple[int, Path, dict[str, Any]]]:
         found = []

@@ -289,3 +289,37 @@ def test_the_best_checkpoints_are_kept_and_the_latest(tmp_path):
         kept.writer(made, {"accuracy": 1.0})
     with pytest.raises(ConfigError, match="no name of a directory"):
         kept.path("../e1")
+
+
+@pytest.mark.parametrize("lowest", [True, False])
+def test_a_score_that_is_no_number_is_never_the_best(tmp_path, lowest):
+    kept = ReportedCheckpoints(tmp_path / "kept", keep=1, score="loss", lowest=lowest)
+    made = train.Checkpoint.from_directory(str(tmp_path / "made"))
+    (tmp_path / "made").mkdir()
+    for number, loss in enumerate((float("nan"), 1.0, float("nan"), float("nan"))):
+        path = kept.path(f"e{number}")
+        kept.writer(made, {"loss": loss})(path)
+        kept.retire(path)
+    assert [path.name for path, _ in kept.all()] == ["e1", "e3"]
+
+
+def test_who_is_lost_while_it_removes_a_checkpoint_leaves_no_part_of_it(tmp_path, monkeypatch):
+    kept = ReportedCheckpoints(tmp_path / "kept", keep=1)
+    made = train.Checkpoint.from_directory(str(tmp_path / "made"))
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "model.pt").write_text("weights")
+    monkeypatch.setattr("shutil.rmtree", lambda path, **_: (path / "model.pt").unlink())
+    for name in ("e0", "e1"):
+        path = kept.path(name)
+        path.mkdir(parents=True)
+        (path / "model.pt").touch()  # which the writer removes at first
+        kept.writer(made, {})(path)
+        kept.retire(path)
+    assert [path.name for path, _ in kept.all()] == ["e1"]
+
+
+def test_a_home_directory_is_meant_by_its_sign(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = train.torch.TorchTrainer(loop, run_config=RunConfig(name="r", storage_path="~/here"))
+    assert made._checkpoints.directory == tmp_path / "here" / "runs" / "r" / "checkpoints"
+    assert elastix.RunConfig(name="r", store="~/here").store == str(tmp_path / "here")
