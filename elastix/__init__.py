@@ -71,6 +71,7 @@ if _typing.TYPE_CHECKING:
     from elastix.observe.wandb import WandB
     from elastix.search.campaign import Campaign
     from elastix.search.ensemble import Ensemble
+    from elastix.search.gate import Gate
     from elastix.search.results import Results
     from elastix.search.rungs import Asha, Median
     from elastix.search.searchers.deephyper import DeepHyper
@@ -115,6 +116,7 @@ __all__ = [
     "ForbiddenEqualsClause",
     "ForbiddenInClause",
     "Full",
+    "Gate",
     "GreaterThanCondition",
     "Guard",
     "InCondition",
@@ -178,6 +180,7 @@ _LATER = {
     "ForbiddenAndConjunction": "ConfigSpace",
     "ForbiddenEqualsClause": "ConfigSpace",
     "ForbiddenInClause": "ConfigSpace",
+    "Gate": "elastix.search.gate",
     "GreaterThanCondition": "ConfigSpace",
     "InCondition": "ConfigSpace",
     "Integer": "ConfigSpace",

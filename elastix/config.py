@@ -58,6 +58,10 @@ class ScalingConfig(_Config):
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one. The processes
             of a crew have equal parts.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
+        memory_per_worker: of a campaign's trials of one worker, bytes that are kept free for each,
+            libraries included: of a GPU if it has one, of its host otherwise. Fewer run at once
+            where they would not fit. "auto": what most trials so far needed. None: an equal part
+            of the host. Whatever it is, a trial that runs out of it is run again with more.
         placement: strategy of the Ray placement group. Crews have a group each: "PACK", and with
             the axis `tensor` "STRICT_PACK", on one node.
         crew: how many processes each worker is, by the axes of the mesh that they form:
@@ -75,6 +79,7 @@ class ScalingConfig(_Config):
     placement: Placement = "SPREAD"
     crew: dict[str, int] = field(default_factory=dict)
     affinity: bool = True
+    memory_per_worker: int | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +112,12 @@ class ScalingConfig(_Config):
         require(
             type(self.shadows) is int and self.shadows >= 0,
             f"shadows must be a whole number >= 0, not {self.shadows!r}.",
+        )
+        memory: Any = self.memory_per_worker
+        require(
+            memory in (None, "auto") or (type(memory) is int and memory > 0),
+            f'memory_per_worker must be a whole number of bytes > 0, "auto" or None, not '
+            f"{memory!r}.",
         )
         require(
             self.placement in _PLACEMENTS,
@@ -574,6 +585,19 @@ def check_crew(
             f"{what} does not work with crew={scaling.crew} yet: each worker is several processes. "
             "Nothing was started. Leave out one of the two.",
         )
+
+
+def refuse_memory(scaling: ScalingConfig, what: str) -> None:
+    """Refuse a reservation of memory where nobody would keep it free.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    require(
+        scaling.memory_per_worker is None,
+        f"memory_per_worker={scaling.memory_per_worker!r}: {what} would not go by it. Nothing was "
+        "started. Trials of one worker on the default executor do.",
+    )
 
 
 def refuse_crew(scaling: ScalingConfig, what: str) -> None:

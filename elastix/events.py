@@ -486,8 +486,26 @@ class TrialLost(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrialStarved(Event):
+    """A trial ran out of memory that others had beside it, and starts again with more.
+
+    Attributes:
+        times: how often that was so by now.
+        peak_bytes: the most that its worker held; 0: unknown.
+        reserved_bytes: what is kept free for it next.
+        cause: in a line.
+    """
+
+    trial: int
+    times: int
+    peak_bytes: int
+    reserved_bytes: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialEnded(Event):
-    """A trial is finished, paused, stopped or failed, and the journal has it.
+    """A trial is finished, paused, stopped, failed or refused, and the journal has it.
 
     Attributes:
         values: of the objectives, in the user's sense; empty for a failed one.
@@ -498,6 +516,7 @@ class TrialEnded(Event):
         seconds: on the worker.
         best: whether it is the best so far (multi-objective: on the front).
         message: why it failed, in a line.
+        peak_bytes: the most that its worker held while it ran; 0: unknown.
     """
 
     trial: int
@@ -512,6 +531,7 @@ class TrialEnded(Event):
     best: bool
     message: str = ""
     ignored: bool = False
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -574,6 +594,7 @@ _EVENTS: dict[str, type[Event]] = {
         TrialStarted,
         TrialReported,
         TrialLost,
+        TrialStarved,
         StoreMeasured,
         TrialEnded,
         CampaignEnded,

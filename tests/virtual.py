@@ -90,7 +90,15 @@ class Rig:
         self.loop = None
 
     def make_work(self, trial, role, rung):
-        work = Work(number=trial.number, name=role, config=trial.config, seed=0, until_reports=rung)
+        work = Work(
+            number=trial.number,
+            name=role,
+            config=trial.config,
+            seed=0,
+            until_reports=rung,
+            memory_bytes=trial.memory_bytes,
+            predicted_bytes=trial.predicted_bytes,
+        )
         self.works.append((role, work))
         return work
 
@@ -113,6 +121,7 @@ class Rig:
                 self.events.append,
                 self.clock,
                 given.get("enqueued", ()),
+                given.get("gate"),
             )
             self.loop.restore(given.get("same", True), given.get("same_rungs", True))
             try:

@@ -108,8 +108,13 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Trials",
         "short",
-        (("trials", "now", "{{state}}"), ("trials_lost", "count", "lost their worker")),
+        (
+            ("trials", "now", "{{state}}"),
+            ("trials_lost", "count", "lost their worker"),
+            ("trials_starved", "count", "starved"),
+        ),
     ),
+    ("Peak memory of the last trial", "bytes", (("trial_peak_bytes", "now", "{{run}}"),)),
     ("Best objective", "short", (("best_objective", "now", "{{metric}}"),)),
     ("Inherited share of the last trial", "percentunit", (("inherited_ratio", "now", "{{run}}"),)),
     ("Reported", "short", (("reported", "now", "{{metric}}"),)),

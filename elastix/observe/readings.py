@@ -31,6 +31,7 @@ from elastix.events import (
     TrialEnded,
     TrialLost,
     TrialStarted,
+    TrialStarved,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
@@ -95,6 +96,10 @@ SERIES = (
     Series("store_physical_bytes", "counter", "Of these, bytes that were new to the store."),
     Series("trials", "gauge", "Trials of the campaign.", ("state",)),
     Series("trials_lost", "counter", "Times that a trial lost its worker and began again."),
+    Series(
+        "trials_starved", "counter", "Times that a trial had too little memory, and began again."
+    ),
+    Series("trial_peak_bytes", "gauge", "Most memory that the last trial's worker held."),
     Series("best_objective", "gauge", "Of the best trial so far.", ("metric",)),
     Series("inherited_ratio", "gauge", "Share of the last trial's bytes that it inherited."),
     Series("reported", "gauge", "What ctx.report was given last.", ("metric",)),
@@ -222,8 +227,14 @@ class Readings:
                 self._trial(event.trial, "running")
             case TrialLost():
                 self._put("trials_lost", 1)
+            case TrialStarved():
+                self._put("trials_starved", 1)
+            case TrialEnded(state="refused"):
+                self._trial(event.trial, event.state)
             case TrialEnded():
                 self._trial(event.trial, event.state)
+                if event.peak_bytes:
+                    self._put("trial_peak_bytes", event.peak_bytes)
                 self._put("inherited_ratio", event.inherited)
                 for name, value in event.values.items() if event.best else ():
                     self._put("best_objective", value, name)

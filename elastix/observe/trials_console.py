@@ -25,6 +25,7 @@ from elastix.events import (
     TrialEnded,
     TrialLost,
     TrialStarted,
+    TrialStarved,
 )
 from elastix.observe.cell import NotebookCell, here, terminal_of
 from elastix.observe.console import bar, command, group_line, one_line, where
@@ -96,7 +97,7 @@ class TrialsConsole:
         self._known = 0
         self._states: dict[int, str] = {}  # of trials that ended or paused, the latest of each
         self._tally: Counter[str] = Counter()
-        self._lost = 0
+        self._lost = self._starved = 0
         self._running: dict[int, _GroupTrial] = {}
         self._parents: dict[int, int | None] = {}
         self._best: TrialEnded | None = None
@@ -123,6 +124,15 @@ class TrialsConsole:
                 self._running.pop(event.trial, None)
                 self._lost += 1
                 self._tell(f"trial {event.trial} lost: {event.cause}; it starts again", "red")
+            case TrialStarved():
+                self._running.pop(event.trial, None)
+                self._starved += 1
+                if self._starved <= _TOLD_FAILURES:
+                    reserved = decimal(event.reserved_bytes)
+                    self._tell(
+                        f"trial {event.trial} ran out of memory; it starts again with {reserved}",
+                        "yellow",
+                    )
             case TrialEnded():
                 self._end_trial(event)
             case StoreMeasured():
@@ -160,6 +170,10 @@ class TrialsConsole:
     def _end_trial(self, event: TrialEnded) -> None:
         self._running.pop(event.trial, None)
         self._now(event.trial, event.state)
+        if event.state == "refused":
+            if self._tally["refused"] <= _TOLD_FAILURES:
+                self._tell(f"trial {event.trial} refused: {event.message}", "yellow")
+            return
         self._inherited.append(event.inherited)
         self._ignored += event.ignored
         if event.ignored and self._ignored == 1:
@@ -236,9 +250,12 @@ class TrialsConsole:
 
     def _trials(self) -> str:
         parts = [f"{self._done()} done", f"{len(self._running)} running"]
-        parts += [f"{self._tally[s]} {s}" for s in ("paused", "failed") if self._tally[s]]
-        if self._lost:
-            parts.append(f"{self._lost} lost\N{RIGHTWARDS ARROW}again")
+        parts += [
+            f"{self._tally[s]} {s}" for s in ("paused", "failed", "refused") if self._tally[s]
+        ]
+        for count, what in ((self._lost, "lost"), (self._starved, "starved")):
+            if count:
+                parts.append(f"{count} {what}\N{RIGHTWARDS ARROW}again")
         if self._budget is not None:
             parts.append(f"{self._budget} budget")
         return "trials " + " \N{MIDDLE DOT} ".join(parts)

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from rich.filesize import decimal
+
 from elastix.flat import flatten
 from elastix.observe.lines import plain_lines
 from elastix.observe.progress import duration, number
@@ -40,6 +42,9 @@ def tiles(campaign: CampaignRecord) -> Iterator[Tile]:
     lost = sum(trial.losses for trial in campaign.trials)
     if lost:
         yield Tile("workers lost", str(lost), "their trials went on")
+    starved = sum(trial.starved for trial in campaign.trials)
+    if starved:
+        yield Tile("ran out of memory", str(starved), "and were run again with more")
     if states["failed"]:
         yield Tile("failed", str(states["failed"]), "see the table", "bad")
 
@@ -63,7 +68,7 @@ def sections(campaign: CampaignRecord) -> Iterator[Section]:
 
 def failure(campaign: CampaignRecord) -> Failure | None:
     """The first traceback, if every trial that ended has failed: then it is not chance."""
-    failed = [trial for trial in campaign.trials if trial.traceback]
+    failed = [t for t in campaign.trials if t.traceback and t.state == "failed"]
     if not failed or campaign.scored:
         if campaign.outcome == "failed":
             return Failure("Why the campaign failed", "\n".join(plain_lines(campaign.message)))
@@ -104,6 +109,7 @@ def _trials(campaign: CampaignRecord) -> Table:
         "epochs",
         "with ancestors",
         "ran",
+        "peak memory",
         "model",
         *names,
         "error",
@@ -157,6 +163,7 @@ def _row(
         _known(trial.epochs),
         _known(trial.lineage_epochs),
         Cell("", "") if ran is None else Cell(duration(ran) if ran >= 60 else f"{ran:.1f} s", ran),
+        Cell(decimal(trial.peak_bytes) if trial.peak_bytes else "", trial.peak_bytes),
         Cell((trial.ref or "")[:12], trial.ref or ""),
         *(_known(config.get(name)) for name in names),
         Cell(last[0] if last else "", last[0] if last else "", "bad" if last else ""),

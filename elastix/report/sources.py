@@ -102,5 +102,7 @@ def _record(
         started_s=trial.started_s,
         finished_s=trial.finished_s,
         losses=losses[trial.number],
+        starved=trial.starved,
+        peak_bytes=trial.peak_bytes,
         traceback=trial.traceback,
     )

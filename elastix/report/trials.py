@@ -29,7 +29,7 @@ class TrialRecord:
     Attributes:
         number: from 0 in its campaign.
         config: plain JSON values, nested or not.
-        state: waiting, running, paused, finished, stopped or failed.
+        state: waiting, running, paused, finished, stopped, failed or refused.
         values: of the objectives, as the train function reported them; empty without a score.
         curve: the first objective after each report, in order.
         ref: of its stored model.
@@ -40,6 +40,8 @@ class TrialRecord:
         lineage_epochs: those, and those of the ancestors its tensors come from.
         asked_s, started_s, finished_s: seconds since the Unix epoch.
         losses: workers lost while it ran.
+        starved: how often it ran out of memory and was run again.
+        peak_bytes: the most that its worker held; 0: unknown.
         traceback: of a train function that raised.
     """
 
@@ -58,12 +60,18 @@ class TrialRecord:
     started_s: float | None = None
     finished_s: float | None = None
     losses: int = 0
+    starved: int = 0
+    peak_bytes: int = 0
     traceback: str | None = None
 
     @property
     def scored(self) -> bool:
         """It may be compared with others."""
-        return self.state != "failed" and bool(self.values) and all(map(math.isfinite, self.values))
+        return (
+            self.state not in ("failed", "refused")
+            and bool(self.values)
+            and all(map(math.isfinite, self.values))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,7 @@ from elastix.observe.journal import Journal
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.trials_console import TrialsConsole
 from elastix.search.executors.work import Executor, TrainFunction, Work
+from elastix.search.gate import Gate
 from elastix.search.loop import Loop, LoopTerms
 from elastix.search.model_sources import (
     InheritTerms,
@@ -111,6 +112,8 @@ class Campaign:
             own. They have a record of each trial.
         quiet: print nothing.
         enqueued: configurations to try first; see `enqueue`.
+        gate: refuses configurations that cannot fit. They are told to the searcher, stand in the
+            results as "refused" and do not count for the budget.
 
     Raises:
         ConfigError: something given here cannot work. Nothing was started.
@@ -137,6 +140,7 @@ class Campaign:
         loggers: Sequence[Logger] = (),
         quiet: bool = False,
         enqueued: Sequence[Config] = (),
+        gate: Gate | None = None,
     ) -> None:
         _check_train(train)
         self.objectives = Objectives.of(metric, mode)
@@ -168,6 +172,7 @@ class Campaign:
         self._executor = None if executor is None else able("executor", executor, Executor)
         self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
         self._quiet = flag("quiet", quiet)
+        self._gate = None if gate is None else of_kind("gate", gate, Gate)
         self._enqueued: list[Config] = []
         self.enqueue(*enqueued)
 
@@ -208,6 +213,8 @@ class Campaign:
             Full, StoreError: the store cannot be written; what is in it stays.
             KeyboardInterrupt: Ctrl-C; `run()` again goes on.
         """
+        if self._gate is not None:
+            self._gate.check(self._checked_space.get_default_configuration())
         searcher = copy.deepcopy(self._searcher)
         if isinstance(searcher, ExpectsTrials):
             searcher.expect(self._budget.most_trials)
@@ -264,6 +271,7 @@ class Campaign:
                 self._work_maker(opener),
                 bus.emit,
                 enqueued=self._enqueued,
+                gate=copy.deepcopy(self._gate),
             )
             known = loop.restore(*same)
             bus.emit(self._started(known))
@@ -348,6 +356,8 @@ class Campaign:
                 order_seed=self._run.seed,
                 model_source=model_source,
                 until_reports=rung,
+                memory_bytes=trial.memory_bytes,
+                predicted_bytes=trial.predicted_bytes,
             )
 
         return make
@@ -439,6 +449,7 @@ class Campaign:
             "loggers": self._loggers,
             "quiet": self._quiet,
             "enqueued": tuple(self._enqueued),
+            "gate": self._gate,
         }
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -13,13 +13,22 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastix.config import Budget
 from elastix.errors import ElastixError, EveryTrialFailed, NeverReported, SearchError, StoreError
-from elastix.events import Event, TrialEnded, TrialLost, TrialReported, TrialStarted
+from elastix.events import (
+    Event,
+    TrialEnded,
+    TrialLost,
+    TrialReported,
+    TrialStarted,
+    TrialStarved,
+)
+from elastix.search.executors import packer
 from elastix.search.executors.work import Ended, EndedKind, Executor, Work, WorkReport
+from elastix.search.gate import Gate
 from elastix.search.pareto import dominates, order
 from elastix.search.rungs import Rungs, Verdict
 from elastix.search.trial import Config, Objectives, Searcher, Suggestion, Trial, TrialState
@@ -31,6 +40,7 @@ logger = logging.getLogger(__name__)
 _TICK_S = 1.0
 _SNAPSHOT_S = 5.0
 _HALT_S = 10.0
+_REFUSALS = 200  # in a row: nothing that fits is being proposed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +101,7 @@ class Loop:
         emit: is called with what happens.
         clock: seconds, for budgets.
         enqueued: what is tried before the searcher is asked; what was tried already is left out.
+        gate: what it refuses is told to the searcher and never runs.
     """
 
     def __init__(
@@ -106,8 +117,10 @@ class Loop:
         emit: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
         enqueued: Iterable[Config] = (),
+        gate: Gate | None = None,
     ) -> None:
         self._terms = terms
+        self._gate = gate
         self._database = database
         self._searcher = searcher
         self._rungs = rungs
@@ -130,6 +143,7 @@ class Loop:
         self._searched = 0
         self._epochs = 0.0  # of all trials
         self._exhausted = False
+        self._refusals = 0  # since a trial was let in
         self._failures = 0
         self._first_failure: Trial | None = None
         self._began_s = clock()
@@ -152,7 +166,8 @@ class Loop:
             self._epochs += line.trial.epochs
             case.kept = len(case.results) if line.trial.state is TrialState.PAUSED else 0
             if line.role == "search":
-                self._searched += 1
+                self._searched += line.trial.state is not TrialState.REFUSED
+                self._learn(line.trial)
                 self._keys.add(line.trial.suggestion.key)
             if line.trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 case.trial = line.trial.but(state=TrialState.WAITING)
@@ -235,9 +250,7 @@ class Loop:
 
     def _plan(self) -> None:
         """Promotions and new suggestions for the room there is."""
-        if self._told:
-            self._searcher.tell(self._told)
-            self._told = []
+        self._tell()
         room = self._executor.room - len(self._waiting)
         if self._rungs is not None and room > 0 and not self._spent():
             for number in self._rungs.promotable()[:room]:
@@ -248,20 +261,63 @@ class Loop:
         while room > 0 and self._enqueued and not self._spent():
             suggestion = Suggestion(self._enqueued.popleft())
             if suggestion.key not in self._keys:
-                self._add(suggestion)
-                room -= 1
+                room -= self._let_in(suggestion)
         while room > 0 and self._may_ask():
             asked = self._searcher.ask(room)
             self._exhausted = len(asked) < room
             for suggestion in asked:
                 if suggestion.key in self._keys:  # enqueued, or a crash took the memory of it
                     continue
-                self._add(suggestion)
-                room -= 1
+                room -= self._let_in(suggestion)
+            if self._told:  # refused: the searcher hears of it before it is asked again
+                self._write()
+                self._tell()
 
-    def _add(self, suggestion: Suggestion, role: Role = "search") -> None:
+    def _tell(self) -> None:
+        if self._told:
+            self._searcher.tell(self._told)
+            self._told = []
+
+    def _let_in(self, suggestion: Suggestion) -> bool:
+        """Add a suggestion as a trial; whether it is to run.
+
+        Raises:
+            SearchError: the gate refuses everything.
+        """
+        if self._gate is None:
+            self._add(suggestion)
+            return True
+        foreseen = self._gate.foresee(suggestion.config)
+        if not foreseen.refusal:
+            self._refusals = 0
+            self._add(suggestion, predicted_bytes=foreseen.predicted_bytes)
+            return True
+        self._refusals += 1
+        self._refuse(suggestion, foreseen.predicted_bytes, foreseen.refusal)
+        if self._refusals >= _REFUSALS:
+            raise SearchError(
+                f"the gate refused {self._refusals} configurations in a row, the last one since "
+                f"{foreseen.refusal}. The campaign was stopped; all trials are in its book. Widen "
+                "the gate's limits, or narrow the space to what fits."
+            )
+        return False
+
+    def _refuse(self, suggestion: Suggestion, predicted_bytes: int, why: str) -> None:
         number = len(self._cases)
-        trial = Trial(number, suggestion, asked_s=time.time())
+        trial = Trial(number, suggestion, asked_s=time.time(), predicted_bytes=predicted_bytes)
+        case = self._cases[number] = _Case(trial)
+        self._keys.add(suggestion.key)
+        self._settle(
+            case, Ended(number=number, kind=EndedKind.HALTED), TrialState.REFUSED, why, why
+        )
+
+    def _learn(self, trial: Trial) -> None:
+        if self._gate is not None and trial.peak_bytes:
+            self._gate.learn(trial)
+
+    def _add(self, suggestion: Suggestion, role: Role = "search", **memory: int) -> None:
+        number = len(self._cases)
+        trial = Trial(number, suggestion, asked_s=time.time()).but(**memory)
         case = self._cases[number] = _Case(trial, role)
         if role == "search":
             self._searched += 1
@@ -292,7 +348,7 @@ class Loop:
                     trial=trial.number,
                     config=trial.config,
                     parent=trial.suggestion.parent_number,
-                    attempt=1 + case.losses_of_workers + case.raised,
+                    attempt=1 + case.losses_of_workers + case.raised + trial.starved,
                     rung=case.rung,
                     name=work.name,
                 )
@@ -414,6 +470,8 @@ class Loop:
                 self._lost(case, ended)
             case EndedKind.RAISED:
                 self._raised(case, ended)
+            case EndedKind.STARVED:
+                self._starved(case, ended)
             case EndedKind.PAUSED:
                 self._pause(case, ended)
             case EndedKind.FINISHED:
@@ -437,6 +495,35 @@ class Loop:
             self._again(case, ended.summary)
         else:
             self._fail(case, ended, ended.summary, ended.traceback)
+
+    def _starved(self, case: _Case, ended: Ended) -> None:
+        """For want of memory, and not by its own fault unless it had all that there is."""
+        trial = case.trial
+        peak = max(ended.peak_bytes, trial.peak_bytes)
+        if ended.alone:
+            told = f"it had all the memory that there is for one trial: {ended.summary}"
+            trace = f"{ended.traceback.rstrip()}\n{told}".strip()
+            self._raised(case, replace(ended, summary=told, traceback=trace))
+            return
+        reserved = packer.more(max(ended.reserved_bytes, trial.memory_bytes), peak)
+        times = trial.starved + 1
+        case.trial = trial.but(
+            starved=times,
+            memory_bytes=reserved,
+            peak_bytes=peak,
+            base_bytes=ended.base_bytes or trial.base_bytes,
+        )
+        self._learn(case.trial)
+        self._said.append(
+            TrialStarved(
+                trial=trial.number,
+                times=times,
+                peak_bytes=peak,
+                reserved_bytes=reserved,
+                cause=ended.summary.splitlines()[0] if ended.summary else "",
+            )
+        )
+        self._restart(case)
 
     def _again(self, case: _Case, cause: str) -> None:
         attempt = case.losses_of_workers + case.raised
@@ -514,7 +601,11 @@ class Loop:
             inherited=inherited,
             finished_s=time.time(),
             traceback=trace or None,
+            peak_bytes=max(ended.peak_bytes, case.trial.peak_bytes),
+            base_bytes=ended.base_bytes or case.trial.base_bytes,
         )
+        if ended.peak_bytes:
+            self._learn(case.trial)
         if state.is_final:
             self._done += 1
             case.done = self._done
@@ -541,6 +632,7 @@ class Loop:
             best=trial.scored and self._is_best(trial),
             message=message,
             ignored=ended.ignored,
+            peak_bytes=trial.peak_bytes,
         )
 
     def _is_best(self, trial: Trial) -> bool:
@@ -565,7 +657,8 @@ class Loop:
             for place in best:
                 origin = scored[place]
                 again = Suggestion(origin.config, parent_number=origin.number)
-                self._add(again, role="rerank")
+                needs = {"predicted_bytes": origin.predicted_bytes}
+                self._add(again, role="rerank", memory_bytes=origin.memory_bytes, **needs)
         while (self._waiting or self._running) and not self._out_of_time():
             self._write()
             self._launch()

@@ -34,6 +34,7 @@ _STATES = {
     "finished": TrialState.COMPLETE,
     "stopped": TrialState.PRUNED,
     "failed": TrialState.FAIL,
+    "refused": TrialState.FAIL,
 }
 
 

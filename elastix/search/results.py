@@ -373,6 +373,8 @@ def _row(trial: Trial, role: str) -> dict[str, Any]:
         "m:inherited": float(inherited.get("share", 0.0)),
         "m:parent": trial.suggestion.parent_number,
         "m:ref": trial.ref,
+        "m:peak_bytes": trial.peak_bytes,
+        "m:starved": trial.starved,
         "m:role": role,
     }
 

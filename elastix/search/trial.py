@@ -76,11 +76,15 @@ class TrialState(StrEnum):
     FINISHED = "finished"  # ran to its end
     STOPPED = "stopped"  # ended early by a rung: it has losses
     FAILED = "failed"  # raised, or reported no finite value of the metric
+    REFUSED = "refused"  # the gate said that it cannot fit: it never ran
 
     @property
     def is_final(self) -> bool:
         """Nothing more will happen to it."""
-        return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
+        return self in _FINAL
+
+
+_FINAL = (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED, TrialState.REFUSED)
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,12 @@ class Trial:
         lineage_epochs: those, and those of every ancestor that its tensors come from.
         inherited: what was inherited, as `Inherited.to_json` gives it; None for nothing.
         asked_s, started_s, finished_s: seconds since the epoch; None until then.
-        traceback: of a train function that raised.
+        traceback: of a train function that raised; of a refused trial, why.
+        predicted_bytes: what a step was estimated to take; 0: nothing was.
+        peak_bytes: the most that its worker held while it ran, or its GPU; 0: unknown.
+        base_bytes: what that held before.
+        starved: how often it ran out of memory and was run again.
+        memory_bytes: what was kept free for it in its next run, since it starved; 0: it did not.
     """
 
     number: int
@@ -116,6 +125,11 @@ class Trial:
     started_s: float | None = None
     finished_s: float | None = None
     traceback: str | None = None
+    predicted_bytes: int = 0
+    peak_bytes: int = 0
+    base_bytes: int = 0
+    starved: int = 0
+    memory_bytes: int = 0
 
     @property
     def config(self) -> Config:
@@ -126,7 +140,7 @@ class Trial:
     def scored(self) -> bool:
         """It did not fail, and every loss is a finite number: it may be compared with others."""
         finite = bool(self.losses) and all(map(math.isfinite, self.losses))
-        return finite and self.state is not TrialState.FAILED
+        return finite and self.state not in (TrialState.FAILED, TrialState.REFUSED)
 
     def but(self, **changes: Any) -> Self:  # noqa: ANN401 - values of any field
         """This trial with some fields changed."""
@@ -178,6 +192,11 @@ _KINDS: Mapping[Any, Any] = {
     "started_s": int | float | None,
     "finished_s": int | float | None,
     "traceback": str | None,
+    "predicted_bytes": int,
+    "peak_bytes": int,
+    "base_bytes": int,
+    "starved": int,
+    "memory_bytes": int,
 }
 _KINDS_OF_SUGGESTION: Mapping[Any, Any] = {
     "config": Mapping,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
 from elastix.errors import NotFound, StoreError
 from elastix.verbs.exit_codes import says
@@ -88,7 +89,7 @@ def show(
     value = {**_overview(results), "trials_shown": [_plain(t, results) for t in chosen]}
     columns = ("trial", "state", *results.objectives.names, "epochs", "lineage", "inherited")
     rows = (_row(trial, results) for trial in chosen)
-    print_table(as_json, value, (*columns, "parent", "model", "config"), rows)
+    print_table(as_json, value, (*columns, "parent", "memory", "model", "config"), rows)
 
 
 @app.command()
@@ -164,6 +165,8 @@ def _overview(results: "Results") -> dict[str, Any]:
         "running": sum(state == "running" for state in states),
         "failed": sum(state == "failed" for state in states),
         "paused": sum(state == "paused" for state in states),
+        "refused": sum(state == "refused" for state in states),
+        "starved": sum(trial.starved for trial in results),
         "best": _value(best[0]) if best else "-",
         "searcher": results.facts["searcher"],
         "inherit": results.facts["inherit"],
@@ -191,6 +194,7 @@ def _row(trial: "Trial", results: "Results") -> list[Any]:
         f"{trial.lineage_epochs:g}",
         "-" if share is None else f"{share:.0%}",
         "-" if parent is None else parent,
+        decimal(trial.peak_bytes) if trial.peak_bytes else "-",
         trial.ref[:12] if trial.ref else "-",
         _text(trial),
     ]
@@ -213,6 +217,8 @@ def _plain(trial: "Trial", results: "Results") -> dict[str, Any]:
         "inherited": (trial.inherited or {}).get("share", 0.0),
         "parent": trial.suggestion.parent_number,
         "ref": trial.ref,
+        "peak_bytes": trial.peak_bytes,
+        "starved": trial.starved,
         "config": dict(trial.config),
         "reranked": trial in results.reranked,
     }

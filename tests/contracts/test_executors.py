@@ -1,10 +1,18 @@
 """The contract of an Executor: in this process, and on workers of a real Ray."""
 
+import os
+import signal
+
 import pytest
 
 from elastix.config import ScalingConfig
 from elastix.search.executors.serial import Local
-from elastix.testing.executor_contract import ExecutorContract
+from elastix.testing.executor_contract import ExecutorContract, tells
+
+
+def dies(ctx):
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,3 +46,24 @@ class TestPool(ExecutorContract):
         from elastix.search.executors.pool import Pool
 
         return Pool(parallel=2, scaling=ScalingConfig(cpus_per_worker=0.5))
+
+    def test_what_wants_a_host_to_itself_gets_it(self):
+        """Beside nothing else, and the others go on after it."""
+        everything = 1 << 50
+        with self.opened(tells) as executor:
+            works = [self.work(n, memory_bytes=everything if n == 2 else 0) for n in range(6)]
+            ends, _ = self.collect(executor, works)
+        assert all(ended.kind == "finished" for ended in ends.values())
+        assert [ends[n].alone for n in range(6)] == [n == 2 for n in range(6)]
+        assert ends[2].reserved_bytes > ends[0].reserved_bytes > 0
+        assert all(ended.peak_bytes >= ended.base_bytes > 0 for ended in ends.values())
+
+    def test_a_worker_that_the_system_ends_for_want_of_memory(self, monkeypatch):
+        """As far as the count of such ends says so; that count is pretended here."""
+        from elastix.search.executors import pool
+
+        monkeypatch.setattr(pool.Pool, "_kills_near", lambda self, said: 1 + said.kills)
+        with self.opened(dies) as executor:
+            ends, _ = self.collect(executor, [self.work(0)])
+        assert ends[0].kind == "starved"
+        assert ends[0].reserved_bytes > 0

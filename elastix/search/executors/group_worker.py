@@ -13,8 +13,9 @@ import ray
 from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from elastix.data.audit import Audit
 from elastix.errors import ConfigError, ElastixError, QuorumLost, TooManyFailures, WorkerFailed
-from elastix.events import Event, StateStored
+from elastix.events import Event, StateStored, WorkersMeasured
 from elastix.search.executors.in_process import Findings
+from elastix.search.executors.memory import out_of_memory
 from elastix.search.executors.pool_worker import PoolWorker, Reports
 from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work
 from elastix.train.on_ray.trainer import ElasticTrainer
@@ -56,6 +57,7 @@ class _Run:
         self._halt = halt
         self._reason = ""
         self._epochs = 0.0
+        self._peak = 0.0
 
     def carry_out(
         self,
@@ -90,7 +92,9 @@ class _Run:
         except KeyboardInterrupt:
             kind = EndedKind.HALTED
         except WorkerFailed as raised:
-            kind, trace, error = EndedKind.RAISED, raised.traceback, raised
+            starved = out_of_memory(_first_line(raised))
+            kind = EndedKind.STARVED if starved else EndedKind.RAISED
+            trace, error = raised.traceback, raised
         except (QuorumLost, TooManyFailures) as raised:
             kind, error = EndedKind.LOST, raised
         except ElastixError as raised:
@@ -109,6 +113,7 @@ class _Run:
             started_s=started_s,
             finished_s=time.time(),
             worker=worker,
+            peak_bytes=int(self._peak),
         )
 
     def _watch(self, events: Sequence[Event]) -> None:
@@ -116,6 +121,9 @@ class _Run:
             self._found.hear(event)
             if isinstance(event, StateStored):
                 self._reason = event.reason
+            elif isinstance(event, WorkersMeasured):  # now and then, so it may miss the very peak
+                held = [row.get("memory", 0.0) for row in event.workers.values()]
+                self._peak = max(self._peak, *held)
         if self._halt.is_set():
             raise KeyboardInterrupt
 

@@ -11,9 +11,10 @@ import torch
 
 from elastix.config import CheckpointConfig
 from elastix.events import AncestorIgnored, Event, Reported, StateStored, TensorsInherited
+from elastix.search.executors.memory import PeakMemory, out_of_memory, refused_bytes
 from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.state import Ref
-from elastix.train.control.messages import Outcome
+from elastix.train.control.messages import Outcome, OutcomeKind
 from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
 
@@ -69,10 +70,14 @@ def execute(
     found = Findings(work.number, tell)
     started_s = time.time()
     config = deepcopy(work.config)  # what the train function does to it is not what was tried
+    memory = PeakMemory(device or torch.device("cpu"))
     outcome = run_alone(train, config, settings, found.hear, device=device, halt=halt)
+    kind, peak = _kind(outcome), memory.read()
+    if kind is EndedKind.STARVED and peak:
+        peak += refused_bytes(_summary(outcome))  # what it would have come to
     return Ended(
         number=work.number,
-        kind=EndedKind.PAUSED if outcome.paused else EndedKind(outcome.kind),
+        kind=kind,
         results=found.results,
         ref=found.ref,
         epochs=outcome.epochs,
@@ -84,7 +89,15 @@ def execute(
         started_s=started_s,
         finished_s=time.time(),
         worker=worker,
+        peak_bytes=peak,
+        base_bytes=memory.base,
     )
+
+
+def _kind(outcome: Outcome) -> EndedKind:
+    if outcome.kind is OutcomeKind.RAISED and out_of_memory(_summary(outcome)):
+        return EndedKind.STARVED
+    return EndedKind.PAUSED if outcome.paused else EndedKind(outcome.kind)
 
 
 def _summary(outcome: Outcome) -> str:

@@ -10,10 +10,11 @@ Not here: what is worth running. Invariant: work whose worker died ends as "lost
 
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -25,22 +26,28 @@ from elastix.config import (
     RunConfig,
     ScalingConfig,
     refuse_crew,
+    refuse_memory,
 )
 from elastix.errors import ConfigError, Corrupt, SearchError
 from elastix.observe.journal import Tail
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
+from elastix.search.executors import memory
 from elastix.search.executors.group_worker import GroupWorker
-from elastix.search.executors.pool_worker import LoneWorker
+from elastix.search.executors.packer import Packer, Placement, Reserve
+from elastix.search.executors.pool_worker import Hello, LoneWorker
 from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
 from elastix.train.on_ray.trainer import check_capacity, fit_on_nodes, pickle_train
+
+logger = logging.getLogger(__name__)
 
 _ASK_EVERY_S = 0.5
 _RECRUIT_EVERY_S = 2.0
 _SHORT_S = 0.05
 _VERY_SHORT_S = 0.005
 _DEATHS_AT_START = 3
+_NEAR_S = 1.0
 
 
 @dataclass
@@ -49,9 +56,9 @@ class _WorkerHandle:
 
     number: int
     actor: Any
-    hello: Any
-    process: tuple[str, int] | None = None  # its node's id and its own; None until it is ready
-    inhand: deque[tuple[Any, Work]] = field(default_factory=deque)  # the first one is running
+    greeting: Any
+    hello: Hello | None = None  # until it is ready
+    inhand: deque["_Given"] = field(default_factory=deque)  # the first one is running
     asked: Any = None
     asked_s: float = 0.0
     seen: int = 0
@@ -59,7 +66,16 @@ class _WorkerHandle:
 
     @property
     def ready(self) -> bool:
-        return self.process is not None
+        return self.hello is not None
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Work that a worker has."""
+
+    ref: Any
+    work: Work
+    placement: Placement
 
 
 class Pool:
@@ -67,7 +83,8 @@ class Pool:
 
     Args:
         scaling: what a trial occupies. With one worker it runs in a worker of the pool; with
-            several, or a range, each trial is an elastic group of that size.
+            several, or a range, each trial is an elastic group of that size. What memory is kept
+            free for a trial of one worker is `memory_per_worker`.
         parallel: trials at once; None: as many as the cluster has room for, also when it grows.
         checkpoint, failure: for trials that are groups, as for ElasticTrainer.
         store: directory where such groups keep their journals.
@@ -84,6 +101,8 @@ class Pool:
     ) -> None:
         self._scaling = scaling or ScalingConfig()
         refuse_crew(self._scaling, "trials of a campaign")
+        if self._scaling.max_workers > 1:
+            refuse_memory(self._scaling, "trials that are groups")
         self._parallel = parallel
         self._checkpoint = checkpoint or CheckpointConfig()
         self._failure = failure or FailureConfig()
@@ -98,6 +117,11 @@ class Pool:
         self._usual_s = 1.0
         self._server: StoreServer | None = None
         self._deaths = Deaths()
+        self._packer = Packer()
+        self._reserve = Reserve(self._scaling.memory_per_worker)
+        self._waiting: dict[int, Work] = {}  # until there is memory for them
+        self._turned_back: list[Ended] = []
+        self._kills: dict[str, int] = {}  # by node: those of which it is known whom they hit
 
     # ------------------------------------------------------------------ Executor
 
@@ -126,21 +150,27 @@ class Pool:
     @property
     def room(self) -> int:
         """Idle workers; short work is also queued, so that none of them waits for us."""
-        depth = self._depth
-        return sum(
-            max(0, depth - len(handle.inhand)) for handle in self._handles.values() if handle.ready
-        )
+        return self._packer.room(self._depth)
 
     def submit(self, work: Work) -> None:
-        """See Executor."""
-        ready = [handle for handle in self._handles.values() if handle.ready]
-        if not ready:
+        """See Executor. It begins as soon as there is memory for it."""
+        if not any(handle.ready for handle in self._handles.values()):
             raise SearchError(f"the pool has no worker for trial {work.number} yet.")
-        handle = min(ready, key=lambda each: len(each.inhand))
-        handle.inhand.append((handle.actor.run.remote(work), work))
-        if self._scaling.max_workers > 1:
-            journal = RunConfig(name=work.name, store=self._store).directory / "journal.jsonl"
-            handle.group = Tail(journal), GroupDeaths(self._deaths)
+        self._waiting[work.number] = work
+        idle = max(h.hello.idle_bytes for h in self._handles.values() if h.hello is not None)
+        wanted = work.memory_bytes or self._reserve.bytes_for(work.predicted_bytes, idle)
+        self._packer.wait(work.number, wanted)
+        self._place()
+
+    def _place(self) -> None:
+        """Hand out what there is memory for."""
+        for placement in self._packer.place(self._depth):
+            work = self._waiting.pop(placement.trial)
+            handle = self._handles[placement.seat]
+            handle.inhand.append(_Given(handle.actor.run.remote(work), work, placement))
+            if self._scaling.max_workers > 1:
+                journal = RunConfig(name=work.name, store=self._store).directory / "journal.jsonl"
+                handle.group = Tail(journal), GroupDeaths(self._deaths)
 
     def poll(self, timeout_s: float) -> Sequence[WorkReport | Ended]:
         """See Executor."""
@@ -152,18 +182,23 @@ class Pool:
         if over:  # and whatever else there is by now
             places = dict(self._places(queued=True))
             over, _ = ray.wait(list(places), timeout=0, num_returns=len(places))
-        happened: list[WorkReport | Ended] = []
+        happened: list[WorkReport | Ended] = [*self._turned_back]
+        self._turned_back.clear()
         for ref in over:
             handle = places[ref]
             if handle.number in self._handles:  # it may have been found dead a moment ago
                 happened += self._take(handle, ref)
+        self._place()
         self._check_start()
         return happened
 
     def halt(self, number: int) -> None:
         """See Executor."""
+        if self._packer.forget(number):
+            work = self._waiting.pop(number)
+            self._turned_back.append(Ended(number=work.number, kind=EndedKind.RETURNED))
         for handle in self._handles.values():
-            if any(work.number == number for _, work in handle.inhand):
+            if any(given.work.number == number for given in handle.inhand):
                 handle.actor.halt.remote(number)
 
     def close(self) -> None:
@@ -171,6 +206,8 @@ class Pool:
         for handle in self._handles.values():
             _end(handle)
         self._handles.clear()
+        self._waiting.clear()
+        self._packer = Packer()
         self._deaths.close()
         if self._server is not None:
             self._server.stop()
@@ -193,28 +230,26 @@ class Pool:
         found: list[tuple[Any, _WorkerHandle]] = []
         for handle in self._handles.values():
             if not handle.ready:
-                found.append((handle.hello, handle))
-            refs = [ref for ref, _ in handle.inhand]
+                found.append((handle.greeting, handle))
+            refs = [given.ref for given in handle.inhand]
             found += [(ref, handle) for ref in (refs if queued else refs[:1])]
             if handle.asked is not None:
                 found.append((handle.asked, handle))
         return found
 
     def _take(self, handle: _WorkerHandle, ref: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
-        if ref in [queued for queued, _ in islice(handle.inhand, 1, None)]:
+        if ref in [queued.ref for queued in islice(handle.inhand, 1, None)]:
             return []  # heard of before the one ahead of it; it comes again
         try:
             value = ray.get(ref)
         except ray.exceptions.RayActorError as error:
             return self._dead(handle, error)
         except ray.exceptions.RayTaskError as error:
-            if ref == handle.hello:
+            if ref == handle.greeting:
                 return self._dead(handle, error)
             value = error
-        if ref == handle.hello:
-            handle.process = value
-            self._deaths.expect(*value)
-            self._deaths_at_start = 0
+        if ref == handle.greeting:
+            self._welcome(handle, value)
             return []
         if ref == handle.asked:
             handle.asked = None
@@ -225,13 +260,18 @@ class Pool:
         return [self._over(handle, value)]
 
     def _over(self, handle: _WorkerHandle, value: Any) -> Ended:  # noqa: ANN401
-        _, work = handle.inhand.popleft()
+        given = handle.inhand.popleft()
+        work = given.work
+        self._packer.end(work.number)
         _hear_of_deaths(handle)
         handle.asked_s = time.monotonic()
         if isinstance(value, Ended):
             seconds = value.finished_s - value.started_s
             self._usual_s = 0.7 * min(self._usual_s, 1.0) + 0.3 * seconds
-            return value
+            peak, base = value.peak_bytes, value.base_bytes
+            self._reserve.learn(predicted=work.predicted_bytes, base=base, peak=peak)
+            placed = given.placement
+            return replace(value, reserved_bytes=placed.reserved, alone=placed.alone)
         return Ended(  # the call itself failed: its arguments or its answer cannot be sent
             number=work.number,
             kind=EndedKind.RAISED,
@@ -242,8 +282,10 @@ class Pool:
     def _dead(self, handle: _WorkerHandle, error: BaseException) -> list[WorkReport | Ended]:
         """Its first work is lost with it, what was queued is not: that goes to others."""
         del self._handles[handle.number]
+        self._packer.leave(handle.number)
         _end(handle)
-        if handle.process is None:
+        said = handle.hello
+        if said is None:
             self._deaths_at_start += 1
             if self._deaths_at_start >= _DEATHS_AT_START:
                 raise SearchError(
@@ -252,18 +294,65 @@ class Pool:
                     "import that crashes and too little memory are the usual causes."
                 ) from error
         elif handle.inhand:  # the campaign tells which trial was lost
-            self._deaths.told(*handle.process)
+            self._deaths.told(said.node, said.pid)
+        starved = said is not None and bool(handle.inhand) and self._was_starved(said, error)
         self._spawn()
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if starved:
+            cause = f"the system ended its worker for want of memory: {cause}"
+        # One that was alone may have been the victim of somebody else's process.
+        alone = all(given.placement.alone for given in islice(handle.inhand, 1))
+        first = EndedKind.STARVED if starved and not alone else EndedKind.LOST
         return [
             Ended(
-                number=work.number,
-                kind=EndedKind.RETURNED if place else EndedKind.LOST,
+                number=given.work.number,
+                kind=EndedKind.RETURNED if place else first,
                 summary=cause,
                 worker=f"worker {handle.number}",
+                reserved_bytes=given.placement.reserved,
+                alone=given.placement.alone,
             )
-            for place, (_, work) in enumerate(handle.inhand)
+            for place, given in enumerate(handle.inhand)
         ]
+
+    def _welcome(self, handle: _WorkerHandle, said: Hello) -> None:
+        """A worker is ready."""
+        handle.hello = said
+        self._deaths.expect(said.node, said.pid)
+        self._deaths_at_start = 0
+        self._kills.setdefault(said.node, said.kills)
+        self._packer.enter(
+            handle.number,
+            said.host,
+            idle=said.idle_bytes,
+            capacity=said.capacity_bytes,
+            expected=self._expected(),
+        )
+
+    def _was_starved(self, said: Hello, error: BaseException) -> bool:
+        """Whether the system, or Ray, ended a worker for want of memory."""
+        if memory.out_of_memory(str(error)):
+            return True
+        now = self._kills_near(said)
+        before = self._kills[said.node]
+        self._kills[said.node] += now > before
+        return now > before
+
+    def _kills_near(self, said: Hello) -> int:
+        """How often the system has done so on the node of a worker that is gone.
+
+        A worker that is left there says it; where none is, this process can only say it of its
+        own node.
+        """
+        near = [h for h in self._handles.values() if h.hello and h.hello.node == said.node]
+        try:
+            if near:
+                return int(ray.get(near[0].actor.kills.remote(), timeout=_NEAR_S))
+            if said.node == ray.get_runtime_context().get_node_id():
+                return memory.kills()
+        except ray.exceptions.RayError as error:
+            logger.warning("kills for want of memory are not known node=%s: %s", said.node, error)
+        return said.kills
 
     def _ask(self) -> None:
         """Ask workers that are long at it what was reported."""
@@ -275,6 +364,13 @@ class Pool:
                 _hear_of_deaths(handle)
 
     # ------------------------------------------------------------------ workers
+
+    def _expected(self) -> int:
+        """How many workers share a host's memory, or a GPU's, once all are there."""
+        if self._scaling.gpus_per_worker > 0:
+            return max(1, int(1 / self._scaling.gpus_per_worker + 1e-9))
+        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        return math.ceil(self._wanted() / max(1, nodes))
 
     def _wanted(self) -> int:
         most = max(1, fit_on_nodes(self._scaling) // self._scaling.min_workers)

@@ -10,13 +10,14 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import torch
 
 from elastix.errors import ElastixError
+from elastix.search.executors import memory
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
 
@@ -41,6 +42,27 @@ class Reports:
         return told, kept[len(kept) - min(len(kept), told - seen) :]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """What a worker says of itself when it is ready.
+
+    Attributes:
+        node, pid: the id of its node, and of its process.
+        host: what it shares memory with others on: the node, or one of its GPUs; for a worker
+            that looks after groups, nothing that anybody else shares.
+        idle_bytes: what it holds before any trial.
+        capacity_bytes: what it and others may hold on that host, as it looks from here.
+        kills: how often the system has ended a process there for want of memory.
+    """
+
+    node: str
+    pid: int
+    host: str
+    idle_bytes: int = 0
+    capacity_bytes: int = 0
+    kills: int = 0
+
+
 class PoolWorker(ABC):
     """The actor. `run` occupies one thread; the other methods are answered beside it.
 
@@ -59,9 +81,11 @@ class PoolWorker(ABC):
     def __repr__(self) -> str:
         return f"pool worker {self._number} {self._at}"
 
-    def hello(self) -> tuple[str, int]:
-        """The id of the node, and of the process."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+    def hello(self) -> Hello:
+        """Be ready."""
+        node = ray.get_runtime_context().get_node_id()
+        host = f"groups of worker {self._number}"
+        return Hello(node=node, pid=os.getpid(), host=host, kills=memory.kills())
 
     def run(self, work: Work) -> Ended:
         """Run a trial to its end. What it raises is part of the answer."""
@@ -83,6 +107,11 @@ class PoolWorker(ABC):
         return self._reports.since(seen)
 
     @ray.method(concurrency_group="control")
+    def kills(self) -> int:
+        """How often the system has ended a process here for want of memory."""
+        return memory.kills()
+
+    @ray.method(concurrency_group="control")
     def halt(self, number: int) -> None:
         """End a trial soon."""
         self._halts.setdefault(number, threading.Event()).set()
@@ -101,13 +130,20 @@ class LoneWorker(PoolWorker):
         self._threads = threads
         self._unpickled: TrainFunction | None = None
 
-    def hello(self) -> tuple[str, int]:
+    def hello(self) -> Hello:
         """Import what every trial needs."""
         import torch._dynamo  # what making the first optimizer imports, in seconds
 
         torch.set_num_threads(self._threads)
         gc.freeze()  # a full collection would walk over all of torch, for a tenth of a second
-        return super().hello()
+        said = super().hello()
+        device = _device()
+        if device.type == "cuda":
+            host = f"{said.node} GPU {ray.get_gpu_ids()[0]}"
+            return replace(said, host=host, capacity_bytes=memory.free(device))
+        idle = memory.resident()
+        room = memory.free() + idle
+        return replace(said, host=said.node, idle_bytes=idle, capacity_bytes=room)
 
     def _carry_out(self, work: Work, halt: threading.Event) -> Ended:
         if self._unpickled is None:

@@ -20,7 +20,7 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
-from elastix.config import ScalingConfig
+from elastix.config import ScalingConfig, refuse_memory
 from elastix.errors import ConfigError, SearchError
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.pool import reach
@@ -55,6 +55,7 @@ class Tune:
         name: str = "elastix",
     ) -> None:
         self._scaling = scaling or ScalingConfig()
+        refuse_memory(self._scaling, "trials under Ray Tune")
         if self._scaling.max_workers > 1:
             raise ConfigError(
                 f"num_workers={self._scaling.num_workers}: under Ray Tune a trial is one worker. "

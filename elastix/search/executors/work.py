@@ -34,6 +34,9 @@ class Work:
         order_seed: of the order of samples, which all trials of a campaign have in common.
         model_source: what it takes from other models, and where its own is left.
         until_reports: pause after so many reports; None: run to the end.
+        memory_bytes: what its worker may hold, which an executor that places work by memory keeps
+            free for it; 0: as the executor thinks fit.
+        predicted_bytes: what a step was estimated to take; 0: nothing was.
     """
 
     number: int
@@ -43,6 +46,8 @@ class Work:
     order_seed: int | None = None
     model_source: ModelSource | None = None
     until_reports: int | None = None
+    memory_bytes: int = 0
+    predicted_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,7 @@ class EndedKind(StrEnum):
     PAUSED: the reports that it was to make are made.
     HALTED: it was asked to end.
     RAISED: the train function raised.
+    STARVED: there was too little memory for it, whoever said so.
     LOST: its worker died.
     RETURNED: its worker died before it began.
     """
@@ -69,6 +75,7 @@ class EndedKind(StrEnum):
     PAUSED = "paused"
     HALTED = "halted"
     RAISED = "raised"
+    STARVED = "starved"
     LOST = "lost"
     RETURNED = "returned"
 
@@ -88,6 +95,10 @@ class Ended:
         summary, traceback: of what was raised, as text.
         started_s, finished_s: seconds since the epoch, on the worker's clock.
         worker: where it ran, for people.
+        peak_bytes: the most that its worker held while it ran, or its GPU; 0: unknown.
+        base_bytes: what that held when it began.
+        reserved_bytes: what was kept free for it; 0: nothing in particular.
+        alone: the executor can give it no more memory than it had.
     """
 
     number: int
@@ -103,6 +114,10 @@ class Ended:
     started_s: float = field(default_factory=time.time)
     finished_s: float = field(default_factory=time.time)
     worker: str = ""
+    peak_bytes: int = 0
+    base_bytes: int = 0
+    reserved_bytes: int = 0
+    alone: bool = True
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ from elastix.config import (
     ScalingConfig,
     check_crew,
     refuse_crew,
+    refuse_memory,
 )
 from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError, WorkerFailed
 from elastix.events import Event, RunStarted
@@ -108,6 +109,7 @@ class ElasticTrainer:
         self._checkpoint = given("checkpoint", checkpoint, CheckpointConfig)
         self._failure = given("failure", failure, FailureConfig)
         check_configs(self._run, self._failure)
+        refuse_memory(self._scaling, "a run")
         self._restore = given("restore", restore, RestoreConfig)
         self._profile = None if profile is None else of_kind("profile", profile, ProfileConfig)
         check_crew(

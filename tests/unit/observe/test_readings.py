@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from elastix.events import (
     TrialEnded,
     TrialLost,
     TrialStarted,
+    TrialStarved,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
@@ -209,6 +211,20 @@ def test_a_campaign():
         ("best_objective", "accuracy"): 0.7,
         "inherited_ratio": 0.5,
     }
+
+
+def test_trials_that_starve_and_those_that_a_gate_refuses():
+    starved = TrialStarved(trial=0, times=1, peak_bytes=5, reserved_bytes=10, cause="no memory")
+    values = read(
+        starved,
+        starved,
+        ended(1, "refused", 0.0, best=False),
+        replace(ended(0, "finished", 0.7, best=False), peak_bytes=9),
+    )
+    assert values["trials_starved"] == 2
+    assert values["trial_peak_bytes"] == 9
+    assert values["trials", "refused"] == 1
+    assert values["inherited_ratio"] == 0.0, "of the one that ran"
 
 
 def test_nobody_is_in_the_group_of_a_run_that_is_over():

@@ -16,6 +16,7 @@ from elastix.events import (
     TrialEnded,
     TrialLost,
     TrialStarted,
+    TrialStarved,
     WorkerLost,
 )
 from elastix.observe.journal import Journal
@@ -176,6 +177,27 @@ def test_nothing_from_a_user_steers_the_terminal():
     play(console, clock, evil="\x1b[2J[red]")
     assert "\x1b" not in file.getvalue()
     assert "[red]" in file.getvalue()
+
+
+def test_starved_and_refused_trials_are_counted_and_the_first_are_told():
+    console, file, _ = console_of(tty=False)
+    (begun,) = (event for event in events() if isinstance(event, CampaignStarted))
+    console.show(begun)
+    nothing = {"values": {}, "metrics": {}, "ref": "", "best": False, "inherited": 0.0}
+    numbers = {"epochs": 0.0, "lineage_epochs": 0.0, "seconds": 0.0}
+    for trial in range(5):
+        why = {"state": "refused", "message": "it would hold about 9 GB"}
+        console.show(TrialEnded(trial=trial, **why, **nothing, **numbers))
+        console.show(TrialStarted(trial=trial + 9, config={}, parent=None, attempt=1, rung=None))
+        console.show(
+            TrialStarved(trial=trial + 9, times=1, peak_bytes=5, reserved_bytes=10**9, cause="no")
+        )
+    console.show(CampaignEnded(outcome="finished", trials=5, best=-1, message=""))
+    text = file.getvalue()
+    assert text.count("refused: it would hold about 9 GB") == 3
+    assert text.count("ran out of memory; it starts again with 1.0 GB") == 3
+    assert "0 done \N{MIDDLE DOT} 0 running \N{MIDDLE DOT} 5 refused" in text
+    assert "5 starved\N{RIGHTWARDS ARROW}again" in text
 
 
 def test_a_trial_that_pauses_again_and_again_is_one_trial():

@@ -27,7 +27,7 @@ from elastix.search.trial_database import TrialDatabase, TrialRow
 from tests.report_data import run_events
 
 SPACE = ConfigurationSpace(space=[Float("x", (0.0, 1.0))], seed=1)
-STATES = ("finished", "stopped", "failed", "running", "waiting", "paused")
+STATES = ("finished", "stopped", "failed", "running", "waiting", "paused", "refused")
 HOSTILE = "\x1b]0;owned\x07[red]gone[/b] [link=https://example.org]click[/link]"
 
 
@@ -54,7 +54,7 @@ def store(tmp_path_factory) -> Path:
     ).run()
     with TrialDatabase(run.directory) as database:
         number = len(database.lines())
-        for state in ("stopped", "running", "waiting", "paused"):
+        for state in ("stopped", "running", "waiting", "paused", "refused"):
             suggestion = Suggestion({"x": number / 100})
             database.commit([TrialRow(Trial(number, suggestion, TrialState(state)))])
             number += 1
@@ -90,9 +90,14 @@ def test_the_report_has_a_row_for_every_trial(store):
 def test_the_table_has_a_row_for_every_trial(store):
     head, *lines = run("campaign", "show", "mixed", "--top", "0", "-s", str(store)).splitlines()
     assert head.split("\t")[:3] == ["trial", "state", "score"]
-    assert len(lines) == 16
+    assert len(lines) == 17
     assert {line.split("\t")[1] for line in lines} == set(STATES)
     found = strict(run("campaign", "show", "mixed", "--top", "0", "--json", "-s", str(store)))
+    column = head.split("\t").index("memory")
+    assert {line.split("\t")[column] == "-" for line in lines} == {True, False}
+    assert (found["refused"], found["starved"]) == (1, 0)
+    ran = [trial for trial in found["trials_shown"] if trial["peak_bytes"]]
+    assert len(ran) == 12
     unscored = [t for t in found["trials_shown"] if t["state"] in ("failed", "waiting")]
     assert unscored
     assert all(trial["values"] == {} for trial in unscored)

@@ -1,0 +1,166 @@
+"""A gate: configurations that cannot fit are refused before they run, by an estimate of a step.
+
+What the estimate lacks (what malloc keeps, what libraries hold beside) is learned from the trials
+that ran. Not here: what becomes of a refused trial (loop), or counting a step (cost.trace).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.filesize import decimal
+
+from elastix.arguments import require
+from elastix.errors import ConfigError
+from elastix.search.executors.packer import Experience
+from elastix.search.trial import Config, Trial
+
+if TYPE_CHECKING:
+    import torch
+
+    from elastix.cost.devices import Device
+    from elastix.cost.trace import Cost
+
+_MIDDLE = 0.5  # half of the trials take more than is expected
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What is expected of a configuration.
+
+    Attributes:
+        predicted_bytes: what a step takes by the estimate; 0: it could not be made.
+        refusal: why it is not to run; empty if it may.
+    """
+
+    predicted_bytes: int = 0
+    refusal: str = ""
+
+
+class Gate:
+    """Refuses what would take too much.
+
+    A step is traced on tensors without memory (`elastix estimate` does the same), which costs 0.1
+    to 0.5 s of CPU a configuration in the campaign's process: worth it where a trial takes longer.
+    A configuration that cannot be traced may run.
+
+    The limit of memory is compared with what the estimate has meant in real workers: a line through
+    the latest trials, added to what a worker holds before it begins. So about as many are wrongly
+    refused as are wrongly let in. Before there were such trials it is the estimate itself, which
+    is too low.
+
+    Args:
+        build: the model of a configuration, as the train function makes it.
+        inputs: the batch of one worker for a configuration, for `model(*inputs(config))`.
+        memory: bytes that a worker may hold, libraries included; or those of a GPU.
+        seconds: that a step may take at the device's limit, which is less than it takes.
+        parameters: that a model may have.
+        loss: of the model's output to one number; see `cost.trace`.
+        optimizer: adamw, adam or sgd.
+        device: on which `seconds` are; one that `elastix estimate` knows, or "here", this CPU.
+
+    Raises:
+        ConfigError: no limit, or one that is no number above 0; no such device.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Config], "torch.nn.Module"],
+        inputs: Callable[[Config], Sequence["torch.Tensor"]],
+        *,
+        memory: float | None = None,
+        seconds: float | None = None,
+        parameters: float | None = None,
+        loss: "Callable[[object], torch.Tensor] | None" = None,
+        optimizer: str = "adamw",
+        device: str = "here",
+    ) -> None:
+        limits = [limit for limit in (memory, seconds, parameters) if limit is not None]
+        numbers = all(type(n) in (int, float) and n > 0 for n in limits)
+        require(
+            callable(build) and callable(inputs) and bool(limits) and numbers,
+            f"Gate(memory={memory!r}, seconds={seconds!r}, parameters={parameters!r}): build and "
+            "inputs are functions of a configuration, and at least one limit is given, a number "
+            "above 0. Nothing was started.",
+        )
+        from elastix.cost.devices import DEVICES
+        from elastix.cost.trace import OPTIMIZERS
+
+        require(
+            device in ("here", *DEVICES) and optimizer in OPTIMIZERS,
+            f"Gate(device={device!r}, optimizer={optimizer!r}): the device is here or one of "
+            f"{', '.join(DEVICES)}, the optimizer one of {', '.join(OPTIMIZERS)}. Nothing was "
+            "started.",
+        )
+        self._build, self._inputs, self._loss = build, inputs, loss
+        self._memory, self._seconds, self._parameters = memory, seconds, parameters
+        self._optimizer, self._device_name = optimizer, device
+        self._device: Device | None = None
+        self._experience = Experience()
+        self._base = 0
+
+    def check(self, config: Config) -> None:
+        """That an estimate can be made of this one.
+
+        Raises:
+            ConfigError: it cannot; says why.
+        """
+        try:
+            self._cost(config)
+        except ConfigError as error:
+            raise ConfigError(f"the gate cannot estimate {dict(config)}: {error}") from error
+        except Exception as error:
+            raise ConfigError(
+                f"the gate cannot estimate {dict(config)}: build or inputs raised "
+                f"{type(error).__name__}: {error}. Nothing was started."
+            ) from error
+
+    def foresee(self, config: Config) -> Foreseen:
+        """Estimate a configuration, and say whether it may run."""
+        try:
+            cost = self._cost(config)
+        except Exception:  # noqa: BLE001 - the user's code: the trial will tell what is wrong
+            return Foreseen()
+        return Foreseen(cost.peak_bytes, self._refusal(cost))
+
+    def learn(self, trial: Trial) -> None:
+        """What a trial took that was let in."""
+        self._base = trial.base_bytes or self._base
+        self._experience.learn(
+            predicted=trial.predicted_bytes, base=trial.base_bytes, peak=trial.peak_bytes
+        )
+
+    def expected_bytes(self, predicted: int) -> int:
+        """What a worker will hold, by the estimate of a step and what was learned."""
+        learned = self._experience.expect(predicted, _MIDDLE)
+        return self._base + (predicted if learned is None else learned)
+
+    def _refusal(self, cost: "Cost") -> str:
+        if self._parameters is not None and cost.parameters > self._parameters:
+            return f"{cost.parameters:,} parameters, the gate allows {self._parameters:,.0f}"
+        expected = self.expected_bytes(cost.peak_bytes)
+        if self._memory is not None and expected > self._memory:
+            allowed = decimal(round(self._memory))
+            return f"it would hold about {decimal(expected)}, the gate allows {allowed}"
+        if self._seconds is not None and (step_s := self._step_s(cost)) > self._seconds:
+            return f"a step takes {step_s:.3g} s at least, the gate allows {self._seconds:g} s"
+        return ""
+
+    def _step_s(self, cost: "Cost") -> float:
+        from elastix.cost.devices import DEVICES, this_machine
+
+        if self._device is None:
+            here = self._device_name == "here"
+            self._device = this_machine() if here else DEVICES[self._device_name]
+        return cost.roofline_s(self._device.peak("float32"), self._device.bytes_per_s)
+
+    def _cost(self, config: Config) -> "Cost":
+        from elastix.cost.trace import trace
+
+        return trace(
+            lambda: self._build(config),
+            lambda: self._inputs(config),
+            loss=self._loss,
+            optimizer=self._optimizer,
+            foreach=self._device_name != "here",
+        )
