@@ -18,10 +18,14 @@ hypothesis.settings.load_profile("untimed")
 # In the background of a shell SIGINT is ignored, by all processes that tests start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# One server forks the processes of all tests, and has imported what whoever was first wanted.
-multiprocessing.get_context("forkserver").set_forkserver_preload(
-    ["elastix.testing.local", "torch._dynamo", "tests.chaos.store_processes"]
-)
+
+def pytest_collection_finish():
+    """One server forks the processes of all tests, and has imported what any test module does.
+
+    It is told so late because elastix.testing.local, when it is imported, asks for less.
+    """
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload([*forked_workers.IMPORTED, "tests.chaos.store_processes"])
 
 
 @pytest.fixture

@@ -34,8 +34,12 @@ SETTINGS = {
 }
 """For ray.init, as its `_system_config`."""
 
-_IMPORTED = (
-    # What Ray and Tune import, which must not be imported themselves: see below.
+IMPORTED = (
+    # What modules of tests import, where the functions are that workers run.
+    "ConfigSpace",
+    "hypothesis",
+    "pytest",
+    # What Ray and Tune import.
     "google.protobuf.json_format",
     "jsonschema",
     "pandas",
@@ -48,9 +52,21 @@ _IMPORTED = (
     "torch._dynamo",
     "elastix.search.inherit",
     "elastix.store",
+    "elastix.testing.local",
     "elastix.train.record.result",
     "elastix.train.replica.member",
 )
+"""Imported by the servers of tests that fork processes, before they fork the first."""
+
+_OF_RAY = (
+    "elastix.search.executors.group_worker",
+    "elastix.search.executors.pool_worker",
+    "elastix.train.on_ray.controller",
+)
+"""Imported by the server of Ray's workers before the first; not Tune: see `_draw_apart`."""
+
+_EARLY = ("LD_", "MKL_", "OMP_", "PYTHON")
+"""Variables that begin so are read as Python starts or torch is imported."""
 
 
 @contextlib.contextmanager
@@ -87,11 +103,20 @@ def serve(*, logs=True):
 # ------------------------------------------------------------------ what a raylet starts
 
 
-def _ask(path, words):
+def _variables(context):
+    """What a runtime environment adds to a worker's variables; None if it is more than that."""
+    variables = context.pop("env_vars", None) or {}
+    if context.pop("py_executable", sys.executable) != sys.executable or any(context.values()):
+        return None
+    known = all(not name.startswith(_EARLY) and "$" not in variables[name] for name in variables)
+    return variables if known else None
+
+
+def _ask(path, words, variables):
     """Have a worker forked, and wait for its end; False if it must be started otherwise."""
     files = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     files = [fd for fd in files if _is_open(fd)]
-    told = json.dumps([words, dict(os.environ), str(Path.cwd()), files]).encode()
+    told = json.dumps([words, variables, str(Path.cwd()), files]).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
         handed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
@@ -108,11 +133,16 @@ def _is_open(fd):
     return False
 
 
+_LANGUAGE, _CONTEXT = "--language=", "--serialized-runtime-env-context="
+
+
 def _start(words):
-    plain = [w for w in words if not w.startswith(("--language=", "--serialized-runtime-env"))]
-    if len(words) - len(plain) == 1 and _SOCKET in os.environ:
+    plain = [word for word in words if not word.startswith((_LANGUAGE, _CONTEXT))]
+    contexts = [word.removeprefix(_CONTEXT) for word in words if word.startswith(_CONTEXT)]
+    variables = _variables(json.loads(contexts[0] if contexts else "{}"))
+    if variables is not None and _SOCKET in os.environ:
         with contextlib.suppress(OSError):
-            if _ask(os.environ[_SOCKET], plain):
+            if _ask(os.environ[_SOCKET], plain, {**os.environ, **variables}):
                 return
     import ray
 
@@ -129,13 +159,8 @@ def _serve(path):
     listener.listen(64)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _bury)
-    for name in _IMPORTED:
+    for name in IMPORTED:
         importlib.import_module(name)
-    # Forked copies of Ray's library would all draw the same random numbers, which it takes for
-    # names of tasks: an actor that two of them call at once ends with "Check failed: erased == 1".
-    assert "ray" not in sys.modules
-    gc.collect()
-    gc.freeze()
     os.write(1, b"ready\n")
     os.dup2(2, 1)
     raylet = None
@@ -146,7 +171,9 @@ def _serve(path):
         asker, _ = listener.accept()
         with asker:
             files, (words, environment, folder, places) = _receive(asker)
-            raylet = raylet or environment[_RAYLET]
+            if raylet is None:
+                raylet = environment[_RAYLET]
+                _import_ray(environment)
             served = environment[_RAYLET] == raylet
             if served and os.fork() == 0:
                 listener.close()
@@ -156,6 +183,36 @@ def _serve(path):
                 asker.sendall(b"y" if served else b"n")
             for fd in files:
                 os.close(fd)
+
+
+def _import_ray(environment):
+    """Its library reads its settings as it is imported: from what the raylet gives its workers."""
+    os.environ.update(environment)
+    for name in _OF_RAY:
+        importlib.import_module(name)
+    assert _draw_apart()
+    gc.collect()
+    gc.freeze()
+
+
+def _draw_apart():
+    """Whether two copies of this process draw different random numbers in Ray's library.
+
+    Not if it has drawn one before, as Tune's modules do. Ray takes the numbers for names of tasks:
+    an actor that two copies call at once ends with "Check failed: erased == 1".
+    """
+    from ray._raylet import JobID, PlacementGroupID
+
+    drawn = set()
+    for _ in range(2):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.write(writer, PlacementGroupID.of(JobID.from_int(1)).binary())
+            os._exit(0)
+        os.close(writer)
+        with open(reader, "rb") as pipe:  # noqa: PTH123 - a descriptor
+            drawn.add(pipe.read())
+    return len(drawn) == 2
 
 
 def _receive(asker):

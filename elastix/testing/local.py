@@ -42,7 +42,11 @@ from elastix.train.replica.link import Settings
 
 _NAME = "local"
 _TICK_S = 0.05
-_WARM = ["elastix.testing.local", "torch._dynamo"]  # the second is what making an optimizer imports
+
+# Here, so that whoever wants more imported can say so after it. An optimizer imports the second.
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    ["elastix.testing.local", "torch._dynamo"]
+)
 
 
 @dataclass
@@ -235,7 +239,6 @@ class LocalController(Shell):
         self._log.open(settings.directory / "journal.jsonl", opening, stays=False, patience_s=0.0)
         self._keep_checkpoints(Store(kept.store), settings.run, settings.checkpoint)
         self._spawner = multiprocessing.get_context("forkserver")
-        self._spawner.set_forkserver_preload(_WARM)
         self._rendezvous = Rendezvous(HOST, settings.secret)
         try:
             begun, self._settings = begin(self._checkpoints, settings, kept.restore)

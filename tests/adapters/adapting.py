@@ -17,7 +17,6 @@ from elastix.data.audit import audit
 from elastix.data.cursor import indices
 from elastix.events import LoaderOpened, StateStored, StepCommitted
 from elastix.store import Store
-from elastix.testing import local
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from tests.trainables import await_worker
@@ -93,14 +92,15 @@ def hold(ctx, directory):
 @contextmanager
 def warm(*modules):
     """Workers are forked from a server that has imported these."""
-    before = local._WARM
-    local._WARM = [*before, *modules]
-    forkserver._forkserver._stop()
+    server = forkserver._forkserver
+    before = server._preload_modules
+    server._stop()
+    server.set_forkserver_preload([*modules, *before])
     try:
         yield
     finally:
-        local._WARM = before
-        forkserver._forkserver._stop()
+        server._stop()
+        server.set_forkserver_preload(before)
 
 
 def run(train, directory, hits, **config):
