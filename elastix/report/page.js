@@ -68,9 +68,10 @@ const options = {
   modeBarButtonsToRemove: ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
 };
 
-async function draw() {
+async function draw(wanted = () => true) {
   const colour = palette();
   for (const [id, figure] of Object.entries(figures)) {
+    if (!wanted(id)) continue;
     const { data, layout: given } = painted(figure, colour, false);
     const whole = layout(given, colour);
     whole.showlegend = whole.showlegend ?? data.filter((trace) => trace.showlegend !== false && trace.name).length > 1;
@@ -107,26 +108,48 @@ document.addEventListener("click", (event) => {
   if (button) sort(button.closest("th"));
 });
 
+// How a node is found again: its id, a row by its first cell, anything else by what it is.
+function named(node) {
+  return node.id || (node.nodeName === "TR" && node.cells[0]?.tagName === "TD" && key(node.cells[0])) || node.nodeName;
+}
+
+// Make a node like another one, touching only what differs: a link stays the one under the mouse.
+function become(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    old.data = fresh.data;
+    return;
+  }
+  if (old.matches(".plot")) return; // drawn anew, and keeps its zoom
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  const known = new Map();
+  for (const child of old.childNodes) {
+    const name = named(child);
+    known.set(name, [...(known.get(name) ?? []), child]);
+  }
+  let place = old.firstChild;
+  for (const child of [...fresh.childNodes]) {
+    const same = known.get(named(child))?.shift();
+    if (same) become(same, child);
+    if (same && same === place) place = place.nextSibling;
+    else old.insertBefore(same ?? child, place);
+  }
+  for (const gone of [...known.values()].flat()) gone.remove();
+}
+
 // What a person did to the page stays: plots keep their zoom, tables their order, lists their place.
 function exchange(fresh) {
-  for (const plot of fresh.querySelectorAll(".plot")) {
-    const drawn = document.getElementById(plot.id);
-    if (drawn) plot.replaceWith(drawn);
+  for (const header of document.querySelectorAll("th[aria-sort]")) {
+    const column = [...header.parentNode.children].indexOf(header);
+    const same = fresh.getElementById(header.closest("table").id)?.tHead.rows[0].cells[column];
+    if (!same) continue;
+    sort(same);
+    if (header.getAttribute("aria-sort") === "descending") sort(same);
   }
-  const sorted = [...document.querySelectorAll("th[aria-sort]")].map((header) => [
-    header.closest("table").id, [...header.parentNode.children].indexOf(header), header.getAttribute("aria-sort"),
-  ]);
-  const places = [...document.querySelectorAll(".scroll")].map((part) => part.scrollTop);
   for (const part of ["header", "nav", "main", "footer"]) {
-    document.querySelector(part).replaceWith(fresh.querySelector(part));
+    become(document.querySelector(part), fresh.querySelector(part));
   }
-  for (const [id, column, order] of sorted) {
-    const header = document.getElementById(id)?.tHead.rows[0].cells[column];
-    if (!header) continue;
-    sort(header);
-    if (order === "descending") sort(header);
-  }
-  [...document.querySelectorAll(".scroll")].forEach((part, at) => { part.scrollTop = places[at] ?? 0; });
 }
 
 async function refresh() {
@@ -136,9 +159,10 @@ async function refresh() {
   if (answer.status === 204) return;
   const news = await answer.json();
   version = news.version;
+  const before = figures;
   figures = news.figures;
   exchange(new DOMParser().parseFromString(news.html, "text/html"));
-  await draw();
+  await draw((id) => JSON.stringify(before[id]) !== JSON.stringify(figures[id]));
   document.documentElement.dataset.version = version;
 }
 
@@ -155,8 +179,8 @@ async function follow() {
 }
 document.getElementById("reload")?.addEventListener("click", () => location.reload());
 
-load().then(draw).then(() => {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+load().then(() => draw()).then(() => {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
   if (source) follow();
 }).catch((error) => {
   const told = document.createElement("p");

@@ -123,7 +123,7 @@ def test_a_page_follows_its_run_without_being_loaded_again(browser, address, sto
     steps = "Number(document.querySelector('.tiles > :nth-child(2) dd').firstChild.textContent)"
     before = browser.execute_script(f"return {steps}")
     browser.execute_script(
-        "window.here = 1;"
+        "window.here = document.querySelector('nav a');"
         "document.querySelector('#workers-table th:nth-child(5) button').click();"
         "return Plotly.relayout('curve-0', {'xaxis.range': [10, 20]})"
     )
@@ -132,7 +132,7 @@ def test_a_page_follows_its_run_without_being_loaded_again(browser, address, sto
             journal.append(event)
     until(browser, f"{steps} === 120")
     assert before < 120
-    assert browser.execute_script("return window.here") == 1
+    assert browser.execute_script("return window.here === document.querySelector('nav a')")
     order = "document.querySelector('#workers-table th:nth-child(5)').getAttribute('aria-sort')"
     assert browser.execute_script(f"return {order}") == "ascending"
     until(browser, "document.getElementById('curve-0')._fullData[0].x.length === 4")
@@ -166,3 +166,20 @@ def test_a_model_says_what_differs_from_its_parent(browser, address):
     assert "<b>bold</b>" in text
     assert "1 tensors are the same" in text
     assert "ancestor" in text
+
+
+def test_a_link_stays_the_one_under_the_mouse_when_its_page_changes(browser, address, store):
+    browser.get(address.split("/?")[0] + "/models")
+    rows = "document.querySelectorAll('#models-table tbody tr')"
+    until(browser, f"{rows}.length === 2")
+    until(browser, "document.documentElement.dataset.drawn !== undefined")
+    browser.execute_script(
+        "window.links = [...document.querySelectorAll('nav a, #models-table a')];"
+        f"window.texts = links.map(link => link.textContent); window.first = {rows}[0]"
+    )
+    with Store(store) as models:
+        models.put(State({"w": torch.full((3,), 2.0)}, {"step": 3}))
+    until(browser, f"{rows}.length === 3")
+    kept = "links.every((link, at) => link.isConnected && link.textContent === texts[at])"
+    assert browser.execute_script(f"return links.length >= 5 && {kept}")
+    assert browser.execute_script(f"return {rows}[1] === first")  # the new one is above it
