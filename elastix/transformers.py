@@ -1,0 +1,541 @@
+"""Hugging Face's Trainer on an elastic group.
+
+    from elastix.transformers import Trainer, TrainingArguments
+    ...
+    trainer = Trainer(ctx, model=model, args=args, train_dataset=dataset)
+
+These two lines of a script change; the second stands in the train function, which is given ctx.
+
+Accumulation is what the group shares. A script that asks for `per_device_train_batch_size=4` and
+`gradient_accumulation_steps=8` takes steps of 32 samples in 8 parts of 4, on one process as on any
+number of workers. Here the parts are the slices of a batch (see `ctx.loader`): each worker computes
+some of them, and those of a lost worker are computed by the others in the same step. So a step
+never becomes smaller and an epoch never longer, which Trainer's loop relies on.
+
+What a worker has to know of the parts that others compute (the items that the loss is divided by,
+the loss itself, tokens) is added up with the gradients; see `_Told`. Needs the extra
+`transformers`.
+"""
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer as _Trainer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+
+from elastix.errors import ConfigError
+from elastix.lone_script import LoneLoader, LoneScript
+from elastix.state import Stateful
+from elastix.train.replica.context import Context
+from elastix.train.replica.step import Step
+
+__all__ = ["Trainer", "TrainingArguments"]
+_PEER = "elastix.transformers.Trainer"
+_TINY = 2.0**-64  # a power of two: exact. The norm of all gradients must not show what is told
+_MOST = 8  # parts of a batch that the script does not cut itself
+_PROBES = 16  # slices looked at to find out what the loss is divided by
+
+_REFUSED: Mapping[str, str] = {
+    "deepspeed": "Each worker has a whole replica; see docs/large-models.md",
+    "fsdp": "Each worker has a whole replica; see docs/large-models.md",
+    "parallelism_config": "Each worker has a whole replica; see docs/large-models.md",
+    "auto_find_batch_size": "Workers would find different ones. Choose one",
+    "load_best_model_at_end": (
+        "CheckpointConfig(metric=..., keep_best=...) keeps the best States, and "
+        "Result.model(build) gives the best model"
+    ),
+    "push_to_hub": "Push the model of the Result after the run",
+    "enable_jit_checkpoint": "Workers that are told to leave do so by themselves",
+}
+
+
+class _Told(torch.nn.Module):
+    """What each slice tells the whole group: as gradients of parameters that are always zero.
+
+    They are added up with the model's own gradients, so they are as exact as these whoever is
+    lost: the slices of the batch count once each, and a joiner that follows from outside has them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+
+    def add(self, loss: torch.Tensor, *numbers: torch.Tensor | float) -> torch.Tensor:
+        """The same loss; its backward pass tells its value, and these numbers."""
+        values = [loss.detach(), *numbers]
+        told = torch.stack([torch.as_tensor(v).to(self.numbers) for v in values])
+        return loss + (self.numbers * (_TINY * told)).sum().to(loss.dtype)
+
+    def take(self, scale: float) -> torch.Tensor:
+        """Means over the samples of the batch of what was told in it."""
+        told = self.numbers.grad
+        self.numbers.grad = None
+        return torch.zeros_like(self.numbers) if told is None else told / (scale * _TINY)
+
+
+class Trainer(_Trainer):  # type: ignore[misc]
+    """Hugging Face's, with the train function's ctx as its first argument.
+
+    The script sees a world of one process, as with every adapter: see docs/adapters.md. `evaluate`
+    and `predict` have all samples on every worker. Checkpoints and `save_model` are written by the
+    first worker, whole or not at all, for use elsewhere: a run goes on from its own States.
+    Everything that is logged is reported too.
+
+    Args:
+        ctx: of the train function.
+        arguments: as Trainer has them; `args` is copied.
+
+    Raises:
+        ConfigError: `ctx` is no Context, its worker is several processes, or `args` has something
+            that a group cannot do.
+    """
+
+    def __init__(self, ctx: Context, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
+        self._script = LoneScript(ctx, _PEER)
+        bound = inspect.signature(_Trainer.__init__).bind(self, *arguments, **named).arguments
+        bound.pop("self")
+        given = bound.get("args") or TrainingArguments(output_dir="tmp_trainer")
+        _check(given, ctx)
+        args = copy.copy(given)
+        args.per_device_train_batch_size *= args.gradient_accumulation_steps
+        self._slices = _slices(given.gradient_accumulation_steps, args.per_device_train_batch_size)
+        self._slice_size = args.per_device_train_batch_size // self._slices
+        args.gradient_accumulation_steps = 1
+        self._told = _Told()
+        self._loader: _Steps | None = None
+        self._epochs: Iterator[int] = iter(())
+        self._begun = False  # the epoch that comes next
+        self._prepared: Any = None
+        self._counts_items = False  # the loss is divided by num_items_in_batch
+        self._samples = 0  # of the slice in hand
+        self._items: torch.Tensor | float = 0.0
+        self._inputs: dict[str, Any] = {}
+        self._flos = self._tokens = 0.0  # of the last step
+        self._writing: str | None = None
+        super().__init__(**{**bound, "args": args})
+        for shown_by_elastix in (ProgressCallback, PrinterCallback):
+            self.remove_callback(shown_by_elastix)
+        self._progress = _Progress(self)
+        self.callback_handler.callbacks.insert(0, self._progress)
+
+    def track(self, **objects: Stateful) -> None:
+        """Further objects of the State, by name; see Context.track. At any time."""
+        self._script.track(objects)
+
+    # ------------------------------------------------------------------ where this worker is
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this worker is the first one now; that may change with any step."""
+        ctx = self._script.ctx
+        return (ctx.rank if ctx.rank >= 0 else ctx.worker) == 0
+
+    is_local_process_zero = is_world_process_zero
+
+    # ------------------------------------------------------------------ entering the group
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Its backward passes tell the group what they are about."""
+        super().create_accelerator_and_postprocess()
+        self._own_backward = self.accelerator.backward
+        self.accelerator.backward = self._backward
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Its batches are steps: each worker has some slices of each.
+
+        Raises:
+            ConfigError: it draws its samples in a way that a group cannot share.
+        """
+        self.accelerator.prepare = lambda loader: loader
+        try:
+            loader = super().get_train_dataloader()
+        finally:
+            del self.accelerator.prepare
+        self._loader = _Steps(loader, self._script, self._slices)
+        return self._loader  # type: ignore[return-value]
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,  # noqa: ANN401
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """As Trainer's. A run that is continued goes on where it was, by itself.
+
+        Raises:
+            ConfigError: called twice, for a trial, or with a checkpoint to resume from.
+        """
+        if resume_from_checkpoint or trial is not None:
+            raise ConfigError(
+                f"{_PEER}.train got "
+                + ("a trial" if trial is not None else "resume_from_checkpoint")
+                + ". Nothing was trained. A run that is continued goes on from its own States by "
+                "itself, RestoreConfig begins with another's, and elastix.Campaign searches."
+            )
+        if self._script.entered:
+            raise ConfigError(
+                f"{_PEER}.train was called a second time. Nothing was trained. A run is one call "
+                "of it: give num_train_epochs, or make another run that begins with its State."
+            )
+        found: TrainOutput = super().train(None, None, ignore_keys_for_eval)
+        return found
+
+    def hyperparameter_search(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+        """Is not there.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"{_PEER}.hyperparameter_search: nothing was done. Use elastix.Campaign.")
+
+    def _init_training_state(self, max_steps: int, *more: Any) -> tuple[int, int]:  # noqa: ANN401
+        """Counters at zero, or the group's; which epoch it is in."""
+        if self._loader is None:
+            raise ConfigError(
+                f"get_train_dataloader of a subclass of {_PEER} did not call that of {_PEER}, so "
+                "nobody could share out what it reads. Nothing was trained. Override "
+                "train_dataset or data_collator instead."
+            )
+        super()._init_training_state(max_steps, *more)
+        self._prepared = super()._prepare_for_training(max_steps, self._loader, None)
+        self._counts_items = self._looks_whether_items_count(self._loader)
+        scaler = [] if self.accelerator.scaler is None else [self.accelerator.scaler]
+        optimizer = self.optimizer.optimizer
+        self._script.add(self.model, self._told, optimizer, self.lr_scheduler, *scaler)
+        self._script.track({"trainer": self._progress})
+        self._epochs = self._loader.epochs(self.state.num_train_epochs)
+        self._begun = (first := next(self._epochs, None)) is not None
+        return self.state.num_train_epochs if first is None else first, 0
+
+    def _prepare_for_training(self, *_: Any) -> Any:  # noqa: ANN401
+        return self._prepared
+
+    def _run_epoch(self, **settings: Any) -> None:  # noqa: ANN401
+        if not self._begun and next(self._epochs, None) is None:
+            return
+        self._begun = False
+        super()._run_epoch(**settings)
+
+    # ------------------------------------------------------------------ a step
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], None]:
+        """The next step, as the one batch that Trainer's loop is to train on."""
+        del num_batches, device
+        step = next(epoch_iterator, None)
+        return [] if step is None else [step], None
+
+    def training_step(
+        self,
+        model: torch.nn.Module,
+        inputs: "_Batch",
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Compute this worker's slices; the loss of the whole batch, equal on all workers."""
+        del num_items_in_batch
+        self.current_gradient_accumulation_steps = 1
+        for self._samples, slice_ in inputs.step:
+            self._inputs = dict(slice_)
+            items = self._get_num_items_in_batch([slice_], self.args.device)
+            per_sample = self._counts_items and items is not None
+            self._items = items / self._samples if per_sample else 1.0
+            divisor = torch.tensor(self._samples, device=self.args.device)
+            super().training_step(model, slice_, divisor if items is not None else None)
+        scaler = self.accelerator.scaler
+        loss, items, tokens, flos = self._told.take(1.0 if scaler is None else scaler.get_scale())
+        if self._counts_items:  # from the mean over samples to the mean over items
+            loss = loss / items
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            for gradient in gradients:
+                gradient.div_(items.to(gradient.dtype))
+        self._tokens, self._flos = (float(number) * inputs.samples for number in (tokens, flos))
+        told: torch.Tensor = loss.to(self.args.device, torch.float32)
+        return told
+
+    def _backward(self, loss: torch.Tensor, **settings: Any) -> None:  # noqa: ANN401
+        """Of one slice, with what it tells the group."""
+        self._script.check_backward()
+        flos = super().floating_point_ops(self._inputs)
+        before = self.state.num_input_tokens_seen
+        super()._track_num_input_tokens(self._inputs)
+        tokens, self.state.num_input_tokens_seen = self.state.num_input_tokens_seen - before, before
+        numbers = (self._items, tokens / self._samples, flos / self._samples)
+        self._own_backward(self._told.add(loss, *numbers), **settings)
+
+    def floating_point_ops(self, inputs: Any) -> float:  # noqa: ANN401
+        """Of the whole batch."""
+        if isinstance(inputs, _Batch):
+            return self._flos
+        return float(super().floating_point_ops(inputs))
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:  # noqa: ANN401
+        self.state.num_input_tokens_seen += round(self._tokens)
+
+    def _looks_whether_items_count(self, loader: "_Steps") -> bool:
+        """Whether the loss is divided by num_items_in_batch; else it is a mean over its slice.
+
+        A slice's loss is divided by its samples first, and by the items of the batch when all are
+        known. That is right only if nothing else is in the loss. All workers look at the same
+        samples with the same weights.
+
+        Raises:
+            ConfigError: a part of the loss is divided by it, and another one is not.
+        """
+        if isinstance(loader.dataset, IterableDataset):
+            return False  # refused where the epochs begin
+        dataset, size = cast("Any", loader.dataset), self._slice_size
+        for first in range(0, len(dataset), size)[:_PROBES]:
+            samples = [dataset[place] for place in range(first, min(first + size, len(dataset)))]
+            inputs = self._prepare_inputs(loader.collate(samples))
+            if self._get_num_items_in_batch([inputs], self.args.device) is None:
+                return False
+            once, half = (
+                self._loss_over(inputs, items) for items in (len(samples), 2 * len(samples))
+            )
+            if not math.isfinite(once) or once == 0:
+                continue  # nothing to learn from it
+            if math.isclose(once, half, rel_tol=1e-5):
+                return False
+            if not math.isclose(once, 2 * half, rel_tol=1e-5):
+                raise ConfigError(
+                    "a part of this model's loss is divided by num_items_in_batch, and another "
+                    f"one is not: {once:.6g} for {len(samples)} items, {half:.6g} for twice as "
+                    "many. No batch has all of its items on one worker, so nobody could say what "
+                    "each part has to be divided by. Nothing was trained. Leave the other part "
+                    "out (output_router_logits=False, say), or override compute_loss so that it "
+                    "gives the mean over its batch and leaves num_items_in_batch alone."
+                )
+            return True
+        return True
+
+    def _loss_over(self, inputs: Mapping[str, Any], items: int) -> float:
+        self.model.eval()
+        with torch.no_grad(), torch.random.fork_rng(), self.compute_loss_context_manager():
+            divisor = torch.tensor(items, device=self.args.device)
+            return float(self.compute_loss(self.model, dict(inputs), num_items_in_batch=divisor))
+
+    # ------------------------------------------------------------------ what is told and saved
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Reported too, once this worker is in a group."""
+        super().log(logs, start_time)
+        kinds = (int, float, np.number)
+        numbers = {name: value for name, value in logs.items() if isinstance(value, kinds)}
+        if self._script.entered:
+            self._script.ctx.report(**numbers)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Written by the first worker, and by the next one if that is lost meanwhile. Collective.
+
+        Raises:
+            ConfigError: called before `train`.
+        """
+        if self._writing is not None:
+            super().save_model(output_dir, _internal_call)
+            return
+        save = super().save_model
+        self._script.save(lambda to: save(str(to)), Path(output_dir or self.args.output_dir))
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:  # noqa: ANN401
+        """As `save_model`, with all that Trainer writes down."""
+        name = f"checkpoint-{self.state.global_step}"
+        save = super()._save_checkpoint
+        self.store_flos()
+
+        def write(to: Path) -> None:
+            self._writing = str(to)
+            try:
+                save(model, trial)
+            finally:
+                self._writing = self.state.best_model_checkpoint = None
+            for entry in list((to / name).iterdir()):
+                entry.rename(to / entry.name)
+            (to / name).rmdir()
+
+        self._script.save(write, Path(self.args.output_dir) / name)
+        if self.is_world_process_zero():
+            rotate_checkpoints(self.args.output_dir, save_total_limit=self.args.save_total_limit)
+
+    def _get_output_dir(self, trial: Any) -> str:  # noqa: ANN401
+        return self._writing or str(super()._get_output_dir(trial))
+
+
+class _Batch:
+    """A step of the group, in Trainer's hands.
+
+    Attributes:
+        step: to be iterated over for this worker's slices, each with its number of samples.
+        samples: of all slices.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.samples = sum(step.draw.samples)
+
+
+class _Steps(LoneLoader):
+    """The loader that Trainer's loop is given. It yields a `_Batch` for each step.
+
+    Attributes:
+        collate: what the script collates with.
+        drawn: how many steps this worker has had of the epoch.
+    """
+
+    def __init__(self, loader: DataLoader[Any], script: LoneScript, slices: int) -> None:
+        super().__init__(loader, script)
+        self.collate: Callable[[list[Any]], Any] = loader.collate_fn
+        self.drawn = 0
+        if isinstance(self._options, dict):
+            counted = _Counted(self.collate)
+            self._options = {**self._options, "slices": slices, "collate_fn": counted}
+
+    @property
+    def place(self) -> float:
+        """Epochs that are behind, and how much of the one in progress."""
+        epoch = 0 if self._shared is None else self._shared.epoch
+        return epoch + (len(self) - self.left) / len(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.drawn = 0
+        for step in self._shared or ():
+            self._script.trains = True
+            self.drawn += 1
+            yield _Batch(step)
+
+
+class _Counted:
+    """A batch with its number of samples, which its tensors need not show."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> tuple[int, Any]:
+        return len(samples), self._collate(samples)
+
+
+class _Progress(TrainerCallback):  # type: ignore[misc]
+    """What Trainer counts, as a part of the State: a joiner goes on in the middle of an epoch.
+
+    It is the first callback, so that the others find what it sets. What is told to one worker alone
+    (`log_history`, times) is not in it: replicas are compared.
+    """
+
+    _COUNTS = ("global_step", "best_metric", "best_global_step", "num_input_tokens_seen")
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._loaded: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        best = trainer.state.best_metric
+        return {
+            **{name: getattr(trainer.state, name) for name in self._COUNTS},
+            "best_metric": None if best is None else float(best),
+            "flos": [float(trainer.state.total_flos), float(trainer.current_flos)],
+            "loss": float(getattr(trainer, "_tr_loss", 0.0)),
+            "total_loss": getattr(trainer, "_total_loss_scalar", 0.0),
+            "logged": getattr(trainer, "_globalstep_last_logged", 0),
+            "callbacks": [callback.state()["attributes"] for callback in self._stateful()],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        trainer, self._loaded = self._trainer, state_dict
+        for name in self._COUNTS:
+            setattr(trainer.state, name, state_dict[name])
+        for callback, attributes in zip(self._stateful(), state_dict["callbacks"], strict=True):
+            vars(callback).update(attributes)
+        self._put_back()
+
+    def _stateful(self) -> list[Any]:
+        callbacks = self._trainer.callback_handler.callbacks
+        return [callback for callback in callbacks if isinstance(callback, ExportableState)]
+
+    def _put_back(self) -> None:
+        """Trainer sets these to zero when it begins."""
+        trainer, loaded = self._trainer, self._loaded
+        trainer.state.total_flos, trainer.current_flos = loaded["flos"]
+        trainer._tr_loss = torch.tensor(loaded["loss"], device=trainer.args.device)
+        trainer._total_loss_scalar = loaded["total_loss"]
+        trainer._globalstep_last_logged = loaded["logged"]
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - as Trainer calls it
+        if self._loaded:
+            self._put_back()
+        self._trainer._initial_global_step = 0
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,  # noqa: ANN401
+    ) -> None:
+        del args, control
+        if (loader := self._trainer._loader) is not None:
+            state.epoch = loader.place
+
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,  # noqa: ANN401
+    ) -> None:
+        """A worker that enters when its epoch has no batch left does not stop because of that."""
+        del args
+        loader = self._trainer._loader
+        if loader is not None and not loader.drawn:
+            control.should_training_stop = state.global_step >= state.max_steps
+            state.epoch = loader.place
+
+
+def _slices(accumulation: int, batch_size: int) -> int:
+    """Into how many parts a batch is cut: those that are accumulated anyway, or else up to eight.
+
+    Raises:
+        ConfigError: it cannot be cut.
+    """
+    parts = (
+        accumulation
+        if accumulation > 1
+        else max(number for number in range(1, _MOST + 1) if batch_size % number == 0)
+    )
+    if parts == 1 < batch_size:
+        raise ConfigError(
+            f"{_PEER} got batches of {batch_size} samples in one piece, which cannot be cut into "
+            "equal parts for several workers. Nothing was set up. Say how: a "
+            "per_device_train_batch_size of a part, and gradient_accumulation_steps for how many "
+            "parts make a step."
+        )
+    return parts
+
+
+def _check(args: TrainingArguments, ctx: Context) -> None:
+    """Raise if there is something among the arguments that a group cannot do."""
+    for name, instead in _REFUSED.items():
+        if getattr(args, name, None):
+            raise ConfigError(
+                f"{_PEER} got TrainingArguments({name}={getattr(args, name)!r}). Nothing was set "
+                f"up. {instead}."
+            )
+    if any(word in str(args.optim).lower() for word in ("lomo", "layerwise")):
+        raise ConfigError(
+            f"{_PEER} got optim={str(args.optim)!r}, which changes parameters within the backward "
+            "pass, before the group has agreed on it. Nothing was set up. Use another one."
+        )
+    if args.n_gpu > 1 or args.device.type != ctx.device.type:
+        raise ConfigError(
+            f"{_PEER}: the TrainingArguments are for {args.device} and {args.n_gpu} GPUs, and this "
+            f"worker has {ctx.device}. Nothing was set up. Make them within the train function; "
+            "use_cpu=True keeps to the CPU."
+        )

@@ -1,0 +1,208 @@
+"""A script of Hugging Face's Trainer, with two lines changed, under kills; what is refused."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import TrainerCallback
+
+from elastix.errors import ConfigError
+from elastix.events import Reported
+from elastix.testing.local import run_local
+from elastix.transformers import Trainer, TrainingArguments, _slices
+from tests.adapters import adapting
+from tests.adapters.adapting import BATCH, EPOCHS, SAMPLES, Changed
+from tests.adapters.transformers_tagger import LENGTH, Sentences, Tagger
+
+LINES = {
+    "from transformers import": "from elastix.transformers import",
+    "trainer = Trainer(": "trainer = Trainer(ctx,",
+}
+SCRIPT = Changed("transformers_tagger.py", LINES)
+STEPS = EPOCHS * -(-SAMPLES // BATCH)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm():
+    with adapting.warm("transformers"):
+        yield
+
+
+def plain(events):
+    """Trainer's loop in plain torch, over the batches that were committed."""
+    torch.manual_seed(1)
+    model = Tagger().double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / STEPS)
+    training, testing = Sentences(SAMPLES, 7), Sentences(41, 8)
+    losses, tested, now = [], [], 0
+
+    def end(epoch):
+        with torch.no_grad():
+            tested.append([epoch, float(model(testing.words, testing.tags)["loss"])])
+
+    for epoch, (batch,) in adapting.committed(events):
+        while now < epoch:
+            end(now)
+            now += 1
+        loss = model(training.words[batch], training.tags[batch])["loss"]
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+    end(now)
+    return model, losses, tested
+
+
+@pytest.mark.timeout(180)
+def test_a_script_of_trainers_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
+    assert SCRIPT.changed == 2
+    out = tmp_path / "out"
+    result, losses = adapting.run(SCRIPT, tmp_path, adapting.kills(), save=str(out))
+    assert len(adapting.steps(result.events)) == STEPS
+    model, trained, tested = plain(result.events)
+    tensors = adapting.stored(result)
+    assert adapting.equal(model, {n: tensors[n] for n in model.state_dict()}) <= 1e-5
+    adapting.check_losses(losses, tested)
+    told = [e.metrics for e in result.events if isinstance(e, Reported) and "loss" in e.metrics]
+    assert [metrics["loss"] for metrics in told] == pytest.approx(trained, rel=1e-5)
+    names = sorted(path.name for path in out.iterdir())
+    assert names == [f"checkpoint-{STEPS - STEPS // EPOCHS}", f"checkpoint-{STEPS}", "final"]
+    for saved in (out / f"checkpoint-{STEPS}", out / "final"):
+        weights = load_file(saved / "model.safetensors")
+        assert all(torch.equal(weights[n], tensors[n]) for n in model.state_dict())
+
+
+# ------------------------------------------------------------ other losses, other ends
+
+
+class Classifier(torch.nn.Module):
+    """Its loss is a mean, although Trainer offers it a number to divide by."""
+
+    def __init__(self, penalty=0.0):
+        super().__init__()
+        self.head = torch.nn.Linear(LENGTH, 3)
+        self.penalty = penalty
+
+    def forward(self, input_ids, labels, num_items_in_batch=None, **_):
+        logits = self.head(input_ids.double())
+        tags = labels.clamp(min=0)[:, 0]
+        loss = F.cross_entropy(logits, tags)
+        if self.penalty:  # a part of the loss is divided by that number, and a part is not
+            loss = F.cross_entropy(logits, tags, reduction="sum") / num_items_in_batch
+            loss = loss + self.penalty * logits.pow(2).mean()
+        return {"loss": loss, "logits": logits}
+
+
+def trainer(ctx, *, model=None, data=None, kind=Trainer, more=(), **settings):
+    torch.manual_seed(1)
+    settings = {
+        "per_device_train_batch_size": BATCH,
+        "output_dir": "unused",
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        **settings,
+    }
+    model = Classifier().double() if model is None else model
+    data = Sentences(SAMPLES, 7) if data is None else data
+    args = TrainingArguments(**settings)
+    return kind(ctx, model=model, args=args, train_dataset=data, callbacks=list(more))
+
+
+class StopsEarly(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = control.should_training_stop or state.global_step == 11
+
+
+def stopping(ctx):
+    settings = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    settings |= {"num_train_epochs": 3, "logging_steps": 1, "include_num_input_tokens_seen": "all"}
+    trainer(ctx, more=[StopsEarly()], **settings).train()
+
+
+def test_a_loss_that_is_a_mean_stays_one_and_a_callback_ends_the_run(tmp_path):
+    result = run_local(stopping, 2, directory=tmp_path / "run", timeout_s=60)
+    torch.manual_seed(1)
+    model, data, losses = Classifier().double(), Sentences(SAMPLES, 7), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = 0
+    for _, (batch,) in adapting.committed(result.events):
+        loss = model(data.words[batch], data.tags[batch])["loss"]
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        seen += len(batch) * LENGTH
+    told = [e.metrics for e in result.events if isinstance(e, Reported) and "loss" in e.metrics]
+    assert [metrics["loss"] for metrics in told] == pytest.approx(losses, rel=1e-6)
+    assert (len(losses), told[-1]["num_input_tokens_seen"]) == (11, seen)
+    assert told[-1]["epoch"] == pytest.approx(1 + 2 / 9)
+    tensors = adapting.stored(result)
+    assert adapting.equal(model, {n: tensors[n] for n in model.state_dict()}) <= 1e-6
+
+
+# ------------------------------------------------------------ what cannot be said is refused
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "batch", "slices"), [(4, 32, 4), (1, 32, 8), (1, 12, 6), (1, 1, 1), (3, 3, 3)]
+)
+def test_a_batch_is_cut_as_it_is_accumulated_or_into_at_most_eight(accumulation, batch, slices):
+    assert _slices(accumulation, batch) == slices
+
+
+class Drawn(IterableDataset):
+    def __iter__(self):
+        yield Sentences(1, 7)[0]
+
+
+class Own(Trainer):
+    def get_train_dataloader(self):
+        return DataLoader(self.train_dataset, 4)
+
+
+def penalised(ctx):
+    trainer(ctx, model=Classifier(penalty=0.1).double()).train()
+
+
+REFUSED = [
+    (lambda ctx: trainer(ctx, load_best_model_at_end=True, eval_strategy="no"), "keep_best"),
+    (lambda ctx: trainer(ctx, auto_find_batch_size=True), "Choose one"),
+    (lambda ctx: trainer(ctx, optim="lomo"), "within the backward pass"),
+    (lambda ctx: trainer(ctx, per_device_train_batch_size=11), "gradient_accumulation_steps for"),
+    (lambda ctx: trainer(ctx).train(resume_from_checkpoint="x"), "by itself"),
+    (lambda ctx: trainer(ctx).hyperparameter_search(), "elastix.Campaign"),
+    (lambda ctx: trainer(ctx).save_model("x"), "before a loader was used"),
+    (lambda ctx: trainer(ctx, data=Drawn(), max_steps=2).train(), "iterable"),
+    (
+        lambda ctx: trainer(ctx, train_sampling_strategy="group_by_length").train(),
+        "LengthGroupedSampler",
+    ),
+    (lambda ctx: trainer(ctx, kind=Own).train(), "get_train_dataloader"),
+    (penalised, "another one is not"),
+]
+
+
+def all_refused(ctx):
+    """One after the other in one worker; none of them needs a group."""
+    for call, says in REFUSED:
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            call(ctx)
+    raise ConfigError("all were refused")
+
+
+def test_what_trainer_alone_can_do_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="all were refused"):
+        run_local(all_refused, 1, directory=tmp_path / "run", timeout_s=60)
+    with pytest.raises(ConfigError, match=re.escape("train(ctx)")):
+        Trainer(None)
