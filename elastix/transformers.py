@@ -50,8 +50,8 @@ _REFUSED: Mapping[str, str] = {
     "parallelism_config": "Each worker has a whole replica; see docs/large-models.md",
     "auto_find_batch_size": "Workers would find different ones. Choose one",
     "load_best_model_at_end": (
-        "CheckpointConfig(metric=..., keep_best=...) keeps the best States, and "
-        "Result.model(build) gives the best model"
+        "CheckpointConfig(best=..., keep_best=...) keeps the best States, and "
+        "Result.model(build, best=True) gives the best model"
     ),
     "push_to_hub": "Push the model of the Result after the run",
     "enable_jit_checkpoint": "Workers that are told to leave do so by themselves",
