@@ -11,6 +11,7 @@ find in them is a false alarm.
 
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,14 @@ def case(seed: int, amount: int) -> Counts:
         alone = _run(Path(directory) / "alone", config, 1)
         run = _run(Path(directory) / "run", config, _WORKERS)
         states, corrupt = _states(run)
-    found = [event.step for event in run.events if isinstance(event, StepVoided)]
-    wanted = [batch + 1 - before for before, (batch, _, _) in enumerate(faults)]
+    # Two faults one after the other void the same number of a step twice.
+    found = Counter(event.step for event in run.events if isinstance(event, StepVoided))
+    wanted = Counter(batch + 1 - before for before, (batch, _, _) in enumerate(faults))
     account = audit(run.events)
     return {
         "faults": amount,
-        "found": len(set(found) & set(wanted)),
-        "false_alarms": len(set(found) - set(wanted)),
+        "found": (found & wanted).total(),
+        "false_alarms": (found - wanted).total(),
         "byte_equal": int(final(run) == final(alone)),
         "exact": int(account.exact and account.replicas.equal is True),
         "runs": 1,
