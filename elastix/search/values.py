@@ -182,7 +182,7 @@ def check_mapping(values: Any, what: str) -> None:  # noqa: ANN401
 
 
 def check(space: ConfigurationSpace, values: Any, what: str) -> Values:  # noqa: ANN401
-    """The values as `draw` gives them: Python's own numbers, whole ones for integers.
+    """The values as `draw` gives them: Python's own numbers, and the very choices of the space.
 
     Raises:
         ConfigError: what is wrong with `values`, which is called `what`.
@@ -193,12 +193,20 @@ def check(space: ConfigurationSpace, values: Any, what: str) -> Values:  # noqa:
         raise ConfigError(f"{what} has {strange}, which the space does not know.")
     try:
         found = Configuration(space, values=dict(values))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ConfigError(f"{what} {dict(values)} is not valid: {error}") from error
-    return {
-        name: int(each) if isinstance(space[name], IntegerHyperparameter) else plain(each)
-        for name, each in found.items()
-    }
+    return {name: _as_drawn(space[name], each) for name, each in found.items()}
+
+
+def _as_drawn(hyperparameter: Parameter, value: Any) -> Any:  # noqa: ANN401 - of any kind
+    """Of the type that `draw` gives: 1 is equal to True, and is written and read otherwise."""
+    listed = choices(hyperparameter)
+    if listed is None:
+        whole = isinstance(hyperparameter, IntegerHyperparameter)
+        return int(value) if whole else float(value)
+    value = plain(value)
+    same = [plain(choice) for choice in listed if plain(choice) == value]
+    return next((choice for choice in same if type(choice) is type(value)), same[0])
 
 
 def check_choices(space: ConfigurationSpace, what: str, may_be_empty: bool = False) -> None:

@@ -337,3 +337,21 @@ KIND, SIZE = elastix.Categorical("kind", ["conv", "pool"]), elastix.Integer("siz
 def test_what_is_no_space_is_refused(wrong):
     with pytest.raises(ConfigError, match=r"Nothing was (made|started)"):
         wrong()
+
+
+def test_a_checked_configuration_is_one_that_could_have_been_drawn():
+    """Equal values of other types are written otherwise: it would be tried a second time."""
+    space = elastix.Space(
+        [
+            elastix.Categorical("norm", [True, False]),
+            elastix.Categorical("size", [1, 2.5, "1"]),
+            elastix.Float("rate", (0.0, 2.0)),
+            elastix.Integer("width", (1, 64)),
+        ]
+    )
+    found = space.check({"norm": 1, "size": 1.0, "rate": 1, "width": 8.0})
+    assert json.dumps(found, sort_keys=True) == (
+        '{"norm": true, "rate": 1.0, "size": 1, "width": 8}'
+    )
+    with pytest.raises(ConfigError, match="is not valid"):
+        space.check({**found, "rate": 10**400})
