@@ -8,11 +8,15 @@ Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hou
 scaling and gradual warm-up); the square root keeps the variance of the update instead.
 """
 
+import logging
 from typing import Any, Literal
 
 import torch
+from torch.optim.lr_scheduler import OneCycleLR
 
 from elastix.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Rule = Literal["linear", "sqrt"]
 _RULES = ("linear", "sqrt")
@@ -87,3 +91,30 @@ class RateScaling:
     def _put_back(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
+
+
+def hold_at_end(scheduler: Any) -> None:  # noqa: ANN401 - whatever belongs to the State
+    """Let a OneCycleLR, or one within another scheduler, keep its last rate when its steps are up.
+
+    Torch raises then. Samples of a lost worker come back as further batches, so a run may have a
+    few steps more than were planned, and must not end for that.
+    """
+    for inner in getattr(scheduler, "_schedulers", ()):
+        hold_at_end(inner)
+    if type(scheduler) is OneCycleLR:  # its attributes are its state, so it has none more
+        scheduler.__class__ = _Held
+
+
+class _Held(OneCycleLR):
+    def step(self, epoch: int | None = None) -> None:
+        """As torch's, but for further steps."""
+        if epoch is None and self.last_epoch >= self.total_steps:
+            if self.last_epoch == self.total_steps:
+                logger.warning(
+                    "OneCycleLR has made its %d steps and keeps its last rate. A run in which a "
+                    "worker is lost may have a few steps more; if none was, give it more steps.",
+                    self.total_steps,
+                )
+                self.last_epoch += 1  # it is said once
+            return
+        super().step(epoch)

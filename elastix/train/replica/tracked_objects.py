@@ -23,6 +23,7 @@ from elastix.errors import ConfigError, StateError
 from elastix.sharding import is_sharded
 from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import state_digests
+from elastix.train.replica.learning_rate import hold_at_end
 
 
 class TrackedObjects:
@@ -162,6 +163,7 @@ class TrackedObjects:
         return {f"{ENTRY}{number or ''}": memory for number, memory in enumerate(self.memories)}
 
     def _add(self, name: str, other: Stateful) -> None:
+        hold_at_end(other)
         taken = sum(key.rstrip("0123456789") == name for key in self.others)
         self.others[name if not taken else f"{name}{taken}"] = other
 

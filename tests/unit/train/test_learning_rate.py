@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import elastix
-from elastix.train.replica.learning_rate import RateScaling
+from elastix.train.replica.learning_rate import RateScaling, hold_at_end
 
 
 def scaled(rule="linear", reference=2, warmup_steps=0):
@@ -46,3 +46,21 @@ def test_it_goes_on_where_its_state_says():
 def test_what_makes_no_sense_is_refused(bad):
     with pytest.raises(elastix.ConfigError):
         scaled(**bad)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_one_cycle_keeps_its_last_rate_in_the_steps_that_losses_add(within, caplog):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)
+    scheduler = torch.optim.lr_scheduler.ChainedScheduler([cycle]) if within else cycle
+    before = scheduler.state_dict().keys()
+    hold_at_end(scheduler)
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step()
+    last = cycle.get_last_lr()
+    for _ in range(3):
+        scheduler.step()
+    assert cycle.get_last_lr() == last
+    assert scheduler.state_dict().keys() == before
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
