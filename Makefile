@@ -83,6 +83,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.store --out benchmarks/results/store.json
 	$(BIN)/python -m benchmarks.search --out benchmarks/results/search.json
 	$(BIN)/python -m benchmarks.executor --out benchmarks/results/executor.json
+	$(BIN)/python -m benchmarks.executor --out benchmarks/results/executor_waiting.json --waiting 1000 10000 100000
+	$(BIN)/python -m benchmarks.packing --out benchmarks/results/packing.json
 	$(BIN)/python -m benchmarks.inherit --out benchmarks/results/inherit.json
 	$(BIN)/python -m benchmarks.ensemble --out benchmarks/results/ensemble.json
 	$(BIN)/python -m benchmarks.data --out benchmarks/results/data.json

@@ -1,6 +1,7 @@
 """No-op trials per second: what an executor costs when the trial costs nothing.
 
     python -m benchmarks.executor --out FILE [--repeats 7] [--trials 600]
+    python -m benchmarks.executor --out FILE --waiting 1000 10000 100000
 
 One after the other, on the same two slots of one local Ray: elastix's pool under a whole campaign
 (searcher, book and journal on disk, store open), a bare loop over Ray actors that keeps nothing,
@@ -8,6 +9,11 @@ DeepHyper's Ray evaluator, and Ray Tune with reused actors. Counted from the fir
 last, so that starting workers is not part of it; Tune and DeepHyper make fewer trials, as they
 take longer. The median of the repeats is reported, and the range: whole runs of Tune go at one of
 two paces, the quicker twice the other.
+
+The second is about size: what the campaign's own loop (searcher, rungs, book on disk) costs a
+trial, in CPU time, where so many trials are made by an executor that runs 1,000 at once and costs
+nothing, without Ray. `loop_growth` is the cost at the most trials over that at the fewest (flat
+is 1).
 """
 
 import argparse
@@ -25,9 +31,16 @@ import ray
 
 import elastix
 from benchmarks import record
+from elastix.search.executors.work import Ended, EndedKind, Work
+from elastix.search.loop import Loop, LoopTerms
+from elastix.search.rungs import Asha, Median, Rungs
 from elastix.search.searchers.random import Random
+from elastix.search.trial import Objectives, Trial
+from elastix.search.trial_database import TrialDatabase
 
 SLOTS = 2
+RUNNING = 1000
+_AT_ONCE = 50
 FEWER = {"deephyper_ray": 5, "tune_reuse": 5}
 
 
@@ -158,6 +171,88 @@ SYSTEMS: dict[str, Callable[[int], float]] = {
 }
 
 
+class Instant:
+    """An executor whose trials are over at once: three reports, or as many as a rung asks for."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._live: dict[int, Work] = {}
+
+    @property
+    def room(self) -> int:
+        """See Executor."""
+        return self._slots - len(self._live)
+
+    def submit(self, work: Work) -> None:
+        """See Executor."""
+        self._live[work.number] = work
+
+    def poll(self, timeout_s: float) -> list[Ended]:
+        """Some of them end."""
+        del timeout_s
+        some = list(self._live.values())[:_AT_ONCE]
+        for work in some:
+            del self._live[work.number]
+        return [self._ended(work) for work in some]
+
+    @staticmethod
+    def _ended(work: Work) -> Ended:
+        reports = work.until_reports or 3
+        kind = EndedKind.PAUSED if work.until_reports else EndedKind.FINISHED
+        results = {seq: {"score": work.config["x"]} for seq in range(reports)}
+        return Ended(number=work.number, kind=kind, results=results, epochs=reports)
+
+    def halt(self, number: int) -> None:
+        """See Executor."""
+
+
+def _work(trial: Trial, role: str, rung: int | None) -> Work:
+    config = trial.config
+    return Work(number=trial.number, name=role, config=config, seed=0, until_reports=rung)
+
+
+def loop_us(trials: int, rungs: Rungs | None) -> float:
+    """CPU time of the loop, microseconds a trial."""
+    searcher = Random()
+    searcher.start(_space(), objectives=1, seed=0)
+    with tempfile.TemporaryDirectory() as folder, TrialDatabase(Path(folder)) as database:
+        loop = Loop(
+            LoopTerms(name="waiting"),
+            database,
+            searcher,
+            rungs,
+            Instant(RUNNING),  # type: ignore[arg-type] # of the executor only what a loop uses
+            Objectives.of("score"),
+            elastix.Budget(trials=trials, epochs=1e12),
+            _work,
+            lambda event: None,
+        )
+        began = time.process_time()
+        loop.run()
+        return 1e6 * (time.process_time() - began) / trials
+
+
+RULES: dict[str, Callable[[], Rungs | None]] = {
+    "none": lambda: None,
+    "median": Median,
+    "asha": lambda: Asha(first=1, eta=3, last=9),
+}
+
+
+def measure_waiting(counts: list[int]) -> dict[str, Any]:
+    """Each rule at each size."""
+    found: dict[str, dict[str, float]] = {}
+    for name, rule in RULES.items():
+        for count in counts:
+            found.setdefault(name, {})[str(count)] = round(loop_us(count, rule()), 1)
+            print(
+                f"{name:8} {count:8} trials {found[name][str(count)]:8.1f} us a trial", flush=True
+            )
+    least, most = str(min(counts)), str(max(counts))
+    growth = {name: round(row[most] / row[least], 2) for name, row in found.items()}
+    return {"loop_us_per_trial": found, "loop_growth": growth}
+
+
 def measure(repeats: int, trials: int, systems: list[str]) -> dict[str, list[float]]:
     """The rates of each, interleaved: one after the other, then all again."""
     rates: dict[str, list[float]] = {name: [] for name in systems}
@@ -176,7 +271,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--trials", type=int, default=600)
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--waiting", type=int, nargs="+", help="the loop's cost at these sizes")
     options = parser.parse_args()
+    if options.waiting:
+        record.save(options.out, measure_waiting(options.waiting))
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ray.init(address="local", num_cpus=SLOTS, include_dashboard=False, logging_level=logging.ERROR)
     rates = measure(options.repeats, options.trials, options.systems)

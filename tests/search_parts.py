@@ -100,6 +100,15 @@ def diary(ctx):
     ctx.report(score=ctx.config["x"])
 
 
+def hungry(ctx):
+    """A diary; out of memory the first time that it runs."""
+    fed = Path(ctx.config["diary"]).with_name(f"fed-{ctx.config['x']}")
+    if not fed.exists():
+        fed.touch()
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    diary(ctx)
+
+
 def dies_once(ctx):
     """Takes its worker with it the first time."""
     mark = Path(ctx.config["marks"]) / f"{ctx.config['x']}"

@@ -184,12 +184,18 @@ class Loop:
         news.sort(key=lambda line: line.done or 0)
         if news:
             self._searcher.tell([line.trial for line in news])
-        state = self._database.fact("rungs") if same_rungs and self._rungs_are_kept else None
-        if self._rungs is not None and state is not None:
-            self._rungs.load_state_dict(state)
-        else:
-            self._judge_anew()
+        kept = self._database.fact("rungs") if same_rungs and self._rungs_are_kept else None
+        if self._rungs is not None and kept is not None:
+            self._rungs.load_state_dict(kept["state"] if "at" in kept else kept)
+        if kept is None or kept.get("at") != self._standing():
+            self._judge_anew()  # of what came after that state was written, or of everything
         return sum(line.done is not None for line in lines)
+
+    def _standing(self) -> list[int]:
+        """What changes whenever rungs are told of a report or promote a trial."""
+        trials = [case.trial for case in self._cases.values() if case.role == "search"]
+        paused = sum(trial.state is TrialState.PAUSED for trial in trials)
+        return [sum(len(trial.results) for trial in trials), paused, self._done]
 
     def _judge_anew(self) -> None:
         """Tell other rungs of all reports. Who is paused, and is not to be any more, goes on."""
@@ -368,14 +374,15 @@ class Loop:
         """Put what has changed into the book, and only then say so.
 
         Args:
-            snapshot: with the searcher's state; None: if it is time for it.
+            snapshot: with the states of searcher and rungs; None: if it is time for it. To write
+                them every time would cost the square of the number of trials.
         """
         lines = [case.line for case in self._changed.values()]
         facts: dict[str, Any] = {}
-        if lines and self._rungs is not None and self._rungs_are_kept:
-            facts["rungs"] = self._rungs.state_dict()
         if snapshot is None:
             snapshot = bool(lines) and self._clock() - self._snapshot_s > _SNAPSHOT_S
+        if snapshot and self._rungs is not None and self._rungs_are_kept:
+            facts["rungs"] = {"state": self._rungs.state_dict(), "at": self._standing()}
         if snapshot:
             done = self._done - len(self._told)
             facts["searcher"] = {"state": self._searcher.state_dict(), "done": done}

@@ -8,10 +8,11 @@ and a trial that was promoted from a rung is not held at that rung again.
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from elastix.errors import ConfigError
@@ -59,6 +60,80 @@ class Rungs(Protocol):
 
 
 @dataclass
+class _Rung:
+    """Who has come to a rung, and who of them is held there.
+
+    With one objective both are kept in order, by loss and then by number, so that who is among the
+    best is found by a search; with several, all are sorted into fronts.
+
+    Attributes:
+        losses: of each that has come, the latest.
+        ordered: of those with a finite loss.
+        held: of those of them that are paused here.
+        paused: all that are.
+        passed: who may not be held here again.
+    """
+
+    losses: dict[int, Losses] = field(default_factory=dict)
+    ordered: list[tuple[float, int]] = field(default_factory=list)
+    held: list[tuple[float, int]] = field(default_factory=list)
+    paused: set[int] = field(default_factory=set)
+    passed: set[int] = field(default_factory=set)
+
+    def put(self, number: int, losses: Losses) -> None:
+        """It has come, or comes again with other losses."""
+        self.release(number)
+        if number in self.losses:
+            _take(self.ordered, self.losses[number], number)
+        self.losses[number] = losses
+        if _single(losses):
+            insort(self.ordered, (losses[0], number))
+
+    def hold(self, number: int) -> None:
+        """It pauses here."""
+        if number not in self.paused:
+            self.paused.add(number)
+            if _single(self.losses[number]):
+                insort(self.held, (self.losses[number][0], number))
+
+    def release(self, number: int) -> None:
+        """It does not, or no more."""
+        if number in self.paused:
+            self.paused.remove(number)
+            _take(self.held, self.losses[number], number)
+
+    def is_best(self, number: int, count: int) -> bool:
+        """Whether it is among so many of the best; never without finite losses."""
+        own = self.losses[number]
+        if _single(own):
+            return bisect_left(self.ordered, (own[0], number)) < count
+        return number in self._ranked(count)
+
+    def promotable(self, count: int) -> list[int]:
+        """Who is paused and among so many of the best, best first."""
+        if not self.paused or not count:
+            return []
+        if all(len(losses) == 1 for losses in islice(self.losses.values(), 1)):
+            last = self.ordered[:count][-1:]
+            return (
+                [number for _, number in self.held[: bisect_right(self.held, last[0])]]
+                if last
+                else []
+            )
+        return [number for number in self._ranked(count) if number in self.paused]
+
+    def _ranked(self, count: int) -> list[int]:
+        numbers = sorted(self.losses)
+        ranked = [numbers[i] for i in order([self.losses[n] for n in numbers])]
+        return [n for n in ranked[:count] if all(map(math.isfinite, self.losses[n]))]
+
+
+def _take(ordered: list[tuple[float, int]], losses: Losses, number: int) -> None:
+    if _single(losses):
+        del ordered[bisect_left(ordered, (losses[0], number))]
+
+
+@dataclass
 class Asha:
     """Asynchronous successive halving that pauses and promotes.
 
@@ -80,9 +155,8 @@ class Asha:
     first: int = 1
     eta: int = 3
     last: int = 81
-    _rungs: dict[int, dict[int, Losses]] = field(default_factory=dict, init=False, repr=False)
-    _passed: dict[int, set[int]] = field(default_factory=dict, init=False, repr=False)
-    _paused: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _rungs: dict[int, _Rung] = field(default_factory=dict, init=False, repr=False)
+    _paused: dict[int, int] = field(default_factory=dict, init=False, repr=False)  # by trial
 
     def __post_init__(self) -> None:
         given = (self.first, self.eta, self.last)
@@ -106,57 +180,62 @@ class Asha:
         due = [rung for rung in self.levels if rung <= level < rung * self.eta]
         if not due or level >= self.last:
             return Verdict.CONTINUE
-        rung = due[0]
-        passed = self._passed.setdefault(rung, set())
-        if number in passed:
+        level = due[0]
+        rung = self._rungs.setdefault(level, _Rung())
+        if number in rung.passed:
             return Verdict.CONTINUE
-        self._rungs.setdefault(rung, {})[number] = tuple(losses)
-        if number in self._best(rung):
-            passed.add(number)
-            self._paused.pop(number, None)
+        rung.put(number, tuple(losses))
+        if rung.is_best(number, self._count(rung)):
+            rung.passed.add(number)
+            self.drop(number)
             return Verdict.CONTINUE
-        self._paused[number] = rung
+        self.drop(number)
+        rung.hold(number)
+        self._paused[number] = level
         return Verdict.PAUSE
 
-    def _best(self, rung: int) -> list[int]:
-        """The best 1/eta at a rung, best first; never one without finite losses."""
-        here = self._rungs[rung]
-        numbers = sorted(here)
-        ranked = [numbers[i] for i in order([here[n] for n in numbers])]
-        return [n for n in ranked[: len(here) // self.eta] if all(map(math.isfinite, here[n]))]
+    def _count(self, rung: _Rung) -> int:
+        """How many are the best there."""
+        return len(rung.losses) // self.eta
 
     def promotable(self) -> list[int]:
         """See Rungs."""
-        return [
-            number
-            for rung in sorted(self._rungs, reverse=True)
-            for number in self._best(rung)
-            if self._paused.get(number) == rung
-        ]
+        rungs = [rung for _, rung in sorted(self._rungs.items(), reverse=True)]
+        return [number for rung in rungs for number in rung.promotable(self._count(rung))]
 
     def promote(self, number: int) -> None:
         """See Rungs."""
-        rung = self._paused.pop(number, None)
-        if rung is not None:
-            self._passed.setdefault(rung, set()).add(number)
+        level = self._paused.get(number)
+        if level is not None:
+            self._rungs[level].passed.add(number)
+            self.drop(number)
 
     def drop(self, number: int) -> None:
         """See Rungs. Its losses still count for the others."""
-        self._paused.pop(number, None)
+        level = self._paused.pop(number, None)
+        if level is not None:
+            self._rungs[level].release(number)
 
     def state_dict(self) -> dict[str, Any]:
         """See Rungs."""
+        items = self._rungs.items()
         return {
-            "rungs": [[r, [[n, _texts(v)] for n, v in h.items()]] for r, h in self._rungs.items()],
-            "passed": [[rung, sorted(numbers)] for rung, numbers in self._passed.items()],
-            "paused": [[number, rung] for number, rung in self._paused.items()],
+            "rungs": [[at, [[n, _texts(v)] for n, v in r.losses.items()]] for at, r in items],
+            "passed": [[level, sorted(rung.passed)] for level, rung in items],
+            "paused": [[number, level] for number, level in self._paused.items()],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Rungs."""
-        self._rungs = {r: {n: _floats(v) for n, v in here} for r, here in state_dict["rungs"]}
-        self._passed = {rung: set(numbers) for rung, numbers in state_dict["passed"]}
-        self._paused = dict(state_dict["paused"])
+        self._rungs, self._paused = {}, {}
+        passed = {level: set(numbers) for level, numbers in state_dict["passed"]}
+        for level, here in state_dict["rungs"]:
+            rung = self._rungs[level] = _Rung(passed=passed.get(level, set()))
+            for number, losses in here:
+                rung.put(number, _floats(losses))
+        for number, level in state_dict["paused"]:
+            self._rungs[level].hold(number)
+            self._paused[number] = level
 
 
 @dataclass

@@ -8,7 +8,7 @@ import sys
 
 import elastix
 from elastix.observe.trials_console import TrialsConsole
-from tests.search_parts import SPACE, Drawing, diary
+from tests.search_parts import SPACE, Drawing, diary, hungry
 
 
 def main(store, trials, kind, address=None):
@@ -19,7 +19,7 @@ def main(store, trials, kind, address=None):
         print(type(event).__name__, flush=True)
 
     TrialsConsole.show = show
-    if kind == "pool":
+    if kind in ("pool", "hungry"):
         import ray
 
         ray.init(address=address, logging_level=logging.ERROR)
@@ -29,7 +29,7 @@ def main(store, trials, kind, address=None):
 
         executor = Local()
     elastix.Campaign(
-        diary,
+        hungry if kind == "hungry" else diary,
         space=SPACE,
         searcher=Drawing(diary=f"{store}/diary"),
         metric="score",

@@ -116,6 +116,20 @@ def test_twenty_drivers_on_ray_killed_at_random_moments(cluster, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+def test_twenty_drivers_killed_while_trials_starve(cluster, tmp_path):
+    """Each trial runs out of memory once, and is promised more: that is kept, and nothing twice."""
+    hunt = Hunt(tmp_path, 300, "hungry", cluster.get_runtime_context().gcs_address, seed=5)
+    hunt.run(kills=20)
+    assert hunt.kills == 20
+    with TrialDatabase(tmp_path / "runs" / "hunted", read_only=True) as database:
+        trials = [line.trial for line in database.lines()]
+    starved = [trial for trial in trials if trial.starved]
+    assert starved, "a driver that heard of it wrote it down"
+    assert all(trial.starved == 1 and trial.memory_bytes > 0 for trial in starved)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_twenty_drivers_killed_at_random_moments(tmp_path):
     hunt = Hunt(tmp_path, 600, "local", seed=4)
     hunt.run(kills=20)

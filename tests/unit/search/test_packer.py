@@ -252,3 +252,38 @@ def test_what_is_reserved_for_a_trial():
     for _ in range(200):
         learned.learn(predicted=4 << 20, base=10, peak=10 + (40 << 20))
     assert learned.bytes_for(4 << 20, idle=10) == 10 + (40 << 20)
+
+
+def test_who_waits_is_not_sent_from_host_to_host():
+    """As long as it waits, those behind it come to the other host, however that one stands."""
+    packer = Packer()
+    for seat, host in enumerate("aabb"):
+        packer.enter(seat, host, idle=1, capacity=100)
+    for trial, wanted in enumerate([20, 30, 60, 5]):
+        packer.wait(trial, wanted)
+    assert [placed.seat for placed in packer.place()] == [0, 1, 2, 3]
+    packer.wait(4, 99)
+    assert packer.place() == []  # a is kept: 50 bytes are in use there, 65 on b
+    packer.end(2)  # now it is 6 on b
+    packer.end(0)
+    packer.wait(5, 10)
+    assert [(placed.trial, placed.seat) for placed in packer.place()] == [(5, 2)]
+    packer.end(1)
+    assert [(placed.trial, placed.seat) for placed in packer.place()] == [(4, 0)]
+
+
+def test_one_trial_can_have_all_but_what_other_seats_hold():
+    packer = Packer()
+    for seat, idle in enumerate([10, 1, 5]):
+        packer.enter(seat, "host", idle=idle, capacity=100)
+    packer.wait(0, 1000)
+    (placed,) = packer.place()
+    assert (placed.seat, placed.reserved, placed.alone) == (1, 85, True)
+
+
+def test_equal_parts_count_all_seats_that_are_there():
+    packer = Packer()
+    for seat in range(3):
+        packer.enter(seat, "host", idle=1, capacity=90, expected=1)
+    packer.wait(0, 0)
+    assert packer.place()[0].reserved == 30

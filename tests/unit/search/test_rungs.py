@@ -233,3 +233,63 @@ def test_asha_refuses_what_makes_no_rungs(wrong):
 def test_median_refuses_nonsense(wrong):
     with pytest.raises(ConfigError):
         Median(**wrong)
+
+
+class Plain:
+    """What Asha does, by sorting everybody each time."""
+
+    def __init__(self, eta):
+        self.eta, self.here, self.passed, self.paused = eta, {}, {}, {}
+
+    def best(self, rung):
+        here = self.here[rung]
+        numbers = sorted(here)
+        ranked = [numbers[i] for i in order([here[n] for n in numbers])]
+        return [n for n in ranked[: len(here) // self.eta] if all(map(math.isfinite, here[n]))]
+
+    def report(self, number, level, losses):
+        rung = max((self.eta**k for k in range(9) if self.eta**k <= level), default=0)
+        if not 0 < rung < 9 or level >= 9 or number in self.passed.setdefault(rung, set()):
+            return Verdict.CONTINUE
+        self.here.setdefault(rung, {})[number] = losses
+        self.paused.pop(number, None)
+        if number in self.best(rung):
+            self.passed[rung].add(number)
+            return Verdict.CONTINUE
+        self.paused[number] = rung
+        return Verdict.PAUSE
+
+    def promotable(self):
+        rungs = sorted(self.here, reverse=True)
+        return [n for rung in rungs for n in self.best(rung) if self.paused.get(n) == rung]
+
+    def promote(self, number):
+        self.passed[self.paused[number]].add(number)
+        del self.paused[number]
+
+
+@pytest.mark.parametrize("objectives", [1, 2])
+@pytest.mark.parametrize("seed", range(40))
+def test_asha_finds_by_searching_what_sorting_finds(seed, objectives):
+    draw = random.Random(seed)
+    plain, asha = Plain(eta=draw.choice([2, 3])), None
+    asha = Asha(first=1, eta=plain.eta, last=9)
+    for _ in range(80):
+        number, act = draw.randrange(20), draw.random()
+        if act < 0.75:
+            some = [math.nan, math.inf, 0.0, -0.0, 1.0, *(draw.random() for _ in range(4))]
+            losses = tuple(draw.choice(some) for _ in range(objectives))
+            level = draw.randint(1, 10)
+            assert asha.report(number, level, losses) == plain.report(number, level, losses)
+        elif act < 0.9 and plain.promotable():
+            first = plain.promotable()[0]
+            plain.promote(first)
+            asha.promote(first)
+        else:
+            plain.paused.pop(number, None)
+            asha.drop(number)
+        if act > 0.97:
+            again = Asha(first=1, eta=plain.eta, last=9)
+            again.load_state_dict(json.loads(json.dumps(asha.state_dict())))
+            asha = again
+        assert asha.promotable() == plain.promotable()
