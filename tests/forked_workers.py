@@ -44,11 +44,17 @@ IMPORTED = (
     "jsonschema",
     "pandas",
     "psutil",
-    "pydantic",
+    "pyarrow.json",
+    "pydantic.main",
+    "pydantic.v1",
     "requests",
     "rich.live",
     "rich.progress",
+    "starlette.datastructures",
     "yaml",
+    # What a worker of ours imports as it begins.
+    "encodings.idna",
+    "torch.profiler._cupti_monitor",
     "torch._dynamo",
     "elastix.search.inherit",
     "elastix.store",
@@ -62,6 +68,9 @@ _OF_RAY = (
     "elastix.search.executors.group_worker",
     "elastix.search.executors.pool_worker",
     "elastix.train.on_ray.controller",
+    "ray._common.pydantic_compat",
+    "ray._common.usage.usage_lib",
+    "ray._private.arrow_serialization",
 )
 """Imported by the server of Ray's workers before the first; not Tune: see `_draw_apart`."""
 
