@@ -368,6 +368,29 @@ ROWS = (
         _key("groups", "index", "4_under_fire", "furthest_from_replay"),
         *(at_most(1e-9), "{:.1e}"),
     ),
+    *(
+        Row(
+            *("adapters", f"step time, over that of the same script on {peer} with DDP", "<= 1.05"),
+            *(_key(key, "ratio_median"), at_most(1.05)),
+        )
+        for key, peer in (
+            ("fabric", "Lightning Fabric"),
+            ("accelerate", "Accelerate"),
+            ("ray_train", "Ray Train"),
+            ("transformers", "Trainer"),
+        )
+    ),
+    Row(
+        *("startup", "`elastix --help`, s", "<= 0.5"),
+        *(_key("elastix --help", "wall_s"), at_most(0.5)),
+    ),
+    *(
+        Row(
+            *("startup", f"`elastix --help` over `{peer} --help`", "<= 1"),
+            *(_ratio(("elastix --help", "wall_s"), (f"{peer} --help", "wall_s")), at_most(1.0)),
+        )
+        for peer in ("ray", "optuna")
+    ),
 )
 
 

@@ -50,25 +50,26 @@ class ScalingConfig(_Config):
     Attributes:
         num_workers: a fixed number, or (min, max). A run starts with as many as fit, grows up to
             max as the cluster has room, and continues while at least min are left.
-        spares: additional workers that are started and wait. One takes the place of a lost worker
-            at the next boundary.
-        shadows: additional workers that receive every step of the group and are not in it. If all
-            of the group are lost at once the run goes on from a shadow, with no step lost. Each
-            occupies what a worker does.
+        spares: additional workers that are started in advance and wait. One takes the place of a
+            lost worker at the next boundary.
+        shadows: additional workers that receive every step but are not in the group. If all members
+            are lost at once, the run goes on from a shadow, with no step lost. Each occupies the
+            same resources as a worker.
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one. The processes
-            of a crew have equal parts.
+            of a crew share them equally.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.
-        memory_per_worker: of a campaign's trials of one worker, bytes that are kept free for each,
-            libraries included: of a GPU if it has one, of its host otherwise. Fewer run at once
-            where they would not fit. "auto": what most trials so far needed. None: an equal part
-            of the host. Whatever it is, a trial that runs out of it is run again with more.
-        placement: strategy of the Ray placement group. Crews have a group each: "PACK", and with
-            the axis `tensor` "STRICT_PACK", on one node.
-        crew: how many processes each worker is, by the axes of the mesh that they form:
-            {"shard": 2, "tensor": 2} are four. For models that do not fit one device; see
-            `ctx.mesh`. {} for one process.
-        affinity: bind each worker to the cores of one NUMA node, that of its GPU if it has one.
-            Where there is only one node nothing is bound in any case.
+        memory_per_worker: for campaigns whose trials have one worker each: bytes that are kept free
+            for a trial, libraries included, on its GPU if it has one and on its host otherwise.
+            Fewer trials run at once if they would not fit. "auto": what most trials so far have
+            needed. None: an equal part of the host. A trial that runs out of memory is always
+            run again with more.
+        placement: strategy of the Ray placement group. Each crew has a placement group of its own:
+            "PACK", or with the axis `tensor` "STRICT_PACK", on one node.
+        crew: how many processes form one worker, by the axes of their mesh: {"shard": 2,
+            "tensor": 2} makes four. For models that do not fit on one device; see `ctx.mesh`.
+            {} for one process.
+        affinity: bind each worker to the cores of one NUMA node, that of its GPU if it has one. On
+            a machine with a single NUMA node nothing is bound.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -166,9 +167,10 @@ class RunConfig(_Config):
         seed: of initial weights and of the order of samples.
         detached: the run goes on without the process that called `fit`, on a Ray cluster that
             outlives it; `fit` of the same name and store attaches to it again.
-        exact: the final State has the same bytes for any number of workers, whoever is lost and
-            whoever joins. Loaders are cut into slices, a power of two. Not promised: the same bytes
-            on other hardware, with other thread counts or versions.
+        exact: the final State has the same bytes for any number of workers, no matter which of them
+            are lost or join. Loaders must have slices, and their number must be a power of two.
+            Not promised: the same bytes on other hardware, or with other thread counts or
+            versions.
     """
 
     name: str = "run"
@@ -214,17 +216,18 @@ InheritProvider = Literal["parent", "store"]
 
 @dataclass(frozen=True, kw_only=True)
 class InheritConfig(_Config):
-    """What a trial of a campaign takes from models that are trained already.
+    """What a trial of a campaign inherits from models that are already trained.
 
     Attributes:
         mode: "lcs", "lp" or "none": what `ctx.inherit` copies.
-        provider: from which model: "parent" that the suggestion was made from, or the best match
-            among this campaign's models in the "store". None: the parent if the searcher proposes
-            configurations with parents, as Evolution and ScreenedEvolution do, else the store.
-        optimizer: models are stored with what their optimizers have gathered, and `ctx.prepare`
-            goes on from that where tensors were copied. It saves a child the steps that Adam takes
-            to find its step sizes again, and costs two thirds of the store's bytes. None: with the
-            provider "parent" alone, as what a distant relative has gathered does not fit the
+        provider: from which model: the "parent" whose configuration was changed to make this one,
+            or the best match among this campaign's models in the "store". None: the parent if the
+            searcher proposes configurations with parents, as Evolution and ScreenedEvolution do;
+            otherwise the store.
+        optimizer: store models together with their optimizers' state, and let `ctx.prepare` restore
+            that state for the copied tensors. A child then does not need the steps in which Adam
+            finds its step sizes again; it costs two thirds of the store's bytes. None: only with
+            the provider "parent", because the state of a distant relative does not fit the
             gradients behind so many fresh layers. Nothing is inherited if mode is "none".
     """
 
@@ -243,14 +246,14 @@ class InheritConfig(_Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(_Config):
-    """When a campaign has done enough. The first limit that is reached ends it.
+    """When a campaign ends: at the first limit that it reaches.
 
     Attributes:
-        trials: how many trials are begun, over all runs of the campaign; those that failed, and
-            those that rungs have paused for good, count. None: no limit.
+        trials: how many trials are started, over all runs of the campaign. Failed trials, and
+            trials that a rung paused and that were never continued, count too. None: no limit.
         parallel: how many run at once; None: as many as the cluster has room for.
-        time_s: seconds of this `run()`; running trials are halted and restart next time.
-        epochs: passes over the data by all trials together; running trials finish.
+        time_s: seconds of this `run()`. Running trials are then stopped, and restart next time.
+        epochs: passes over the data by all trials together. Running trials then finish.
     """
 
     trials: int | None = None
@@ -291,15 +294,15 @@ class CheckpointConfig(_Config):
     """When States are stored while a run goes on. The final State is always stored.
 
     Attributes:
-        every_steps: store a State every this many steps; None: not for that reason.
-        every_s: also store one when this many seconds have passed since the last.
-        keep_last: how many of the latest to keep; None keeps all.
-        best: name of a metric; a State is stored when `ctx.report` gives a new best of it. If it is
-            not among those reported first, the console says so.
-        mode: whether "min" or "max" of it is best.
+        every_steps: store a State after every so many steps. None: do not go by steps.
+        every_s: also store a State when so many seconds have passed since the last one.
+        keep_last: how many of the latest States to keep; None keeps all.
+        best: name of a metric. A State is stored when `ctx.report` reports a new best value of it.
+            If the first report does not contain it, the console says so.
+        mode: whether the "min" or the "max" of that metric is best.
         keep_best: how many of the best to keep beside the latest.
-        wait: stop training until each State is stored. Training goes on meanwhile by default, and
-            waits only if the next is due before the one before is stored.
+        wait: stop training until each State is stored. By default training goes on meanwhile, and
+            waits only if the next State is due before the previous one is stored.
     """
 
     every_steps: int | None = None
@@ -331,13 +334,13 @@ class CheckpointConfig(_Config):
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreConfig(_Config):
-    """Where a run goes on, if not from its last State.
+    """Where a run continues from, if not from its last State.
 
     Attributes:
-        step: go back to the stored State of this step. What came after it no longer counts, and
-            the States of later steps are dropped. None: the last State.
-        leave_out: numbers of later steps whose samples, as the journal has them, are left out for
-            good.
+        step: go back to the stored State of this step. Later steps no longer count, and their
+            States are dropped. None: the last State.
+        leave_out: numbers of later steps whose samples, according to the journal, are never used
+            again.
     """
 
     step: int | None = None
@@ -400,20 +403,20 @@ class ProfileConfig(_Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Guard(_Config):
-    """Which steps shall not count: those with a gradient or a loss that nobody would want.
+    """Which steps are discarded because their gradient or loss is not finite or far too large.
 
-    A step is void on all workers, in its own commit round, if the averaged gradient is not finite,
-    or if its norm is far above the usual. Its batch is left out for good, and the journal says so.
-    Where a GradScaler is prepared, gradients that are not finite are its affair.
+    A step is void on all workers if the averaged gradient is not finite, or if its norm is far
+    above its usual size. This is decided in the step's own commit round. The batch is never used,
+    and the journal says so. If a GradScaler is prepared, it handles gradients that are not finite.
 
     Attributes:
-        spike: a norm is far above the usual if its logarithm lies this many standard deviations,
-            estimated from the median deviation, above the median of the last ones. None: only
-            what is not finite is judged.
-        window: steps that the usual is taken from.
-        warmup: only after so many steps is there a usual.
-        metric: name of one that is reported with `ctx.report`; it is judged as the norm is, in the
-            step in hand, which is the next one if it is reported after backward.
+        spike: a norm is far too large if its logarithm is this many standard deviations (estimated
+            from the median deviation) above the median of the latest norms. None: discard only
+            steps that are not finite.
+        window: how many of the latest steps are compared with.
+        warmup: do not judge norms before so many steps.
+        metric: name of a metric that is reported with `ctx.report`. It is judged like the norm, as
+            part of the current step; after backward the next step is the current one.
         most: the run ends with TrainingUnstable if more steps than this in one window are void.
     """
 
@@ -441,31 +444,33 @@ class FailureConfig(_Config):
     """What counts as a failure, and how many are too many.
 
     Attributes:
-        max_worker_losses: give up with TooManyFailures after more than this many; None never does.
-        hang_timeout_s: a worker that has been silent for this long, or that all others have waited
-            for this long, is killed and counts as lost. For a worker's first step, in which
-            compilers run and caches fill, start_timeout_s holds if it is longer.
-        evict_slower_than: let a worker go if its part of a step takes this many times as long as
-            the others'. None only reports such workers, from 1.5 on.
+        max_worker_losses: end the run with TooManyFailures after more losses than this. None:
+            never.
+        hang_timeout_s: a worker that has been silent for so long, or for which all others have
+            waited so long, is killed and counts as lost. In a worker's first step, in which
+            compilers run and caches fill, start_timeout_s applies instead if it is longer.
+        evict_slower_than: remove a worker if its part of a step takes this many times as long as
+            the others'. None: only report slow workers, from 1.5 times on.
         wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
-            Where none can come they do not wait at all.
+            If no replacement can come, they do not wait.
         start_timeout_s: how long a run may take to find room on the cluster and form its group.
         replace: start a replacement for each lost worker.
-        recovery: what survivors do with the step that a worker was lost in. "forward": finish it
-            from the gradients that they hold; "rollback": compute it again, with the same samples.
-        guard: which steps, with their batches, do not count; None: all count.
-        sentinel: compare digests of the workers' States in every step, and take out a worker that
+        recovery: what the survivors do with the step in which a worker was lost. "forward": finish
+            it from the gradients that they hold. "rollback": compute it again, with the same
+            samples.
+        guard: which steps are discarded; None: none.
+        sentinel: compare digests of the workers' States in every step, and remove a worker that
             differs from the majority.
-        recompute_every: with RunConfig(exact=True), after so many steps one slice is computed by
-            two workers, and a worker that miscalculates is taken out. In its first step each worker
-            computes its first slice three times, which finds code that gives something else the
-            second time. None: nothing is ever computed twice.
-        notices: "aws", "gcp" or "azure": on each node the cloud's metadata service is asked whether
-            the machine is to be taken away, and its workers leave at the next step boundary, before
-            the deadline. On Ray only. None: nobody is asked. What Ray knows itself (a node that is
-            drained) and SIGTERM are heeded in any case.
-        notices_address: of a metadata service, as "http://localhost:1338", if it is not the cloud's
-            own.
+        recompute_every: with RunConfig(exact=True), every so many steps one slice is computed by
+            two workers, and a worker that miscalculates is removed. In its first step each worker
+            computes its first slice three times, which finds code that gives a different result the
+            second time. None: nothing is computed twice.
+        notices: "aws", "gcp" or "azure": ask the cloud's metadata service on each node whether the
+            machine is about to be preempted. Its workers then leave at the next step boundary,
+            before the deadline. On Ray only. None: do not ask. Workers always react to SIGTERM
+            and to nodes that Ray drains.
+        notices_address: address of the metadata service, such as "http://localhost:1338", if it is
+            not the cloud's own.
     """
 
     max_worker_losses: int | None = None

@@ -63,15 +63,15 @@ class ElasticTrainer:
 
     Args:
         train: runs on every worker, with a Context as its only argument.
-        config: handed to it as `ctx.config`; JSON values.
-        scaling: how many workers, and what each occupies.
+        config: JSON values, available as `ctx.config`.
+        scaling: how many workers, and the resources of each.
         run: which run this is; the same name and store continue it.
         checkpoint: when States are stored.
         failure: what counts as a failure, and how many are too many.
-        restore: where to go on from, if not from the run's last State.
-        profile: steps of which to write a timeline; none by default.
-        loggers: readers of the run's events in this process: TensorBoard, MLflow, WandB, your own.
-        metrics: feed Ray's metrics endpoint.
+        restore: where to continue from, if not from the run's last State.
+        profile: which steps to write a timeline of; none by default.
+        loggers: TensorBoard, MLflow, WandB or your own; they read the run's events in this process.
+        metrics: publish the run's metrics at Ray's metrics endpoint.
         quiet: print nothing.
 
     Raises:
@@ -157,11 +157,11 @@ class ElasticTrainer:
     def fit(self) -> Result:
         """Train to the end of the train function, through losses and joins. Blocks.
 
-        A run that is finished, called again with the same config, seed and train function, has
-        nothing left to do: its Result comes back at once.
+        If the run is already finished, with the same config, seed and train function, there is
+        nothing left to do, and its Result is returned at once.
 
-        Uses the Ray that this process is connected to, else one that it finds, else starts a
-        local one and stops it afterwards.
+        Uses the Ray cluster that this process is connected to, or one that it finds; otherwise it
+        starts a local one and stops it afterwards.
 
         Raises:
             ConfigError: the train function cannot be pickled, or the cluster can never place the

@@ -212,14 +212,14 @@ class Context:
     def inherit(
         self, model: torch.nn.Module, rehearsal: Rehearsal | None = None
     ) -> Mapping[str, Any] | None:
-        """Begin with tensors of an ancestor, if this is a trial that has one. Before prepare.
+        """Start from tensors of an ancestor, if this trial has one. Call it before prepare.
 
-        Which ancestor and which tensors is the campaign's affair. Outside of a campaign, and for
-        a trial without ancestors, nothing happens. Not collective; blocks while it reads them.
+        The campaign decides which ancestor and which tensors. Outside a campaign, and in a trial
+        without ancestors, nothing happens. Not collective; blocks while the tensors are read.
 
         Args:
-            model: the one that `prepare` is going to be given first.
-            rehearsal: goes on with what the ancestor has kept of its datasets.
+            model: the model that will be the first argument of `prepare`.
+            rehearsal: continues with the samples that the ancestor has kept.
 
         Returns:
             What was inherited, as JSON values; None for nothing.
@@ -236,8 +236,8 @@ class Context:
     def track(self, **objects: Stateful) -> None:
         """Make further objects part of the State under these names: an EMA, a scheduler, a count.
 
-        Whatever influences training and is not rebuilt from `config` must be prepared or tracked,
-        or a joiner will not have it.
+        Everything that influences training and is not rebuilt from `config` must be prepared or
+        tracked; otherwise a joiner does not have it.
 
         Raises:
             ConfigError: an object without state_dict and load_state_dict, or a name in use.
@@ -264,23 +264,23 @@ class Context:
         Args:
             dataset: has a length and an item for each index below it.
             batch_size: of the whole group; each worker gets its share.
-            per_worker: it is that of each worker instead, and the group's follows its size; see
-                `scale_rate`.
-            shuffle: a new order each epoch, the same for any number of workers.
-            seed: of that order; by default the run's own, and the campaign's in a trial.
+            per_worker: `batch_size` is that of each worker, and the group's batch grows and shrinks
+                with the group; see `scale_rate`.
+            shuffle: draw a new order in each epoch, the same for any number of workers.
+            seed: of that order. By default it is the run's, or in a trial the campaign's.
             collate_fn: makes a batch of a list of items.
             num_workers: processes of this worker that load ahead; 0 loads in place.
             prefetch_factor: batches that each of them loads ahead.
-            augment: `augment(sample, rng)` makes what is collated of an item. All that is random in
-                it comes from `rng`, a NumPy Generator that is a function of `seed` and of the
-                place in the stream: the same with any number of workers and processes, after any
-                loss, and in a replay.
+            augment: `augment(sample, rng)` returns what is collated instead of the sample. Take all
+                random numbers from `rng`, a NumPy Generator that depends only on `seed` and on
+                the sample's position in the stream. So they are the same with any number of
+                workers and processes, after any loss, and in a replay.
             slices: cut each batch into so many equal slices, which are the unit of work. An epoch
-                then yields steps, and a step the slices that fall to this worker:
+                then yields steps, and each step yields the slices of this worker:
                 `for step in epoch: for x, y in step: loss(model(x), y).backward()`, and after the
-                inner loop optimizer.step(). Slices of a worker that is lost are computed by the
-                others within the same step. Shares follow measured speed.
-            rehearse: each batch has samples of the datasets of earlier loaders behind its own.
+                inner loop optimizer.step(). The others compute a lost worker's slices
+                within the same step. Faster workers get more slices.
+            rehearse: append samples from the datasets of earlier loaders to each batch.
 
         Raises:
             ConfigError: a dataset without a length, fewer samples in a batch than workers, a
@@ -325,10 +325,10 @@ class Context:
             batch_size: of each worker, unlike the loader's.
             collate_fn: makes a batch of a list of items.
 
-        Collective. If a worker is lost, the others do it again among themselves.
+        Collective. If a worker is lost, the others repeat it among themselves.
 
         Returns:
-            Mean by name: the metric's own name if it gives one number.
+            Means by name. If the metric returns one number, the name is that of the function.
         """
         self._need_prepare("evaluate")
         if len(cast("Any", dataset)) < 1 or batch_size < 1:
@@ -340,13 +340,14 @@ class Context:
 
             ctx.report(**ctx.mean(loss=loss, accuracy=accuracy))
 
-        A worker counts by its samples in the last batch that it drew, so the mean of a loss that
-        is a mean over the batch is that of the whole global batch; without a loader all count
-        alike. What a lost worker had is not in it. For a dataset that is shared out, see
-        `evaluate`.
+        Workers are weighted by their samples in the last batch that they drew. So if the loss is a
+        mean over each worker's share, this gives the mean over the whole batch. Without a loader
+        all workers have the same weight. Values of lost workers are not included. To average over
+        a dataset, use `evaluate`.
 
-        Collective. Blocks for a round of the group: call it every so many steps. In a run with
-        `exact=True` its last digits depend on the number of workers: decide nothing by it.
+        Collective. It blocks until all workers have called it, so call it only every so many
+        steps. In a run with `exact=True` its last digits depend on the number of workers, so no
+        decision may depend on it.
 
         Args:
             values: numbers or tensors of one element; the same names on all workers.
@@ -370,10 +371,10 @@ class Context:
         return self._member.mean({name: float(value) for name, value in numbers.items()})
 
     def report(self, **metrics: float | str | torch.Tensor | None) -> None:
-        """Hand metrics to journal and console, as the lowest rank has them. Never blocks.
+        """Write metrics to journal and console, with the values of the lowest rank. Never blocks.
 
-        They are one worker's: of its own share of the batch, say. `ctx.mean` gives the group's.
-        All workers must call it, as rank 0 may be lost in between.
+        The values are those of one worker, for example of its own share of the batch; `ctx.mean`
+        gives the group's. All workers must call it, because rank 0 may be lost at any time.
         """
         if not self._member.settings.alone:
             self._need_prepare("report")
@@ -390,8 +391,8 @@ class Context:
         """Let the learning rates follow the group's size, for a loader with `per_worker=True`.
 
         Args:
-            optimizer: one that was prepared. Its rates are scaled in `step` and put back after it,
-                so schedulers work as ever.
+            optimizer: a prepared one. Its rates are scaled during `step` and restored afterwards,
+                so schedulers work as usual.
             reference: number of workers for which the rates are meant.
             rule: "linear": times workers / reference; "sqrt": times its square root.
             warmup_steps: over how many steps a change is spread.
