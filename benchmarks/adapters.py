@@ -106,7 +106,7 @@ def accelerate(config: Config, ctx: Context | None = None) -> None:
     loader = DataLoader(data, size, shuffle=True)
     model, optimizer, loader = peer.prepare(model, optimizer, loader)
     times = Times(config)
-    for _ in loader.epochs(1) if ctx else range(1):  # type: ignore[attr-defined]
+    for _ in loader.epochs(1) if ctx else range(1):
         for x, y in loader:
             times.tick()
             optimizer.zero_grad()
@@ -226,10 +226,16 @@ class Adapted:
 
 def _rank(name: str, config: Config, rank: int, port: int) -> None:
     """One process of the peer's own, as torchrun starts it."""
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": _WORKERS, "MASTER_PORT": port}
-    variables |= {"LOCAL_WORLD_SIZE": _WORKERS, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "none"}
-    os.environ.update({name: str(value) for name, value in variables.items()})
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(_WORKERS),
+        "LOCAL_WORLD_SIZE": str(_WORKERS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "none",
+    }
     torch.set_num_threads(1)
     SCRIPTS[name](config)
 
