@@ -257,6 +257,7 @@ class LoneLoader:
         self._script = script
         self._shared: Loader | None = None
         self.within = False
+        self._through = False  # with the epoch in hand
         if isinstance(loader.dataset, Stream):
             self._options: dict[str, Any] | str = (
                 "its dataset is iterable, and nobody could say which samples were used"
@@ -294,7 +295,7 @@ class LoneLoader:
         if self._shared is None:
             self._shared = self._script.ctx.loader(self.dataset, **self._options)
         for epoch in self._shared.epochs(total):
-            self.within = True
+            self.within, self._through = True, False
             self._script.within += 1
             try:
                 yield epoch.number
@@ -303,15 +304,28 @@ class LoneLoader:
                 self._script.within -= 1
 
     def __iter__(self) -> Iterator[Any]:
+        """See the class.
+
+        Raises:
+            ConfigError: within an epoch, a second time.
+        """
         self._script.enter()
         within = self.within and self._shared is not None
         batches = iter(self._shared) if within and self._shared is not None else iter(self._whole)
+        if within and self._through:
+            raise ConfigError(
+                "a loader was iterated again within an epoch that it had come to the end of, where "
+                "it has no batch left. Nothing was read; the run ends. To look at all samples "
+                "again, as for the accuracy on them, use a loader of its own for them, or "
+                "ctx.evaluate; to train on them again, the next epoch."
+            )
         here = object()
         for batch in batches:
             self._script.trains = within
             if not within and self._script.within and torch.is_grad_enabled():
                 self._script.strays.add(here)
             yield to_device(batch, self._script.ctx.device)
+        self._through = within
         self._script.strays.discard(here)  # whoever evaluates comes to the end
 
 

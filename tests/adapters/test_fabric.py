@@ -110,6 +110,18 @@ def adding_up_without_telling(ctx):
                 optimizer.zero_grad()
 
 
+def looking_at_all_of_it_again(ctx):
+    fabric, model, optimizer, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            fabric.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for x, _ in loader:
+                model(x)
+
+
 def with_a_sampler(ctx):
     sampled = torch.utils.data.WeightedRandomSampler([1.0] * 24, 24)
     *_, loader = set_up(ctx, loader=lambda data: DataLoader(data, 6, sampler=sampled))
@@ -170,6 +182,7 @@ def with_no_context(ctx):
         (beside_whole_batches, 1, "zip(loader.epochs(n), other.epochs(n))"),
         (with_one_more_batch, 1, "within torch.no_grad()"),
         (adding_up_without_telling, 1, "fabric.no_backward_sync"),
+        (looking_at_all_of_it_again, 1, "a loader of its own"),
         (with_a_sampler, 1, "WeightedRandomSampler"),
         (with_samples_dropped, 1, "leave 3 samples of each epoch out"),
         (with_two_schedulers, 1, "2 schedulers"),
