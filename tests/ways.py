@@ -750,6 +750,31 @@ def impossible_buffer(ctx):
     raise AssertionError("prepared")
 
 
+def zeroed_in_place(ctx):
+    """In each step in another way, some of which torch keeps no count of; then two passes."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    ways = (
+        lambda _gradient: optimizer.zero_grad(set_to_none=False),
+        lambda gradient: gradient.data.zero_(),
+        lambda gradient: gradient.zero_(),
+        lambda gradient: gradient.mul_(0),
+        lambda gradient: gradient.copy_(torch.zeros_like(gradient)),
+    )
+    for epoch in ctx.loader(data(), batch_size=BATCH).epochs(2):
+        for number, (x, y) in enumerate(epoch):
+            first = number % 2 == 0
+            for parameter in model.parameters() if first else ():
+                if parameter.grad is not None:
+                    ways[ctx.step % len(ways)](parameter.grad)
+            more = first and len(epoch) > 0
+            with ctx.accumulate() if more else contextlib.nullcontext():
+                F.cross_entropy(model(x), y).backward()
+            if not more:
+                optimizer.step()
+    return model, optimizer
+
+
 def added_up_step_by_step(ctx):
     """Two batches, each with a step of its own, for one step of the optimizer."""
     model = mlp()
@@ -877,6 +902,7 @@ WAYS = {
                 single_samples,
                 batches_in_advance,
                 zeroed_in_between,
+                zeroed_in_place,
                 grad_scaler,
                 exception_in_forward,
                 freezing_after_prepare,

@@ -195,8 +195,10 @@ class GradientBucket(Bucket):
         self._given: list[weakref.ref[torch.Tensor] | None] = []  # gradients, as handed back
         self._given_at = 0  # version of our memory then
         self._left = False  # they are the user's still, as they were
-        # While a step is added up: local gradients, as autograd has left them.
+        # While a step is added up: local gradients, as autograd has left them, and the version of
+        # the memory that they lie in. Some share it.
         self._noted: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._noted_at: dict[int, int] = {}
         self._idle = 0
 
     def _lay_out(self) -> None:
@@ -222,8 +224,10 @@ class GradientBucket(Bucket):
     def note(self, place: int) -> None:
         """A gradient was added to `param.grad`, and the step is not over."""
         gradient = self.parameters[place].grad
-        if gradient is not None and not is_sharded(gradient):
-            self._noted[place] = weakref.ref(gradient), gradient._version
+        if gradient is not None and not is_sharded(gradient) and not gradient.is_sparse:
+            memory = _memory_of(gradient)
+            self._noted[place] = weakref.ref(gradient), memory
+            self._noted_at[memory] = gradient._version
 
     def changed(self, but: int | None = None) -> bool:
         """Whether somebody has changed such a gradient since. To drop or zero it is allowed.
@@ -231,12 +235,15 @@ class GradientBucket(Bucket):
         Args:
             but: a place to which autograd has just added.
         """
-        for place, (noted, version) in self._noted.items():
+        added = None if but is None else self.parameters[but].grad
+        since = None if added is None or added.is_sparse else _memory_of(added)
+        for place, (noted, memory) in self._noted.items():
             gradient = self.parameters[place].grad
-            if gradient is None or place == but or gradient.is_sparse:
+            if gradient is None or place == but:
                 continue
+            version = self._noted_at[memory] + (memory == since)
             same = noted() is gradient and gradient._version == version
-            if not same and bool(gradient.any()):
+            if not same and bool(local(gradient).any()):
                 return True
         return False
 
@@ -250,14 +257,21 @@ class GradientBucket(Bucket):
         self._left = bool(self._given) and self.flat._version == self._given_at + added
 
     def adds_to_left(self, place: int) -> bool:
-        """Whether autograd has just added to a gradient of the last step, which nobody zeroed."""
-        if not (self._left and self._is_given(place)):
-            return False
-        others = [ref() for number, ref in enumerate(self._given) if ref and number != place]
-        left = [gradient for gradient in others if gradient is not None]
-        # Zeroed by way of .data, which no version tells.
-        self._left = not left or any(bool(local(gradient).any()) for gradient in left)
-        return self._left
+        """Whether autograd has just added to a gradient of the last step, with no trace of a zero.
+
+        By way of .data it may have been zeroed all the same.
+        """
+        return self._left and self._is_given(place)
+
+    def still_left(self, but: int | None) -> bool:
+        """Whether there is a gradient of the last step that is not zero, at another place."""
+        places = (place for place in range(len(self._given) * self._left) if place != but)
+        given = (self.parameters[place].grad for place in places if self._is_given(place))
+        return any(bool(local(gradient).any()) for gradient in given if gradient is not None)
+
+    def forget_left(self) -> None:
+        """They were zeroed."""
+        self._left = False
 
     def _is_given(self, place: int) -> bool:
         given = self._given[place] if self._given else None
@@ -279,7 +293,7 @@ class GradientBucket(Bucket):
 
     def forget_parts(self) -> None:
         """What was added up counts no more."""
-        self._parts, self._noted = [], {}
+        self._parts, self._noted, self._noted_at = [], {}, {}
 
     def begin_slices(self) -> None:
         """A step in slices begins: what gradients there are belong to none of them."""
@@ -691,6 +705,11 @@ def _memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Te
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype)
+
+
+def _memory_of(gradient: torch.Tensor) -> int:
+    """The same for gradients that lie in the same memory, while they do."""
+    return int(gradient.untyped_storage()._cdata)
 
 
 def _unless_zero(gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -416,8 +416,13 @@ class Reducer:
             self._set_out = False
             for other in self._gradients:
                 other.look_for_left(place if other is bucket else None)
-        if bucket.adds_to_left(place):
+        if not bucket.adds_to_left(place):
+            return
+        # What is left of this one cannot be told from what was added: see what the others have.
+        if any(other.still_left(place if other is bucket else None) for other in self._gradients):
             self._steps.carried([bucket.parameters[place]])
+        for other in self._gradients:
+            other.forget_left()
 
     def _look_if_changed(self, bucket: GradientBucket | None = None, place: int = -1) -> None:
         if any(other.changed(place if other is bucket else None) for other in self._gradients):
