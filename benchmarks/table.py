@@ -381,13 +381,13 @@ ROWS = (
         )
     ),
     Row(
-        *("startup", "`elastix --help`, s", "<= 0.5"),
-        *(_key("elastix --help", "wall_s"), at_most(0.5)),
+        *("startup", "`elastix --help`, s of CPU", "<= 0.5"),
+        *(_key("elastix --help", "cpu_s"), at_most(0.5)),
     ),
     *(
         Row(
-            *("startup", f"`elastix --help` over `{peer} --help`", "<= 1"),
-            *(_ratio(("elastix --help", "wall_s"), (f"{peer} --help", "wall_s")), at_most(1.0)),
+            *("startup", f"the same over that of `{peer} --help`", "<= 1"),
+            *(_ratio(("elastix --help", "cpu_s"), (f"{peer} --help", "cpu_s")), at_most(1.0)),
         )
         for peer in ("ray", "optuna")
     ),

@@ -8,27 +8,27 @@
     │   ├── NotFound
     │   ├── Corrupt
     │   ├── TooNew                 written by a later version of elastix
-    │   ├── Conflict               somebody else was first, or still needs it
+    │   ├── Conflict               another process was first, or still needs it
     │   ├── Full                   no room on the disk
     │   └── ReadOnly
-    ├── TrainError                 a run that cannot go on
+    ├── TrainError                 a run cannot continue
     │   ├── WorkerFailed           the train function raised: the user's own error, with its rank
-    │   ├── ControllerLost         the process that leads the run is gone and did not come back
-    │   ├── ReplicasDiffer         workers that should hold the same State, or draw alike, do not
-    │   ├── TrainingUnstable       the guard had to leave out more batches than it may
+    │   ├── ControllerLost         the process that leads the run died and could not be replaced
+    │   ├── ReplicasDiffer         workers hold different States, or drew different batches
+    │   ├── TrainingUnstable       the guard had to discard more steps than Guard.most allows
     │   ├── QuorumLost             fewer workers than the minimum, and none came in time
     │   └── TooManyFailures        more losses than FailureConfig allows
-    └── SearchError                a campaign that cannot go on
+    └── SearchError                a campaign cannot continue
         ├── NeverReported          the train function did not report the metric
-        └── EveryTrialFailed       no trial got through: the user's own error, the first of them
+        └── EveryTrialFailed       all trials failed: the user's own error, the first one
 
-The class says whose fault it is. A message is the fact with its values, what elastix did about
-it, and what to do next.
+The class tells what kind of fault it is. A message says what happened, with the values; what
+elastix did about it; and what to do next.
 """
 
 
 class ElastixError(Exception):
-    """Root of the tree: `except elastix.ElastixError` catches all of it and nothing else."""
+    """Base class: `except elastix.ElastixError` catches all errors of elastix and no others."""
 
 
 class ConfigError(ElastixError, ValueError):
@@ -44,11 +44,11 @@ class StateError(ElastixError):
 
 
 class StoreError(ElastixError):
-    """Something about stored States."""
+    """Stored States cannot be read or written as asked."""
 
 
 class NotFound(StoreError):
-    """No stored State under that name."""
+    """There is no stored State with that name."""
 
 
 class Corrupt(StoreError):
@@ -56,23 +56,23 @@ class Corrupt(StoreError):
 
 
 class TooNew(StoreError):
-    """The file was written by a later version of elastix than this one."""
+    """The file was written by a later version of elastix."""
 
 
 class Conflict(StoreError):
-    """Somebody else changed it first, owns it, or still refers to it."""
+    """Another process changed it first, owns it, or still refers to it."""
 
 
 class Full(StoreError):
-    """There is no room left where the store is kept."""
+    """There is no space left where the store is kept."""
 
 
 class ReadOnly(StoreError):
-    """The store may be read, not written."""
+    """The store can only be read, not written."""
 
 
 class TrainError(ElastixError):
-    """A training run cannot go on."""
+    """A training run cannot continue."""
 
 
 class WorkerFailed(TrainError):
@@ -82,7 +82,7 @@ class WorkerFailed(TrainError):
         rank: rank of the worker when it raised.
         worker: its id.
         traceback: the worker's own traceback, as text.
-        shown: it was printed already, and the error's text does without it.
+        shown: the traceback was already printed, so the error's text leaves it out.
     """
 
     shown = False
@@ -104,15 +104,15 @@ class WorkerFailed(TrainError):
 
 
 class ControllerLost(TrainError):
-    """The controller of a run was ended for good, or could not be started again."""
+    """The controller of a run was stopped for good, or could not be restarted."""
 
 
 class ReplicasDiffer(TrainError):
-    """Workers hold different States, or did different things in a step. The message names them."""
+    """Workers hold different States, or drew different batches. The message names them."""
 
 
 class TrainingUnstable(TrainError):
-    """The guard had to leave out more batches than Guard.most allows."""
+    """The guard had to discard more steps than Guard.most allows."""
 
 
 class QuorumLost(TrainError):
@@ -124,7 +124,7 @@ class TooManyFailures(TrainError):
 
 
 class SearchError(ElastixError):
-    """A campaign cannot go on."""
+    """A campaign cannot continue."""
 
 
 class NeverReported(SearchError):

@@ -91,29 +91,30 @@ class Campaign:
     """Searches a space with a train function, inherits weights, and survives being killed.
 
     Args:
-        train: what ElasticTrainer runs too; calls `ctx.report` with the metric.
+        train: a train function, as for ElasticTrainer; it calls `ctx.report` with the metric.
         space: a ConfigSpace, or a Space with Blocks.
-        searcher: proposes; Evolution by default.
-        metric: what is optimised; several for a Pareto front. A trial's score is the last value
-            that it reported.
-        mode: whether "max" or "min" of it is best; one for all metrics, or one for each.
-        budget: when it has done enough.
-        inherit: what a trial takes from models that are trained already, and from which.
+        searcher: proposes configurations; Evolution by default.
+        metric: what is optimised; several metrics give a Pareto front. A trial's score is the last
+            value that it reported.
+        mode: whether the "max" or the "min" is best; one for all metrics, or one for each.
+        budget: when the campaign ends.
+        inherit: what a trial inherits from models that are already trained, and from which.
         run: name, store and seed. The same name and store continue a campaign.
-        rungs: Asha or Median: which trials go on.
-        rerank: run so many of the best again without inheritance at the end; "scratch" means 5.
-        scaling: what a trial occupies; several workers make each trial an elastic group.
-        checkpoint: of trials that are such groups.
-        failure: of trials that are such groups. `failure.max_worker_losses` is also how often any
-            trial may lose its worker, 3 by default.
-        retries: how often a trial that raised is run again.
+        rungs: Asha or Median: which trials are continued.
+        rerank: train this many of the best again at the end, without inheritance; "scratch" means
+            5.
+        scaling: the resources of a trial; with several workers each trial is an elastic group.
+        checkpoint: for trials that are elastic groups.
+        failure: for trials that are elastic groups. `failure.max_worker_losses` is also how often
+            any trial may lose its worker, 3 by default.
+        retries: how often a trial that raised an exception is run again.
         executor: where trials run; a Pool of Ray workers by default.
-        loggers: readers of the campaign's events in this process: TensorBoard, MLflow, WandB, your
-            own. They have a record of each trial.
+        loggers: TensorBoard, MLflow, WandB or your own, with a record of each trial; they read the
+            campaign's events in this process.
         quiet: print nothing.
         enqueued: configurations to try first; see `enqueue`.
-        gate: refuses configurations that cannot fit. They are told to the searcher, stand in the
-            results as "refused" and do not count for the budget.
+        gate: refuses configurations that cannot fit. The searcher learns from them; they are in the
+            results as "refused" and do not count towards the budget.
 
     Raises:
         ConfigError: something given here cannot work. Nothing was started.

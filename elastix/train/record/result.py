@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run leaves. `fit` returns it; `Result.open` gets it back later.
+    """The result of a run. `fit` returns it, and `Result.open` opens it again later.
 
     Attributes:
-        ref: of the final State; of the last one stored, if the run is not finished.
+        ref: of the final State, or of the last stored one if the run is not finished.
         metrics: the last value of each metric that was reported.
-        audit: over the whole run, restarts included: the account of samples, and of how far the
-            replicas were compared.
-        worker_losses: workers lost since this `fit` began; in the whole run, if it was opened.
-        directory: of the run: its journal.
-        store: where its States are, tagged `NAME/final`, `NAME/best`, `NAME/last`.
+        audit: how the samples were used and how often the replicas were compared, over the whole
+            run, including restarts.
+        worker_losses: workers lost since this `fit` began, or in the whole run if it was opened.
+        directory: of the run, with its journal.
+        store: where its States are stored, tagged `NAME/final`, `NAME/best`, `NAME/last`.
     """
 
     ref: Ref
