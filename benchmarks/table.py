@@ -122,6 +122,19 @@ _STORE = (
     ("rebuild_s_100k", "rebuild its index from packs, s", "<=", 60.0),
 )
 
+_PACKING: tuple[tuple[str, str, str, Callable[[float, Results], bool], str], ...] = (
+    (
+        "starved_share",
+        "trials that the gate let in, out of memory",
+        "<= 1 %",
+        at_most(0.01),
+        "{:.1%}",
+    ),
+    ("fits_refused_share", "candidates that fit, refused", "<= 3 %", at_most(0.03), "{:.1%}"),
+    ("fits_lost", "candidates that fit, let in and without a score", "0", at_most(0), "{:.0f}"),
+    ("over_tune", "scored trials an hour over Ray Tune's", ">= 1.5", at_least(1.5), "{:.1f}"),
+)
+
 _EXACT = (
     ("slices_over_today", "step in as many slices as workers over one without", "<=", 1.02),
     ("eight_slices_over_plain", "step in eight slices over DDP with accumulation", "<=", 1.05),
@@ -390,6 +403,17 @@ ROWS = (
             *(_ratio(("elastix --help", "cpu_s"), (f"{peer} --help", "cpu_s")), at_most(1.0)),
         )
         for peer in ("ray", "optuna")
+    ),
+    *(
+        Row(
+            *("ensemble", f"{task}: test error below the best single model's", ">= 15 %"),
+            *(_key(task, "error_less"), at_least(0.15), "{:.0%}"),
+        )
+        for task in ("digits", "mnist1d", "breast_cancer")
+    ),
+    *(
+        Row("packing", what, goal, _key(key), reached, shown)
+        for key, what, goal, reached, shown in _PACKING
     ),
 )
 
