@@ -219,8 +219,12 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
     Shares memory with a contiguous CPU tensor; copies otherwise.
     """
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.cpu().contiguous().view(-1).view(torch.uint8)
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    if not (plain.is_cpu and plain.is_contiguous()):
+        plain = plain.cpu().contiguous()
+    return plain.view(-1).view(torch.uint8)
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -172,7 +172,8 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
 def _entry(number: int, score: float | None, paths: bytes, ids: bytes, ref: bytes) -> Candidate:
     if (len(paths) | len(ids)) % 8:
         raise damaged(f"a signature has {len(paths)} and {len(ids)} bytes")
-    _ref(ref)
+    if type(ref) is not bytes or len(ref) != 32:  # as _ref, which is asked to say so
+        _ref(ref)
     return Candidate(number, score, paths, ids, ref)
 
 

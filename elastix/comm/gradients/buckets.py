@@ -60,6 +60,7 @@ class Bucket:
         counts: whether the count is used; a bucket of low precision cannot count.
         pending: the reduction, once launched.
         shared: a large one lies where other workers of this host can see it.
+        measured: the norm of the values is going to be asked for.
         views: the places, in the shapes of their tensors.
     """
 
@@ -69,6 +70,7 @@ class Bucket:
         self.counts = False
         self.pending: Pending | None = None
         self.shared = False
+        self.measured = False
         self.room: shared_memory.SharedBuffer | None = None
         self._rooms: list[shared_memory.SharedBuffer] = []
         self._like = [local(tensor.detach()) for tensor in like]
@@ -88,10 +90,12 @@ class Bucket:
         """Find the places in `flat`."""
         sizes = [tensor.numel() for tensor in self._like]
         self._values, self._flags, self._count = torch.split(self.flat, [sum(sizes), len(sizes), 1])
-        self.views = [
-            _shaped(piece, like)
-            for piece, like in zip(torch.split(self._values, sizes), self._like, strict=True)
-        ]
+        self.views = self._views_of(self._values)
+
+    def _views_of(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """The places in flat memory, in the shapes of their tensors."""
+        places = torch.split(values, [tensor.numel() for tensor in self._like])
+        return [_shaped(piece, like) for piece, like in zip(places, self._like, strict=True)]
 
     def exchange(self, other: torch.Tensor | None) -> torch.Tensor:
         """Give the memory away, as it is, and go on in other memory of the same kind.
@@ -145,7 +149,8 @@ class Bucket:
     def launch(self, group: Group, share: int) -> None:
         """Start the reduction; `share` is this worker's number of samples."""
         self.close(share)
-        self.pending = group.all_reduce(self.flat, self.reduce, self.room)
+        measured = self.elements if self.measured else 0
+        self.pending = group.all_reduce(self.flat, self.reduce, self.room, measured)
 
     @property
     def elements(self) -> int:
@@ -380,18 +385,16 @@ class GradientBucket(Bucket):
 
     def norm(self) -> float:
         """After the reduction: of all that is in it. Not finite where a gradient is not."""
-        precise = self.dtype in (torch.float64, torch.complex128)
-        wide = None if precise else torch.float32
-        if self.dtype is torch.complex64:
-            wide = None
-        norm = float(torch.linalg.vector_norm(self._values, dtype=wide))
+        norm = self.pending.norm if self.pending is not None else None
+        if norm is None:
+            norm = shared_memory.norm_of(self._values)
         if math.isfinite(norm):
             return norm
         # A square may be too large where its root is not.
-        largest = float(torch.linalg.vector_norm(self._values, math.inf, dtype=wide))
+        largest = float(self._values.abs().max())
         if not math.isfinite(largest):
             return largest
-        return largest * float(torch.linalg.vector_norm(self._values / largest, dtype=wide))
+        return largest * shared_memory.norm_of(self._values / largest)
 
     def drop(self) -> None:
         """Nobody with samples is left in this step: no gradients, so that nothing is updated."""
@@ -464,12 +467,17 @@ class BufferBucket(Bucket):
 
     def __init__(self, places: Sequence[tuple[torch.nn.Module, str]], reduce: Reduce) -> None:
         self._places = list(places)
-        self._held: list[torch.Tensor] = []
         persistent = [name not in module._non_persistent_buffers_set for module, name in places]
         self._persistent = persistent
-        self._remembered: list[torch.Tensor] = []
+        self._held: torch.Tensor | None = None
+        self._remembered: torch.Tensor | None = None
+        self._kept: list[torch.Tensor] = []  # the places in it
+        self._seen: torch.Tensor | None = None
+        self._seen_places: list[torch.Tensor] = []
         tensors = self._tensors()
         super().__init__(tensors, reduce, _WIDER.get(tensors[0].dtype, tensors[0].dtype))
+        self._ends = torch.tensor([0, *(t.numel() for t in tensors)], device=tensors[0].device)
+        self._ends = self._ends.cumsum(0)
         self._base = torch.empty(0)
         self._since = self._base  # the values when the ratio of now began
         self._moved: dict[int, torch.Tensor] = {}  # changes under earlier ones
@@ -489,8 +497,7 @@ class BufferBucket(Bucket):
 
     def begin_slices(self) -> None:
         """A step in slices begins: each of them starts from the values of now."""
-        self.hold()
-        self._since = self._flat()
+        self._held = self._since = self._flat()
 
     def count_from_now(self) -> None:
         """Whatever changed the values since the last step has done so on all workers alike."""
@@ -506,16 +513,21 @@ class BufferBucket(Bucket):
         elif counts:
             now, before = self._flat(), self._highest
             self._highest = now if before is None else torch.maximum(now, before)
-        self._write(self._held)
+        if self._held is not None:
+            self._write(self._held)
+
+    def _look(self) -> torch.Tensor:
+        """The values of now, in the order of the bucket, where the next call writes as well."""
+        if self._seen is None:
+            self._seen = torch.empty_like(self._values)
+            self._seen_places = self._views_of(self._seen)
+        with torch.no_grad():
+            torch._foreach_copy_(self._seen_places, self._tensors())
+        return self._seen
 
     def _flat(self) -> torch.Tensor:
         """A copy of the values of now, in the order of the bucket and apart from its memory."""
-        flat = torch.empty_like(self._values)
-        places = torch.split(flat, [tensor.numel() for tensor in self._like])
-        views = [_shaped(piece, like) for piece, like in zip(places, self._like, strict=True)]
-        with torch.no_grad():
-            torch._foreach_copy_(views, self._tensors())
-        return flat
+        return self._look().clone()
 
     def turn_from(self, ratio: int) -> None:
         """The passes of `ratio` are over for now."""
@@ -530,36 +542,35 @@ class BufferBucket(Bucket):
 
     def hold(self) -> None:
         """Remember the values before a forward pass that does not count."""
-        self._held = [tensor.clone() for tensor in self._tensors()]
+        self._held = self._flat()
 
     def let_go(self) -> None:
         """The forward pass counts after all."""
-        self._held = []
+        self._held = None
 
     def undo(self) -> None:
         """Put back what was held. After backward, which may still need what forward left."""
-        if self._held:
+        if self._held is not None:
             self._write(self._held)
-        self._held = []
+        self._held = None
 
     def remember(self) -> None:
         """The values of now may have to be put back."""
-        tensors = self._tensors()
-        if self._remembered:
-            with torch.no_grad():
-                torch._foreach_copy_(self._remembered, tensors)
-        else:
-            self._remembered = [tensor.clone() for tensor in tensors]
+        if self._remembered is None:
+            self._remembered = torch.empty_like(self._values)
+            self._kept = self._views_of(self._remembered)
+        self._remembered.copy_(self._look())
 
     @property
     def remembered(self) -> list[torch.Tensor]:
         """What would be put back, of those that are part of a State."""
-        pairs = zip(self._remembered, self._persistent, strict=True)
+        pairs = zip(self._kept, self._persistent, strict=False)
         return [tensor for tensor, persistent in pairs if persistent]
 
     def put_back(self) -> None:
         """Put back what was remembered."""
-        self._write(self._remembered)
+        if self._remembered is not None:
+            self._write(self._remembered)
         self._from_base()
 
     def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
@@ -582,7 +593,7 @@ class BufferBucket(Bucket):
             self._values.mul_(factor).add_(self._base)
             self._base.copy_(self._values)
         self._from_base()
-        self._write(self.views)
+        self._write(self._values)
 
     def imitate(self, flat: torch.Tensor) -> None:
         """Buffers become those of the other replica."""
@@ -590,29 +601,35 @@ class BufferBucket(Bucket):
         if self.reduce == "sum":
             self._base.copy_(self._values)
         self._from_base()
-        self._write(self.views)
+        self._write(self._values)
 
     def _tensors(self) -> list[torch.Tensor]:
-        return [module.get_buffer(name) for module, name in self._places]
+        try:  # one may have been given to its module anew; get_buffer takes ten times as long
+            return [module._buffers[name] for module, name in self._places]  # type: ignore[misc]
+        except KeyError:
+            return [module.get_buffer(name) for module, name in self._places]
 
     def _copy_in(self, tensors: list[torch.Tensor]) -> None:
         with torch.no_grad():
             torch._foreach_copy_(self.views, tensors)
 
-    def _write(self, values: Sequence[torch.Tensor]) -> None:
-        """Buffers take these values, as the class says."""
+    def _write(self, values: torch.Tensor) -> None:
+        """Buffers take these values, as the class says; `values` is laid out as the bucket is."""
         tensors = self._tensors()
-        if not tensors:
-            return
-        pairs = zip(tensors, values, strict=True)
-        differ = torch.stack([(t != v.to(t.dtype)).any() for t, v in pairs])
-        with torch.no_grad():
-            for place, differs in enumerate(differ.tolist()):
-                tensor = tensors[place]
-                if differs:
-                    moved = tensor._version != self._versions[place]
-                    (tensor if moved else tensor.data).copy_(values[place])
-                self._versions[place] = tensor._version
+        differ = self._look() != values
+        if bool(differ.any()):
+            up_to = torch.nn.functional.pad(differ.cumsum(0), (1, 0))[self._ends]
+            places = (up_to[1:] != up_to[:-1]).nonzero().flatten().tolist()
+            wanted = self.views if values is self._values else self._views_of(values)
+            moved = {p for p in places if tensors[p]._version != self._versions[p]}
+            silent = [p for p in places if p not in moved]
+            with torch.no_grad():
+                for place in moved:
+                    tensors[place].copy_(wanted[place])
+                if silent:
+                    into = [tensors[p].data for p in silent]
+                    torch._foreach_copy_(into, [wanted[p] for p in silent])
+        self._versions = [tensor._version for tensor in tensors]
 
 
 def build_buckets(modules: Sequence[torch.nn.Module]) -> list[Bucket]:

@@ -39,8 +39,9 @@ class ExactReducer(Reducer):
         steps: Steps,
         *,
         may_void: bool,
+        measured: bool = False,
     ) -> None:
-        super().__init__(modules, driver, steps, may_void=may_void)
+        super().__init__(modules, driver, steps, may_void=may_void, measured=measured)
         self._sums = [SliceSums(bucket) for bucket in self._buckets]
         self._under_way: list[TreeReduction] = []  # of the buckets that are launched, in order
         self._number = 0  # of the slice in hand

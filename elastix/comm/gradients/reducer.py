@@ -111,6 +111,7 @@ class Reducer:
         driver: runs the operation.
         steps: see Steps.
         may_void: a step may turn out void, so that buffers must be put back.
+        measured: `norm` is going to be asked for.
 
     Raises:
         ConfigError: nothing requires a gradient, or a tensor is of a type that cannot be averaged.
@@ -126,6 +127,7 @@ class Reducer:
         steps: Steps,
         *,
         may_void: bool,
+        measured: bool = False,
     ) -> None:
         self._driver = driver
         self._steps = steps
@@ -164,6 +166,7 @@ class Reducer:
             if id(p) not in self._averaged
         ]
         for bucket in self._gradients:
+            bucket.measured = measured
             for place, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, place)
                 parameter.register_post_accumulate_grad_hook(hook)

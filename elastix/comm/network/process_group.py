@@ -35,7 +35,13 @@ _REDUCE = {"sum": dist.ReduceOp(dist.ReduceOp.SUM), "max": dist.ReduceOp(dist.Re
 
 
 class Pending:
-    """An operation under way. `finished` never blocks; `settle` says how it ended."""
+    """An operation under way. `finished` never blocks; `settle` says how it ended.
+
+    Attributes:
+        norm: when it is over, that of the result where it was had on the way; else None.
+    """
+
+    norm: float | None = None
 
     def __init__(self, work: Any, error: BaseException | None = None) -> None:  # noqa: ANN401
         self._work = work
@@ -84,6 +90,7 @@ class _SharedPending(Pending):
         self._reduction.on_finish(callback)
 
     def settle(self) -> BaseException | None:
+        self.norm = self._reduction.norm
         return self._reduction.error
 
     def let_go(self) -> bool:
@@ -150,10 +157,18 @@ class Group:
         tensor: torch.Tensor,
         reduce: Reduce = "sum",
         room: shared_memory.SharedBuffer | None = None,
+        measured: int = 0,
     ) -> Pending:
-        """Reduce `tensor` in place over all members; `room` is the memory that it fills, if any."""
+        """Reduce `tensor` in place over all members.
+
+        Args:
+            tensor: on all members of one shape.
+            reduce: sums, or the maximum.
+            room: the memory that it fills, if any.
+            measured: elements, from the first on, whose norm is wanted if it can be had cheaply.
+        """
         if room is not None and self._exchange is not None:
-            reduction = self._exchange.all_reduce(room, tensor, reduce == "sum")
+            reduction = self._exchange.all_reduce(room, tensor, reduce == "sum", measured)
             return _SharedPending(reduction, self._exchange)
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[reduce]
@@ -235,9 +250,10 @@ class Alone(Group):
         tensor: torch.Tensor,
         reduce: Reduce = "sum",
         room: shared_memory.SharedBuffer | None = None,
+        measured: int = 0,
     ) -> Pending:
         """The sum over one."""
-        del tensor, reduce, room
+        del tensor, reduce, room, measured
         return _Done()
 
     def all_gather(self, tensor: torch.Tensor, into: list[torch.Tensor]) -> Pending:

@@ -20,9 +20,11 @@ then see whether it was overwritten, the sequence lock; to wait for a change of 
 
 import ctypes
 import json
+import math
 import mmap
 import os
 import platform
+import struct
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +45,8 @@ _WAIT, _WAKE = 0, 1
 _ASK_AGAIN_S = 0.05  # whether somebody wants us to stop
 _PAGES = 4 * mmap.PAGESIZE
 _BELL, _FILLED, _SUMMED, _LEFT, _SLOTS = 0, 8, 16, 24, 64  # bytes from the beginning of a board
-_SLOT = ctypes.c_uint64 * 4
+_SLOT = ctypes.c_uint64 * 5
+_NORM = 4  # place in a slot
 _SLOT_COUNT = (_PAGES - _SLOTS) // ctypes.sizeof(_SLOT)
 MOST = _SLOT_COUNT
 """Reductions that a worker may be ahead of another."""
@@ -106,14 +109,24 @@ class Board:
 
     def show(self, number: int, room: SharedBuffer) -> None:
         """Operation `number` is about this room."""
-        self._slots[number % _SLOT_COUNT][:] = [number, room.file, room.inode, room.size]
+        self._slots[number % _SLOT_COUNT][:_NORM] = [number, room.file, room.inode, room.size]
 
     def shown(self, number: int) -> tuple[int, int, int]:
         """File, inode and size of the room of operation `number`."""
-        which, *room = self._slots[number % _SLOT_COUNT][:]
+        which, *room = self._slots[number % _SLOT_COUNT][:_NORM]
         if which != number:
             raise RuntimeError(f"reduction {number} is not on a member's board any more")
         return (room[0], room[1], room[2])
+
+    def tell(self, number: int, norm: float) -> None:
+        """What this worker has added up in operation `number` has that norm."""
+        (bits,) = struct.unpack("<Q", struct.pack("<d", norm))
+        self._slots[number % _SLOT_COUNT][_NORM] = bits
+
+    def told(self, number: int) -> float:
+        """See `tell`."""
+        bits = self._slots[number % _SLOT_COUNT][_NORM]
+        return float(struct.unpack("<d", struct.pack("<Q", bits))[0])
 
     def count(self, where: int, value: int) -> None:
         """Advance a counter, and wake whoever waits for it."""
@@ -243,9 +256,14 @@ def _board(process: int, file: int, inode: int) -> Board:
 
 
 class Reduction:
-    """One reduction under way. One that is stopped never ends."""
+    """One reduction under way. One that is stopped never ends.
+
+    Attributes:
+        norm: when it is over, that of the result, the same on all members; None: nobody asked.
+    """
 
     def __init__(self) -> None:
+        self.norm: float | None = None
         self.over = threading.Event()
         self.error: Exception | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -282,11 +300,24 @@ class Contribution:
         length: elements of the result. It is in the first so many of everybody's room, each
             member's slice in its own.
         add_up: computes this member's part of the result, in its room and in `into`.
+        measured: elements of the result, from the first on, whose norm is wanted.
     """
 
     into: torch.Tensor
     length: int
     add_up: Callable[[slice, Rooms], None]
+    measured: int = 0
+
+    def norm(self, part: slice) -> float:
+        """That of a part of the result, as far as it is measured."""
+        return norm_of(self.into[part.start : min(part.stop, self.measured)])
+
+
+def norm_of(values: torch.Tensor) -> float:
+    """Not finite where a value is not, or where a square is too large for the type."""
+    precise = (torch.float64, torch.complex128, torch.complex64)
+    wide = None if values.dtype in precise else torch.float32
+    return float(torch.linalg.vector_norm(values, dtype=wide))
 
 
 class Exchange:
@@ -308,8 +339,17 @@ class Exchange:
         name = f"reduce-{generation}"
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
-    def all_reduce(self, room: SharedBuffer, tensor: torch.Tensor, add: bool) -> Reduction:
-        """Reduce `tensor`, all of `room`, in place; sums, or the maximum. Never blocks."""
+    def all_reduce(
+        self, room: SharedBuffer, tensor: torch.Tensor, add: bool, measured: int = 0
+    ) -> Reduction:
+        """Reduce `tensor`, all of `room`, in place; sums, or the maximum. Never blocks.
+
+        Args:
+            room: this member's.
+            tensor: what is in it.
+            add: sums.
+            measured: elements, from the first on, whose norm is wanted; the same on all members.
+        """
         sizes = [tensor.nbytes] * len(self._mates)
 
         def add_up(part: slice, rooms: Rooms) -> None:
@@ -320,7 +360,7 @@ class Exchange:
                 else:
                     torch.maximum(total, rooms[other][part], out=total)
 
-        return self.begin(room, sizes, Contribution(tensor, len(tensor), add_up))
+        return self.begin(room, sizes, Contribution(tensor, len(tensor), add_up, measured))
 
     def begin(self, room: SharedBuffer, sizes: Sequence[int], work: Contribution) -> Reduction:
         """Have work done when all others have shown their rooms. Never blocks.
@@ -340,7 +380,7 @@ class Exchange:
         def carry_out() -> None:
             error: Exception | None = None
             try:
-                self._reduce(number, sizes, work)
+                reduction.norm = self._reduce(number, sizes, work)
             except _Stopped:
                 return
             except (OSError, ValueError, RuntimeError) as raised:
@@ -369,19 +409,23 @@ class Exchange:
     def _is_stopped(self) -> bool:
         return self._stopped
 
-    def _reduce(self, number: int, sizes: Sequence[int], work: Contribution) -> None:
+    def _reduce(self, number: int, sizes: Sequence[int], work: Contribution) -> float | None:
         size, target = len(self._mates), self._base | number + 1
         cuts = [work.length * n // size for n in range(size + 1)]
         rooms = {}
         for other in self._others:
             self._mates[other].board.wait(_FILLED, target, self._is_stopped)
             rooms[other] = self._map(other, number, sizes[other]).view(work.into.dtype)
+        norms = [0.0] * size
         for start in range(cuts[self._rank], cuts[self._rank + 1], _CHUNK):
             part = slice(start, min(start + _CHUNK, cuts[self._rank + 1]))
             with self._touching:
                 self._check()
                 work.add_up(part, rooms)
+                if part.start < work.measured:  # now, while it is in this core's cache
+                    norms[self._rank] = math.hypot(norms[self._rank], work.norm(part))
         self._check_still_there(self._others)
+        self._mates[self._rank].board.tell(number, norms[self._rank])
         self._mates[self._rank].board.count(_SUMMED, target)
         for other in self._others:
             self._mates[other].board.wait(_SUMMED, target, self._is_stopped)
@@ -390,7 +434,9 @@ class Exchange:
                 with self._touching:
                     self._check()
                     work.into[part].copy_(rooms[other][part])
+            norms[other] = self._mates[other].board.told(number)
             self._check_still_there([other])
+        return math.hypot(*norms) if work.measured else None
 
     def _check_still_there(self, ranks: Sequence[int]) -> None:
         """After reading from their rooms, not before: only then does it say anything."""

@@ -288,6 +288,7 @@ class Member:
             self._driver,
             self._steps,
             may_void=self.settings.may_void,
+            measured=self.settings.guard is not None,
         )
         self._steps.prepared(self._reducer)
         kind = computes_with(self.device) if self.settings.exact else ""

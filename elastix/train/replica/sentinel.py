@@ -4,8 +4,8 @@ All workers must choose the same bytes without asking each other. So the choice 
 what all of them have: the sizes of the tensors, and numbers that were agreed on in commit rounds.
 
 A small State is hashed whole in every step. Of a larger one so much is, from one step to the next
-in turn, that it takes one percent of the time that steps take. When all of it had its turn, the
-next pass begins a minute after this one did, at the earliest.
+in turn, that all of it has had its turn within a minute, but no more than takes one percent of the
+time that steps take. The next pass begins a minute after this one did, at the earliest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,11 +56,17 @@ class Rotation:
         Args:
             sizes: of all tensors in bytes, in an order that all workers have.
         """
-        if sum(sizes) + TENSOR_COST * len(sizes) <= self._budget:
+        total = _cost(sizes)
+        budget = self._budget(total)
+        if total <= budget:
             return [Piece(place, 0, size) for place, size in enumerate(sizes)]
-        start, stop = self._at, self._at + self._budget
+        start, stop = self._at, self._at + budget
+        if start >= total:
+            return []
         found, here = [], 0
         for place, size in enumerate(sizes):
+            if here >= stop:
+                break
             piece = Piece(place, max(0, start - here), min(size, stop - here))
             if piece.start < piece.stop:
                 found.append(piece)
@@ -74,16 +80,18 @@ class Rotation:
             sizes: as they were then.
             step_us: how long it took the slowest worker.
         """
-        total = sum(sizes) + TENSOR_COST * len(sizes)
+        total = _cost(sizes)
+        budget = self._budget(total)
         self._passing_us += self.step_us
-        self._at = min(total, self._at + self._budget)  # all of it: the rest of the pass is a rest
-        if total <= self._budget or (self._at == total and self._passing_us >= _PASS_US):
+        self._at = min(total, self._at + budget)  # all of it: the rest of the pass is a rest
+        if total <= budget or (self._at == total and self._passing_us >= _PASS_US):
             self._at, self._passing_us = 0, 0
         self.step_us = max(_FIRST_US, min(step_us, 2 * self.step_us, _LONGEST_US))
 
-    @property
-    def _budget(self) -> int:
-        return max(SMALL, int(self.step_us * SHARE * BYTES_PER_US))
+    def _budget(self, total: int) -> int:
+        """How much of a State that costs `total` has its turn in a step of `step_us`."""
+        in_a_minute = -(-total * self.step_us // _PASS_US)
+        return max(SMALL, min(in_a_minute, int(self.step_us * SHARE * BYTES_PER_US)))
 
     def state_dict(self) -> dict[str, int]:
         """As it is between two steps."""
@@ -94,3 +102,7 @@ class Rotation:
         self.step_us = state_dict.get("step_us", _FIRST_US)
         self._at = state_dict.get("at", 0)
         self._passing_us = state_dict.get("passing_us", 0)
+
+
+def _cost(sizes: Sequence[int]) -> int:
+    return sum(sizes) + TENSOR_COST * len(sizes)

@@ -1,5 +1,6 @@
 """Reductions through shared memory, among real processes: bits, ends and what is never touched."""
 
+import math
 import multiprocessing as mp
 import os
 import pickle
@@ -60,8 +61,11 @@ def member(rank, line):  # noqa: C901 - a case an order
                     rooms[name] = SharedBuffer(tensor.nbytes)
                     tensors[name] = rooms[name].tensor(tensor.dtype)
                 tensors[name].copy_(tensor)
-            case ("reduce", generation, name, add):
-                reductions.append(exchanges[generation].all_reduce(rooms[name], tensors[name], add))
+            case ("reduce", generation, name, *how):
+                begin = exchanges[generation].all_reduce
+                reductions.append(begin(rooms[name], tensors[name], *how))
+            case ("norm", number):
+                say(line, reductions[number].norm)
             case ("tree", generation, name, *what):
                 group = Side(rank, len(mates), exchanges[generation])
                 rooms[name], tensors[name], reduction = over_tree(group, *what)
@@ -194,6 +198,31 @@ def test_all_have_the_same_sum_and_maximum(members, count):
                 else:
                     expected = whole.sum(0, dtype=dtype) if add else whole.amax(0)
                     assert torch.equal(results[0], expected)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_are_told_the_same_norm_of_the_sum_and_it_is_that_of_what_was_asked_for(members, count):
+    group = members(count)
+    group.tell(("enter", 1))
+    drawn = [tensor - 0.5 for tensor in draw(torch.float32, count, 700_001)]
+    cases = [(700_001, None), (500_003, None), (500_003, 600_000), (500_003, 7), (0, None)]
+    for number, (measured, bad) in enumerate(cases):
+        given = [tensor.clone() for tensor in drawn]
+        if bad is not None:
+            given[0][bad] = float("nan")
+        group.fill("room", given)
+        group.tell(("reduce", 1, "room", True, measured))
+        results = group.results(number, "room")
+        group.tell(("norm", number))
+        norms = [group.hear(rank) for rank in range(count)]
+        if not measured:
+            assert norms == [None] * count
+        elif bad is not None and bad < measured:
+            assert all(math.isnan(norm) for norm in norms)
+        else:
+            expected = float(torch.linalg.vector_norm(results[0][:measured].double()))
+            assert norms == [pytest.approx(expected, rel=1e-6)] * count
+            assert len(set(norms)) == 1
 
 
 def test_many_more_than_a_board_has_places_for(members):

@@ -194,6 +194,42 @@ def test_buffers_that_nobody_changed_are_not_written():
     assert module.scale._version == version
 
 
+def test_of_several_buffers_those_are_written_that_differ_in_the_way_in_which_they_were_changed():
+    module = nn.Linear(2, 2)
+    given = {
+        "first": torch.zeros(3),
+        "empty": torch.zeros(0),
+        "same": torch.ones(()).expand(2, 2),  # to write to it would be an error
+        "counted": torch.zeros(2, 2).t(),
+        "last": torch.zeros(()),
+    }
+    for name, buffer in given.items():
+        module.register_buffer(name, buffer)
+    buffers = next(b for b in build_buckets([module]) if isinstance(b, BufferBucket))
+    buffers.begin()
+    module.first.data[2] = 4.0
+    module.counted[0, 1] = 8.0
+    module.last = torch.tensor(16.0)  # another tensor from now on
+    versions = {name: getattr(module, name)._version for name in given}
+    buffers.fill_missing([0.5], 0)  # of two workers the other has changed nothing
+    buffers.accept(1.0)
+    assert module.first.tolist() == [0.0, 0.0, 2.0]
+    assert module.counted.tolist() == [[0.0, 4.0], [0.0, 0.0]]
+    assert module.last.item() == 8.0
+    assert module.same.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    after = {name: getattr(module, name)._version for name in given}
+    assert {name for name in given if after[name] != versions[name]} == {"counted"}
+
+
+def test_a_buffer_that_its_module_has_no_more_is_named():
+    module = nn.Linear(2, 2)
+    module.register_buffer("scale", torch.ones(2))
+    buffers = next(b for b in build_buckets([module]) if isinstance(b, BufferBucket))
+    del module.scale
+    with pytest.raises(AttributeError, match="scale"):
+        buffers.remember()
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint16, torch.uint32])
 def test_buffers_of_types_that_no_backend_reduces_are_carried_as_wider_ones(dtype):
     module = nn.Linear(2, 2)

@@ -64,13 +64,25 @@ def test_every_byte_has_its_turn_once_in_a_pass(sizes, step_us):
 
 def test_hashing_takes_its_share_of_a_step_and_no_more():
     rotation = Rotation()
-    found = passed(rotation, LARGE, 40, 200_000)
+    sizes = [3, 8 << 30, 1 << 10]  # more than a minute of it
+    found = passed(rotation, sizes, 40, 200_000)
     assert all(nbytes(pieces) <= max(SMALL, 200_000 * SHARE * BYTES_PER_US) for pieces in found)
-    assert nbytes(found[12]) >= 200_000 * SHARE * BYTES_PER_US - len(LARGE) * TENSOR_COST
+    assert nbytes(found[12]) >= 200_000 * SHARE * BYTES_PER_US - len(sizes) * TENSOR_COST
+
+
+def test_of_what_can_be_hashed_within_a_minute_no_more_is_hashed_in_a_step_than_that_takes():
+    rotation = Rotation()
+    step_us = 500_000
+    found = passed(rotation, LARGE, 200, step_us)
+    evenly = -(-cost(LARGE) * step_us // 60_000_000)
+    assert SMALL < evenly < step_us * SHARE * BYTES_PER_US / 10
+    assert max(map(nbytes, found)) == evenly
+    settled = [nbytes(pieces) for pieces in found[20:100]]
+    assert min(settled) >= evenly - len(LARGE) * TENSOR_COST  # and there is no rest
 
 
 def test_a_pass_begins_once_a_minute_at_most():
-    step_us = 500_000  # 5 MB a step: 10 steps for all of it
+    step_us = 500_000  # 120 steps
     found = passed(Rotation(), LARGE, 400, step_us)
     begun = [
         number
@@ -119,9 +131,11 @@ def test_no_piece_is_empty():
 
 
 def test_when_all_was_hashed_the_next_pass_begins_anew():
-    for steps in (5, 30):  # within a pass, and in the rest after it
+    sizes = [20 * SMALL]
+    for steps, rests in ((5, False), (30, True)):  # within a pass, and in the rest after it
         rotation = Rotation()
-        passed(rotation, LARGE, steps, 500_000)
+        passed(rotation, sizes, steps, 500_000)
+        assert (rotation.state_dict()["at"] == cost(sizes)) == rests
         rotation.committed([1, 2], 500_000)
         assert rotation.state_dict() == {**Rotation().state_dict(), "step_us": rotation.step_us}
 
