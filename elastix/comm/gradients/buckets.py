@@ -191,6 +191,7 @@ class GradientBucket(Bucket):
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         super().__init__(parameters, "sum", parameters[0].dtype)
         self.parameters = list(parameters)
+        self._sharded = any(map(is_sharded, parameters))
         self._parts: list[_Parts] = []  # only in a step of several ratios
         self._before: list[torch.Tensor | None] = []  # gradients that a step in slices began with
         self._versions: dict[int, int] = {}  # in such a step: of gradients, when last added to
@@ -346,7 +347,7 @@ class GradientBucket(Bucket):
             scale = scales[of]
             if gradient is None or scale == 0:  # not 0 * gradient: NaN for one that overflowed
                 continue
-            mine = local(gradient)
+            mine = local(gradient) if self._sharded else gradient
             dense = mine.to_dense() if mine.is_sparse else mine
             if used:
                 view.add_(dense, alpha=scale)
@@ -373,8 +374,11 @@ class GradientBucket(Bucket):
             self._values.mul_(factor)
         everywhere = all(self._used)
         used = self._used if everywhere else [flag > 0 for flag in self._flags.tolist()]
-        for parameter, view, anybody in zip(self.parameters, self.views, used, strict=True):
-            parameter.grad = like(view, parameter) if anybody else None
+        views = self.views
+        if self._sharded:
+            views = [like(view, p) for view, p in zip(views, self.parameters, strict=True)]
+        for parameter, view, anybody in zip(self.parameters, views, used, strict=True):
+            parameter.grad = view if anybody else None
         for parameter, before in zip(self.parameters, self._before, strict=False):
             if before is not None:  # not in place: joiners are told what is in the bucket
                 parameter.grad = before if parameter.grad is None else parameter.grad + before
