@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
+from elastix.config import CheckpointConfig
 from elastix.errors import ConfigError
-from elastix.events import Reported
+from elastix.events import Reported, Resumed
+from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.transformers import Trainer, TrainingArguments, _slices
 from tests.adapters import adapting
@@ -79,6 +81,40 @@ def test_a_script_of_trainers_ends_as_plain_torch_does_whoever_is_killed(tmp_pat
     for saved in (out / f"checkpoint-{STEPS}", out / "final"):
         weights = load_file(saved / "model.safetensors")
         assert all(torch.equal(weights[n], tensors[n]) for n in model.state_dict())
+
+
+def train(directory, workers, hits, **settings):
+    (directory / "logs").mkdir(parents=True)
+    config = {"log": str(directory / "logs"), **adapting.settings(epochs=2)}
+    where = directory / "run"
+    adapted = with_kills(SCRIPT, hits)
+    return run_local(adapted, workers, config=config, directory=where, timeout_s=150, **settings)
+
+
+@pytest.mark.slow
+def test_when_all_are_killed_it_goes_on_in_the_middle_of_an_epoch(tmp_path):
+    quiet = train(tmp_path / "quiet", 1, [])
+    checkpoint = CheckpointConfig(every_steps=5, wait=True)
+    hits = [Kill(worker=0, phase="bucket", step=12)]
+    result = train(tmp_path / "fire", 1, hits, replace=True, checkpoint=checkpoint)
+    assert [event.step for event in result.events if isinstance(event, Resumed)] == [10]
+    ours, theirs = adapting.stored(result), adapting.stored(quiet)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    told = [
+        [e.metrics for e in run.events if isinstance(e, Reported) and "grad_norm" in e.metrics][-8:]
+        for run in (quiet, result)
+    ]
+    assert told[0] == told[1]  # its counters came with the State
+
+
+@pytest.mark.slow
+def test_exact_runs_end_with_the_same_bits_for_any_number_of_workers(tmp_path):
+    quiet = train(tmp_path / "quiet", 1, [], exact=True)
+    hits = [Kill(worker=1, phase="bucket", step=4)]
+    result = train(tmp_path / "fire", 2, hits, exact=True)
+    ours, theirs = adapting.stored(result), adapting.stored(quiet)
+    assert set(result.lost) == {1}
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 # ------------------------------------------------------------ other losses, other ends
