@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from elastix.search.trial_database import TrialDatabase
 from elastix.store.server import StoreServer
 from elastix.testing.chaos import Kill, with_kills
 from tests import search_parts
+from tests.forked_scripts import Script
 from tests.search_parts import SPACE, Drawing
 
 ROOT = Path(__file__).parents[2]
@@ -57,16 +57,13 @@ class Hunt:
 
     def start(self, lines):
         """Run a driver; kill it a random instant after so many events. True if it ended."""
-        command = [sys.executable, "-m", "tests.chaos.campaign_driver", *self.arguments]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        driver = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        words = ["-m", "tests.chaos.campaign_driver", *self.arguments]
+        driver = Script(words, ROOT, {**os.environ, "PYTHONPATH": str(ROOT)})
         try:
             for number, _ in enumerate(driver.stdout):
                 if number == lines:
                     wait_an_instant(self.random.random() * 0.02)
-                    driver.send_signal(signal.SIGKILL)
+                    driver.kill()
                     break
             code = driver.wait()
         finally:

@@ -8,8 +8,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -32,6 +30,7 @@ from elastix.observe import journal
 from elastix.testing.replay import compare
 from elastix.train.on_ray import takeover
 from tests import trainables
+from tests.forked_scripts import Script
 from tests.laws import assert_exactly_once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -236,9 +235,10 @@ def test_a_second_fit_of_the_run_is_refused_and_disturbs_nobody(cluster, tmp_pat
     other = start_driver(None, tmp_path, detached=False)
     with pytest.raises(elastix.Conflict, match=f"process {os.getpid()} on .* since "):
         trainer(tmp_path).fit()
-    said, _ = other.communicate(timeout=200)
+    said = other.stderr.read()
+    other.wait()
     assert f"Conflict: run 'chaos' of this store is being trained by process {os.getpid()}" in said
-    assert "started Ray" not in said
+    assert "started Ray" not in other.stdout.read()
     go.touch()
     thread.join(200)
     assert "error" not in box, repr(box.get("error"))
@@ -332,13 +332,7 @@ def start_driver(cluster, store, detached, large=False):
     code = textwrap.dedent(SCRIPT).format(
         address=address, store=str(store), detached=detached, large=large
     )
-    return subprocess.Popen(
-        [sys.executable, "-u", "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return Script(["-c", code], ROOT, {**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.timeout(400)
