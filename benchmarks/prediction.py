@@ -13,13 +13,11 @@ import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from benchmarks.goodput import measure_elastix
 from benchmarks.record import save
-from elastix.testing.simulate import Costs
 
 Run = Mapping[str, Any]
 
@@ -47,13 +45,6 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
         },
         "runs": list(runs),
     }
-
-
-def costs_in(results: Path) -> Costs:
-    """The median of what the runs' journals say that each thing took."""
-    runs = json.loads(results.read_text(encoding="utf-8"))["runs"]
-    names = [field.name for field in fields(Costs)]
-    return Costs(**{name: statistics.median(run["costs"][name] for run in runs) for name in names})
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 """What size costs the conductor that ships: `python -m benchmarks.size --out FILE`.
 
 All in virtual time, so nothing but the conductor and the shell below is run. What a step, a start
-and a recovery take is what the journals of real runs say (`--costs`, results of
-benchmarks.prediction).
+and a recovery take is what benchmarks.recovery found in real runs and their journals (`--costs`).
 
 - `events`: CPU microseconds of one event in groups of 10, 100, 1,000 and 10,000 workers. A
   heartbeat, the passing of time and a committed step concern one worker. A loss and a join concern
@@ -24,11 +23,9 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prediction import costs_in
 from benchmarks.record import save
 from benchmarks.table import RESULTS
 from elastix.comm.protocol.membership import Membership
@@ -270,6 +267,18 @@ def events(size: int, rounds: int, costs: Costs) -> dict[str, float]:
     return {kind: round(statistics.median(values), 2) for kind, values in found.items()}
 
 
+def costs_in(recovery: Path) -> Costs:
+    """What results of benchmarks.recovery say that things take."""
+    found = json.loads(recovery.read_text(encoding="utf-8"))["elastix"]
+    return Costs(
+        work_s=found["step_s"],
+        fixed_s=0.0,
+        recover_s=found["stall_s"]["median"],
+        recover_per_doubling_s=0.0,
+        start_s=found["contributes_s"],
+    )
+
+
 # ------------------------------------------------------------------ a day
 
 
@@ -331,23 +340,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
-    parser.add_argument("--costs", type=Path, default=RESULTS / "prediction.json")
+    parser.add_argument("--costs", type=Path, default=RESULTS / "recovery.json")
     options = parser.parse_args()
     found = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     costs = costs_in(options.costs)
-    found["costs"] = asdict(costs)
+    found["costs"] = {
+        "step_s": costs.work_s,
+        "recover_s": costs.recover_s,
+        "start_s": costs.start_s,
+    }
     if "events" in options.parts:
         found["events"] = {}
         for size in SIZES:
             found["events"][str(size)] = events(size, options.rounds, costs)
             print(size, found["events"][str(size)], flush=True)
+        save(options.out, found)
     if "hour" in options.parts:
         found["hour"], _ = day(1_000, 1.0, 1.0, costs)
         print(found["hour"], flush=True)
+        save(options.out, found)
     if "day" in options.parts:
         found["day"], _ = day(10_000, 24.0, 60.0, costs)
         print(found["day"])
-    save(options.out, found)
+        save(options.out, found)
 
 
 if __name__ == "__main__":

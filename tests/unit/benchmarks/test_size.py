@@ -1,5 +1,7 @@
 """The fleet around the conductor does what a fleet does; counted, not timed."""
 
+import json
+
 from benchmarks import size
 from elastix.testing.simulate import Costs
 
@@ -31,3 +33,11 @@ def test_what_one_event_costs_is_taken_for_each_kind():
         "join_us_per_message",
     }
     assert all(cost > 0 for cost in found.values())
+
+
+def test_what_things_take_is_what_was_measured(tmp_path):
+    results = tmp_path / "recovery.json"
+    found = {"step_s": 0.2, "stall_s": {"median": 0.1, "max": 0.4}, "contributes_s": 6.0}
+    results.write_text(json.dumps({"elastix": found}))
+    costs = size.costs_in(results)
+    assert (costs.step_s(5, 5), costs.recovery_s(5), costs.start_s) == (0.2, 0.1, 6.0)

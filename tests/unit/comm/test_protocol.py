@@ -931,3 +931,20 @@ def test_a_shadow_that_is_summoned_follows_nobody_any_longer():
     assert play.over
     assert stream.closed
     assert not protocol.joiner.following
+
+
+def test_a_shadow_goes_on_at_the_boundary_when_all_others_are_lost():
+    """With what it has; but first it does what it was told."""
+    protocol, inbox, stream = follower()
+    inbox.invite((), shadow=True)
+    inbox.publish(Membership(2, (2,)))
+    stream.failed = True
+    assert follow(protocol, stream, watched(5)).over
+    stream.pop()
+    play = Played(protocol.boundary())
+    play(Await)  # there is no more
+    play(Await)
+    play(Succeed)
+    assert protocol.hand.number == 5
+    build = play(Build, group(2, 2))
+    assert build.members == (2,)
