@@ -169,6 +169,15 @@ _ESTIMATE = (
     ("step_ratio", "estimated over measured step", 0.5, 2.0),
 )
 
+_SIZE = {
+    "heartbeat_us": "a heartbeat",
+    "tick_us": "the passing of time",
+    "step_us": "a committed step",
+    "loss_us_per_message": "a loss, each message of it",
+    "join_us_per_message": "a join, each message of it",
+}
+"""What benchmarks.size measures of the conductor, and how the documents say it."""
+
 _FORMATS = ("tar", "parquet", "arrow", "tensors", "scattered")
 
 
@@ -360,6 +369,17 @@ ROWS = (
         )
         for key, what in (("by_row", "by row"), ("in_blocks", "in blocks"))
     ),
+    Row(
+        *("prediction", "error of the predicted loss of goodput, median of the runs", "<= 0.2"),
+        *(_key("loss_error", "median"), at_most(0.2)),
+    ),
+    *(
+        Row(
+            *("size", f"the conductor's CPU for {said}, 10,000 workers over 10", "<= 4"),
+            *(_ratio(("events", "10000", kind), ("events", "10", kind)), at_most(4.0)),
+        )
+        for kind, said in _SIZE.items()
+    ),
     *(
         Row(
             "rehearsal",
@@ -516,6 +536,33 @@ def exact_peers(folder: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def sizes(folder: Path = RESULTS) -> str:
+    """The conductor's CPU microseconds of one event, by the size of the group, in Markdown."""
+    results = _read(folder / "size.json") or {}
+    lines = _header(["workers", *_SIZE.values()])
+    for size, found in results.get("events", {}).items():
+        cells = [f"{found[kind]:.1f}" for kind in _SIZE]
+        lines.append(f"| {int(size):,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def fleets(folder: Path = RESULTS) -> str:
+    """What long runs of many workers cost the conductor, in Markdown."""
+    results = _read(folder / "size.json") or {}
+    columns = ["workers", "hours", "lost and replaced", "steps", "messages heard"]
+    lines = _header([*columns, "CPU seconds", "share of a core"])
+    for part in ("hour", "day"):
+        found = results.get(part)
+        if found is not None:
+            heard = sum(found["events"].values())
+            lines.append(
+                f"| {found['workers']:,} | {found['hours']:g} | {found['losses']:,} "
+                f"| {found['steps']:,} | {heard:,} | {found['conductor_cpu_s']:.0f} "
+                f"| {found['share_of_a_core']:.2%} |"
+            )
+    return "\n".join(lines)
+
+
 HEADLINE = {
     "SIGKILL to agreed gradient, median, s": "from a SIGKILL to the agreed gradient, median, s",
     "samples dropped": "samples dropped in ten kills",
@@ -561,6 +608,8 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "recoveries": recoveries,
         "regrets": regrets,
         "before-after": before_after,
+        "sizes": sizes,
+        "fleets": fleets,
         "exact-peers": exact_peers,
     },
 }

@@ -8,11 +8,13 @@ from benchmarks.table import (
     DOCUMENTS,
     ROOT,
     ROWS,
+    fleets,
     goals,
     headline,
     install,
     recoveries,
     regrets,
+    sizes,
     updated,
 )
 
@@ -82,6 +84,20 @@ def test_regret_by_table_and_the_goals_made_of_it(tmp_path):
     beyond = "| default's regret beyond the better of TPE and CBO, "
     assert "| +0.1 |" in lines[beyond + "nasbench201/cifar100"]
     assert "not measured" in lines[beyond + "hpobench/segment"]
+
+
+def test_what_size_costs_stands_by_workers_and_by_run(tmp_path):
+    kinds = ("heartbeat_us", "tick_us", "step_us", "loss_us_per_message", "join_us_per_message")
+    events = {size: dict.fromkeys(kinds, cost) for size, cost in (("10", 2.0), ("10000", 9.0))}
+    day = {"workers": 10_000, "hours": 24.0, "losses": 1439, "steps": 8640, "conductor_cpu_s": 99.6}
+    day |= {"events": {"Heartbeat": 1_000, "Entered": 500}, "share_of_a_core": 0.0012}
+    (tmp_path / "size.json").write_text(json.dumps({"events": events, "day": day}))
+    assert sizes(tmp_path).splitlines()[-1] == "| 10,000 | 9.0 | 9.0 | 9.0 | 9.0 | 9.0 |"
+    last = fleets(tmp_path).splitlines()[-1]
+    assert last == "| 10,000 | 24 | 1,439 | 8,640 | 1,500 | 100 | 0.12% |"
+    missed = [line for line in goals(tmp_path).splitlines() if "10,000 workers over 10" in line]
+    assert len(missed) == 5
+    assert all(line.endswith("| <= 4 | 4.50 | **missed** |") for line in missed)
 
 
 def test_text_without_markers_is_refused():

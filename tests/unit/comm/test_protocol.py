@@ -604,7 +604,7 @@ class Stream:
         return self.told.pop(0)
 
     def say_able(self, able):
-        raise AssertionError(able)
+        self.able = able
 
     def ask_digest(self):
         self.asked = True
@@ -948,3 +948,19 @@ def test_a_shadow_goes_on_at_the_boundary_when_all_others_are_lost():
     assert protocol.hand.number == 5
     build = play(Build, group(2, 2))
     assert build.members == (2,)
+
+
+def test_what_a_joiner_asks_and_says_goes_to_its_donor_while_it_has_one():
+    protocol, _, stream = follower()
+    joiner = protocol.joiner
+    stream.asked = False
+    joiner.ask_digest()
+    joiner.say_able(True)
+    assert (stream.asked, stream.able) == (True, True)
+    assert joiner.come_in() is None  # it was not compared
+    assert stream.closed
+    stream.asked = stream.able = None
+    joiner.ask_digest()
+    joiner.say_able(True)
+    assert (stream.asked, stream.able) == (None, None)
+    assert joiner.come_in() is None

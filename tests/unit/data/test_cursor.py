@@ -11,6 +11,7 @@ from elastix.data.cursor import (
     Cursor,
     count,
     indices,
+    is_scattered,
     merge,
     order,
     order_in_blocks,
@@ -21,6 +22,7 @@ from elastix.data.cursor import (
     subtract,
     take,
 )
+from elastix.data.scattered import FROM
 
 seeds = st.integers(0, 2**63 - 1)
 
@@ -322,3 +324,9 @@ def test_the_ratio_for_several_sizes_divides_one_of_them(sizes, workers):
     ratio = ratio_for(sizes, workers)
     assert len(ratio) == workers
     assert any(split_like(((0, size),), ratio, size) is not None for size in sizes)
+
+
+def test_a_long_order_is_computed_where_it_is_needed_and_one_in_blocks_is_not():
+    found = [is_scattered(length, ()) for length in (FROM - 1, FROM, FROM + 1)]
+    assert found == [False, True, True]
+    assert not is_scattered(FROM, ((1, FROM),))
