@@ -591,6 +591,7 @@ def test_a_doubt_after_the_last_holder_died_does_not_bring_back_the_dead():
     assert roster.doubt(1) is None
     assert list(roster.waiting) == []
     roster.start_over()
+    assert roster.settled  # there is no group in which anybody could be
     assert brief(roster.ready(1)) == (2, (1,), True, "start")
 
 
