@@ -540,7 +540,7 @@ def main() -> None:
     before = [mutant for mutant in mutants if mutant.name in kept.killed]
     made = [mutant for mutant in mutants if mutant.name not in kept.killed]
     used = sorted({test for mutant in made for test in TESTS[mutant.path]})
-    if pytest.main(["--collect-only", "-qq", "-W", "ignore", *_OPTIONS[1:], *used]):
+    if used and pytest.main(["--collect-only", "-qq", "-W", "ignore", *_OPTIONS[1:], *used]):
         raise SystemExit("the tests cannot be collected.")
     costs = {test: kept.cost(test) for test in used}
     print(
