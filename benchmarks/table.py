@@ -551,9 +551,11 @@ def fleets(folder: Path = RESULTS) -> str:
     results = _read(folder / "size.json") or {}
     columns = ["workers", "hours", "lost and replaced", "steps", "messages heard"]
     lines = _header([*columns, "CPU seconds", "share of a core"])
-    for part in ("hour", "day"):
+    for part, of in (("hour", "1,000 | 1"), ("day", "10,000 | 24")):
         found = results.get(part)
-        if found is not None:
+        if found is None:
+            lines.append(f"| {of} | not measured | | | | |")
+        else:
             heard = sum(found["events"].values())
             lines.append(
                 f"| {found['workers']:,} | {found['hours']:g} | {found['losses']:,} "

@@ -95,6 +95,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a span that ends where the other begins is left whole either way",
     (
         "elastix/comm/protocol/membership.py",
+        "gone = tuple(w for w in gone if self._confirmed.get(w, 0) < generation)",
+        "1 instead of 0",
+    ): "the first generation is a founding, and lets nobody go",
+    (
+        "elastix/comm/protocol/membership.py",
         "return []",
         "left out: return []",
     ): "saves a look at all members, of whom none would be found",
