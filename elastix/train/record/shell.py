@@ -160,7 +160,10 @@ class Shell(ABC):
 
     def _go_back(self) -> None:
         """The last worker with the State is lost: found the group anew, from the furthest State."""
-        logger.warning("all workers lost, going back run=%s", self._settings.run)
+        logger.warning(
+            "all workers of the group lost; it goes on from a shadow or a stored State run=%s",
+            self._settings.run,
+        )
         self._checkpoints.give_up()
         settings = going_back(self._settings)
         with self._lock:
