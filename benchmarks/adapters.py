@@ -151,6 +151,7 @@ def transformers(config: Config, ctx: Context | None = None) -> None:
         gradient_accumulation_steps=_PARTS if ctx else _PARTS // _WORKERS,
         num_train_epochs=1,
         lr_scheduler_type="constant",
+        ddp_find_unused_parameters=False,  # the search for them would cost the peer alone
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
