@@ -19,7 +19,6 @@ import argparse
 import logging
 import os
 import resource
-import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -125,21 +124,20 @@ def limited(most: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _needs(config: Config) -> tuple[int, int]:
+def _needs(config: Config) -> int:
     with limited(None):
-        base, before = memory.resident(), memory.resident("VmSize")
+        before = memory.resident("VmSize")
         _once(config)
-        return base, max(0, memory.resident("VmPeak") - before)
+        return max(0, memory.resident("VmPeak") - before)
 
 
-def needs(configs: Iterable[Config]) -> tuple[int, dict[str, int]]:
-    """What a process holds before a trial, and what each candidate adds; in fresh processes."""
+def needs(configs: Iterable[Config]) -> dict[str, int]:
+    """What each candidate adds to a process; in fresh ones."""
     known = list(configs)
     _once(SMALLEST)  # what is imported by the first step is, before the forks
     with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         found = pool.map(_needs, known, chunksize=1)
-    base = statistics.median(held for held, _ in found)
-    return round(base), {config_key(c): n for c, (_, n) in zip(known, found, strict=True)}
+    return {config_key(config): added for config, added in zip(known, found, strict=True)}
 
 
 # ------------------------------------------------------------------------------------ the systems
@@ -173,8 +171,11 @@ class Listed:
         self._next = state_dict["next"]
 
 
-def run_campaign(configs: Sequence[Config], most: int, base: int) -> list[Trial]:
-    """All candidates, by a campaign with a gate."""
+def run_campaign(
+    configs: Sequence[Config], most: int | None = None, base: int | None = None
+) -> list[Trial]:
+    """All candidates, by a campaign; with a gate if it is known what its workers hold anyway."""
+    gate = None if most is None or base is None else elastix.Gate(build, inputs, memory=base + most)
 
     def candidate(ctx: elastix.Context) -> None:
         with limited(most):
@@ -192,7 +193,7 @@ def run_campaign(configs: Sequence[Config], most: int, base: int) -> list[Trial]
             budget=elastix.Budget(trials=len(configs), parallel=SLOTS),
             inherit=elastix.InheritConfig(mode="none"),
             run=elastix.RunConfig(name="packing", store=folder),
-            gate=elastix.Gate(build, inputs, memory=base + most),
+            gate=gate,
             quiet=True,
         ).run()
     return list(results)
@@ -266,14 +267,14 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("MALLOC_ARENA_MAX", "1")  # or each thread reserves 64 MiB of addresses
     configs = candidates(options.candidates)
-    base, need = needs(configs)
+    need = needs(configs)
     most = round(quantile([float(n) for n in need.values()], 1 - EXCEED))
-    print(f"a process holds {base >> 20} MiB and may add {most >> 20} MiB", flush=True)
-
     import ray  # after the forks
 
     quiet = logging.ERROR
     ray.init(address="local", num_cpus=SLOTS, include_dashboard=False, logging_level=quiet)
+    base = max(trial.base_bytes for trial in run_campaign(candidates(4, seed=8)))
+    print(f"a worker holds {base >> 20} MiB and may add {most >> 20} MiB", flush=True)
     trials = run_campaign(configs, most, base)
     tune = run_tune(configs, most)
     ray.shutdown()
