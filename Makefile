@@ -36,8 +36,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/search_then_train.py
 
+# Three at once on two cores: many tests wait for other processes.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
 
 coverage: $(READY)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --cov --cov-report=term
