@@ -394,6 +394,7 @@ class _Steps(LoneLoader):
         super().__init__(loader, script)
         self.collate: Callable[[list[Any]], Any] = loader.collate_fn
         self.drawn = 0
+        self._steps: Iterator[_Batch] = iter(())
         if isinstance(self._options, dict):
             counted = _Counted(self.collate)
             self._options = {**self._options, "slices": slices, "collate_fn": counted}
@@ -405,6 +406,20 @@ class _Steps(LoneLoader):
         return epoch + (len(self) - self.left) / len(self)
 
     def __iter__(self) -> Iterator[Any]:
+        self._steps = self._draw()
+        return self._steps
+
+    def come_to_end(self) -> None:
+        """Find that the epoch has no batch left, before anything is done that is no step of it.
+
+        Trainer's loop counts its steps, so a worker that was there for the whole epoch does not
+        look for one more, and a worker that joined in it does. All must be between the same two
+        steps then, in the same epoch: States are compared and stored there.
+        """
+        if self.left == 0:
+            next(self._steps, None)
+
+    def _draw(self) -> Iterator["_Batch"]:
         self.drawn = 0
         for step in self._shared or ():
             self._script.trains = True
@@ -494,6 +509,8 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
         """A worker that enters when its epoch has no batch left does not stop because of that."""
         del args
         loader = self._trainer._loader
+        if loader is not None:
+            loader.come_to_end()
         if loader is not None and not loader.drawn:
             control.should_training_stop = state.global_step >= state.max_steps
             state.epoch = loader.place

@@ -1,6 +1,8 @@
 """A script of Hugging Face's Trainer, with two lines changed, under kills; what is refused."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,6 +91,28 @@ def train(directory, workers, hits, **settings):
     where = directory / "run"
     adapted = with_kills(SCRIPT, hits)
     return run_local(adapted, workers, config=config, directory=where, timeout_s=150, **settings)
+
+
+def watched(ctx):
+    """The script; and between which steps this worker was when, and in which epoch."""
+    seen = []
+
+    def at(phase, _):
+        if phase == "boundary":
+            seen.append([ctx.step, ctx._member._tracked.loaders[0].epoch])
+
+    ctx.on_phase(at)
+    SCRIPT(ctx)
+    Path(ctx.config["log"], "boundaries").write_text(json.dumps(seen))
+
+
+def test_who_was_there_for_a_whole_epoch_looks_for_one_more_step_as_a_joiner_does(tmp_path):
+    """Trainer's loop counts, so only a joiner would: their States there have to be the same."""
+    config = {"log": str(tmp_path), **adapting.settings(epochs=2)}
+    run_local(watched, 1, config=config, directory=tmp_path / "run")
+    seen = json.loads((tmp_path / "boundaries").read_text())
+    last = STEPS // EPOCHS
+    assert [place for place in seen if place[0] == last] == [[last, 0], [last, 1]]
 
 
 @pytest.mark.slow
