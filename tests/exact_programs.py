@@ -74,7 +74,8 @@ def train(ctx: elastix.Context) -> None:
     """Draws in the dataset, in the model and between steps; the rate follows evaluations.
 
     `holds` says by step for which newcomer to wait then, until it is ready to be let in; `ushers`
-    from which step on to wait for one, until the group is about to let it in.
+    from which step on to wait for one, until the group is about to let it in. Before that they wait
+    for the `leaver`, if there is one, to be let go.
     """
     config = ctx.config
     meeting = Path(config.get("meeting", "."))
@@ -117,41 +118,63 @@ def train(ctx: elastix.Context) -> None:
                 torch.rand(1)  # to show some pictures, say
             for newcomer in config.get("holds", {}).get(str(ctx.step), ()):
                 await_worker(meeting / str(newcomer))
-            for newcomer, since in config.get("ushers", {}).items():
-                usher(ctx, meeting, int(newcomer), ctx.step - since)
+            if "ushers" in config:
+                usher_all(ctx, meeting)
         scores = ctx.evaluate(loss_and_accuracy, plain, batch_size=16)
         scheduler.step(scores["loss"])
         ctx.report(**scores)
+
+
+def usher_all(ctx, meeting):
+    for newcomer, since in ctx.config["ushers"].items():
+        if ctx.step == since - 1 and "leaver" in ctx.config:
+            await_leave(ctx._member._inbox, ctx.config["leaver"])
+        usher(ctx, meeting, int(newcomer), ctx.step - since)
 
 
 def usher(ctx, meeting, newcomer, steps):
     """So many steps after the first hold: go on when the newcomer has done what it can until then.
 
     It is given the State between steps 0 and 1, is told step 1, compares its State with a donor's,
-    and asks to be let in as it is told step 2: however slow the machine is, it comes in then.
+    and asks to be let in as it is told step 2: however slow the machine is, it comes in then. One
+    that was there early may have been let in already.
     """
     member = ctx._member
     if ctx.worker == newcomer:
         (meeting / f"{newcomer}-{ctx.step}").touch()
         return
+
+    def called():
+        return newcomer in member._inbox.proposed.members
+
+    def hold(until):
+        while not (called() or until()):
+            time.sleep(0.005)
+
     if steps == 0:
-        await_worker(meeting / str(newcomer))
         connected = meeting / f"{newcomer}-connected"
-        while not connected.exists():
-            if subscribers(member, newcomer):
-                connected.touch()
-            time.sleep(0.005)
+        hold(lambda: subscribers(member, newcomer) or connected.exists())
+        connected.touch()
     if steps in (1, 2):
-        await_worker(meeting / f"{newcomer}-{ctx.step}")
+        hold((meeting / f"{newcomer}-{ctx.step}").exists)
     if steps == 1:
-        while not all(subscriber.wants_digest for subscriber in subscribers(member, newcomer)):
-            time.sleep(0.005)
+        hold(lambda: all(s.wants_digest or s.steps > 1 for s in subscribers(member, newcomer)))
     if steps == 2:
-        member._inbox.wait(lambda: newcomer in member._inbox.proposed.members)
+        member._inbox.wait(called)
+
+
+def await_leave(inbox, leaver):
+    """It gives nobody the State who would have to look for another donor when it is gone."""
+
+    def group():
+        return max(inbox.urgent, inbox.proposed, key=lambda m: m.generation).members
+
+    inbox.wait(lambda: leaver not in group())
 
 
 def subscribers(member, newcomer):
-    return [s for s in member._catch_up._subscribers if s.worker == newcomer]
+    found = member._catch_up._subscribers
+    return [s for s in found if s.worker == newcomer and not s.closed]
 
 
 def loss_and_accuracy(model, batch):

@@ -198,8 +198,7 @@ def sliced(ctx: elastix.Context) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             scheduler.step()
-            if not config.get("keeps_gradients"):
-                optimizer.zero_grad()
+            optimizer.zero_grad()
             others = {"optimizer": optimizer, "scheduler": scheduler}
             note(log, ctx.step, digest(capture({"": model}, others)))
 

@@ -42,6 +42,7 @@ def orders(ctx: Context) -> None:
     for epoch in ctx.loader(TensorDataset(torch.arange(16.0).view(8, 2)), batch_size=8).epochs(2):
         for (x,) in epoch:
             order += x[:, 0].tolist()
+            optimizer.zero_grad()
             model(x).mean().backward()
             optimizer.step()
     ctx.report(score=1, order=str(order), weights=weights)

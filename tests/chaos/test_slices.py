@@ -122,7 +122,6 @@ def test_a_replay_of_the_slices_gives_the_weights(tmp_path, model, workers):
         pytest.param({"samples": 115, "model": "convnet"}, id="a last batch of uneven slices"),
         pytest.param({"samples": 103, "slices": 16}, id="a last batch of empty slices"),
         pytest.param({"passes": 2, "model": "convnet"}, id="two passes a slice"),
-        pytest.param({"keeps_gradients": True}, id="gradients that are never zeroed"),
     ],
 )
 def test_other_loops_are_as_right(tmp_path, config):
