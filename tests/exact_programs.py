@@ -127,7 +127,7 @@ def train(ctx: elastix.Context) -> None:
 
 def usher_all(ctx, meeting):
     for newcomer, since in ctx.config["ushers"].items():
-        if ctx.step == since - 1 and "leaver" in ctx.config:
+        if ctx.step == since - 2 and "leaver" in ctx.config:  # it goes after one more step
             await_leave(ctx._member._inbox, ctx.config["leaver"])
         usher(ctx, meeting, int(newcomer), ctx.step - since)
 
