@@ -10,7 +10,7 @@ import elastix
 from elastix.comm.gradients import buckets
 from elastix.state import capture
 from elastix.train.replica.step import Slices
-from tests.trainables import accuracy, await_worker, digest, note, samples, wide_mlp
+from tests.trainables import accuracy, digest, note, samples, usher, wide_mlp
 
 TASKS = 3
 LENGTH = 48  # samples of a task
@@ -73,8 +73,8 @@ def train(ctx: elastix.Context) -> None:
                 optimizer.step()
                 state = digest(capture({"": model}, {"optimizer": optimizer, "memory": memory}))
                 note(folder / f"{ctx.worker}.jsonl", ctx.step, state)
-                if meeting is not None and ctx.step == config["hold_step"]:
-                    await_worker(meeting / str(config["hold_for"]))
+                if meeting is not None:
+                    usher(ctx, meeting, config["hold_for"], ctx.step - config["hold_step"])
             ctx.report(**ctx.evaluate(accuracy, task, batch_size=16))
         if goes and number > 0 and config.get("forgets"):  # nobody is in the one before any more
             (goes / f"gone{number - 1}").touch()

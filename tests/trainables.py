@@ -209,6 +209,42 @@ def await_worker(sign: Path) -> None:
         time.sleep(0.005)
 
 
+def usher(ctx, meeting, newcomer, steps):
+    """So many steps after the first hold: go on when the newcomer has done what it can until then.
+
+    It is given the State between steps 0 and 1, is told step 1, compares its State with a donor's,
+    and asks to be let in as it is told step 2: however slow the machine is, it comes in then. One
+    that was there early may have been let in already.
+    """
+    member = ctx._member
+    if ctx.worker == newcomer:
+        (meeting / f"{newcomer}-{ctx.step}").touch()
+        return
+
+    def called():
+        return newcomer in member._inbox.proposed.members
+
+    def hold(until):
+        while not (called() or until()):
+            time.sleep(0.005)
+
+    if steps == 0:
+        connected = meeting / f"{newcomer}-connected"
+        hold(lambda: subscribers(member, newcomer) or connected.exists())
+        connected.touch()
+    if steps in (1, 2):
+        hold((meeting / f"{newcomer}-{ctx.step}").exists)
+    if steps == 1:
+        hold(lambda: all(s.wants_digest or s.steps > 1 for s in subscribers(member, newcomer)))
+    if steps == 2:
+        member._inbox.wait(called)
+
+
+def subscribers(member, newcomer):
+    found = member._catch_up._subscribers
+    return [s for s in found if s.worker == newcomer and not s.closed]
+
+
 def note(log: Path, step: int, text: Any) -> None:
     with log.open("a") as file:
         file.write(json.dumps([step, text]) + "\n")
