@@ -37,8 +37,9 @@ demo: $(READY)
 	$(BIN)/python examples/search_then_train.py
 
 # Three at once on two cores: many tests wait for other processes.
+AT_ONCE ?= 3
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -n $(AT_ONCE) --dist worksteal
 
 coverage: $(READY)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --cov --cov-report=term
