@@ -110,7 +110,8 @@ def test_a_gradient_that_is_too_large_is_no_bad_batch_if_a_worker_has_made_it_so
         assert not of(StepVoided, result) + of(SamplesLeftOut, result)
         found.append(digest(result))
     (parted,) = of(ReplicasDiverged, result)
-    assert (parted.step, parted.apart, parted.parts) == (26, (1,), ("gradients",))
+    assert parted.step in (26, 27)  # a slow worker may have no slice of a step
+    assert (parted.apart, parted.parts) == ((1,), ("gradients",))
     assert found[0] == found[1]
 
 

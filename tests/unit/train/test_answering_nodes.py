@@ -42,4 +42,4 @@ def test_no_socket_is_left_open():
         before = len([*FILES.iterdir()])
         for _ in range(20):
             answering([there.getsockname()[:2], ("127.0.0.1", 1), ("256.0.0.1", 1)], 0.05)
-        assert len([*FILES.iterdir()]) == before
+        assert len([*FILES.iterdir()]) <= before  # files of earlier tests may be closed meanwhile
