@@ -508,10 +508,10 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """A worker that enters when its epoch has no batch left does not stop because of that."""
         del args
-        loader = self._trainer._loader
-        if loader is not None:
-            loader.come_to_end()
-        if loader is not None and not loader.drawn:
+        if (loader := self._trainer._loader) is None:
+            return
+        loader.come_to_end()
+        if not loader.drawn:
             control.should_training_stop = state.global_step >= state.max_steps
             state.epoch = loader.place
 
