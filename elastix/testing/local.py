@@ -262,9 +262,9 @@ class LocalController(Shell):
         """Serve the workers until the run is over."""
         deadline = time.monotonic() + timeout_s
         while self._conductor.phase is not Phase.OVER:
-            if time.monotonic() > deadline:
-                raise TrainError(f"the local run was not over after {timeout_s} s.")
             with self._lock:
+                if time.monotonic() > deadline:
+                    self._fail(TrainError(f"the local run was not over after {timeout_s} s."))
                 self._look_for_room()
                 self._do(self._conductor.tick(time.monotonic()))
             if self._conductor.phase is Phase.GOING_BACK:

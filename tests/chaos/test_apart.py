@@ -1,6 +1,7 @@
 """Workers that do not make the same calls, and operations that never succeed: no hang, no end."""
 
 import signal
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -156,3 +157,15 @@ def test_steps_that_count_are_told_though_the_run_ends_with_an_error(tmp_path):
     again = list(journal.read(tmp_path / "run" / "journal.jsonl"))
     assert [event.step for event in again if isinstance(event, Resumed)] == [2]
     assert audit(again).exact
+
+
+def endless(ctx):
+    del ctx
+    threading.Event().wait()
+
+
+def test_a_run_that_its_time_limit_ends_has_failed(tmp_path):
+    with pytest.raises(TrainError, match=r"not over after 0\.2 s"):
+        run_local(endless, 1, directory=tmp_path, timeout_s=0.2)
+    ending = list(journal.read(tmp_path / "journal.jsonl"))[-1]
+    assert (ending.outcome, ending.message) == ("failed", "the local run was not over after 0.2 s.")

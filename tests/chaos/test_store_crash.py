@@ -23,7 +23,7 @@ def kill_writers(
     try:
         for kill in range(1, kills + 1):
             process, pipe = running.pop(choose.randrange(2))
-            assert wait([pipe], timeout=30), "the writer did not begin"
+            assert pipe in wait([pipe, process.sentinel]), "the writer did not begin"
             kill_within(process, 0.03, choose)
             promised |= dict(m for m in heard(pipe) if m != "ready")
             running.append(start(put_for_ever, str(path), seed, swapped, kilobytes))

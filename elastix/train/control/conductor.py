@@ -166,6 +166,8 @@ class Conductor:
             outcome, message = "failed", str(self.error)
         elif self._interrupted:
             outcome, message = "interrupted", self._interrupted
+        elif not self._roster.over:
+            outcome, message = "interrupted", "It was ended before its train function was through."
         return RunEnded(outcome=outcome, step=self.state.step, message=message)
 
     # ------------------------------------------------------------------ what the shell says

@@ -11,7 +11,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -170,14 +171,26 @@ class Controller(Shell):
 
     def _run(self, again: bool) -> None:
         """Carry the run through, and end what is left of it."""
-        try:
+        with self._failing():
             if self._open(again):
                 try:
-                    while self._conductor.phase is not Phase.OVER:
-                        self._watch()
+                    with self._failing():  # before the journal says how the run ended
+                        while self._conductor.phase is not Phase.OVER:
+                            self._watch()
                 finally:
                     self._checkpoints.settle(_SETTLE_S)  # stored while their holders live
                     self._close()
+        self._over.set()
+        with self._news:
+            self._news.notify_all()
+        if self._plan.run.detached:
+            self._depart()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error within ends the run."""
+        try:
+            yield
         except ElastixError as error:
             self._fail(error)
         except Exception as error:
@@ -189,11 +202,6 @@ class Controller(Shell):
                     "last stored State."
                 )
             )
-        self._over.set()
-        with self._news:
-            self._news.notify_all()
-        if self._plan.run.detached:
-            self._depart()
 
     def _open(self, again: bool) -> bool:
         """Store, journal and workers; False if the run was over when its controller died."""

@@ -358,6 +358,13 @@ def test_an_exception_ends_the_run_with_its_words():
     assert world.events(WorkerRaised)[0].traceback == "tb"
 
 
+def test_a_run_that_is_ended_before_it_is_over_has_not_finished():
+    world = World(2)
+    world.play(15)
+    assert world.conductor.phase is Phase.RUNNING
+    assert world.conductor.ending().outcome == "interrupted"
+
+
 def test_what_comes_first_ends_the_run():
     world = World(2)
     world.conductor.fail(TrainError("one"))
