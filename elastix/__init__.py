@@ -11,6 +11,7 @@ import typing as _typing
 from elastix.config import (
     Budget,
     CheckpointConfig,
+    ExchangeConfig,
     FailureConfig,
     Guard,
     InheritConfig,
@@ -110,6 +111,7 @@ __all__ = [
     "EqualsCondition",
     "EveryTrialFailed",
     "Evolution",
+    "ExchangeConfig",
     "FailureConfig",
     "Float",
     "ForbiddenAndConjunction",

@@ -16,8 +16,10 @@ from elastix.arguments import check_fields, of_kind, require
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 Recovery = Literal["forward", "rollback"]
 Cloud = Literal["aws", "gcp", "azure"]
+Wire = Literal["bfloat16", "float16"]
 _CLOUDS = ("aws", "gcp", "azure")
 _ADDRESS = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?")
+_WIRES = ("bfloat16", "float16")
 _RECOVERIES = ("forward", "rollback")
 _PLACEMENTS = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -399,6 +401,29 @@ class ProfileConfig(_Config):
         if isinstance(self.steps, tuple):
             return self.steps[0] - 1, self.steps[1]
         return committed, committed + self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig(_Config):
+    """How workers exchange their gradients.
+
+    Attributes:
+        wire: "bfloat16" or "float16": send gradients of float32 and float64 in that type, and add
+            them up in it. Half the bytes or a quarter, for networks that are slower than the
+            workers. Workers stay equal to the last bit. Sums are rounded to 3 significant digits
+            ("bfloat16") or 4 ("float16"); no error is carried to the next step. "float16" has less
+            range, so use a GradScaler, as with mixed precision. None: send each gradient in its own
+            type. Buffers of modules always are.
+    """
+
+    wire: Wire | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.wire in (None, *_WIRES),
+            f"ExchangeConfig.wire must be one of {_WIRES} or None, not {self.wire!r}.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ class RunStarted(Event):
         origin: where it was started from: "command", "directory", "host", "git" (the commit).
         exact: as in RunConfig.
         order_seed: of the order of samples, where it is not `seed`: in a trial.
+        exchange: what ExchangeConfig.to_dict gives.
     """
 
     name: str
@@ -48,6 +49,7 @@ class RunStarted(Event):
     origin: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
     order_seed: int | None = None
+    exchange: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seed_of_order(self) -> int:

@@ -21,9 +21,11 @@ from elastix.comm.network.door import draw_secret
 from elastix.comm.network.meeting import Rendezvous
 from elastix.config import (
     CheckpointConfig,
+    ExchangeConfig,
     FailureConfig,
     Guard,
     RestoreConfig,
+    RunConfig,
     ScalingConfig,
     check_crew,
 )
@@ -38,6 +40,7 @@ from elastix.train.record.beginning import begin
 from elastix.train.record.code import keep_code
 from elastix.train.record.shell import Shell
 from elastix.train.replica.context import Context
+from elastix.train.replica.exactness import check_configs
 from elastix.train.replica.link import Settings
 
 _NAME = "local"
@@ -87,6 +90,7 @@ def run_local(
     sentinel: bool = True,
     recompute_every: int | None = 200,
     exact: bool = False,
+    exchange: ExchangeConfig | None = None,
     crew: Mapping[str, int] | None = None,
     checkpoint: CheckpointConfig | None = None,
     store: Path | None = None,
@@ -119,6 +123,7 @@ def run_local(
         sentinel: as in FailureConfig.
         recompute_every: as in FailureConfig.
         exact: as in RunConfig.
+        exchange: as for ElasticTrainer.
         crew: as in ScalingConfig.
         timeout_s: kill everything and raise TrainError after so long.
 
@@ -142,6 +147,8 @@ def run_local(
         num_workers=workers, spares=spares, shadows=shadows, crew=dict(crew or {})
     )
     checkpoint = checkpoint or CheckpointConfig()
+    exchange = exchange or ExchangeConfig()
+    check_configs(RunConfig(exact=exact), failure, exchange)
     check_crew(scaling, failure, checkpoint, exact=exact)
     settings = Settings(
         directory=directory,
@@ -154,6 +161,7 @@ def run_local(
         sentinel=sentinel,
         recompute_every=recompute_every,
         exact=exact,
+        wire=exchange.wire,
         shared=shared,
         secret=draw_secret(),
         crew=scaling.crew,

@@ -4,9 +4,11 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from elastix.config import (
     CheckpointConfig,
+    ExchangeConfig,
     FailureConfig,
     Guard,
     InheritConfig,
@@ -19,7 +21,14 @@ from elastix.search.executors.pool import Pool
 from elastix.testing.local import run_local
 from elastix.train.on_ray.trainer import ElasticTrainer
 
-ALL = [ScalingConfig, RunConfig, CheckpointConfig, FailureConfig, InheritConfig]
+ALL = [
+    ScalingConfig,
+    RunConfig,
+    CheckpointConfig,
+    FailureConfig,
+    InheritConfig,
+    ExchangeConfig,
+]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +73,13 @@ def test_notices_of_no_cloud_are_refused_by_value(values, named):
     with pytest.raises(ConfigError) as caught:
         FailureConfig(**values)
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("wire", ["fp16", "float32", "", torch.bfloat16, 16, True])
+def test_a_wire_of_another_type_is_refused_by_value(wire):
+    with pytest.raises(ConfigError) as caught:
+        ExchangeConfig(wire=wire)
+    assert repr(wire) in str(caught.value)
 
 
 def test_notices_are_off_unless_asked_for_and_survive_json():

@@ -18,7 +18,7 @@ NEEDED = {elastix.Budget: {"trials": 3}}
 CONFIGS = [
     *(elastix.ScalingConfig, elastix.RunConfig, elastix.InheritConfig, elastix.CheckpointConfig),
     *(elastix.RestoreConfig, elastix.ProfileConfig, elastix.Guard, elastix.FailureConfig),
-    elastix.Budget,
+    *(elastix.ExchangeConfig, elastix.Budget),
 ]
 OTHERS = [
     *(elastix.Asha, elastix.Median, elastix.Evolution, elastix.ScreenedEvolution),

@@ -183,14 +183,24 @@ class Bucket:
 class GradientBucket(Bucket):
     """Gradients of some parameters. They come back as views of the bucket, not as copies.
 
+    If they travel in a narrower type than theirs, they come back in memory of their own type, which
+    is used again in the next step. What they are is told by the narrow values alone, so whoever is
+    sent these, or has reduced them, has the same gradients to the last bit.
+
     Those of passes with different ratios are kept apart: `param.grad` is of the ratio of the last
     pass that used the parameter, and earlier ones are moved aside. A gradient that was dropped or
     zeroed by the user takes with it what was moved aside before.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        super().__init__(parameters, "sum", parameters[0].dtype)
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], wire: torch.dtype | None = None
+    ) -> None:
+        own = parameters[0].dtype
+        self._narrow = wire is not None and own in _EXACT
+        super().__init__(parameters, "sum", wire if wire is not None and self._narrow else own)
         self.parameters = list(parameters)
+        self._home = torch.empty(0)  # where gradients come back
+        self._homes: list[torch.Tensor] = []  # the places in it
         self._sharded = any(map(is_sharded, parameters))
         self._parts: list[_Parts] = []  # only in a step of several ratios
         self._before: list[torch.Tensor | None] = []  # gradients that a step in slices began with
@@ -208,21 +218,30 @@ class GradientBucket(Bucket):
         self._idle = 0
 
     def _lay_out(self) -> None:
-        """From now on whoever else refers to the memory is a user."""
+        """See Bucket."""
         super()._lay_out()
+        self._make_home()
+
+    def _make_home(self) -> None:
+        """From now on whoever else refers to where gradients come back is a user."""
+        self._home, self._homes = self.flat, self.views
+        if self._narrow:
+            own = self.parameters[0]
+            self._home = _memory(self.elements, own.dtype, self.flat.device)
+            self._homes = self._views_of(self._home)
         self._idle = self._references()
 
     def _references(self) -> int:
-        """How many refer to our memory: we do, gradients do, and what users made of those."""
-        storage = torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata)
-        views: list[Any] = self.views
+        """How many refer to that memory: we do, gradients do, and what users made of those."""
+        storage = torch._C._storage_Use_Count(self._home.untyped_storage()._cdata)
+        views: list[Any] = self._homes
         return int(storage + sum(sys.getrefcount(v) + v._use_count() for v in views))
 
     def begin(self) -> None:
         """A new step. Gradients that somebody still holds live in our memory: it is theirs now."""
         super().begin()
         if self._references() != self._idle:
-            self.renew()
+            self._make_home() if self._narrow else self.renew()
         # Local gradients of the step before are freed here, where backward is about to take as
         # much memory again; freed at its end, the memory goes back to the system and costs faults.
         self._spent = []
@@ -260,7 +279,7 @@ class GradientBucket(Bucket):
             place: to whose gradient autograd has just added; None for none in this bucket.
         """
         added = place is not None and self._is_given(place)
-        self._left = bool(self._given) and self.flat._version == self._given_at + added
+        self._left = bool(self._given) and self._home._version == self._given_at + added
 
     def adds_to_left(self, place: int) -> bool:
         """Whether autograd has just added to a gradient of the last step, with no trace of a zero.
@@ -323,7 +342,7 @@ class GradientBucket(Bucket):
     @property
     def carried(self) -> list[torch.nn.Parameter]:
         """With whose gradients of the step before a step in slices has begun."""
-        places = zip(self.parameters, self._before, self.views, strict=False)
+        places = zip(self.parameters, self._before, self._homes, strict=False)
         return [p for p, before, view in places if before is not None and before is view]
 
     @property
@@ -372,9 +391,11 @@ class GradientBucket(Bucket):
         self.forget_parts()
         if factor != 1:
             self._values.mul_(factor)
+        if self._narrow:
+            self._home.copy_(self._values)
         everywhere = all(self._used)
         used = self._used if everywhere else [flag > 0 for flag in self._flags.tolist()]
-        views = self.views
+        views = self._homes
         if self._sharded:
             views = [like(view, p) for view, p in zip(views, self.parameters, strict=True)]
         for parameter, view, anybody in zip(self.parameters, views, used, strict=True):
@@ -385,7 +406,7 @@ class GradientBucket(Bucket):
         self._before = []
         gradients = [parameter.grad for parameter in self.parameters]
         self._given = [None if g is None else weakref.ref(g) for g in gradients]
-        self._given_at, self._left = self.flat._version, False
+        self._given_at, self._left = self._home._version, False
 
     def norm(self) -> float:
         """After the reduction: of all that is in it. Not finite where a gradient is not."""
@@ -636,18 +657,25 @@ class BufferBucket(Bucket):
         self._versions = [tensor._version for tensor in tensors]
 
 
-def build_buckets(modules: Sequence[torch.nn.Module]) -> list[Bucket]:
+def build_buckets(
+    modules: Sequence[torch.nn.Module], wire: torch.dtype | None = None
+) -> list[Bucket]:
     """Buckets for everything that replicas must agree on, in the order in which they are launched.
 
     Gradients in reverse order of parameters, a small first bucket so that reducing starts early,
     25 MiB each after it; then buffers, since backward runs forward again where activations are
     checkpointed. One bucket counts.
 
+    Args:
+        modules: whose parameters and buffers.
+        wire: what gradients of float32 and float64 travel as; None: as they are.
+
     Raises:
         ConfigError: a tensor is of a type that no backend reduces; names it.
     """
     _check_types(modules)
-    buckets: list[Bucket] = [GradientBucket(group) for group in _parameter_groups(modules)]
+    groups = _parameter_groups(modules)
+    buckets: list[Bucket] = [GradientBucket(group, wire) for group in groups]
     buckets += [BufferBucket(places, how) for how, places in _buffer_groups(modules)]
     counter = next((b for b in buckets if b.reduce == "sum" and b.dtype in _EXACT), None)
     if counter is None:

@@ -40,8 +40,9 @@ class ExactReducer(Reducer):
         *,
         may_void: bool,
         measured: bool = False,
+        wire: torch.dtype | None = None,
     ) -> None:
-        super().__init__(modules, driver, steps, may_void=may_void, measured=measured)
+        super().__init__(modules, driver, steps, may_void=may_void, measured=measured, wire=wire)
         self._sums = [SliceSums(bucket) for bucket in self._buckets]
         self._under_way: list[TreeReduction] = []  # of the buckets that are launched, in order
         self._number = 0  # of the slice in hand

@@ -112,6 +112,7 @@ class Reducer:
         steps: see Steps.
         may_void: a step may turn out void, so that buffers must be put back.
         measured: `norm` is going to be asked for.
+        wire: what gradients of float32 and float64 travel as; None: as they are.
 
     Raises:
         ConfigError: nothing requires a gradient, or a tensor is of a type that cannot be averaged.
@@ -128,12 +129,13 @@ class Reducer:
         *,
         may_void: bool,
         measured: bool = False,
+        wire: torch.dtype | None = None,
     ) -> None:
         self._driver = driver
         self._steps = steps
         self._may_void = may_void
         self._modules = list(modules)
-        self._buckets = build_buckets(modules)
+        self._buckets = build_buckets(modules, wire)
         self._gradients = [b for b in self._buckets if isinstance(b, GradientBucket)]
         self._buffers = [b for b in self._buckets if isinstance(b, BufferBucket)]
         if not self._gradients:

@@ -28,6 +28,7 @@ from elastix.comm.network.door import draw_secret
 from elastix.comm.network.meeting import Rendezvous
 from elastix.config import (
     CheckpointConfig,
+    ExchangeConfig,
     FailureConfig,
     ProfileConfig,
     RestoreConfig,
@@ -84,6 +85,7 @@ class RunRequest:
     checkpoint: CheckpointConfig
     restore: RestoreConfig
     failure: FailureConfig
+    exchange: ExchangeConfig
     profile: ProfileConfig | None
     metrics: bool
     opening: Event
@@ -224,6 +226,7 @@ class Controller(Shell):
             sentinel=plan.failure.sentinel,
             recompute_every=plan.failure.recompute_every,
             exact=plan.run.exact,
+            wire=plan.exchange.wire,
             secret=plan.secret,
             crew=plan.scaling.crew,
         )

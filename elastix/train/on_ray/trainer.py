@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastix.arguments import all_able, flag, given, of_kind, plain
 from elastix.config import (
     CheckpointConfig,
+    ExchangeConfig,
     FailureConfig,
     ProfileConfig,
     RestoreConfig,
@@ -68,6 +69,7 @@ class ElasticTrainer:
         run: which run this is; the same name and store continue it.
         checkpoint: when States are stored.
         failure: what counts as a failure, and how many are too many.
+        exchange: how workers exchange their gradients.
         restore: where to continue from, if not from the run's last State.
         profile: which steps to write a timeline of; none by default.
         loggers: TensorBoard, MLflow, WandB or your own; they read the run's events in this process.
@@ -87,6 +89,7 @@ class ElasticTrainer:
         run: RunConfig | None = None,
         checkpoint: CheckpointConfig | None = None,
         failure: FailureConfig | None = None,
+        exchange: ExchangeConfig | None = None,
         restore: RestoreConfig | None = None,
         profile: ProfileConfig | None = None,
         loggers: Sequence[Logger] = (),
@@ -108,7 +111,8 @@ class ElasticTrainer:
         self._run = given("run", run, RunConfig)
         self._checkpoint = given("checkpoint", checkpoint, CheckpointConfig)
         self._failure = given("failure", failure, FailureConfig)
-        check_configs(self._run, self._failure)
+        self._exchange = given("exchange", exchange, ExchangeConfig)
+        check_configs(self._run, self._failure, self._exchange)
         refuse_memory(self._scaling, "a run")
         self._restore = given("restore", restore, RestoreConfig)
         self._profile = None if profile is None else of_kind("profile", profile, ProfileConfig)
@@ -291,6 +295,7 @@ class ElasticTrainer:
             versions={**versions(), "ray": ray.__version__},
             code=mark(train, self._model_source.parents if self._model_source is not None else ()),
             checkpoint=self._checkpoint.to_dict(),
+            exchange=self._exchange.to_dict(),
             origin=origin(),
         )
 
@@ -331,6 +336,7 @@ class ElasticTrainer:
             checkpoint=self._checkpoint,
             restore=self._restore,
             failure=self._failure,
+            exchange=self._exchange,
             profile=self._profile,
             metrics=self._metrics,
             opening=opening,

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from elastix.comm.slice_tree import is_power_of_two
-from elastix.config import FailureConfig, RunConfig
+from elastix.config import ExchangeConfig, FailureConfig, RunConfig
 from elastix.data.random_numbers import come_to
 from elastix.data.source import Source
 from elastix.errors import ConfigError
@@ -24,12 +24,18 @@ logger = logging.getLogger(__name__)
 _OPERATOR = re.compile(r"^(\S+) does not have a deterministic implementation")
 
 
-def check_configs(run: RunConfig, failure: FailureConfig) -> None:
+def check_configs(run: RunConfig, failure: FailureConfig, exchange: ExchangeConfig) -> None:
     """Refuse options whose effect depends on the number of workers.
 
     Raises:
         ConfigError: names the option.
     """
+    if run.exact and exchange.wire is not None:
+        raise ConfigError(
+            f"RunConfig(exact=True) and ExchangeConfig(wire={exchange.wire!r}): to be the same for "
+            "any number of workers, each sum of two slices would have to be rounded, within a "
+            "worker too. Nothing was started. Leave out one of the two."
+        )
     if run.exact and failure.guard is not None and failure.guard.metric is not None:
         raise ConfigError(
             f"RunConfig(exact=True) and Guard(metric={failure.guard.metric!r}): a reported loss is "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from elastix.config import CheckpointConfig, Guard
+from elastix.config import CheckpointConfig, Guard, Wire
 from elastix.events import Event, Span
 from elastix.store import Store
 from elastix.train.control.messages import OF_EACH, FromWorker
@@ -84,6 +84,7 @@ class Settings:
         recompute_every: of an exact run: after so many steps a slice is computed by two workers;
             None: none ever is.
         exact: the State is the same to the last bit for any number of workers.
+        wire: the type that gradients are sent in; None: their own.
         alone: the group is this worker and stays so; it may report without preparing anything.
         shared: workers of one host reduce gradients through memory that they share.
         secret: by which workers of the run know each other; see comm.network.door.
@@ -104,6 +105,7 @@ class Settings:
     sentinel: bool = True
     recompute_every: int | None = 200
     exact: bool = False
+    wire: Wire | None = None
     shared: bool = True
     secret: bytes = field(default=b"", repr=False)
     order_seed: int | None = None

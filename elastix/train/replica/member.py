@@ -289,6 +289,7 @@ class Member:
             self._steps,
             may_void=self.settings.may_void,
             measured=self.settings.guard is not None,
+            wire=getattr(torch, self.settings.wire) if self.settings.wire else None,
         )
         self._steps.prepared(self._reducer)
         kind = computes_with(self.device) if self.settings.exact else ""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elastix.comm.network.layout import compare, layout_of
-from elastix.config import FailureConfig, Guard, RunConfig
+from elastix.config import ExchangeConfig, FailureConfig, Guard, RunConfig
 from elastix.errors import ConfigError
 from elastix.state import State
 from elastix.train.checkpoint.state_digests import exact_digest
@@ -153,10 +153,18 @@ def test_what_a_worker_computes_with_has_all_that_its_last_bits_depend_on(monkey
 
 def test_a_guard_that_goes_by_what_one_worker_reports_is_refused():
     run = RunConfig(exact=True)
-    check_configs(run, FailureConfig(guard=Guard()))
-    check_configs(RunConfig(), FailureConfig(guard=Guard(metric="loss")))
+    sent = ExchangeConfig()
+    check_configs(run, FailureConfig(guard=Guard()), sent)
+    check_configs(RunConfig(), FailureConfig(guard=Guard(metric="loss")), sent)
     with pytest.raises(ConfigError, match="Guard"):
-        check_configs(run, FailureConfig(guard=Guard(metric="loss")))
+        check_configs(run, FailureConfig(guard=Guard(metric="loss")), sent)
+
+
+def test_sums_that_are_rounded_on_the_way_are_refused():
+    narrow = ExchangeConfig(wire="bfloat16")
+    check_configs(RunConfig(), FailureConfig(), narrow)
+    with pytest.raises(ConfigError, match="wire='bfloat16'"):
+        check_configs(RunConfig(exact=True), FailureConfig(), narrow)
 
 
 def test_a_state_that_was_computed_otherwise_is_told_of(caplog):
