@@ -103,11 +103,12 @@ def decide(
         again: by worker, what it gave when all computed it again, twice.
         changed: workers that have added up something else than before, from the same slices.
     """
-    unstable = [w for w, results in again.items() if len({r.result for r in results}) > 1]
+    given = {w: {r.result for r in results} for w, results in again.items()}
+    unstable = [w for w, results in given.items() if len(results) > 1]
     if len(unstable) > 1 or (unstable and len(again) == 1):
         worker = unstable[0]
         return SliceFault((), True, _parts(again[worker]))
-    counted = Counter(results[0].result for w, results in again.items() if w not in unstable)
+    counted = Counter(r for w, results in given.items() if w not in unstable for r in results)
     result, most = counted.most_common(1)[0]
     everything = [r for results in (*before.values(), *again.values()) for r in results]
     parts = _parts(everything)
@@ -193,8 +194,9 @@ class Recomputation:
             return {}
         doubted = [n for n, found in self._found.items() if len({r.result for r in found}) > 1]
         told = {"doubted": max(doubted) + 1} if doubted else {}
-        mine = self._found.get(-1 if self._chosen is None else self._chosen)
-        return {**told, "seen": number(blake3(repr(mine[0].result).encode()))} if mine else told
+        if self._chosen in self._found:
+            told["seen"] = number(blake3(repr(self._found[self._chosen][0].result).encode()))
+        return told
 
     def dispute(self, doubted: int) -> None:
         """The step in hand is void, since a slice gave different results.

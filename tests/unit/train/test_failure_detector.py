@@ -4,6 +4,8 @@ import random
 import statistics
 from dataclasses import replace
 
+import pytest
+
 from elastix.train.control.failure_detector import FailureDetector
 from elastix.train.control.messages import Heartbeat, Suspect
 
@@ -68,13 +70,13 @@ def test_a_worker_has_longer_for_its_first_step():
         assert detector.holding_up((0, 1), float(second)) == expected
 
 
-def test_whoever_waits_has_to_have_waited_as_long_for_a_first_step():
+@pytest.mark.parametrize("moves", [0, 1], ids=["who waits", "who computes"])
+def test_a_first_step_counts_from_when_anybody_of_the_two_moved_last(moves):
     detector = FailureDetector(TIMEOUT, FIRST)
-    detector.hear(1, BUSY, 0.0)
     for second in range(95):
-        waits = replace(WAITS, passed=min(second, 30))
-        detector.hear(0, waits, float(second))
-        detector.hear(1, BUSY, float(second))
+        for worker, beat in enumerate((WAITS, BUSY)):
+            passed = min(second, 30) if worker == moves else 0
+            detector.hear(worker, replace(beat, passed=passed), float(second))
         assert detector.holding_up((0, 1), float(second)) == ([1] if second > 30 + FIRST else [])
 
 
@@ -176,6 +178,14 @@ def test_workers_in_one_operation_and_different_calls_end_the_run():
         detector.hear(worker, replace(WAITS, call=(7, kind)), 1.0)
     text = str(detector.hopeless(1.0))
     assert "worker 1 at the end of the train function; workers 0 and 2 in a backward pass" in text
+
+
+def test_while_all_are_in_the_same_calls_nobody_looks_at_all_of_them(monkeypatch):
+    monkeypatch.setattr("elastix.train.control.failure_detector.apart", pytest.fail)
+    detector = FailureDetector(TIMEOUT, FIRST)
+    for worker in range(3):
+        detector.hear(worker, replace(WAITS, call=(6, 2)), 0.0)
+    assert detector.hopeless(1.0) is None
 
 
 def test_a_worker_that_is_an_operation_ahead_may_be_in_another_call():

@@ -154,8 +154,8 @@ def suspicious(norms, digests):
 @pytest.mark.parametrize("changed", [True, False])
 def test_a_gradient_that_is_too_large_is_looked_into(changed):
     """Where it was largest all compute again; it was who then adds up something else, or nobody."""
-    parts = [Recomputation(0, 1, lambda: 0) for _ in range(2)]
-    sums = [suspicious([1.0], [b"a"]), suspicious([1.0, math.nan], [b"b", b"c"])]
+    parts = [Recomputation(0, 1, lambda: 0) for _ in range(3)]
+    sums = [suspicious([1.0], [b"a"]), suspicious([1.0, math.nan], [b"b", b"c"]), {}]
     told = {w: part.largest(sums[w]) for w, part in enumerate(parts)}
     sums[1] = suspicious([1.0, 1.0], [b"b", b"d" if changed else b"c"])
     for part in parts:

@@ -195,6 +195,7 @@ def test_who_has_joined_is_compared_even_if_that_is_agreed_on_later():
 
 def test_nothing_is_due_before_the_first_step():
     schedule = Schedule(CheckpointConfig(every_steps=1, best="accuracy"))
+    assert not schedule.shadowed
     schedule.reported(0, {"accuracy": 0.5})
     schedule.agreed(store=True, compare=False, shadowed=False)
     assert schedule.due(0) == ""
