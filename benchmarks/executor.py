@@ -31,8 +31,8 @@ import ray
 
 import elastix
 from benchmarks import record
-from elastix.search.executors.work import Ended, EndedKind, Work
-from elastix.search.loop import Loop, LoopTerms
+from elastix.search.campaign_loop import Loop, LoopTerms
+from elastix.search.executors.executor import Ended, EndedKind, Work
 from elastix.search.rungs import Asha, Median, Rungs
 from elastix.search.searchers.random import Random
 from elastix.search.trial import Objectives, Trial

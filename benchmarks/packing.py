@@ -34,11 +34,11 @@ from torch.nn import functional as F
 
 import elastix
 from benchmarks import record
-from elastix.search.executors import memory
+from elastix.search.config_values import generator
+from elastix.search.executors import trial_memory
 from elastix.search.executors.packer import quantile
 from elastix.search.space import as_space
 from elastix.search.trial import Config, Suggestion, Trial, TrialState, config_key
-from elastix.search.values import generator
 
 EXCEED = 0.4
 SLOTS = 2
@@ -117,7 +117,7 @@ def limited(most: int | None) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (memory.resident("VmSize") + most, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (trial_memory.resident("VmSize") + most, hard))
     try:
         yield
     finally:
@@ -126,9 +126,9 @@ def limited(most: int | None) -> Iterator[None]:
 
 def _needs(config: Config) -> int:
     with limited(None):
-        before = memory.resident("VmSize")
+        before = trial_memory.resident("VmSize")
         _once(config)
-        return max(0, memory.resident("VmPeak") - before)
+        return max(0, trial_memory.resident("VmPeak") - before)
 
 
 def needs(configs: Iterable[Config]) -> dict[str, int]:
@@ -240,7 +240,7 @@ def claims(
     let_in = [trial for trial in trials if trial.state is not TrialState.REFUSED]
     fits = {number for number, t in enumerate(trials) if need[config_key(t.config)] <= most}
     scored = [trial for trial in let_in if trial.scored]
-    starved = [t for t in let_in if t.starved or memory.out_of_memory(t.traceback or "")]
+    starved = [t for t in let_in if t.starved or trial_memory.out_of_memory(t.traceback or "")]
     own = per_hour(len(scored), [trial.finished_s or 0.0 for trial in let_in])
     theirs = per_hour(*tune)
     return {

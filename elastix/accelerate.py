@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from elastix.errors import ConfigError
-from elastix.lone_script import LoneLoader, LoneScript
+from elastix.script_adapter import LoneLoader, LoneScript
 from elastix.state import Stateful
 from elastix.train.replica.context import Context
 

@@ -1,4 +1,4 @@
-"""The command line: verbs over what exists. Tables on a terminal, `--json` for programs.
+"""The command line: commands over what exists. Tables on a terminal, `--json` for programs.
 
 Exit codes: 0 done; 1 no (damage found, no such model, a conflict); 2 the call is wrong.
 """
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
+from elastix.commands import campaigns, data, exit_codes, output
+from elastix.commands.dashboard import grafana
+from elastix.commands.doctor import doctor
+from elastix.commands.estimate import estimate
+from elastix.commands.exit_codes import says as _says
+from elastix.commands.output import AsJson
+from elastix.commands.output import print_table as _print
+from elastix.commands.report import report
+from elastix.commands.run import run
+from elastix.commands.runs import app as runs_app
+from elastix.commands.serve import serve
+from elastix.commands.status import status
 from elastix.errors import ConfigError, ElastixError
-from elastix.verbs import campaigns, data, exit_codes, output
-from elastix.verbs.dashboard import grafana
-from elastix.verbs.doctor import doctor
-from elastix.verbs.estimate import estimate
-from elastix.verbs.exit_codes import says as _says
-from elastix.verbs.output import AsJson
-from elastix.verbs.output import print_table as _print
-from elastix.verbs.report import report
-from elastix.verbs.run import run
-from elastix.verbs.runs import app as runs_app
-from elastix.verbs.serve import serve
-from elastix.verbs.status import status
 
 if TYPE_CHECKING:
     from elastix.store import Entry, Store
@@ -123,7 +123,7 @@ def log(
 @_says
 def show(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
     """Show one model: its tensors, who first wrote each, its metadata."""
-    from elastix.store.wholes import wholes  # not for --help
+    from elastix.store.whole_tensors import wholes  # not for --help
 
     with _read(store) as opened:
         manifest = opened.manifest(ref)

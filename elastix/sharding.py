@@ -22,7 +22,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from elastix.errors import StateError
-from elastix.later import later
+from elastix.lazy_import import later
 
 if TYPE_CHECKING:
     import torch

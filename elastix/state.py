@@ -26,7 +26,7 @@ from blake3 import blake3
 
 from elastix import sharding
 from elastix.errors import ConfigError, StateError
-from elastix.later import later
+from elastix.lazy_import import later
 from elastix.notebook import facts, size, table
 
 if TYPE_CHECKING:

@@ -33,10 +33,10 @@ from transformers.trainer_callback import ExportableState, PrinterCallback, Prog
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from elastix.errors import ConfigError
-from elastix.lone_script import LoneLoader, LoneScript
+from elastix.script_adapter import LoneLoader, LoneScript
 from elastix.state import Stateful
 from elastix.train.replica.context import Context
-from elastix.train.replica.step import Step
+from elastix.train.replica.sliced_step import Step
 
 __all__ = ["Trainer", "TrainingArguments"]
 _PEER = "elastix.transformers.Trainer"

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 import elastix
 from elastix.comm.gradients import buckets
 from elastix.state import capture
-from elastix.train.replica.step import Slices
+from elastix.train.replica.sliced_step import Slices
 from tests.trainables import accuracy, digest, note, samples, usher, wide_mlp
 
 TASKS = 3

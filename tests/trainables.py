@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import elastix
 from elastix.comm.gradients import buckets
 from elastix.state import State, capture, raw_bytes
-from elastix.train.replica.step import Slices
+from elastix.train.replica.sliced_step import Slices
 
 
 class Convnet(nn.Module):

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from elastix.search.executors.work import Ended, Work, WorkReport
-from elastix.search.loop import Loop, LoopTerms
+from elastix.search.campaign_loop import Loop, LoopTerms
+from elastix.search.executors.executor import Ended, Work, WorkReport
 from elastix.search.trial import Objectives
 from elastix.search.trial_database import TrialDatabase
 from elastix.state import Ref

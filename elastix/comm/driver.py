@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from elastix.comm.network import layout as layouts
+from elastix.comm.network import model_layout as layouts
 from elastix.comm.network import transfer
 from elastix.comm.network.catch_up_stream import CatchUpReceiver, CatchUpSender
 from elastix.comm.network.next_group import NextGroup

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastix.errors import ConfigError
-from elastix.later import later
+from elastix.lazy_import import later
 
 if TYPE_CHECKING:
     import torch

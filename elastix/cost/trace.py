@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from elastix.errors import ConfigError
-from elastix.meshes import check, pretended
+from elastix.mesh_check import check, pretended
 from elastix.sharding import is_sharded, local
 
 if TYPE_CHECKING:
-    from elastix.meshes import DeviceMesh
+    from elastix.mesh_check import DeviceMesh
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,

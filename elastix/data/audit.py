@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastix.coverage import Coverage
 from elastix.data.cursor import count, merge, subtract
 from elastix.errors import Corrupt
 from elastix.events import (
@@ -19,6 +18,7 @@ from elastix.events import (
     StateStored,
     StepCommitted,
 )
+from elastix.stream_coverage import Coverage
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from elastix.data.scattered import FROM, scattered
+from elastix.data.shuffled_order import FROM, scattered
 from elastix.events import Span
 
 _PART = 1 << 15  # places of a scattered order that are computed together

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from elastix.data.backward_window import Ratio, lowest
 from elastix.data.cursor import Cursor, count, merge, split, split_like
-from elastix.data.draw import Draw, SlicedDraw, sliced
+from elastix.data.drawn_batch import Draw, SlicedDraw, sliced
 from elastix.data.random_numbers import come_to
 from elastix.data.read_ahead import ReadsAhead, ShareReader
-from elastix.data.slices import Paces
+from elastix.data.slice_assignment import Paces
 from elastix.data.source import Source
-from elastix.data.window import Ratio, lowest
 from elastix.errors import ConfigError
 from elastix.events import BatchShares, LoaderOpened, Span
 

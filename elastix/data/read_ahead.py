@@ -1,7 +1,7 @@
 """Reading a worker's share of a batch: when it is asked for, or ahead of it in worker processes.
 
 Which samples those are is a guess that the group stays as it is; the loader decides. A process that
-dies is replaced (processes.py), and reading is tried again here.
+dies is replaced (loader_processes.py), and reading is tried again here.
 """
 
 import logging
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader
 
 from elastix.data.cursor import Cursor
-from elastix.data.draw import Draw
-from elastix.data.processes import ProcessDied, ProcessReader, die_with_parent
+from elastix.data.drawn_batch import Draw
+from elastix.data.loader_processes import ProcessDied, ProcessReader, die_with_parent
 from elastix.data.source import Source, to_device
 from elastix.errors import TrainError
 from elastix.events import Span

@@ -21,7 +21,7 @@ from elastix.data import kept_samples
 from elastix.data.cursor import count, indices
 from elastix.data.formats.indexed import by_position
 from elastix.data.random_numbers import elsewhere, seed_at
-from elastix.data.ranks import Indices, Rows, lowest, rows_of, union
+from elastix.data.reservoir import Indices, Rows, lowest, rows_of, union
 from elastix.errors import ConfigError, StateError
 from elastix.events import Span
 from elastix.state import State

@@ -1,7 +1,7 @@
 """The runs and campaigns of a store at a glance, live or over, from their journals alone.
 
 Most lines of a journal are steps; they are skipped unread, so a run of a million steps is summed up
-in about a second. Not here: the size of what is stored (verbs.runs), a run in full (progress).
+in about a second. Not here: the size of what is stored (commands.runs), a run in full (progress).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ from elastix.events import (
     WorkerLost,
 )
 from elastix.observe import journal, notes
-from elastix.observe.lock import holder
-from elastix.observe.reports import BestSoFar
+from elastix.observe.reported_metrics import BestSoFar
+from elastix.observe.run_lock import holder
 
 JOURNAL = "journal.jsonl"
 _NAMED = 8  # of those that there are, where somebody asks for another

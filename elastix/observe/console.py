@@ -24,8 +24,8 @@ from rich.text import Text
 
 from elastix.errors import ElastixError
 from elastix.events import Event, Recovered, Reported
-from elastix.observe.cell import NotebookCell, here, terminal_of
-from elastix.observe.lines import line, plain, plain_lines
+from elastix.observe.event_text import line, plain, plain_lines
+from elastix.observe.notebook_cell import NotebookCell, here, terminal_of
 from elastix.observe.progress import Loss, Progress, duration, shown
 
 _SUMMARY_S = 30.0  # between the summaries in a log

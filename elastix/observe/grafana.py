@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastix.errors import ConfigError
-from elastix.observe.readings import SERIES
+from elastix.observe.metric_series import SERIES
 
 FILE = "elastix_grafana_dashboard.json"
 ALERTS = "elastix_alerts.yml"

@@ -10,7 +10,7 @@ from typing import Self
 
 from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.events import Event, from_record, to_record
-from elastix.observe.lock import Lock
+from elastix.observe.run_lock import Lock
 
 _KIND = b'{"event":"'  # what a line begins with
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elastix.errors import Corrupt, StoreError
-from elastix.observe.lock import Lock
+from elastix.observe.run_lock import Lock
 
 _FILE = "notes.json"
 _LOCK = ".notes.lock"  # one a store, beside the runs: a folder that is removed keeps none

@@ -29,7 +29,7 @@ from elastix.events import (
     WorkerNotStarted,
     WorkerRaised,
 )
-from elastix.observe.reports import BestSoFar
+from elastix.observe.reported_metrics import BestSoFar
 
 _WINDOW_S = 60.0  # of the present rate
 _GRAIN_S = 0.5  # steps closer together than this are counted as one

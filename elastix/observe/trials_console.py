@@ -27,10 +27,10 @@ from elastix.events import (
     TrialStarted,
     TrialStarved,
 )
-from elastix.observe.cell import NotebookCell, here, terminal_of
 from elastix.observe.console import bar, command, group_line, one_line, where
+from elastix.observe.event_text import IGNORED, plain, plain_lines
 from elastix.observe.journal import Tail
-from elastix.observe.lines import IGNORED, plain, plain_lines
+from elastix.observe.notebook_cell import NotebookCell, here, terminal_of
 from elastix.observe.progress import Progress, duration, shown
 
 _SUMMARY_S = 30.0

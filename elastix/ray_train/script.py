@@ -13,8 +13,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elastix.errors import ConfigError
-from elastix.lone_script import LoneScript
 from elastix.ray_train.reported_checkpoints import ReportedCheckpoints
+from elastix.script_adapter import LoneScript
 from elastix.train.replica.context import Context
 
 PEER = "elastix.ray_train"

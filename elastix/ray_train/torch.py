@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from elastix.errors import ConfigError
-from elastix.lone_script import LoneLoader
 from elastix.ray_train.reported_checkpoints import ReportedCheckpoints
 from elastix.ray_train.script import here, running
+from elastix.script_adapter import LoneLoader
 from elastix.train.on_ray.trainer import ElasticTrainer
 from elastix.train.record.result import Result
 from elastix.train.replica.context import Context

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.filesize import decimal
 
 from elastix.flat import flatten
-from elastix.observe.lines import plain_lines
+from elastix.observe.event_text import plain_lines
 from elastix.observe.progress import duration, number
 from elastix.report.campaign_plots import campaign_figures
 from elastix.report.page import Cell, Failure, Section, Table, Tile

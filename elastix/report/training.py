@@ -33,7 +33,7 @@ from elastix.events import (
     WorkersMeasured,
     WorkerStarted,
 )
-from elastix.observe.lines import line
+from elastix.observe.event_text import line
 from elastix.observe.progress import Progress
 
 _POINTS = 1000  # of a curve

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from elastix.data.audit import ReplicasAudit
 from elastix.data.cursor import count
 from elastix.flat import flatten
-from elastix.observe.lines import plain_lines
+from elastix.observe.event_text import plain_lines
 from elastix.observe.progress import Loss, Progress, duration, number
 from elastix.report.page import Cell, Failure, Section, Table, Tile
 from elastix.report.training import Training, WorkerRecord

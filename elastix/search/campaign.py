@@ -1,7 +1,7 @@
 """Campaign: one search, from the first suggestion to the best model, whatever happens between.
 
 It puts the parts together: a book, a searcher, rungs, an executor, the store. Not here: the loop
-that moves them (loop.py), and anything that Ray does (executors/).
+that moves them (campaign_loop.py), and anything that Ray does (executors/).
 
 Invariant: `run()` with the same name and store continues: no final trial is lost or run twice,
 pending ones are started again.
@@ -45,9 +45,9 @@ from elastix.events import CampaignEnded, CampaignStarted, Events
 from elastix.observe.journal import Journal
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.trials_console import TrialsConsole
-from elastix.search.executors.work import Executor, TrainFunction, Work
+from elastix.search.campaign_loop import Loop, LoopTerms
+from elastix.search.executors.executor import Executor, TrainFunction, Work
 from elastix.search.gate import Gate
-from elastix.search.loop import Loop, LoopTerms
 from elastix.search.model_sources import (
     InheritTerms,
     StoreDirectory,
@@ -77,7 +77,7 @@ def _measured(name: str, bus: Events) -> Iterator[None]:
     if loaded is None or not loaded.is_initialized():
         yield
         return
-    from elastix.observe.metrics import Metrics  # needs Ray, which not every executor does
+    from elastix.observe.ray_metrics import Metrics  # needs Ray, which not every executor does
 
     metrics = Metrics(name)
     bus.subscribe(metrics.read)
@@ -425,9 +425,9 @@ class Campaign:
 
     def _keep_recipe(self, directory: Path) -> None:
         """Leave this campaign where `elastix campaign resume` finds it, if it can be pickled."""
-        from elastix.search.executors import recipe
+        from elastix.search.executors import campaign_file
 
-        recipe.keep(type(self)(**{**self._arguments(), "executor": None}), directory)
+        campaign_file.keep(type(self)(**{**self._arguments(), "executor": None}), directory)
 
     def _arguments(self) -> dict[str, Any]:
         """Of the call that makes a campaign like this one."""

@@ -27,9 +27,9 @@ from numpy.random import RandomState
 
 from elastix.arguments import of_kind
 from elastix.errors import ConfigError, EmptySpace
-from elastix.search import values
+from elastix.search import config_values
+from elastix.search.config_values import Parameter, Values, generator
 from elastix.search.trial import Config, config_key
-from elastix.search.values import Parameter, Values, generator
 
 Clause = Parameter | ConditionLike | ForbiddenLike
 """What a space is written with: hyperparameters, when they count, and what may not be."""
@@ -105,30 +105,30 @@ class Blocks:
         space = _gathered(block, f"a block of {name!r}")
         for field, value in (("name", name), ("block", space), ("min", min), ("max", max)):
             object.__setattr__(self, field, value)
-        values.check_choices(space, f"a block of {name!r}")
+        config_values.check_choices(space, f"a block of {name!r}")
 
     def sample(self, rng: RandomState, *, evenly: bool = False) -> list[Values]:
         """A random length, then random blocks; `evenly` as for a Space."""
         length = int(rng.randint(self.min, self.max + 1))
-        return [values.draw(self.block, rng, evenly=evenly) for _ in range(length)]
+        return [config_values.draw(self.block, rng, evenly=evenly) for _ in range(length)]
 
     def samples(self, count: int, rng: RandomState) -> list[list[Values]]:
         """Up to `count` sequences as `sample` draws them, all at once."""
         lengths = rng.randint(self.min, self.max + 1, count).tolist()
-        blocks = iter(values.draw_many(self.block, sum(lengths), rng))
+        blocks = iter(config_values.draw_many(self.block, sum(lengths), rng))
         drawn = [list(islice(blocks, length)) for length in lengths]
         return [each for each, length in zip(drawn, lengths, strict=True) if len(each) == length]
 
     def default(self) -> list[Values]:
         """Default blocks, as many as halfway between min and max."""
-        return [values.default(self.block) for _ in range((self.min + self.max) // 2)]
+        return [config_values.default(self.block) for _ in range((self.min + self.max) // 2)]
 
     def insert(self, blocks: Sequence[Values], rng: RandomState) -> list[Values] | None:
         """A new block at a random place."""
         if len(blocks) >= self.max:
             return None
         place = int(rng.randint(0, len(blocks) + 1))
-        return [*blocks[:place], values.draw(self.block, rng), *blocks[place:]]
+        return [*blocks[:place], config_values.draw(self.block, rng), *blocks[place:]]
 
     def delete(self, blocks: Sequence[Values], rng: RandomState) -> list[Values] | None:
         """One block less."""
@@ -140,7 +140,7 @@ class Blocks:
     def change(self, blocks: Sequence[Values], rng: RandomState) -> list[Values] | None:
         """One hyperparameter of one block."""
         for place in rng.permutation(len(blocks)).tolist():
-            changed = values.change(self.block, blocks[place], rng)
+            changed = config_values.change(self.block, blocks[place], rng)
             if changed is not None:
                 return [*blocks[:place], changed, *blocks[place + 1 :]]
         return None
@@ -211,7 +211,7 @@ class Space:
                 "the space has no hyperparameter and no block sequence, so there is nothing to "
                 "search. Nothing was started. Add one."
             )
-        values.check_choices(plain, "the space", may_be_empty=True)
+        config_values.check_choices(plain, "the space", may_be_empty=True)
         self.sample(generator(0))  # raises EmptySpace
 
     def __repr__(self) -> str:
@@ -239,14 +239,14 @@ class Space:
             EmptySpace: none of very many was valid.
         """
         rng = generator(rng) if isinstance(rng, int) else rng
-        for _ in range(values.TRIES):
-            config = values.draw(self.plain, rng, evenly=evenly)
+        for _ in range(config_values.TRIES):
+            config = config_values.draw(self.plain, rng, evenly=evenly)
             config |= {name: part.sample(rng, evenly=evenly) for name, part in self.blocks.items()}
             if self._valid is None or self._valid(config):
                 return config
         raise EmptySpace(
-            f"none of {values.TRIES} random configurations is valid, the last of them {config}. "
-            "Nothing was started. Loosen the forbidden clauses or `valid`."
+            f"none of {config_values.TRIES} random configurations is valid, the last of them "
+            f"{config}. Nothing was started. Loosen the forbidden clauses or `valid`."
         )
 
     def samples(self, count: int, rng: RandomState) -> list[Config]:
@@ -261,7 +261,7 @@ class Space:
         return found
 
     def _drawn_together(self, count: int, rng: RandomState) -> list[Config]:
-        drawn = values.draw_many(self.plain, count, rng) if len(self.plain) else [{}] * count
+        drawn = config_values.draw_many(self.plain, count, rng) if len(self.plain) else [{}] * count
         for name, part in self.blocks.items():
             pairs = zip(drawn, part.samples(count, rng), strict=False)  # some were forbidden
             drawn = [{**config, name: blocks} for config, blocks in pairs]
@@ -269,7 +269,7 @@ class Space:
 
     def get_default_configuration(self) -> Config:
         """Every hyperparameter at its default, or a random one if that is not valid."""
-        config = values.default(self.plain)
+        config = config_values.default(self.plain)
         config |= {name: part.default() for name, part in self.blocks.items()}
         return config if self.is_valid(config) else self.sample(generator(0))
 
@@ -294,7 +294,7 @@ class Space:
     def _mutate_at(self, name: str, config: Config, rng: RandomState) -> Config | None:
         if name not in self.blocks:
             plain = {key: value for key, value in config.items() if key not in self.blocks}
-            changed = values.change(self.plain, plain, rng, name)
+            changed = config_values.change(self.plain, plain, rng, name)
             return changed and changed | {key: config[key] for key in self.blocks}
         part = self.blocks[name]
         edits = [part.insert, part.delete, part.change, part.reorder]
@@ -309,9 +309,9 @@ class Space:
         Raises:
             ConfigError: it is not of this space; says what is wrong with it.
         """
-        values.check_mapping(config, "the configuration")
+        config_values.check_mapping(config, "the configuration")
         plain = {key: value for key, value in config.items() if key not in self.blocks}
-        found = values.check(self.plain, plain, "the configuration")
+        found = config_values.check(self.plain, plain, "the configuration")
         for name, part in self.blocks.items():
             blocks = config.get(name)
             if not isinstance(blocks, list) or not part.min <= len(blocks) <= part.max:
@@ -319,7 +319,7 @@ class Space:
                     f"{name!r} must be a list of {part.min} to {part.max} blocks, not {blocks!r}."
                 )
             found[name] = [
-                values.check(part.block, block, f"block {place} of {name!r}")
+                config_values.check(part.block, block, f"block {place} of {name!r}")
                 for place, block in enumerate(blocks)
             ]
         if self._valid is not None and not self._valid(config):
@@ -375,10 +375,10 @@ class Space:
         Raises:
             KeyError: an active hyperparameter has no value.
         """
-        config = values.active(self.plain, flat.__getitem__)
+        config = config_values.active(self.plain, flat.__getitem__)
         for name, part in self.blocks.items():
             config[name] = [
-                values.active(part.block, _Below(flat, f"{name}.{place}.").__getitem__)
+                config_values.active(part.block, _Below(flat, f"{name}.{place}.").__getitem__)
                 for place in range(int(flat[f"{name}.length"]))
             ]
         return config
@@ -404,7 +404,7 @@ class Space:
         """
         if self.size > limit:
             return
-        for plain in values.grid(self.plain):
+        for plain in config_values.grid(self.plain):
             for config in _sequences(plain, list(self.blocks.values())):
                 if config_key(config) not in seen and self._is_allowed(config):
                     yield config
@@ -454,4 +454,6 @@ def _sequences(config: Values, parts: Sequence[Blocks]) -> Iterator[Values]:
         if length >= part.min:
             for sequence in sequences:
                 yield from _sequences({**config, part.name: sequence}, rest)
-        sequences = [[*begun, block] for begun in sequences for block in values.grid(part.block)]
+        sequences = [
+            [*begun, block] for begun in sequences for block in config_values.grid(part.block)
+        ]

@@ -14,8 +14,8 @@ from ConfigSpace.hyperparameters import UniformFloatHyperparameter, UniformInteg
 from ray import tune
 
 from elastix.errors import ConfigError
+from elastix.search.config_values import Parameter, choices, plain
 from elastix.search.space import Space
-from elastix.search.values import Parameter, choices, plain
 
 
 def to_tune(space: Space) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from elastix.sharding import Part
 from elastix.state import Manifest, Ref, State
 from elastix.store.reader import Tensors
 from elastix.store.shares import Share, Vanished
-from elastix.store.wholes import wholes
+from elastix.store.whole_tensors import wholes
 
 if TYPE_CHECKING:
     from elastix.store.store import Store

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from elastix.errors import Corrupt, NotFound, StoreError
-from elastix.later import later
+from elastix.lazy_import import later
 from elastix.state import Ref, State, identity
 from elastix.store.local_packs import sync_directory
 from elastix.store.packs import storage_errors

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from elastix.errors import ConfigError, Corrupt
 from elastix.state import Manifest, Ref
-from elastix.store.wholes import wholes
+from elastix.store.whole_tensors import wholes
 
 Mode = Literal["lp", "lcs"]
 Parents = Callable[[Ref], Sequence[Ref]]

@@ -25,14 +25,14 @@ import numpy as np
 from blake3 import blake3
 
 from elastix.errors import Corrupt, NotFound, StoreError
-from elastix.later import later
+from elastix.lazy_import import later
 from elastix.sharding import Part, Shape, named_part
 from elastix.state import Ref, State, TensorInfo
 from elastix.store.index import Row
 from elastix.store.ledger import Ledger
 from elastix.store.packs import Packs, View, read_record
 from elastix.store.records import ALIGNMENT, Kind, Model, Place, parse_header
-from elastix.store.wholes import checked
+from elastix.store.whole_tensors import checked
 
 if TYPE_CHECKING:
     import torch

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from blake3 import blake3
 
 from elastix.errors import ConfigError, Conflict, NotFound, StoreError
-from elastix.later import later
+from elastix.lazy_import import later
 from elastix.store.packs import Buffer, View, check_name, storage_errors
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastix.errors import ConfigError, StateError
-from elastix.later import later
+from elastix.lazy_import import later
 from elastix.state import Ref, State
-from elastix.store.wholes import wholes
+from elastix.store.whole_tensors import wholes
 
 if TYPE_CHECKING:
     import torch

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from blake3 import blake3
 
 from elastix.errors import ConfigError, NotFound, ReadOnly, StateError, StoreError
-from elastix.later import later
+from elastix.lazy_import import later
 from elastix.notebook import facts, size, table
 from elastix.sharding import tensors_of, whole_of
 from elastix.state import Manifest, Ref, State, TensorInfo, raw_bytes

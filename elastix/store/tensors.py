@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from elastix.errors import StateError
-from elastix.later import later
+from elastix.lazy_import import later
 from elastix.sharding import is_sharded, named_part
 from elastix.state import State, TensorInfo, dtype_name, identity, raw_bytes
 from elastix.store.records import DTYPES

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elastix.errors import ConfigError, Full
-from elastix.search.executors.work import Ended, Executor, TrainFunction, Work, WorkReport
+from elastix.search.executors.executor import Ended, Executor, TrainFunction, Work, WorkReport
 from elastix.search.model_sources import InheritTerms, TrialModelSource
 from elastix.search.trial import Objectives
 from elastix.state import Ref

@@ -36,9 +36,9 @@ from elastix.testing.local_worker import HOST, work
 from elastix.train.control.actions import Vacated
 from elastix.train.control.messages import FromWorker, Outcome, ToWorker
 from elastix.train.control.terms import Phase, RunTerms
-from elastix.train.record.beginning import begin
-from elastix.train.record.code import keep_code
-from elastix.train.record.shell import Shell
+from elastix.train.record.conductor_shell import Shell
+from elastix.train.record.pickled_function import keep_code
+from elastix.train.record.start_or_resume import begin
 from elastix.train.replica.context import Context
 from elastix.train.replica.exactness import check_configs
 from elastix.train.replica.link import Settings

@@ -40,7 +40,7 @@ from elastix.train.control.messages import (
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import FollowersLink, Life, Link, Settings
 from elastix.train.replica.member import Member
-from elastix.train.replica.outcome import run_train
+from elastix.train.replica.train_function import run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
 
 HOST = "127.0.0.1"

@@ -10,8 +10,8 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
+from elastix.commands.run import load as load_file
 from elastix.errors import ConfigError
-from elastix.verbs.run import load as load_file
 
 
 def names() -> list[str]:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import elastix
+from elastix.data.cache_eviction import ReaderPosition
 from elastix.data.cursor import order
-from elastix.data.horizon import ReaderPosition
 from elastix.data.loader import Loader
 from elastix.data.shared import arena, dataset, folder, locks
 from elastix.data.source import Source

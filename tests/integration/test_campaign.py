@@ -26,7 +26,7 @@ from elastix.errors import (
 )
 from elastix.events import CampaignEnded, CampaignStarted, StoreMeasured, TrialEnded
 from elastix.observe import journal
-from elastix.search.executors import recipe
+from elastix.search.executors import campaign_file
 from elastix.search.executors.serial import Local
 from elastix.search.rungs import Asha
 from elastix.search.trial import TrialState
@@ -76,7 +76,7 @@ def test_known_good_configurations_come_first_and_are_resumed_by_command(tmp_pat
         {"x": 0.5, "depth": 1},
     ]
     assert type(first.trials[0].config["depth"]) is int
-    again = recipe.read(tmp_path / "runs" / "test")
+    again = campaign_file.read(tmp_path / "runs" / "test")
     more = again.again(budget=elastix.Budget(trials=4), store=str(tmp_path), quiet=True)
     more._executor = Local()
     assert more.run().trials[2].config == {"x": 0.25, "depth": 3}
@@ -479,7 +479,7 @@ def test_failed_trials_are_shown_with_their_first_traceback(tmp_path):
 SCRIPT = """
 import sys
 import elastix
-from elastix.search.executors import recipe
+from elastix.search.executors import campaign_file
 from elastix.search.executors.serial import Local
 from tests.search_parts import SPACE, Drawing
 

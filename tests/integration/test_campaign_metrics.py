@@ -4,7 +4,7 @@ import ConfigSpace
 import pytest
 
 import elastix
-from elastix.observe import metrics
+from elastix.observe import ray_metrics
 from elastix.search.executors.serial import Local
 
 
@@ -30,13 +30,13 @@ def campaign(tmp_path, **options):
 @pytest.mark.timeout(240)
 def test_a_campaign_on_ray_feeds_its_metrics(cluster, tmp_path, monkeypatch):
     put = []
-    record = metrics.Metrics.put
+    record = ray_metrics.Metrics.put
 
     def seen(self, name, value, *labels):
         put.append((name, labels, value))
         record(self, name, value, *labels)
 
-    monkeypatch.setattr(metrics.Metrics, "put", seen)
+    monkeypatch.setattr(ray_metrics.Metrics, "put", seen)
     results = campaign(tmp_path).run()
     last = {(name, *labels): value for name, labels, value in put}
     assert last["trials", "finished"] == 3
@@ -47,5 +47,5 @@ def test_a_campaign_on_ray_feeds_its_metrics(cluster, tmp_path, monkeypatch):
 
 def test_without_ray_there_is_no_endpoint(tmp_path, monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr(metrics, "Metrics", None)  # would raise
+    monkeypatch.setattr(ray_metrics, "Metrics", None)  # would raise
     assert campaign(tmp_path, executor=Local()).run().top(1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastix.observe.grafana import FILE, dashboard
-from elastix.observe.readings import SERIES
+from elastix.observe.metric_series import SERIES
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)

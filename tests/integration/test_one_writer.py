@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from elastix.errors import Conflict
-from elastix.observe.lock import Lock, holder
+from elastix.observe.run_lock import Lock, holder
 
 HOLDS = """
 import os, sys, time
 from pathlib import Path
-from elastix.observe.lock import Lock
+from elastix.observe.run_lock import Lock
 lock = Lock(Path(sys.argv[1]), "it is held")
 if os.fork() == 0:
     print("the child is up", flush=True)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastix.search.config_values import generator
 from elastix.search.inherit import match_tensors
-from elastix.search.values import generator
 from elastix.store import signature
 from search_spaces import conv1d, convnet, mlp, tabular, transformer
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Replicate
 
 from elastix.errors import StateError
-from elastix.meshes import pretended
+from elastix.mesh_check import pretended
 from elastix.sharding import (
     Part,
     Shard,

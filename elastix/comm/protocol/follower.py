@@ -26,10 +26,10 @@ from elastix.comm.protocol.crew import (
     There,
 )
 from elastix.comm.protocol.in_group import InGroup
-from elastix.comm.protocol.in_hand import InHand
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.joiner import Joiner
 from elastix.comm.protocol.operation import OperationOutcome
+from elastix.comm.protocol.operation_in_hand import InHand
 from elastix.comm.protocol.participant import Broken, Fenced, Released
 from elastix.comm.protocol.wants import (
     Await,

@@ -27,11 +27,11 @@ from elastix.comm.protocol import calls
 from elastix.comm.protocol.catch_up_messages import Entering, Watched
 from elastix.comm.protocol.crew import Crew, Go, Going, Gone, Meeting, Release
 from elastix.comm.protocol.in_group import InGroup
-from elastix.comm.protocol.in_hand import InHand, Recovering
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.joiner import Joiner
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.protocol.operation import OperationOutcome
+from elastix.comm.protocol.operation_in_hand import InHand, Recovering
 from elastix.comm.protocol.participant import Broken, Fenced, Joined, Released
 from elastix.comm.protocol.recovery import Decision, Position, decide
 from elastix.comm.protocol.wants import (

@@ -14,10 +14,10 @@ from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingCo
 from elastix.data.audit import Audit
 from elastix.errors import ConfigError, ElastixError, QuorumLost, TooManyFailures, WorkerFailed
 from elastix.events import Event, StateStored, WorkersMeasured
+from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work
 from elastix.search.executors.in_process import Findings
-from elastix.search.executors.memory import out_of_memory
 from elastix.search.executors.pool_worker import PoolWorker, Reports
-from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work
+from elastix.search.executors.trial_memory import out_of_memory
 from elastix.train.on_ray.trainer import ElasticTrainer
 
 

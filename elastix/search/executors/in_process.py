@@ -11,8 +11,8 @@ import torch
 
 from elastix.config import CheckpointConfig
 from elastix.events import AncestorIgnored, Event, Reported, StateStored, TensorsInherited
-from elastix.search.executors.memory import PeakMemory, out_of_memory, refused_bytes
-from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
+from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
+from elastix.search.executors.trial_memory import PeakMemory, out_of_memory, refused_bytes
 from elastix.state import Ref
 from elastix.train.control.messages import Outcome, OutcomeKind
 from elastix.train.replica.link import Settings

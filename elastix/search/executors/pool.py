@@ -31,11 +31,11 @@ from elastix.config import (
 from elastix.errors import ConfigError, Corrupt, SearchError
 from elastix.observe.journal import Tail
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
-from elastix.search.executors import memory
+from elastix.search.executors import trial_memory
+from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.executors.group_worker import GroupWorker
 from elastix.search.executors.packer import Packer, Placement, Reserve
 from elastix.search.executors.pool_worker import Hello, LoneWorker
-from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
 from elastix.train.on_ray.trainer import check_capacity, fit_on_nodes, pickle_train
@@ -331,7 +331,7 @@ class Pool:
 
     def _was_starved(self, said: Hello, error: BaseException) -> bool:
         """Whether the system, or Ray, ended a worker for want of memory."""
-        if memory.out_of_memory(str(error)):
+        if trial_memory.out_of_memory(str(error)):
             return True
         now = self._kills_near(said)
         before = self._kills[said.node]
@@ -349,7 +349,7 @@ class Pool:
             if near:
                 return int(ray.get(near[0].actor.kills.remote(), timeout=_NEAR_S))
             if said.node == ray.get_runtime_context().get_node_id():
-                return memory.kills()
+                return trial_memory.kills()
         except ray.exceptions.RayError as error:
             logger.warning("kills for want of memory are not known node=%s: %s", said.node, error)
         return said.kills

@@ -17,9 +17,9 @@ import ray
 import torch
 
 from elastix.errors import ElastixError
-from elastix.search.executors import memory
+from elastix.search.executors import trial_memory
+from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
-from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
 
 _KEPT = 10_000
 
@@ -85,7 +85,7 @@ class PoolWorker(ABC):
         """Be ready."""
         node = ray.get_runtime_context().get_node_id()
         host = f"groups of worker {self._number}"
-        return Hello(node=node, pid=os.getpid(), host=host, kills=memory.kills())
+        return Hello(node=node, pid=os.getpid(), host=host, kills=trial_memory.kills())
 
     def run(self, work: Work) -> Ended:
         """Run a trial to its end. What it raises is part of the answer."""
@@ -109,7 +109,7 @@ class PoolWorker(ABC):
     @ray.method(concurrency_group="control")
     def kills(self) -> int:
         """How often the system has ended a process here for want of memory."""
-        return memory.kills()
+        return trial_memory.kills()
 
     @ray.method(concurrency_group="control")
     def halt(self, number: int) -> None:
@@ -140,9 +140,9 @@ class LoneWorker(PoolWorker):
         device = _device()
         if device.type == "cuda":
             host = f"{said.node} GPU {ray.get_gpu_ids()[0]}"
-            return replace(said, host=host, capacity_bytes=memory.free(device))
-        idle = memory.resident()
-        room = memory.free() + idle
+            return replace(said, host=host, capacity_bytes=trial_memory.free(device))
+        idle = trial_memory.resident()
+        room = trial_memory.free() + idle
         return replace(said, host=said.node, idle_bytes=idle, capacity_bytes=room)
 
     def _carry_out(self, work: Work, halt: threading.Event) -> Ended:

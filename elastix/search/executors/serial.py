@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from elastix.errors import ConfigError
+from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
-from elastix.search.executors.work import Ended, TrainFunction, Work, WorkReport
 from elastix.search.model_sources import StoreDirectory
 
 

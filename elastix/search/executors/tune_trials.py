@@ -22,9 +22,9 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from elastix.config import ScalingConfig, refuse_memory
 from elastix.errors import ConfigError, SearchError
+from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.pool import reach
-from elastix.search.executors.work import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.model_sources import StoreOpener
 from elastix.store.server import StoreServer
 from elastix.train.on_ray.trainer import fit_on_nodes, pickle_train

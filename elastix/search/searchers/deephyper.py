@@ -27,10 +27,10 @@ from deephyper.hpo import CBO, HpProblem
 from deephyper.hpo.utils import get_inactive_value_of_hyperparameter
 
 from elastix.errors import ConfigError
+from elastix.search.config_values import generator, plain
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial
-from elastix.search.values import generator, plain
 
 AcqOptimizer = Literal["auto", "sampling", "mixedga"]
 

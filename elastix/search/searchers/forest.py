@@ -20,10 +20,10 @@ from ConfigSpace.hyperparameters import CategoricalHyperparameter
 from numpy.random import MT19937, RandomState, SeedSequence
 from numpy.typing import NDArray
 
+from elastix.search.config_values import choices
 from elastix.search.pareto import Losses
 from elastix.search.space import Space
 from elastix.search.trial import Config
-from elastix.search.values import choices
 
 Rows = NDArray[np.float32]
 

@@ -21,10 +21,10 @@ from optuna.distributions import (
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState as State
 
+from elastix.search.config_values import Parameter, Values, active, plain
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial, config_key
-from elastix.search.values import Parameter, Values, active, plain
 
 
 def distribution(hyperparameter: Parameter) -> BaseDistribution:

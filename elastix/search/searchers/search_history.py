@@ -10,9 +10,9 @@ from typing import Any
 from numpy.random import RandomState
 
 from elastix.errors import SearchError
+from elastix.search.config_values import generator
 from elastix.search.space import Space, as_space
 from elastix.search.trial import Config, Suggestion, Trial, config_key
-from elastix.search.values import generator
 
 _TRIES = 100
 

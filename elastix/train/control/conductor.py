@@ -45,7 +45,6 @@ from elastix.train.control.actions import (
     Write,
 )
 from elastix.train.control.failure_detector import FailureDetector
-from elastix.train.control.measures import Measures
 from elastix.train.control.messages import (
     CatchUp,
     CaughtUp,
@@ -69,8 +68,9 @@ from elastix.train.control.messages import (
 from elastix.train.control.quorum import Quorum
 from elastix.train.control.run_state import RunState
 from elastix.train.control.shadows import Shadows
-from elastix.train.control.slow_news import SlowNews
+from elastix.train.control.slow_workers import SlowNews
 from elastix.train.control.terms import Found, Phase, RunTerms
+from elastix.train.control.usage_events import Measures
 
 RECOVERY_S = 1.0
 """Starting a worker costs seconds of a core, which the survivors of a loss need for an instant."""

@@ -37,7 +37,7 @@ from elastix.config import (
 )
 from elastix.errors import ElastixError, StoreError, TrainError
 from elastix.events import Event, Events
-from elastix.observe.metrics import Metrics
+from elastix.observe.ray_metrics import Metrics
 from elastix.store import Store
 from elastix.train.checkpoint import restore
 from elastix.train.control.actions import Vacated
@@ -51,14 +51,14 @@ from elastix.train.control.messages import (
 )
 from elastix.train.control.terms import Found, Phase, RunTerms
 from elastix.train.on_ray import lifeline, takeover
-from elastix.train.on_ray.notices import Notices
-from elastix.train.on_ray.slots import Slot, Slots
+from elastix.train.on_ray.placement import Slot, Slots
+from elastix.train.on_ray.preemption_notices import Notices
 from elastix.train.on_ray.takeover import Presence
 from elastix.train.on_ray.worker import Job, Worker
 from elastix.train.on_ray.worker_handle import WorkerHandle
-from elastix.train.record.beginning import begin
-from elastix.train.record.code import TRAIN, read_code
-from elastix.train.record.shell import Shell
+from elastix.train.record.conductor_shell import Shell
+from elastix.train.record.pickled_function import TRAIN, read_code
+from elastix.train.record.start_or_resume import begin
 from elastix.train.replica.link import Life, Settings
 from elastix.train.replica.model_source import ModelSource
 

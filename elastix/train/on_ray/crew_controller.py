@@ -24,7 +24,7 @@ from elastix.train.control.messages import (
 )
 from elastix.train.control.terms import Found
 from elastix.train.on_ray.controller import Controller
-from elastix.train.on_ray.slots import CrewSlots, Slot
+from elastix.train.on_ray.placement import CrewSlots, Slot
 from elastix.train.on_ray.takeover import Presence
 from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.replica.link import Life

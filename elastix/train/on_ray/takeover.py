@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from elastix.comm.network.door import Address
 from elastix.errors import Conflict
-from elastix.train.on_ray.slots import Slot, groups_named
+from elastix.train.on_ray.placement import Slot, groups_named
 
 logger = logging.getLogger(__name__)
 NAMESPACE = "elastix"

@@ -31,20 +31,20 @@ from elastix.errors import ConfigError, Conflict, QuorumLost, StoreError, Worker
 from elastix.events import Event, RunStarted
 from elastix.observe import journal
 from elastix.observe.console import Console
-from elastix.observe.endings import told
-from elastix.observe.lock import DRIVER_LOCK, Lock, holder
+from elastix.observe.excepthook import told
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.progress import Progress
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
+from elastix.observe.run_lock import DRIVER_LOCK, Lock, holder
 from elastix.observe.timeline import merge
 from elastix.store import Store
 from elastix.train.on_ray import takeover
 from elastix.train.on_ray.controller import Controller, RunRequest
 from elastix.train.on_ray.crew_controller import CrewController, crew_strategy
-from elastix.train.on_ray.following import follow, is_over, stop
-from elastix.train.record.code import TRAIN, digest, keep_code
+from elastix.train.on_ray.driver_view import follow, is_over, stop
 from elastix.train.record.finished import mark, over, same
-from elastix.train.record.origin import origin, versions
+from elastix.train.record.pickled_function import TRAIN, digest, keep_code
+from elastix.train.record.provenance import origin, versions
 from elastix.train.record.result import Result
 from elastix.train.replica.context import Context
 from elastix.train.replica.exactness import check_configs

@@ -50,12 +50,12 @@ from elastix.train.control.messages import (
     WatchNeighbour,
 )
 from elastix.train.on_ray import affinity, lifeline
-from elastix.train.on_ray.slots import SLOT, Slot
+from elastix.train.on_ray.placement import SLOT, Slot
 from elastix.train.on_ray.takeover import Presence, remove_groups, run_id
 from elastix.train.replica.link import FollowersLink, Life, Link
 from elastix.train.replica.member import Member
-from elastix.train.replica.outcome import run_train
 from elastix.train.replica.profiler import Profiler
+from elastix.train.replica.train_function import run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
 
 _PATIENCE_S = 5.0  # for an answer of the controller, before nobody is taken to lead the run

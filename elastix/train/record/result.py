@@ -11,7 +11,7 @@ from elastix.data.audit import Audit, audit
 from elastix.errors import NotFound
 from elastix.events import Event, Reported, RunStarted, StateStored
 from elastix.notebook import facts
-from elastix.observe import catalogue, journal, reports
+from elastix.observe import catalogue, journal, reported_metrics
 from elastix.observe.progress import Progress, shown
 from elastix.state import Ref, State
 from elastix.store import Store
@@ -89,12 +89,12 @@ class Result:
         """
         import pandas as pd  # takes a second
 
-        rows = reports.history(self.events)
+        rows = reported_metrics.history(self.events)
         columns = list(dict.fromkeys(["step", "seconds", *(name for row in rows for name in row)]))
         return pd.DataFrame(rows, columns=columns).set_index("step")
 
     @property
-    def best(self) -> reports.BestValue:
+    def best(self) -> reported_metrics.BestValue:
         """The best value of the metric that checkpoints go by, its step and its State's ref.
 
         Raises:
@@ -138,8 +138,8 @@ class Result:
         with Store(self.store, read_only=True) as store:
             return store.get(ref, "[!@]*").load_into(build(self.config))
 
-    def _best(self) -> reports.BestSoFar:
-        best = reports.BestSoFar()
+    def _best(self) -> reported_metrics.BestSoFar:
+        best = reported_metrics.BestSoFar()
         for event in self.events:
             best.add(event)
         return best

@@ -21,18 +21,18 @@ from elastix.comm.gradients.exact_reducer import ExactReducer
 from elastix.comm.gradients.reducer import Reducer
 from elastix.comm.network.catch_up_stream import CatchUpSender
 from elastix.comm.network.crew_world import DeviceMesh
-from elastix.comm.network.layout import layout_of
+from elastix.comm.network.model_layout import layout_of
 from elastix.comm.network.process_group import Wiring
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.participant import Fenced, Joined, Recovery, Released
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+from elastix.data.backward_window import Ratio
 from elastix.data.cursor import Cursor, count
-from elastix.data.draw import SlicedDraw
+from elastix.data.drawn_batch import SlicedDraw
 from elastix.data.loader import Loader
 from elastix.data.random_numbers import seed_generators
 from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source
-from elastix.data.window import Ratio
 from elastix.errors import ConfigError, StoreError
 from elastix.events import (
     EpochsPlanned,
@@ -49,6 +49,7 @@ from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.control.messages import CaughtUp, Entered, Ready, Succeeded, Suspect
 from elastix.train.replica import refusals
+from elastix.train.replica.crew_mates import Mates
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
 from elastix.train.replica.exactness import (
     check_loader,
@@ -59,12 +60,11 @@ from elastix.train.replica.exactness import (
 from elastix.train.replica.inheritance import Inheritance
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
-from elastix.train.replica.mates import Mates
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rounds import Finish, GroupMean, share_loss
+from elastix.train.replica.sliced_step import Step
 from elastix.train.replica.state_copies import StateCopies
-from elastix.train.replica.step import Step
 from elastix.train.replica.step_commits import StepCommits
 from elastix.train.replica.tracked_objects import TrackedObjects
 

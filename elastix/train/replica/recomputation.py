@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from elastix.comm.gradients.slice_digests import Sum, number, tensor_digest
 from elastix.comm.protocol.calls import name
 from elastix.comm.slice_tree import Node
-from elastix.data.draw import SlicedDraw
+from elastix.data.drawn_batch import SlicedDraw
 from elastix.data.random_numbers import generators_digest, seed_at
 from elastix.errors import ReplicasDiffer, TrainError
 from elastix.train.replica.guard import ABSENT, Alarm, ordered

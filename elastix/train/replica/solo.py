@@ -20,7 +20,7 @@ from elastix.train.control.messages import FromWorker, Outcome
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import Settings
 from elastix.train.replica.member import Member
-from elastix.train.replica.outcome import Halted, run_train
+from elastix.train.replica.train_function import Halted, run_train
 
 _MAY_END = ("boundary", "evaluate", "report")
 _WIRING = Wiring(address=("", 0), interface="", backend="gloo", me=0)

@@ -21,15 +21,15 @@ from elastix.comm.gradients.reducer import Reducer, Weights
 from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.operation import OperationOutcome
-from elastix.data import turns
-from elastix.data.window import Window
+from elastix.data import loader_order
+from elastix.data.backward_window import Window
 from elastix.errors import TrainError
 from elastix.events import SamplesLeftOut, StepCommitted, StepVoided
 from elastix.train.checkpoint.comparison import compare, diverged
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.control.messages import Diverged
 from elastix.train.replica import refusals
-from elastix.train.replica.draws import Drawn, drawn, parted
+from elastix.train.replica.draw_comparison import Drawn, drawn, parted
 from elastix.train.replica.exactness import AnyPlaces, RandomPlaces
 from elastix.train.replica.guard import Alarm
 from elastix.train.replica.learning_rate import RateScaling
@@ -43,8 +43,8 @@ from elastix.train.replica.recomputation import (
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rewind import Rewind
 from elastix.train.replica.rounds import Regroup, RollCall, told
+from elastix.train.replica.sliced_step import Slices
 from elastix.train.replica.state_copies import StateCopies
-from elastix.train.replica.step import Slices
 from elastix.train.replica.step_checks import StepChecks
 from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.vote import StepVerdict, Vote
@@ -114,7 +114,7 @@ class StepCommits:
         self._shadowed = shadowed
         self._able = False  # as a shadow, to store States, as was said to whom it follows
         self._reducer: Reducer | None = None
-        self._turns: deque[int] = deque(maxlen=turns.REMEMBERED)  # of loaders, step by step
+        self._turns: deque[int] = deque(maxlen=loader_order.REMEMBERED)  # of loaders, step by step
         self._turns_from_before = False  # none of them was taken since the State came
         self._doubted = False  # what a step was about, and it was said
 
@@ -139,7 +139,7 @@ class StepCommits:
         self.window.load_state_dict(meta.get("window", {}))
         self.checks.load_state_dict(meta)
         self._again.load_state_dict(meta)
-        self._turns = deque(meta.get("turns", ()), turns.REMEMBERED)
+        self._turns = deque(meta.get("turns", ()), loader_order.REMEMBERED)
         self._turns_from_before = bool(self._turns)
         self._able = False
 
@@ -420,7 +420,7 @@ class StepCommits:
 
     def look_at_turn(self, loader: int) -> None:
         """Say so if the run goes on with another loader than it would have without a stop."""
-        wanted = turns.expected(self._turns) if self._turns_from_before else None
+        wanted = loader_order.expected(self._turns) if self._turns_from_before else None
         self._turns_from_before = False
         if wanted not in (None, loader):
             logger.warning(refusals.OTHER_TURN, self.step, wanted, loader)

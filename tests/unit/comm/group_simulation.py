@@ -26,7 +26,7 @@ from elastix.comm.protocol.participant import Fenced, Joined, Released
 from elastix.comm.protocol.recovery import decide
 from elastix.comm.protocol.wants import Await, Failed, Superseded
 from elastix.data.cursor import Cursor, merge, split
-from elastix.data.slices import Assignment, shares
+from elastix.data.slice_assignment import Assignment, shares
 from elastix.train.replica.vote import Vote, decode
 
 STEP, EVALUATE, FINISH = 1, 2, 3

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from elastix.cli import app
 from elastix.cost.trace import trace
 from elastix.errors import ConfigError
-from elastix.meshes import check, parsed, pretended
+from elastix.mesh_check import check, parsed, pretended
 from tests.crew import Net, sharded
 
 RUNNER = CliRunner()

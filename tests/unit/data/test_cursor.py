@@ -22,7 +22,7 @@ from elastix.data.cursor import (
     subtract,
     take,
 )
-from elastix.data.scattered import FROM
+from elastix.data.shuffled_order import FROM
 
 seeds = st.integers(0, 2**63 - 1)
 

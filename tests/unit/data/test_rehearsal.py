@@ -19,8 +19,8 @@ from elastix import state as states
 from elastix.data import cursor
 from elastix.data.cursor import count
 from elastix.data.loader import Loader
-from elastix.data.ranks import lowest, rows_of, union
 from elastix.data.rehearsal import Rehearsal
+from elastix.data.reservoir import lowest, rows_of, union
 from elastix.data.source import Source
 from elastix.errors import ConfigError
 from elastix.store import Store

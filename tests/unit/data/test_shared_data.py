@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import elastix
+from elastix.data.cache_eviction import ReaderPosition
 from elastix.data.cursor import order
-from elastix.data.horizon import ReaderPosition
 from elastix.data.shared import arena as arenas
 from elastix.data.shared import dataset as shared_dataset
 from elastix.data.shared.arena import Arena, Layout

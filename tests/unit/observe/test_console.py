@@ -14,7 +14,7 @@ from elastix.events import (
     WorkerRaised,
 )
 from elastix.observe.console import Console
-from elastix.observe.lines import line, plain
+from elastix.observe.event_text import line, plain
 from elastix.observe.progress import Progress
 from tests.report_data import BEGAN, run_events
 

@@ -14,8 +14,8 @@ from elastix.events import (
     WorkerLost,
 )
 from elastix.observe import journal
-from elastix.observe.lines import line
-from elastix.observe.readings import Readings
+from elastix.observe.event_text import line
+from elastix.observe.metric_series import Readings
 from elastix.report.compose import training_page
 from elastix.report.training import tell
 

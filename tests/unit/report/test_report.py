@@ -28,8 +28,8 @@ from elastix.events import (
     WorkerRaised,
     WorkersMeasured,
 )
+from elastix.observe.event_text import line
 from elastix.observe.journal import Journal
-from elastix.observe.lines import line
 from elastix.report import training_part, write_report
 from elastix.report.campaign_plots import campaign_figures
 from elastix.report.compose import campaign_page, training_page

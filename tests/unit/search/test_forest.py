@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from ConfigSpace import Categorical, ConfigurationSpace, Constant, EqualsCondition, Float, Integer
 
+from elastix.search.config_values import generator
 from elastix.search.searchers.forest import KEPT, Encoding, Forest, ranks
 from elastix.search.space import Blocks, Space
-from elastix.search.values import generator
 
 
 def space() -> Space:

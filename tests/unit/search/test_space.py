@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import elastix
 from elastix.errors import ConfigError, EmptySpace
+from elastix.search.config_values import generator
 from elastix.search.space import Blocks, Space, as_space
 from elastix.search.trial import config_key
-from elastix.search.values import generator
 
 SEEDS = st.integers(0, 2**31)
 quick = settings(max_examples=60)

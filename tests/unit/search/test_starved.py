@@ -12,11 +12,11 @@ import elastix
 from elastix.config import Budget, ScalingConfig, refuse_memory
 from elastix.errors import ConfigError, EveryTrialFailed, SearchError
 from elastix.events import TrialEnded, TrialLost, TrialStarved
-from elastix.search.executors import memory
+from elastix.search.executors import trial_memory
+from elastix.search.executors.executor import Ended, EndedKind, Work
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.packer import Packer
 from elastix.search.executors.serial import Local
-from elastix.search.executors.work import Ended, EndedKind, Work
 from elastix.search.gate import Foreseen, Gate
 from elastix.search.results import Results
 from elastix.search.rungs import Asha
@@ -392,18 +392,18 @@ def test_a_whole_campaign_with_a_gate(tmp_path):
     ],
 )
 def test_errors_for_want_of_memory(said):
-    assert memory.out_of_memory(said)
+    assert trial_memory.out_of_memory(said)
 
 
 @pytest.mark.parametrize("said", ["", "ValueError: two", "KeyError: 'memory'", "RuntimeError: nan"])
 def test_other_errors(said):
-    assert not memory.out_of_memory(said)
+    assert not trial_memory.out_of_memory(said)
 
 
 def test_how_much_was_asked_for():
-    assert memory.refused_bytes("you tried to allocate 400 bytes. Error") == 400
-    assert memory.refused_bytes("Tried to allocate 2.50 GiB. GPU 0") == int(2.5 * GIB)
-    assert memory.refused_bytes("MemoryError") == 0
+    assert trial_memory.refused_bytes("you tried to allocate 400 bytes. Error") == 400
+    assert trial_memory.refused_bytes("Tried to allocate 2.50 GiB. GPU 0") == int(2.5 * GIB)
+    assert trial_memory.refused_bytes("MemoryError") == 0
 
 
 def takes(ctx):
@@ -434,9 +434,9 @@ def test_a_trial_that_cannot_have_what_it_wants_has_starved():
 
 
 def test_there_is_memory_and_kills_are_counted():
-    assert memory.free() > 0
-    assert memory.kills() >= 0
-    assert memory.resident() > 10 << 20
+    assert trial_memory.free() > 0
+    assert trial_memory.kills() >= 0
+    assert trial_memory.resident() > 10 << 20
 
 
 def test_what_is_kept_free_for_a_trial_is_a_number_of_bytes():

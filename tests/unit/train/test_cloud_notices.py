@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from elastix.train.on_ray import cloud_notices, notices
+from elastix.train.on_ray import cloud_notices, preemption_notices
 from elastix.train.on_ray.cloud_notices import Service
 from tests.fake_metadata import Aws, Azure, Fake, Gcp
 
@@ -177,8 +177,8 @@ def test_a_watcher_tells_of_changes_alone(monkeypatch):
             if len(waits) == 3:
                 fake.preempted = "TRUE"
 
-        monkeypatch.setattr(notices, "time", SimpleNamespace(sleep=wait))
-        watcher = notices.NoticeWatcher("gcp", fake.address)
+        monkeypatch.setattr(preemption_notices, "time", SimpleNamespace(sleep=wait))
+        watcher = preemption_notices.NoticeWatcher("gcp", fake.address)
         assert watcher.change(known=False)
         assert waits == [cloud_notices.EVERY_S] * 3
         fake.preempted = "FALSE"
@@ -187,7 +187,7 @@ def test_a_watcher_tells_of_changes_alone(monkeypatch):
 
 def test_nobody_is_asked_unless_that_is_wanted(monkeypatch):
     monkeypatch.setattr(ray, "remote", lambda *_: pytest.fail("an actor was started"))
-    assert notices.Notices(None, None).look({"node"}) == set()
+    assert preemption_notices.Notices(None, None).look({"node"}) == set()
 
 
 def test_this_ray_tells_which_nodes_are_being_drained():
@@ -198,8 +198,8 @@ def test_this_ray_tells_which_nodes_are_being_drained():
 def test_a_ray_that_does_not_tell_disturbs_nobody(monkeypatch, caplog):
     monkeypatch.setattr(ray._private.state, "state", SimpleNamespace())
     with caplog.at_level(logging.WARNING):
-        assert notices.draining_nodes() == notices.draining_nodes() == set()
+        assert preemption_notices.draining_nodes() == preemption_notices.draining_nodes() == set()
     assert len(caplog.records) == 1
     monkeypatch.delattr(ray._private, "state")
-    assert notices.draining_nodes() == set()
-    notices._told.clear()
+    assert preemption_notices.draining_nodes() == set()
+    preemption_notices._told.clear()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from elastix.comm.network.layout import compare, layout_of
+from elastix.comm.network.model_layout import compare, layout_of
 from elastix.config import ExchangeConfig, FailureConfig, Guard, RunConfig
 from elastix.errors import ConfigError
 from elastix.state import State

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from elastix.comm.gradients.slice_digests import Sum
 from elastix.comm.slice_tree import Node
 from elastix.config import CheckpointConfig, FailureConfig
-from elastix.data.slices import Assignment
+from elastix.data.slice_assignment import Assignment
 from elastix.errors import ConfigError, TrainError
 from elastix.train.replica.guard import ABSENT, Alarm
 from elastix.train.replica.link import Settings

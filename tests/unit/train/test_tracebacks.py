@@ -6,7 +6,7 @@ import torch
 
 from elastix.arguments import of_kind
 from elastix.errors import ConfigError
-from elastix.observe import lines
+from elastix.observe import event_text
 from elastix.train.replica.tracebacks import told
 
 
@@ -50,5 +50,5 @@ def test_causes_of_a_refusal_are_in_its_message():
 
 
 def test_an_error_that_elastix_did_not_foresee_keeps_its_frames():
-    text = raised_by(lambda: lines.plain(None))
-    assert "observe/lines.py" in text
+    text = raised_by(lambda: event_text.plain(None))
+    assert "observe/event_text.py" in text

@@ -3,7 +3,7 @@
 import torch
 
 from elastix.events import WorkersMeasured, from_record, to_record
-from elastix.train.control.measures import Measures
+from elastix.train.control.usage_events import Measures
 from elastix.train.replica.usage import Parts, Usage
 
 

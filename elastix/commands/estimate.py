@@ -1,0 +1,218 @@
+"""`elastix estimate`: what a training run costs before it is started."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+
+from elastix.commands.output import AsJson, print_table, undisturbed
+from elastix.cost.devices import DEVICES, this_machine
+from elastix.errors import ConfigError
+from elastix.lazy_import import later
+from elastix.mesh_check import parsed
+
+if TYPE_CHECKING:
+    import torch
+
+    from elastix.cost.plan import Plan
+    from elastix.cost.trace import Cost
+else:
+    torch = later("torch")
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
+
+
+def estimate(
+    model: Annotated[
+        str, typer.Argument(help="MODULE[:FUNCTION] or FILE.py[:FUNCTION]; the default is :build.")
+    ],
+    shape: Annotated[str, typer.Option(help="Of one sample, without the batch: 3,224,224.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Of the whole group.")] = 256,
+    samples: Annotated[int, typer.Option(min=1, help="In one epoch.")] = 50_000,
+    epochs: Annotated[float, typer.Option(min=0.001, help="Passes over the samples.")] = 1.0,
+    workers: Annotated[int, typer.Option(min=1, help="One device each.")] = 1,
+    device: Annotated[
+        str, typer.Option(help=f"One of {', '.join(DEVICES)}; or here: this CPU, measured.")
+    ] = "here",
+    utilization: Annotated[
+        float | None,
+        typer.Option(help="Share of the device's peak, 0 to 1. Default: a roofline per operator."),
+    ] = None,
+    within_hours: Annotated[
+        float | None, typer.Option(help="Add workers until it is through in so many hours.")
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(help="JSON for FUNCTION(config). Default: that of the module's `space`."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the parameters.")] = "float32",
+    autocast: Annotated[str | None, typer.Option(help="Of the forward pass: bfloat16.")] = None,
+    input_dtype: Annotated[str, typer.Option(help="Of a sample; int64 for tokens.")] = "float32",
+    optimizer: Annotated[str, typer.Option(help="adamw, adam or sgd.")] = "adamw",
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="Each worker is a crew, sharded by parallelize(): shard=4,tensor=2."),
+    ] = None,
+    parallelize: Annotated[
+        str | None,
+        typer.Option(help="FUNCTION(model, mesh), or MODULE:FUNCTION. Default: the model's own."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a training run costs: FLOPs, memory by part, time, devices, and whether it fits.
+
+    Nothing is trained: two steps of the model are traced on tensors without memory.
+    """
+    from elastix.cost.plan import plan  # not for --help
+    from elastix.cost.trace import trace
+
+    if device not in ("here", *DEVICES):
+        raise ConfigError(f"--device is here or one of {sorted(DEVICES)}, not {device!r}.")
+    axes = parsed(mesh) if mesh else {}
+    share = math.ceil(batch_size / workers / axes.get("shard", 1))
+    made, sample = _dtype(dtype, "--dtype"), _dtype(input_dtype, "--input-dtype")
+    if sample.is_floating_point:
+        sample = made
+    sizes = _shape(shape)
+    with undisturbed(as_json):
+        cost = trace(
+            _builder(model, config),
+            lambda: (torch.zeros(share, *sizes, dtype=sample),),
+            optimizer=optimizer,
+            dtype=made,
+            autocast=_dtype(autocast, "--autocast") if autocast else None,
+            foreach=device != "here",
+            mesh=axes,
+            parallelize=_parallelizer(model, parallelize) if axes else None,
+        )
+    planned = plan(
+        cost,
+        this_machine() if device == "here" else DEVICES[device],
+        steps=math.ceil(samples * epochs / batch_size),
+        dtype=autocast or dtype,
+        workers=workers,
+        utilization=utilization,
+        within_s=None if within_hours is None else within_hours * 3600,
+        places=math.prod(axes.values()),
+    )
+    value = {
+        "cost": {
+            **{k: v for k, v in asdict(cost).items() if k != "operators"},
+            "buckets_bytes": cost.buckets_bytes,
+            "activations_bytes": cost.activations_bytes,
+        },
+        "plan": {
+            **asdict(planned),
+            "pflop_days": planned.pflop_days,
+            "device_hours": planned.device_hours,
+        },
+    }
+    print_table(as_json, value, ("what", "how much"), _rows(cost, planned))
+
+
+def _rows(cost: Cost, planned: Plan) -> list[tuple[str, str]]:
+    crew = planned.devices > planned.workers
+    who = "place" if crew else "worker"
+    rows = [
+        ("parameters", f"{cost.parameters:,}"),
+        (f"FLOPs per step and {who}", f"{cost.step_flops:.3g}"),
+        ("FLOPs in total", f"{planned.total_flops:.3g} ({planned.pflop_days:.3g} PFLOP-days)"),
+        ("steps", f"{planned.steps:,}"),
+        ("model", decimal(cost.model_bytes)),
+        ("gradients", decimal(cost.gradients_bytes)),
+        ("gradient buckets", decimal(cost.buckets_bytes)),
+        ("optimizer", decimal(cost.optimizer_bytes)),
+        ("activations and temporaries", decimal(cost.activations_bytes)),
+    ]
+    for stage, held in planned.memory_bytes.items():
+        kind = "elastix's replicas" if stage == 0 else f"with ZeRO stage {stage}"
+        verdict = "fits" if planned.fits[stage] else "does NOT fit"
+        who = "a place of a worker's mesh" if crew else f"a worker, {kind}"
+        rows.append((who, f"{decimal(round(held))}, {verdict} ({planned.device})"))
+    rows += [
+        ("devices", f"{planned.devices} x {planned.device}, {planned.dtype}"),
+        ("time of a step", f"{planned.step_s:.3g} s at {planned.utilization:.0%} of the peak"),
+        ("time", f"{_duration(planned.total_s)} ({planned.device_hours:.3g} device hours)"),
+    ]
+    return rows
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _dtype(name: str, option: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise ConfigError(f"{option} is one of {_DTYPES}, not {name!r}.")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(
+            f"--shape is numbers with commas, as in 3,224,224, not {text!r}."
+        ) from error
+
+
+def _builder(target: str, config: str | None) -> Callable[[], torch.nn.Module]:
+    """What makes the model: FUNCTION(config), or FUNCTION() if there is no config and no space."""
+    module_name, _, name = target.partition(":")
+    module = _module(module_name)
+    build = getattr(module, name or "build", None)
+    if not callable(build):
+        raise ConfigError(f"{module_name} has no function {name or 'build'!r}.")
+    try:
+        values: Mapping[str, Any] | None = None if config is None else json.loads(config)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--config is no JSON: {error}.") from error
+    if values is None and hasattr(module, "space"):
+        values = dict(module.space.get_default_configuration())
+    return build if values is None else lambda: build(values)
+
+
+def _parallelizer(model: str, named: str | None) -> Callable[[torch.nn.Module, Any], object]:
+    """What shards the model: of the module that makes it, or of another one."""
+    own = model.partition(":")[0]
+    first, _, last = (named or "parallelize").rpartition(":")
+    found = getattr(_module(first or own), last, None)
+    if not callable(found):
+        raise ConfigError(
+            f"{first or own} has no function {last!r}. Nothing was estimated. --mesh needs "
+            "one that takes model and mesh and shards as the train function does, with "
+            "fully_shard and parallelize_module."
+        )
+    parallelize: Callable[[torch.nn.Module, Any], object] = found
+    return parallelize
+
+
+def _module(name: str) -> Any:  # noqa: ANN401 - a module has whatever it has
+    path = Path(name)
+    if path.suffix == ".py":
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise ConfigError(f"there is no file {name}.")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{name} cannot be imported: {error}.") from error

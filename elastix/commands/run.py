@@ -1,0 +1,97 @@
+"""`elastix run SCRIPT`: train with the function of a Python file, as torchrun runs one."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from elastix.commands.output import AsJson, print_table, undisturbed
+from elastix.config import RunConfig, ScalingConfig
+from elastix.errors import ConfigError
+
+
+def run(
+    script: Annotated[Path, typer.Argument(help="Python file with the train function.")],
+    function: Annotated[str, typer.Option(help="Its name; it takes one argument, ctx.")] = "train",
+    workers: Annotated[str, typer.Option("--workers", "-w", help="4, or 2:8 for min:max.")] = "1",
+    spares: Annotated[int, typer.Option(help="Further workers that wait.")] = 0,
+    shadows: Annotated[int, typer.Option(help="Further workers that hold each step.")] = 0,
+    cpus: Annotated[float, typer.Option(help="Of each worker.")] = 1.0,
+    gpus: Annotated[float, typer.Option(help="Of each worker.")] = 0.0,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE for ctx.config; VALUE is JSON, or text."),
+    ] = None,
+    name: Annotated[
+        str, typer.Option(help="Of the run; the script's by default. The same name goes on.")
+    ] = "",
+    store: Annotated[
+        str, typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Where States are kept.")
+    ] = "runs/store",
+    seed: Annotated[int, typer.Option(help="Of initial weights and of the order of samples.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train with the train function of a Python file, on this Ray cluster or a local one."""
+    with undisturbed(as_json):
+        train = getattr(load(script), function, None)
+    if train is None:
+        raise ConfigError(
+            f"{script} has no {function!r}. Nothing was started. Name the function that takes the "
+            "Context: --function NAME."
+        )
+    scaling = ScalingConfig(
+        num_workers=_sizes(workers),
+        spares=spares,
+        shadows=shadows,
+        cpus_per_worker=cpus,
+        gpus_per_worker=gpus,
+    )
+    chosen = RunConfig(name=name or script.stem, store=store, seed=seed)
+    from elastix.train.on_ray.trainer import ElasticTrainer  # Ray is imported when it is needed
+
+    trainer = ElasticTrainer(
+        train, config=dict(map(_pair, config or [])), scaling=scaling, run=chosen, quiet=as_json
+    )
+    with undisturbed(as_json):
+        result = trainer.fit()
+    if as_json:
+        found = {"ref": result.ref, "metrics": dict(result.metrics), "exact": result.audit.exact}
+        found["replicas_equal"] = result.audit.replicas.equal
+        print_table(True, found, (), [])
+
+
+def load(script: Path) -> ModuleType:
+    """The module in a file. Not under its own name, so that workers are sent what is in it.
+
+    Raises:
+        ConfigError: there is no such Python file.
+    """
+    spec = importlib.util.spec_from_file_location(f"elastix_run_{script.stem}", script)
+    if not script.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{script} is not a Python file. Nothing was started.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _sizes(text: str) -> int | tuple[int, int]:
+    low, colon, high = text.partition(":")
+    try:
+        return (int(low), int(high)) if colon else int(low)
+    except ValueError as error:
+        raise ConfigError(
+            f"--workers {text}: give a number, or MIN:MAX. Nothing was started."
+        ) from error
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {text}: give KEY=VALUE. Nothing was started.")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value

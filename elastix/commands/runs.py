@@ -1,0 +1,270 @@
+"""`elastix runs`: all runs and campaigns of a store, live or over; look at one, compare several."""
+
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+
+from elastix.commands.exit_codes import says
+from elastix.commands.output import AsJson, complain, print_table
+from elastix.errors import ConfigError, Conflict, NotFound, StoreError
+from elastix.observe import catalogue, notes
+from elastix.observe.journal import lock_of
+from elastix.observe.progress import duration, number, shown
+from elastix.observe.run_lock import DRIVER_LOCK, Lock
+
+if TYPE_CHECKING:
+    from elastix.store import Store
+
+STORE = "runs/store"
+_REMOVED = ".removed-"
+
+app = typer.Typer(help="List runs and campaigns, live or over; look at one, compare several.")
+
+
+def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Runs of the store, for a shell that completes them."""
+    found = catalogue.names(Path(ctx.params.get("store") or STORE))
+    return [name for name in found if name.startswith(incomplete)]
+
+
+Name = Annotated[str, typer.Argument(help="Name of the run.", autocompletion=_completed)]
+Where = Annotated[
+    str,
+    typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory of the store."),
+]
+
+
+@app.callback(invoke_without_command=True)
+@says
+def list_(
+    ctx: typer.Context,
+    store: Where = STORE,
+    tag: Annotated[str | None, typer.Option(help="Only those with this tag.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs and campaigns of a store, live or over, the latest first."""
+    if ctx.invoked_subcommand is not None:
+        return
+    found = [s for s in catalogue.summaries(Path(store)) if tag is None or tag in s.tags]
+    found.sort(key=lambda summary: -summary.last_t)
+    sizes = _sizes(store)
+    values = [_value(summary, sizes) for summary in found]
+    columns = ("run", "kind", "state", "steps", "best", "last", "lost", "size", "began", "tags")
+    print_table(as_json, values, columns, (_row(summary, sizes) for summary in found))
+    for summary in found:
+        if summary.state == "damaged":
+            complain(f"{summary.name}: {summary.message}")
+    if strangers := catalogue.strangers(Path(store)):
+        what = "1 folder" if len(strangers) == 1 else f"{len(strangers)} folders"
+        complain(
+            f"left out: {what} of {store}/runs with names that no run can have, as {strangers[0]!r}"
+        )
+    if not found and not as_json:
+        complain(f"{store} has no runs" + (f" with the tag {tag!r}" if tag else ""))
+
+
+@app.command()
+@says
+def show(name: Name, store: Where = STORE, as_json: AsJson = False) -> None:
+    """Show one run: its state, its metrics, its note, how it was set up."""
+    summary = catalogue.summary(Path(store), name)
+    value = _value(summary, _sizes(store))
+    rows = [(key, _text(item)) for key, item in value.items() if item not in (None, "", [], {})]
+    print_table(as_json, value, ("what", "value"), rows)
+
+
+@app.command()
+@says
+def note(
+    name: Name,
+    text: Annotated[str, typer.Argument(help="The note; '' removes it.")],
+    store: Where = STORE,
+    as_json: AsJson = False,
+) -> None:
+    """Write a note on a run; it replaces the one before."""
+    found = notes.change(_directory(name, store), note=text)
+    print_table(as_json, asdict(found), ("run", "note"), [(name, text)])
+
+
+@app.command()
+@says
+def tag(
+    name: Name,
+    tags: Annotated[list[str], typer.Argument(help="Tags to add.")],
+    store: Where = STORE,
+    delete: Annotated[bool, typer.Option("--delete", "-d", help="Remove them instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tag a run, to find it again with `elastix runs --tag`."""
+
+    def changed(before: Sequence[str]) -> list[str]:
+        kept = [t for t in before if t not in tags]
+        return kept if delete else [*kept, *dict.fromkeys(tags)]
+
+    found = notes.change(_directory(name, store), tags=changed)
+    print_table(as_json, asdict(found), ("run", "tags"), [(name, " ".join(found.tags))])
+
+
+@app.command()
+@says
+def rm(
+    names: Annotated[
+        list[str], typer.Argument(help="Names of the runs.", autocompletion=_completed)
+    ],
+    store: Where = STORE,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove runs that are over, with their journals and States; `store gc` frees the bytes.
+
+    States that another tag names are kept.
+    """
+    with _owned(names, store):
+        pass  # before anybody is asked
+    if not yes and not typer.confirm(f"Remove {', '.join(names)} from {store} for good?", err=True):
+        raise typer.Exit(1)
+    with _owned(names, store):
+        removed = [_remove(name, store) for name in dict.fromkeys(names)]
+    rows = [(value["run"], value["states"], " ".join(value["kept"]) or "-") for value in removed]
+    print_table(as_json, removed, ("removed", "states", "kept, as others name them"), rows)
+
+
+@app.command()
+@says
+def compare(
+    names: Annotated[
+        list[str], typer.Argument(help="Names of the runs.", autocompletion=_completed)
+    ],
+    store: Where = STORE,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page; STORE/runs/compare.html.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one page of several training runs: curves over each other, settings that differ."""
+    from elastix.report import write_comparison  # not for --help
+
+    if len(set(names)) < 2:
+        raise ConfigError("give two runs at least. Nothing was written.")
+    path, settings = write_comparison(names, store, out)
+    columns = ("setting", *names)
+    rows = ((key, *map(_text, values)) for key, values in settings.items())
+    value = {"path": str(path), "runs": names, "settings": settings}
+    print_table(as_json, value, columns, rows)
+    if not as_json:
+        complain(f"the curves are in {path}")
+
+
+def _directory(name: str, store: str) -> Path:
+    return catalogue.find(Path(store), name).parent
+
+
+@contextmanager
+def _owned(names: Sequence[str], store: str) -> Iterator[None]:
+    """As long as nobody else trains one of these runs, and nobody else can begin to.
+
+    Raises:
+        Conflict: somebody does; names them.
+    """
+    refusal = "Nothing was removed. Stop it first."
+    with ExitStack() as held:
+        for name in dict.fromkeys(names):
+            path = catalogue.find(Path(store), name)
+            for lock, what in (
+                (path.with_name(DRIVER_LOCK), f"run {name!r} of this store is at work"),
+                (lock_of(path), f"the journal {path} is written"),
+            ):
+                held.enter_context(Lock(lock, what, refusal=refusal))
+        yield
+
+
+def _sizes(store: str) -> dict[str, int]:
+    """Bytes of the States that each run's tags name; empty if there is no store of models yet."""
+    from elastix.store import Store
+
+    sizes: dict[str, int] = {}
+    with suppress(StoreError), Store(store, read_only=True) as opened:
+        for entry in opened.log():
+            for name in {tag.split("/", 1)[0] for tag in entry.tags if "/" in tag}:
+                sizes[name] = sizes.get(name, 0) + entry.nbytes
+    return sizes
+
+
+def _value(summary: catalogue.Summary, sizes: dict[str, int]) -> dict[str, Any]:
+    value = {**asdict(summary), "bytes": sizes.get(summary.name, 0), "tags": list(summary.tags)}
+    if summary.best is not None:
+        metric, best, step = summary.best
+        value["best"] = {"metric": metric, "value": best, "step": step}
+    return value
+
+
+def _row(summary: catalogue.Summary, sizes: dict[str, int]) -> tuple[str, ...]:
+    best = summary.best
+    began = f"{datetime.fromtimestamp(summary.began_t):%Y-%m-%d %H:%M}" if summary.began_t else "-"
+    what = "trials" if summary.kind == "campaign" else "steps"
+    return (
+        summary.name,
+        summary.kind,
+        summary.state,
+        f"{summary.steps} {what}",
+        "-" if best is None else f"{best[0]} {number(best[1])} (step {best[2]})",
+        shown(summary.metrics) or "-",
+        str(summary.losses),
+        decimal(sizes.get(summary.name, 0)),
+        f"{began}, {duration(summary.last_t - summary.began_t)}",
+        " ".join(summary.tags) or "-",
+    )
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - any JSON
+    if isinstance(value, dict):
+        return "  ".join(f"{key} {number(item)}" for key, item in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else number(value)
+
+
+def _remove(name: str, store: str) -> dict[str, Any]:
+    """States first, so that what is left after a kill can be removed again by name."""
+    from elastix.store import Store
+
+    refs, kept = set(_trials(name, store)), []
+    with suppress(NotFound), Store(store, read_only=True), Store(store) as opened:
+        for label, ref in opened.tags().items():
+            if label.startswith(f"{name}/"):
+                opened.untag(label)
+                refs.add(ref)
+        kept = [ref[:12] for ref in sorted(refs) if not _retired(opened, ref)]
+    directory = Path(store) / "runs" / name
+    with notes.alone(directory):
+        # At once, so that whoever waits for its locks begins in a folder of its own.
+        directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))
+    for left in directory.parent.glob(f"{_REMOVED}*"):  # of a removal that was killed as well
+        shutil.rmtree(left, ignore_errors=True)
+    return {"run": name, "states": len(refs) - len(kept), "kept": kept}
+
+
+def _retired(store: "Store", ref: str) -> bool:
+    try:
+        store.retire(ref)
+    except NotFound:
+        return True  # it was before
+    except Conflict:
+        return False
+    return True
+
+
+def _trials(name: str, store: str) -> list[str]:
+    """Models that the trials of a campaign have left."""
+    from elastix.search.results import Results
+
+    with suppress(NotFound):
+        results = Results.open(store, name)
+        return [t.ref for t in (*results.trials, *results.reranked) if t.ref is not None]
+    return []

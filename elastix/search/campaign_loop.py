@@ -1,0 +1,678 @@
+"""The loop of a campaign: ask, run, write down, tell. No Ray, no torch, no terminal.
+
+Not here: what stands around it (campaign), where trials run (executors), how they are kept
+(trial_database).
+
+Invariant: a searcher is told of a trial, and rungs act on it, only with the transaction that puts
+it into the database; a trial that is final there never runs again.
+"""
+
+import logging
+import math
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elastix.config import Budget
+from elastix.errors import ElastixError, EveryTrialFailed, NeverReported, SearchError, StoreError
+from elastix.events import (
+    Event,
+    TrialEnded,
+    TrialLost,
+    TrialReported,
+    TrialStarted,
+    TrialStarved,
+)
+from elastix.search.executors import packer
+from elastix.search.executors.executor import Ended, EndedKind, Executor, Work, WorkReport
+from elastix.search.gate import Gate
+from elastix.search.pareto import dominates, order
+from elastix.search.rungs import Rungs, Verdict
+from elastix.search.trial import Config, Objectives, Searcher, Suggestion, Trial, TrialState
+from elastix.search.trial_database import Role, TrialDatabase, TrialRow
+from elastix.state import Ref
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_SNAPSHOT_S = 5.0
+_HALT_S = 10.0
+_REFUSALS = 200  # in a row: nothing that fits is being proposed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopTerms:
+    """What a loop goes by, beside its parts.
+
+    Attributes:
+        name: of the campaign.
+        seed: of the first trial; the others have the following ones.
+        max_losses: how often a trial may lose its worker before it counts as failed.
+        retries: how often a trial that raised is run again.
+        give_up_after: so many failed trials, and none that did not fail, end the campaign.
+        rerank: how many of the best are run again without inheritance at the end.
+    """
+
+    name: str
+    seed: int = 0
+    max_losses: int = 3
+    retries: int = 0
+    give_up_after: int = 5
+    rerank: int = 0
+
+
+@dataclass
+class _Case:
+    """A trial with what the loop knows of it."""
+
+    trial: Trial
+    role: Role = "search"
+    done: int | None = None
+    results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    losses_of_workers: int = 0
+    raised: int = 0
+    stop: bool = False
+    rung: int | None = None
+    kept: int = 0  # reports up to the State from which a run that is cut short begins again
+
+    @property
+    def line(self) -> TrialRow:
+        return TrialRow(self.trial, self.role, self.done)
+
+
+MakeWork = Callable[[Trial, Role, int | None], Work]
+
+
+class Loop:
+    """One `run` of a campaign.
+
+    Args:
+        terms: see Terms.
+        book: open for writing.
+        searcher: started, not told of anything yet.
+        rungs: None: every trial runs to its end.
+        executor: open.
+        objectives: what is optimised.
+        budget: when to stop.
+        make_work: from a trial, its role and the reports after which it pauses.
+        emit: is called with what happens.
+        clock: seconds, for budgets.
+        enqueued: what is tried before the searcher is asked; what was tried already is left out.
+        gate: what it refuses is told to the searcher and never runs.
+    """
+
+    def __init__(
+        self,
+        terms: LoopTerms,
+        database: TrialDatabase,
+        searcher: Searcher,
+        rungs: Rungs | None,
+        executor: Executor,
+        objectives: Objectives,
+        budget: Budget,
+        make_work: MakeWork,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+        enqueued: Iterable[Config] = (),
+        gate: Gate | None = None,
+    ) -> None:
+        self._terms = terms
+        self._gate = gate
+        self._database = database
+        self._searcher = searcher
+        self._rungs = rungs
+        self._executor = executor
+        self._objectives = objectives
+        self._budget = budget
+        self._make_work = make_work
+        self._emit = emit
+        self._clock = clock
+        self._cases: dict[int, _Case] = {}
+        self._keys: set[str] = set()
+        self._enqueued = deque(enqueued)
+        self._waiting: deque[int] = deque()
+        self._running: set[int] = set()
+        self._changed: dict[int, _Case] = {}
+        self._told: list[Trial] = []
+        self._said: list[Event] = []
+        self._outgrown: list[Ref] = []
+        self._done = 0
+        self._searched = 0
+        self._epochs = 0.0  # of all trials
+        self._exhausted = False
+        self._refusals = 0  # since a trial was let in
+        self._failures = 0
+        self._first_failure: Trial | None = None
+        self._began_s = clock()
+        self._snapshot_s = clock()
+        self._front: list[tuple[float, ...]] = []
+
+    # ------------------------------------------------------------------ from the book
+
+    def restore(self, same_searcher: bool, same_rungs: bool = True) -> int:
+        """Take up what the book has; the number of final trials.
+
+        Args:
+            same_searcher: the searcher and its space are those that wrote its state.
+            same_rungs: so are the rungs. Others are told of all that was reported.
+        """
+        lines = self._database.lines()
+        for line in lines:
+            case = _Case(line.trial, line.role, line.done, dict(enumerate(line.trial.results)))
+            self._cases[line.trial.number] = case
+            self._epochs += line.trial.epochs
+            case.kept = len(case.results) if line.trial.state is TrialState.PAUSED else 0
+            if line.role == "search":
+                self._searched += line.trial.state is not TrialState.REFUSED
+                self._learn(line.trial)
+                self._keys.add(line.trial.suggestion.key)
+            if line.trial.state in (TrialState.RUNNING, TrialState.WAITING):
+                case.trial = line.trial.but(state=TrialState.WAITING)
+                self._waiting.append(line.trial.number)
+            if line.trial.scored:
+                self._is_best(line.trial)
+        self._done = max((line.done or 0 for line in lines), default=0)
+        snapshot = self._database.fact("searcher") if same_searcher else None
+        known = 0
+        if snapshot is not None:
+            self._searcher.load_state_dict(snapshot["state"])
+            known = snapshot["done"]
+        news = [line for line in lines if line.role == "search" and (line.done or 0) > known]
+        news.sort(key=lambda line: line.done or 0)
+        if news:
+            self._searcher.tell([line.trial for line in news])
+        kept = self._database.fact("rungs") if same_rungs and self._rungs_are_kept else None
+        if self._rungs is not None and kept is not None:
+            self._rungs.load_state_dict(kept["state"] if "at" in kept else kept)
+        if kept is None or kept.get("at") != self._standing():
+            self._judge_anew()  # of what came after that state was written, or of everything
+        return sum(line.done is not None for line in lines)
+
+    def _standing(self) -> list[int]:
+        """What changes whenever rungs are told of a report or promote a trial."""
+        trials = [case.trial for case in self._cases.values() if case.role == "search"]
+        paused = sum(trial.state is TrialState.PAUSED for trial in trials)
+        return [sum(len(trial.results) for trial in trials), paused, self._done]
+
+    def _judge_anew(self) -> None:
+        """Tell other rungs of all reports. Who is paused, and is not to be any more, goes on."""
+        for case in self._cases.values():
+            if case.role != "search":
+                continue
+            verdict = self._verdict_anew(case, self._rungs) if self._rungs else Verdict.CONTINUE
+            if case.trial.state is TrialState.PAUSED and verdict is Verdict.CONTINUE:
+                self._queue(case)
+
+    def _verdict_anew(self, case: _Case, rungs: Rungs) -> Verdict:
+        number, verdict = case.trial.number, Verdict.CONTINUE
+        for level in range(1, len(case.results) + 1):
+            losses = self._losses(case, level)
+            if losses is not None:
+                verdict = rungs.report(number, level, losses)
+        if case.trial.state.is_final:
+            rungs.drop(number)
+        elif case.trial.state is not TrialState.PAUSED:
+            rungs.promote(number)  # it is on its way already
+        return verdict
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        """Until the budget is spent or nothing is left to try. Everything is in the book then.
+
+        Raises:
+            EveryTrialFailed, NeverReported: it makes no sense to go on.
+            SearchError, StoreError: it cannot go on.
+            KeyboardInterrupt: as after a kill, the book stands as it was last committed.
+        """
+        try:
+            while True:
+                self._plan()
+                self._write()
+                self._launch()
+                if self._out_of_time():
+                    self._wind_up()
+                    break
+                if not self._running and not self._waiting and not self._may_ask():
+                    break
+                self._await(min(_TICK_S, self._time_left()))
+            self._rerank()
+        except Exception:  # not Ctrl-C, which may have come in the middle of anything
+            self._write(snapshot=False)  # it may have been the searcher's
+            raise
+        self._write(snapshot=True)
+
+    def _await(self, timeout_s: float) -> None:
+        """Wait for what happens next, and take it up."""
+        try:
+            news = self._executor.poll(timeout_s)
+        except KeyboardInterrupt:
+            self._write(snapshot=True)  # here, where nearly all the time goes, nothing is halfway
+            raise
+        self._hear(news)
+
+    def _plan(self) -> None:
+        """Promotions and new suggestions for the room there is."""
+        self._tell()
+        room = self._executor.room - len(self._waiting)
+        if self._rungs is not None and room > 0 and not self._spent():
+            for number in self._rungs.promotable()[:room]:
+                self._rungs.promote(number)
+                self._queue(self._cases[number])
+                room -= 1
+        room = min(room, self._trials_left())
+        while room > 0 and self._enqueued and not self._spent():
+            suggestion = Suggestion(self._enqueued.popleft())
+            if suggestion.key not in self._keys:
+                room -= self._let_in(suggestion)
+        while room > 0 and self._may_ask():
+            asked = self._searcher.ask(room)
+            self._exhausted = len(asked) < room
+            for suggestion in asked:
+                if suggestion.key in self._keys:  # enqueued, or a crash took the memory of it
+                    continue
+                room -= self._let_in(suggestion)
+            if self._told:  # refused: the searcher hears of it before it is asked again
+                self._write()
+                self._tell()
+
+    def _tell(self) -> None:
+        if self._told:
+            self._searcher.tell(self._told)
+            self._told = []
+
+    def _let_in(self, suggestion: Suggestion) -> bool:
+        """Add a suggestion as a trial; whether it is to run.
+
+        Raises:
+            SearchError: the gate refuses everything.
+        """
+        if self._gate is None:
+            self._add(suggestion)
+            return True
+        foreseen = self._gate.foresee(suggestion.config)
+        if not foreseen.refusal:
+            self._refusals = 0
+            self._add(suggestion, predicted_bytes=foreseen.predicted_bytes)
+            return True
+        self._refusals += 1
+        self._refuse(suggestion, foreseen.predicted_bytes, foreseen.refusal)
+        if self._refusals >= _REFUSALS:
+            raise SearchError(
+                f"the gate refused {self._refusals} configurations in a row, the last one since "
+                f"{foreseen.refusal}. The campaign was stopped; all trials are in its book. Widen "
+                "the gate's limits, or narrow the space to what fits."
+            )
+        return False
+
+    def _refuse(self, suggestion: Suggestion, predicted_bytes: int, why: str) -> None:
+        number = len(self._cases)
+        trial = Trial(number, suggestion, asked_s=time.time(), predicted_bytes=predicted_bytes)
+        case = self._cases[number] = _Case(trial)
+        self._keys.add(suggestion.key)
+        self._settle(
+            case, Ended(number=number, kind=EndedKind.HALTED), TrialState.REFUSED, why, why
+        )
+
+    def _learn(self, trial: Trial) -> None:
+        if self._gate is not None and trial.peak_bytes:
+            self._gate.learn(trial)
+
+    def _add(self, suggestion: Suggestion, role: Role = "search", **memory: int) -> None:
+        number = len(self._cases)
+        trial = Trial(number, suggestion, asked_s=time.time()).but(**memory)
+        case = self._cases[number] = _Case(trial, role)
+        if role == "search":
+            self._searched += 1
+            self._keys.add(suggestion.key)
+        self._queue(case)
+
+    def _queue(self, case: _Case) -> None:
+        case.trial = case.trial.but(state=TrialState.WAITING)
+        self._waiting.append(case.trial.number)
+        self._changed[case.trial.number] = case
+
+    def _launch(self) -> None:
+        """Hand waiting trials out. They are in the book already."""
+        for _ in range(min(self._executor.room, len(self._waiting))):
+            case = self._cases[self._waiting.popleft()]
+            trial = case.trial
+            case.stop = False
+            case.rung = self._next_rung(len(case.results)) if case.role == "search" else None
+            case.trial = trial.but(
+                state=TrialState.RUNNING, started_s=trial.started_s or time.time()
+            )
+            work = self._make_work(case.trial, case.role, case.rung)
+            self._executor.submit(work)
+            self._running.add(trial.number)
+            self._changed[trial.number] = case
+            self._emit(
+                TrialStarted(
+                    trial=trial.number,
+                    config=trial.config,
+                    parent=trial.suggestion.parent_number,
+                    attempt=1 + case.losses_of_workers + case.raised + trial.starved,
+                    rung=case.rung,
+                    name=work.name,
+                )
+            )
+
+    def _next_rung(self, reports: int) -> int | None:
+        """After how many reports a trial pauses, if rungs say so beforehand."""
+        levels: Sequence[int] = getattr(self._rungs, "levels", ())
+        return next((level for level in levels if level > reports), None)
+
+    @property
+    def _rungs_are_kept(self) -> bool:
+        """Whether the book has their state; it has the reports, from which some of them follow."""
+        return not getattr(self._rungs, "follows_from_reports", False)
+
+    def _write(self, *, snapshot: bool | None = None) -> None:
+        """Put what has changed into the book, and only then say so.
+
+        Args:
+            snapshot: with the states of searcher and rungs; None: if it is time for it. To write
+                them every time would cost the square of the number of trials.
+        """
+        lines = [case.line for case in self._changed.values()]
+        facts: dict[str, Any] = {}
+        if snapshot is None:
+            snapshot = bool(lines) and self._clock() - self._snapshot_s > _SNAPSHOT_S
+        if snapshot and self._rungs is not None and self._rungs_are_kept:
+            facts["rungs"] = {"state": self._rungs.state_dict(), "at": self._standing()}
+        if snapshot:
+            done = self._done - len(self._told)
+            facts["searcher"] = {"state": self._searcher.state_dict(), "done": done}
+            self._snapshot_s = self._clock()
+        self._database.commit(lines, facts, self._outgrown)
+        self._changed = {}
+        self._outgrown = []
+        said, self._said = self._said, []
+        for event in said:
+            self._emit(event)
+
+    # ------------------------------------------------------------------ the budget
+
+    def _trials_left(self) -> int:
+        limit = self._budget.trials
+        return sys.maxsize if limit is None else max(0, limit - self._searched)
+
+    def _may_ask(self) -> bool:
+        return not self._exhausted and self._trials_left() > 0 and not self._spent()
+
+    def _spent(self) -> bool:
+        limit = self._budget.epochs
+        spent = limit is not None and self._epochs >= limit
+        return spent or self._out_of_time()
+
+    def _time_left(self) -> float:
+        limit = self._budget.time_s
+        return math.inf if limit is None else max(0.0, limit - (self._clock() - self._began_s))
+
+    def _out_of_time(self) -> bool:
+        return self._time_left() <= 0
+
+    def _wind_up(self) -> None:
+        """Time is up: what runs is asked to end, and starts again in the next `run`."""
+        for number in self._running:
+            self._executor.halt(number)
+        until = self._clock() + _HALT_S
+        while self._running and self._clock() < until:
+            self._await(_TICK_S)
+            self._write()
+
+    # ------------------------------------------------------------------ what comes back
+
+    def _hear(self, happened: Iterable[WorkReport | Ended]) -> None:
+        fatal: ElastixError | None = None
+        for news in happened:
+            case = self._cases[news.number]
+            if isinstance(news, WorkReport):
+                self._report(case, news.seq, news.metrics)
+                continue
+            self._running.discard(news.number)
+            for seq, metrics in sorted(news.results.items()):
+                self._report(case, seq, metrics)
+            try:
+                self._end(case, news)
+            except (SearchError, StoreError) as error:
+                fatal = fatal or error  # the others' results are worth keeping
+        if fatal is not None:
+            raise fatal
+
+    def _report(self, case: _Case, seq: int, metrics: Mapping[str, Any]) -> None:
+        if seq in case.results:
+            return
+        case.results[seq] = metrics
+        number = case.trial.number
+        self._said.append(TrialReported(trial=number, seq=seq, metrics=metrics))
+        if self._rungs is None or case.role != "search":
+            return
+        losses = self._losses(case)
+        if losses is None:
+            return
+        verdict = self._rungs.report(number, seq + 1, losses)
+        if verdict is Verdict.STOP and number in self._running:
+            case.stop = True
+            self._executor.halt(number)
+
+    def _losses(self, case: _Case, reports: int | None = None) -> tuple[float, ...] | None:
+        """After so many reports, all by default; None without a number for each objective."""
+        results = {seq: r for seq, r in case.results.items() if reports is None or seq < reports}
+        try:
+            return self._objectives.losses(_merged(results))
+        except SearchError:
+            return None
+
+    def _end(self, case: _Case, ended: Ended) -> None:
+        """Decide what becomes of a trial whose run is over."""
+        if isinstance(ended.error, StoreError):
+            self._restart(case)
+            raise ended.error
+        match EndedKind(ended.kind):  # an executor of somebody's own may say anything
+            case EndedKind.LOST:
+                self._lost(case, ended)
+            case EndedKind.RAISED:
+                self._raised(case, ended)
+            case EndedKind.STARVED:
+                self._starved(case, ended)
+            case EndedKind.PAUSED:
+                self._pause(case, ended)
+            case EndedKind.FINISHED:
+                self._finish(case, ended, TrialState.FINISHED)
+            case EndedKind.HALTED if case.stop:
+                self._finish(case, ended, TrialState.STOPPED)
+            case EndedKind.HALTED | EndedKind.RETURNED:
+                self._restart(case)
+
+    def _lost(self, case: _Case, ended: Ended) -> None:
+        case.losses_of_workers += 1
+        if case.losses_of_workers <= self._terms.max_losses:
+            self._again(case, f"{ended.worker} died")
+            return
+        cause = f"its worker died {case.losses_of_workers} times: {ended.summary}"
+        self._fail(case, ended, cause, cause)
+
+    def _raised(self, case: _Case, ended: Ended) -> None:
+        case.raised += 1
+        if case.raised <= self._terms.retries:
+            self._again(case, ended.summary)
+        else:
+            self._fail(case, ended, ended.summary, ended.traceback)
+
+    def _starved(self, case: _Case, ended: Ended) -> None:
+        """For want of memory, and not by its own fault unless it had all that there is."""
+        trial = case.trial
+        peak = max(ended.peak_bytes, trial.peak_bytes)
+        if ended.alone:
+            told = f"it had all the memory that there is for one trial: {ended.summary}"
+            trace = f"{ended.traceback.rstrip()}\n{told}".strip()
+            self._raised(case, replace(ended, summary=told, traceback=trace))
+            return
+        reserved = packer.more(max(ended.reserved_bytes, trial.memory_bytes), peak)
+        times = trial.starved + 1
+        case.trial = trial.but(
+            starved=times,
+            memory_bytes=reserved,
+            peak_bytes=peak,
+            base_bytes=ended.base_bytes or trial.base_bytes,
+        )
+        self._learn(case.trial)
+        self._said.append(
+            TrialStarved(
+                trial=trial.number,
+                times=times,
+                peak_bytes=peak,
+                reserved_bytes=reserved,
+                cause=ended.summary.splitlines()[0] if ended.summary else "",
+            )
+        )
+        self._restart(case)
+
+    def _again(self, case: _Case, cause: str) -> None:
+        attempt = case.losses_of_workers + case.raised
+        self._said.append(TrialLost(trial=case.trial.number, attempt=attempt, cause=cause))
+        self._restart(case)
+
+    def _restart(self, case: _Case) -> None:
+        """From its last State, or from the beginning; it will report the rest again."""
+        case.results = {seq: found for seq, found in case.results.items() if seq < case.kept}
+        self._queue(case)
+
+    def _pause(self, case: _Case, ended: Ended) -> None:
+        """At a rung. The verdict fell with its last report; one that may go on waits its turn."""
+        self._settle(case, ended, TrialState.PAUSED)
+        case.kept = len(case.results)
+        if self._rungs is not None and case.trial.losses:
+            level = len(case.results)
+            verdict = self._rungs.report(case.trial.number, level, case.trial.losses)
+            if verdict is not Verdict.CONTINUE:
+                return
+        self._queue(case)
+
+    def _finish(self, case: _Case, ended: Ended, state: TrialState) -> None:
+        try:
+            losses = self._objectives.losses(_merged(case.results))
+        except SearchError as error:
+            if not any(other.trial.losses for other in self._cases.values()):
+                self._restart(case)  # the train function is to be mended; then this one counts
+                raise NeverReported(
+                    f"{error} That was trial {case.trial.number}, the first to end; it will run "
+                    "again in the next run()."
+                ) from error
+            self._fail(case, ended, str(error))
+            return
+        if not all(map(math.isfinite, losses)):
+            values = dict(zip(self._objectives.names, self._objectives.values(losses), strict=True))
+            self._fail(case, ended, f"it reported {values}, which is not finite.")
+            return
+        self._settle(case, ended, state)
+
+    def _fail(self, case: _Case, ended: Ended, message: str, trace: str = "") -> None:
+        self._settle(case, ended, TrialState.FAILED, message, trace or message)
+        self._failures += 1
+        self._first_failure = self._first_failure or case.trial
+        scored = any(other.trial.scored for other in self._cases.values())
+        if self._failures >= self._terms.give_up_after and not scored:
+            first = self._first_failure
+            raise EveryTrialFailed(
+                f"the first {self._failures} trials failed, and none did not. The campaign was "
+                f"stopped; the failed trials are in its journal. The first was trial "
+                f"{first.number} with {dict(first.config)}:\n\n{first.traceback}",
+                first.traceback or "",
+            )
+
+    def _settle(
+        self, case: _Case, ended: Ended, state: TrialState, message: str = "", trace: str = ""
+    ) -> None:
+        """Enter the results of a run into its trial."""
+        merged = _merged(case.results)
+        losses = self._losses(case)
+        inherited = ended.inherited or case.trial.inherited
+        before = float(inherited["lineage_epochs"]) if inherited else 0.0
+        if case.trial.ref is not None and ended.ref not in (None, case.trial.ref):
+            self._outgrown.append(case.trial.ref)
+        epochs = max(ended.epochs, case.trial.epochs)
+        self._epochs += epochs - case.trial.epochs
+        case.trial = case.trial.but(
+            state=state,
+            losses=losses or (),
+            results=tuple(metrics for _, metrics in sorted(case.results.items())),
+            metrics=merged,
+            ref=ended.ref or case.trial.ref,
+            epochs=epochs,
+            lineage_epochs=epochs + before,
+            inherited=inherited,
+            finished_s=time.time(),
+            traceback=trace or None,
+            peak_bytes=max(ended.peak_bytes, case.trial.peak_bytes),
+            base_bytes=ended.base_bytes or case.trial.base_bytes,
+        )
+        if ended.peak_bytes:
+            self._learn(case.trial)
+        if state.is_final:
+            self._done += 1
+            case.done = self._done
+            if case.role == "search":
+                self._told.append(case.trial)
+            if self._rungs is not None:
+                self._rungs.drop(case.trial.number)
+        self._changed[case.trial.number] = case
+        self._said.append(self._ended(case.trial, ended, message))
+
+    def _ended(self, trial: Trial, ended: Ended, message: str) -> TrialEnded:
+        names, losses = self._objectives.names, trial.losses
+        values = zip(names, self._objectives.values(losses), strict=True) if losses else ()
+        return TrialEnded(
+            trial=trial.number,
+            state=trial.state.value,
+            values=dict(values),
+            metrics=trial.metrics,
+            ref=trial.ref or "",
+            epochs=trial.epochs,
+            lineage_epochs=trial.lineage_epochs,
+            inherited=float((trial.inherited or {}).get("share", 0.0)),
+            seconds=ended.finished_s - ended.started_s,
+            best=trial.scored and self._is_best(trial),
+            message=message,
+            ignored=ended.ignored,
+            peak_bytes=trial.peak_bytes,
+        )
+
+    def _is_best(self, trial: Trial) -> bool:
+        """Whether nothing so far is as good or dominates it; keeps the front."""
+        losses = tuple(trial.losses)
+        if any(other == losses or dominates(other, losses) for other in self._front):
+            return False
+        self._front = [other for other in self._front if not dominates(losses, other)]
+        self._front.append(losses)
+        return True
+
+    # ------------------------------------------------------------------ the control from scratch
+
+    def _rerank(self) -> None:
+        """Run the best again without inheritance, so that they are compared on equal terms."""
+        if not self._terms.rerank or self._out_of_time():
+            return
+        counts = Counter(case.role for case in self._cases.values())
+        if not counts["rerank"]:
+            scored = [c.trial for c in self._cases.values() if c.trial.scored]
+            best = order([trial.losses for trial in scored])[: self._terms.rerank]
+            for place in best:
+                origin = scored[place]
+                again = Suggestion(origin.config, parent_number=origin.number)
+                needs = {"predicted_bytes": origin.predicted_bytes}
+                self._add(again, role="rerank", memory_bytes=origin.memory_bytes, **needs)
+        while (self._waiting or self._running) and not self._out_of_time():
+            self._write()
+            self._launch()
+            self._await(min(_TICK_S, self._time_left()))
+        self._wind_up()
+
+
+def _merged(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The last value of each metric."""
+    return {name: value for _, found in sorted(results.items()) for name, value in found.items()}

@@ -1,0 +1,45 @@
+"""A campaign as a file, so that the command line can go on with it. Unpickle only your own."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle
+
+from elastix.errors import NotFound, SearchError
+from elastix.train.record.pickled_function import keep_code
+
+logger = logging.getLogger(__name__)
+_FILE = "campaign.pkl"
+
+
+def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, imported above us
+    """Write it, whole or not at all. One that cannot be pickled leaves the file as it was."""
+    try:
+        pickled = cloudpickle.dumps(campaign)
+    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+        logger.warning("campaign cannot be resumed by command reason=%s", error)
+        return
+    keep_code(directory / _FILE, pickled)
+
+
+def read(directory: Path) -> Any:  # noqa: ANN401 - a Campaign
+    """The campaign that was kept in `directory`.
+
+    Raises:
+        NotFound: none was. SearchError: it needs what cannot be imported here, or was kept by an
+            elastix that was built otherwise. Nothing is lost by it.
+    """
+    path = directory / _FILE
+    if not path.is_file():
+        raise NotFound(f"{directory} holds no campaign that was kept for resuming.")
+    try:
+        return cloudpickle.loads(path.read_bytes())
+    except Exception as error:  # whatever code of then does with the classes of now
+        raise SearchError(
+            f"{path} cannot be read here: {type(error).__name__}: {error}. Nothing was started, "
+            "and nothing that the campaign has found is lost. If it misses a module of yours, run "
+            "this from the directory of the script that began the campaign. If it is about "
+            "elastix, that was another version when the file was written: run the script again, "
+            "with the same name and store, and it goes on from the trials that are there."
+        ) from error

@@ -1,0 +1,315 @@
+"""Where workers can be placed on the cluster: reserved room that comes and goes with its nodes.
+
+The founders' placement group is reserved by the trainer; every further slot is a placement group
+of one bundle. Those that do not fit yet stay requested: they are taken as soon as there is room,
+and an autoscaler sees them. Where workers are crews, each worker's room is a group of its own, of a
+bundle for each process (CrewSlots). Not here: what runs in a slot.
+
+Ray needs ten seconds and more to find out that a node is gone, and places workers there until then.
+So a slot counts as free only while its node is alive to Ray, answers, and is not to be taken away.
+"""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from elastix.train.on_ray.answering_nodes import answering
+from elastix.train.on_ray.preemption_notices import draining_nodes
+
+SLOT = "/slot-"  # in the names of groups that a controller asks for
+_LOOK_S = 0.5
+_ANSWER_S = 0.3
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one process: a bundle of a placement group.
+
+    Attributes:
+        node: where it is, if that is known.
+    """
+
+    group: PlacementGroup
+    bundle: int
+    founding: bool = False
+    node: str = ""
+
+
+def groups_named(prefix: str) -> list[PlacementGroup]:
+    """Placement groups whose names begin like that."""
+    found = []
+    for entry in placement_group_table().values():
+        if entry["name"].startswith(prefix) and entry["state"] != "REMOVED":
+            with contextlib.suppress(ValueError):  # it was removed just now
+                found.append(get_placement_group(entry["name"]))
+    return found
+
+
+class Slots:
+    """All room that a run may use.
+
+    Args:
+        founding: the founders' placement group.
+        size: its bundles.
+        most: slots that the run would use if there were room.
+        wanted: what a worker occupies.
+        name: of the run; its further groups are detached and named after it, so that they stay
+            if the controller's process dies.
+
+    Attributes:
+        draining: nodes that are to be taken away (preempted, or idle for the autoscaler), by id,
+            as Ray says, or somebody else whom `look` is told of.
+    """
+
+    def __init__(
+        self,
+        founding: PlacementGroup,
+        size: int,
+        most: int,
+        wanted: Mapping[str, float],
+        name: str,
+    ) -> None:
+        self.draining: set[str] = set()
+        self._wanted = dict(wanted)
+        self._name = name
+        self._lock = threading.Lock()
+        self._free = [Slot(founding, bundle, founding=True) for bundle in reversed(range(size))]
+        self._requested: list[PlacementGroup] = []
+        self._own: list[PlacementGroup] = []  # all but the founders'
+        self._missing = most - size
+        self._resting: list[Slot] = []  # nobody's, and not to be used as far as is known
+        self._looked = 0.0
+
+    def take_over(self, used: Sequence[Slot]) -> None:
+        """Another controller had these slots, and its workers live in them."""
+        founding = {slot.bundle for slot in used if slot.founding}
+        groups = [slot.group for slot in used if not slot.founding]
+        with self._lock:
+            self._resting += [slot for slot in self._free if slot.bundle not in founding]
+            self._free = []
+            taken = {group.id for group in groups}
+            for group in groups_named(f"{self._name}{SLOT}"):
+                self._own.append(group)
+                self._missing -= 1
+                if group.id not in taken:
+                    self._requested.append(group)
+
+    def _request(self) -> PlacementGroup:
+        name = f"{self._name}{SLOT}{secrets.token_hex(4)}"
+        group: PlacementGroup = placement_group([self._wanted], name=name, lifetime="detached")
+        return group
+
+    @property
+    def more(self) -> bool:
+        """Whether workers could still be started, now or once the cluster has room."""
+        with self._lock:
+            return bool(self._free or self._resting or self._requested or self._missing)
+
+    @property
+    def free(self) -> int:
+        """How many workers can be started now."""
+        with self._lock:
+            return len(self._free)
+
+    def take(self) -> Slot | None:
+        """A slot that a worker can be started in now; None if there is none."""
+        with self._lock:
+            return self._free.pop() if self._free else None
+
+    def give_back(self, slot: Slot, draining: bool = False) -> None:
+        """The slot's worker is gone. `draining`: so will be the node that it was on."""
+        with self._lock:
+            self._looked = 0.0
+            if slot.founding or not draining:
+                self._resting.append(slot)  # Ray moves the bundle when the node is gone
+            else:  # there may be room elsewhere
+                self._remove(slot.group)
+                self._missing += 1
+
+    def drop(self, slot: Slot) -> None:
+        """The slot's worker is gone, and no other is to take its place."""
+        if not slot.founding:
+            with self._lock:
+                self._remove(slot.group)
+
+    def look(self, noticed: Collection[str] = ()) -> None:
+        """See what has changed on the cluster, and ask it for what is missing.
+
+        Asks Ray, which takes some milliseconds, twice a second however often it is called.
+
+        Args:
+            noticed: nodes that are to be taken away, beside those that Ray knows of.
+        """
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        self.draining = draining_nodes() | set(noticed)
+        created = [g for g in self._requested if placement_group_table(g)["state"] == "CREATED"]
+        with self._lock:
+            self._resting += [Slot(group, 0) for group in created]
+            self._requested = [group for group in self._requested if group not in created]
+            idle = [*self._free, *self._resting]
+        usable = self._usable(idle)
+        with self._lock:
+            idle = [*self._free, *self._resting]
+            self._free = [slot for slot in idle if slot in usable]
+            self._resting = [slot for slot in idle if slot not in usable]
+            missing, self._missing = self._missing, 0
+        requested = [self._request() for _ in range(missing)]
+        self._requested += requested
+        self._own += requested
+
+    def _usable(self, idle: Sequence[Slot]) -> set[Slot]:
+        """Slots on nodes that a worker can be started on. Takes a third of a second at most."""
+        if not idle:
+            return set()
+        tables = {slot.group.id: placement_group_table(slot.group) for slot in idle}
+        where = {
+            slot: tables[slot.group.id]["bundles_to_node_id"].get(slot.bundle) for slot in idle
+        }
+        nodes = {
+            node["NodeID"]: (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
+            for node in ray.nodes()
+            if node["Alive"] and node["NodeID"] not in self.draining
+        }
+        asked = {nodes[node] for node in where.values() if node in nodes}
+        there = answering(asked, _ANSWER_S)
+        return {slot for slot, node in where.items() if node in nodes and nodes[node] in there}
+
+    def close(self) -> None:
+        """Let go of all room but the founders'. Ends what runs there."""
+        for group in list(self._own):
+            self._remove(group)
+        self._requested, self._free = [], []
+
+    def _remove(self, group: PlacementGroup) -> None:
+        self._own = [own for own in self._own if own.id != group.id]
+        remove_placement_group(group)
+
+
+class CrewSlots:
+    """All room that a run may use whose workers are crews, by process.
+
+    A bundle is used again when its process has ended, beside mates that live on. So it is looked at
+    before that: Ray moves the bundles of a node that is lost when there is room elsewhere.
+
+    Args:
+        founding: the founders' placement groups, one for each.
+        bundle: what a process occupies.
+        size: processes of a worker.
+        most: workers that the run would have if there were room.
+        strategy: of each group.
+        name: as for Slots.
+
+    Attributes:
+        draining: as of Slots.
+    """
+
+    def __init__(
+        self,
+        founding: Sequence[PlacementGroup],
+        bundle: Mapping[str, float],
+        size: int,
+        most: int,
+        strategy: str,
+        name: str,
+    ) -> None:
+        self.draining: set[str] = set()
+        self._bundles = [dict(bundle)] * size
+        self._strategy = strategy
+        self._name = name
+        self._lock = threading.Lock()
+        self._free: list[Slot] = []
+        self._unseen = [Slot(g, b, founding=True) for g in founding for b in range(size)]
+        self._own: list[PlacementGroup] = []  # all but the founders'
+        self._missing = most - len(founding)
+        self._looked = 0.0
+
+    def take_over(self, used: Sequence[Slot]) -> None:
+        """Another controller had these slots, and its processes live in them."""
+        taken = {(slot.group.id, slot.bundle) for slot in used}
+        own = groups_named(f"{self._name}{SLOT}")
+        with self._lock:
+            self._own += own
+            self._missing -= len(own)
+            self._unseen += [Slot(group, n) for group in own for n in range(len(self._bundles))]
+            unseen = {(slot.group.id, slot.bundle): slot for slot in self._unseen}
+            self._unseen = [slot for where, slot in unseen.items() if where not in taken]
+
+    def free(self) -> list[Slot]:
+        """Where processes can be started now."""
+        with self._lock:
+            return [slot for slot in self._free if slot.node not in self.draining]
+
+    @property
+    def coming(self) -> int:
+        """How many further ones there would be if the cluster had room."""
+        with self._lock:
+            return len(self._unseen) + self._missing * len(self._bundles)
+
+    def take(self, slot: Slot) -> None:
+        """A process is started there."""
+        with self._lock:
+            self._free.remove(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        """The slot's process is gone."""
+        with self._lock:
+            self._unseen.append(slot)
+            self._looked = 0.0
+
+    def look(self, noticed: Collection[str] = ()) -> None:
+        """See what has changed on the cluster; as Slots.look."""
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        self.draining = draining_nodes() | set(noticed)
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        with self._lock:
+            unseen = self._unseen + [slot for slot in self._free if slot.node not in alive]
+        where = {slot.group.id: _nodes(slot.group) for slot in unseen}
+        with self._lock:
+            unseen = self._unseen + [slot for slot in self._free if slot.node not in alive]
+            seen = [replace(s, node=where.get(s.group.id, {}).get(s.bundle, "")) for s in unseen]
+            self._free = [slot for slot in self._free if slot.node in alive]
+            self._free += [slot for slot in seen if slot.node in alive]
+            self._unseen = [slot for slot in seen if slot.node not in alive]
+            missing, self._missing = self._missing, 0
+        requested = []
+        for _ in range(missing):
+            name = f"{self._name}{SLOT}{secrets.token_hex(4)}"
+            bundles = [dict(bundle) for bundle in self._bundles]
+            requested.append(
+                placement_group(bundles, strategy=self._strategy, name=name, lifetime="detached")
+            )
+        with self._lock:
+            self._own += requested
+            for group in requested:
+                self._unseen += [Slot(group, bundle) for bundle in range(len(self._bundles))]
+
+    def close(self) -> None:
+        """Let go of all room but the founders'. Ends what runs there."""
+        with self._lock:
+            own, self._own, self._unseen, self._free = self._own, [], [], []
+        for group in own:
+            remove_placement_group(group)
+
+
+def _nodes(group: PlacementGroup) -> dict[int, str]:
+    """By bundle, the node on which it is."""
+    table = placement_group_table(group)
+    if table["state"] not in ("CREATED", "RESCHEDULING"):
+        return {}
+    return dict(table["bundles_to_node_id"])

@@ -1,0 +1,181 @@
+"""What is common to the shells around a conductor, which carry out what it wants done.
+
+A run is led in an actor of Ray's (train.on_ray.controller), or in the calling thread of a local
+run (testing.local). They differ in what a worker is: how it is started, reached and ended. What
+becomes of the journal and of the checkpoints, and how a run goes back, is the same, and here.
+
+Invariant: the conductor is asked, and its actions are carried out, under one lock.
+"""
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elastix.config import CheckpointConfig
+from elastix.errors import ElastixError, StoreError
+from elastix.events import Event, Events, Resumed, StepCommitted
+from elastix.store import Store
+from elastix.train.checkpoint.assembly import CheckpointEnded, Order, holder
+from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
+from elastix.train.control.actions import (
+    Action,
+    EndWorker,
+    Forget,
+    KillWorker,
+    Relay,
+    StartWorker,
+    Tell,
+    Vacate,
+    Vacated,
+    Write,
+)
+from elastix.train.control.conductor import Conductor
+from elastix.train.control.messages import ToWorker
+from elastix.train.control.terms import RunTerms
+from elastix.train.record.logbook import Logbook
+from elastix.train.record.start_or_resume import going_back
+from elastix.train.replica.link import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Shell(ABC):
+    """See the module. What is abstract is called under the lock, but for `_tell`.
+
+    Args:
+        terms: for the conductor.
+        listeners: told of every event that is written.
+    """
+
+    _checkpoints: Checkpoints
+    _settings: Settings
+    """What workers that are started from now on are told."""
+
+    def __init__(self, terms: RunTerms, listeners: Events) -> None:
+        self._lock = threading.RLock()
+        self._conductor = Conductor(terms)
+        self._log = Logbook(listeners)
+
+    @abstractmethod
+    def _tell(self, to: int | None, message: ToWorker) -> None:
+        """Send a message to one worker, or to all that are at work. Any thread."""
+
+    @abstractmethod
+    def _start(self, worker: int) -> None:
+        """Start a worker under this id, where there is room."""
+
+    @abstractmethod
+    def _kill(self, worker: int) -> None:
+        """The worker is lost: end its process at once, even a stopped one."""
+
+    @abstractmethod
+    def _end(self, worker: int) -> None:
+        """The worker's work is done, or not needed: end its process."""
+
+    @abstractmethod
+    def _vacate(self, worker: int, place: Vacated) -> None:
+        """The worker's place is free, or is not to be used again."""
+
+    @abstractmethod
+    def _look_for_room(self) -> None:
+        """Tell the conductor for how many more workers there is room."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """All workers were ended: give back what they ran in."""
+
+    def _keep_checkpoints(self, store: Store, run: str, config: CheckpointConfig) -> None:
+        outlets = Outlets(
+            send=self._tell_holder,
+            emit=self._emit,
+            journaled=lambda: self._log.state.step,
+            sync=self._log.sync,
+            fail=self._fail,
+        )
+        self._checkpoints = Checkpoints(store, run, config, outlets)
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        """Carry out what the conductor wants done. Under the lock."""
+        for action in actions:
+            match action:
+                case Tell():
+                    self._tell(action.to, action.message)
+                case Write():
+                    self._emit(action.event, action.sequence)
+                    if isinstance(action.event, StepCommitted):
+                        self._checkpoints.poke()
+                case StartWorker():
+                    self._start(action.worker)
+                case KillWorker():
+                    self._kill(action.worker)
+                case EndWorker():
+                    self._end(action.worker)
+                case Vacate():
+                    self._vacate(action.worker, action.place)
+                case Relay():
+                    place, places = action.message.place, self._settings.processes
+                    self._checkpoints.told(holder(action.worker, place, places), action.message)
+                case Forget():
+                    self._forget(action.worker)
+        if any(isinstance(action, Vacate) for action in actions):
+            self._look_for_room()
+
+    def _forget(self, worker: int) -> None:
+        """None of its snapshots can be counted on."""
+        places = self._settings.processes
+        for place in range(places):
+            self._checkpoints.lost(holder(worker, place, places))
+
+    def _tell_holder(self, to: int | None, message: Order | CheckpointEnded) -> None:
+        """Send what the coordinator of checkpoints has to say; `to` is a holder. Any thread."""
+        if to is None:
+            self._tell(None, message)
+            return
+        worker, place = divmod(to, self._settings.processes)
+        named = replace(message, place=place) if isinstance(message, Order) else message
+        self._tell(worker, named)
+
+    def _emit(self, event: Event, sequence: int | None = None) -> bool:
+        """Write an event; False, and the end of the run, if it cannot be written. Any thread."""
+        with self._lock:
+            try:
+                self._log.write(event, sequence)
+            except StoreError as error:
+                self._conductor.fail(error)
+                return False
+            return True
+
+    def _fail(self, error: ElastixError) -> None:
+        """The run cannot go on. Any thread; what came first counts."""
+        with self._lock:
+            self._conductor.fail(error)
+
+    def _stored(self) -> Resumed:
+        """Where the run goes on from if nobody has the State."""
+        last = self._checkpoints.last()
+        return Resumed(step=last.step if last else 0, ref=last.ref if last else "")
+
+    def _go_back(self) -> None:
+        """The last worker with the State is lost: found the group anew, from the furthest State."""
+        logger.warning(
+            "all workers of the group lost; it goes on from a shadow or a stored State run=%s",
+            self._settings.run,
+        )
+        self._checkpoints.give_up()
+        settings = going_back(self._settings)
+        with self._lock:
+            self._settings = settings
+            self._do(self._conductor.went_back(self._stored(), time.monotonic()))
+
+    def _close(self) -> None:
+        """The run is over: end its workers, and what is kept of it."""
+        with self._lock:
+            self._do(self._conductor.close())
+            self._let_go()
+        self._checkpoints.close()
+        with self._lock:
+            self._emit(self._conductor.ending())
+            self._log.close()

@@ -1,0 +1,119 @@
+"""A worker's process among the others of its crew: their world, its mesh, the lines between them.
+
+Not here: what is said on the lines (comm.protocol.crew), how a world is made and cut (crew_world).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from elastix import mesh_check
+from elastix.comm.driver import GroupDriver
+from elastix.comm.gradients.weighted_reduce_scatter import waiting, weigh
+from elastix.comm.network.crew_line import FollowersLine, SpeakersLines
+from elastix.comm.network.crew_world import DeviceMesh, Inside
+from elastix.comm.network.process_group import Wiring
+from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+
+SHARD = "shard"
+"""The axis that splits a worker's samples."""
+
+
+class Mates:
+    """See the module.
+
+    Attributes:
+        place: of this process in the mesh; that at 0 speaks for the worker.
+        within: this place's part of the worker's share of the last batch.
+    """
+
+    def __init__(
+        self,
+        driver: GroupDriver,
+        wiring: Wiring,
+        axes: Mapping[str, int],
+        inbox: ThreadSafeInbox,
+    ) -> None:
+        self.place, self.within = wiring.place, 1.0
+        self._driver, self._wiring, self._inbox = driver, wiring, inbox
+        self._inside = Inside(wiring, axes)
+        self._modules: list[torch.nn.Module] = []
+        self._lines: SpeakersLines | FollowersLine | None = None
+
+    def assemble(self) -> None:
+        """Block until all processes of the worker are connected.
+
+        Raises:
+            OSError, RuntimeError: one of them is lost.
+        """
+        driver, secret, place = self._driver, self._wiring.secret, self.place
+        ends = self._inbox.notify, self.cut
+        tells = ""
+        if not place:
+            lines = SpeakersLines(self._wiring.interface, secret, driver.crew, *ends)
+            self._lines, tells = lines, json.dumps(lines.address)
+        told = self._inside.open(tells)
+        if driver.follower is not None:
+            host, port = json.loads(told[0])
+            self._lines = FollowersLine((host, port), secret, place, driver.follower, *ends)
+        if self._lines is not None:
+            driver.say_by(self._lines.say)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The worker's."""
+        mesh = self._inside.mesh
+        assert mesh is not None  # noqa: S101 - asked for after `assemble`
+        return mesh
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """This place's index among those that split the worker's samples, and their number."""
+        if SHARD not in (self.mesh.mesh_dim_names or ()):
+            return 0, 1
+        return self.mesh.get_local_rank(SHARD), self.mesh[SHARD].size()
+
+    def settle(
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        optimizers: Iterable[torch.optim.Optimizer],
+    ) -> None:
+        """The model is sharded: gradients within the worker go by its places' samples.
+
+        Raises:
+            ConfigError: something of the model would part the places, or torch will refuse it.
+        """
+        self._inside.settle()
+        mesh_check.check(modules, self.mesh)
+        for optimizer in optimizers:
+            mesh_check.check_optimizer(optimizer)
+        for module in modules.values():
+            mesh_check.take_sums(module)
+        if self.part[1] > 1:
+            self._modules = list(modules.values())
+            weigh(self._modules, lambda: self.within)
+
+    @property
+    def waits(self) -> bool:
+        """Whether gradients are still to be weighed, as parts of the worker's samples are now."""
+        return waiting(self._modules)
+
+    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Of numbers that each place has of its own samples, by these. Collective in the worker."""
+        if self.part[1] < 2:
+            return dict(values)
+        mine = [v * self.within if self.within else 0.0 for v in values.values()]
+        sums = torch.tensor(mine, dtype=torch.float64)
+        self._inside.add_up(sums, SHARD)
+        return dict(zip(values, sums.tolist(), strict=True))
+
+    def cut(self) -> None:
+        """A process of the worker is lost: come out of what waits for it. Any thread."""
+        self._inside.cut()
+
+    def close(self) -> None:
+        """Leave this worker."""
+        if self._lines is not None:
+            self._lines.close()
+        self._inside.close()

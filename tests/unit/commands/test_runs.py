@@ -1,0 +1,414 @@
+"""`elastix runs` on real journals and a real store: listed, shown, noted, removed, compared."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from elastix import cli
+from elastix.errors import Conflict, StoreError
+from elastix.events import (
+    CampaignEnded,
+    CampaignStarted,
+    Reported,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    TrialEnded,
+    to_record,
+)
+from elastix.observe import catalogue, notes
+from elastix.observe.journal import Journal, read
+from elastix.observe.progress import Progress
+from elastix.observe.run_lock import Lock
+from elastix.report.site import Site
+from elastix.state import State
+from elastix.store import Store
+from tests.report_data import BEGAN, run_events
+
+
+def write(store, name, *events):
+    with Journal(store / "runs" / name / "journal.jsonl") as journal:
+        for event in events:
+            journal.append(event)
+
+
+def started(name, t=BEGAN, seed=0, **config):
+    checkpoint = {"best": "accuracy", "mode": "max"}
+    return RunStarted(
+        t=t, name=name, seed=seed, config=config, scaling={}, versions={}, checkpoint=checkpoint
+    )
+
+
+def said(step, t=BEGAN + 1, **metrics):
+    return Reported(t=t, seq=step, step=step, metrics=metrics)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A run that finished, one that failed, one whose process is gone, and a campaign."""
+    write(tmp_path, "digits", *run_events(steps=40))
+    write(
+        tmp_path,
+        "good",
+        started("good", lr=0.1),
+        said(1, accuracy=0.9),
+        said(2, accuracy=0.5),
+        RunEnded(t=BEGAN + 9, outcome="failed", step=2, message="no memory"),
+    )
+    write(tmp_path, "gone", started("gone", seed=1, lr=0.2), said(3, accuracy=0.3))
+    write(
+        tmp_path,
+        "nas",
+        CampaignStarted(
+            t=BEGAN + 500,
+            name="nas",
+            objectives={"accuracy": "max"},
+            budget={},
+            searcher="Evolution",
+            inherit="lcs",
+            known=0,
+            versions={},
+        ),
+        TrialEnded(
+            t=BEGAN + 600,
+            trial=0,
+            state="finished",
+            values={"accuracy": 0.7},
+            metrics={},
+            ref="",
+            epochs=1,
+            lineage_epochs=1,
+            inherited=0,
+            seconds=1,
+            best=True,
+        ),
+        CampaignEnded(t=BEGAN + 601, outcome="finished", trials=1, best=0),
+    )
+    with Store(tmp_path) as models:
+        ref = models.put(State({"w": torch.ones(250)}))
+        other = models.put(State({"w": torch.zeros(250)}))
+        models.tag("good/last", ref)
+        models.tag("good/best", ref)
+        models.tag("good/step-1", other)
+        models.tag("mine", other)
+    return tmp_path
+
+
+def run(store, *words, code=0, answer=None):
+    if "--store" not in words:
+        words = (*words, "--store", str(store))
+    result = CliRunner().invoke(cli.app, ["runs", *words], input=answer)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def listed(store, *words):
+    found = json.loads(run(store, "--store", str(store), "--json", *words).stdout)
+    return {entry["name"]: entry for entry in found}
+
+
+def test_all_of_a_store_are_listed_the_latest_first(store):
+    found = listed(store)
+    assert list(found) == ["nas", "good", "digits", "gone"]
+    states = {name: entry["state"] for name, entry in found.items()}
+    assert states == {
+        "nas": "finished",
+        "digits": "finished",
+        "good": "failed",
+        "gone": "stopped",
+    }
+    assert found["good"]["best"] == {"metric": "accuracy", "value": 0.9, "step": 1}
+    assert (found["good"]["bytes"], found["digits"]["bytes"]) == (2000, 0)
+    assert (found["nas"]["kind"], found["nas"]["steps"]) == ("campaign", 1)
+    assert found["nas"]["metrics"] == {"accuracy": 0.7}
+    header, *lines = run(store, "--store", str(store)).stdout.splitlines()
+    assert header.split("\t")[:4] == ["run", "kind", "state", "steps"]
+    assert len(lines) == 4
+    assert all(len(line.split("\t")) == len(header.split("\t")) for line in lines)
+
+
+def test_a_summary_says_what_the_whole_journal_says(store):
+    progress = Progress()
+    for event in read(store / "runs" / "digits" / "journal.jsonl"):
+        progress.add(event)
+    found = catalogue.summary(store, "digits")
+    assert (found.steps, found.losses) == (progress.step, len(progress.losses))
+    assert found.metrics == progress.metrics
+    assert found.last_t == progress.last_t
+
+
+def test_who_writes_the_journal_is_running_and_is_not_removed(store):
+    with Journal(store / "runs" / "gone" / "journal.jsonl"):
+        assert listed(store)["gone"]["state"] == "running"
+        for words in (("gone",), ("good", "gone")):  # before anything is removed, or asked
+            told = run(store, "rm", *words, code=1).stderr
+            assert f"is written by process {os.getpid()} on " in told
+            assert "Nothing was removed" in told
+    assert listed(store)["gone"]["state"] == "stopped"
+    assert (store / "runs" / "good").exists()
+
+
+def test_a_run_that_has_just_begun_is_not_removed(store):
+    """Its driver owns it before there is a journal to write."""
+    with Lock(store / "runs" / "gone" / "driver.lock", "run 'gone' is being trained"):
+        told = run(store, "rm", "gone", "--yes", code=1).stderr
+        assert f"run 'gone' of this store is at work by process {os.getpid()} on " in told
+    assert (store / "runs" / "gone" / "journal.jsonl").is_file()
+    run(store, "rm", "gone", "--yes")
+    assert not list((store / "runs").glob("*gone*"))
+
+
+def test_nobody_begins_a_run_while_it_is_removed(store, monkeypatch):
+    """And whoever waited for that has a lock that others see."""
+    path = store / "runs" / "gone" / "driver.lock"
+    seen = []
+
+    def retired(_store, _ref):
+        with pytest.raises(Conflict):
+            Lock(path, "it is held")
+        with pytest.raises(Conflict):
+            Journal(path.with_name("journal.jsonl"))
+        seen.append(True)
+
+    with Store(store) as models:
+        models.tag("gone/step-3", models.put(State({"w": torch.ones(3)})))
+    monkeypatch.setattr(Store, "retire", retired)
+    run(store, "rm", "gone", "--yes")
+    assert seen
+    assert not path.parent.exists()
+
+
+def test_what_a_killed_removal_left_goes_with_the_next(store):
+    left = store / "runs" / ".removed-0123" / "journal.jsonl"
+    left.parent.mkdir()
+    left.write_text(line())
+    assert sorted(listed(store)) == ["digits", "gone", "good", "nas"]
+    run(store, "rm", "gone", "--yes")
+    assert sorted(path.name for path in (store / "runs").iterdir()) == [
+        ".notes.lock",
+        "digits",
+        "good",
+        "nas",
+    ]
+
+
+def test_steps_after_the_state_gone_back_to_do_not_count(store):
+    events = list(run_events(steps=20, ended=False))
+    write(store, "back", *events, Resumed(t=events[-1].t, step=5, ref="x"))
+    assert catalogue.summary(store, "back").steps == 5
+
+
+def test_a_damaged_journal_is_listed_as_such_and_hides_no_other(store):
+    (store / "runs" / "gone" / "journal.jsonl").write_text('{"event":"RunStarted"}\n')
+    (store / "runs" / "good" / "journal.jsonl").write_text("garbage\n")
+    result = run(store, "--store", str(store), "--json")
+    states = {entry["name"]: entry["state"] for entry in json.loads(result.stdout)}
+    assert (states["gone"], states["good"], states["digits"]) == ("damaged", "damaged", "finished")
+    assert "is no event" in result.stderr
+
+
+def test_notes_and_tags_stay_and_find_a_run_again(store):
+    run(store, "note", "good", "ran out of memory")
+    run(store, "tag", "good", "memory", "keep")
+    run(store, "tag", "good", "memory")
+    assert listed(store, "--tag", "memory")["good"]["tags"] == ["keep", "memory"]
+    run(store, "tag", "good", "keep", "--delete")
+    shown = json.loads(run(store, "show", "good", "--json").stdout)
+    assert (shown["note"], shown["tags"]) == ("ran out of memory", ["memory"])
+    assert "no memory" in run(store, "show", "good").stdout
+    assert listed(store, "--tag", "nothing") == {}
+
+
+TAGS = """
+import sys
+from pathlib import Path
+from elastix.observe import notes
+directory, mine = Path(sys.argv[1]), sys.argv[2]
+print("up", flush=True)
+sys.stdin.readline()
+for number in range(25):
+    notes.change(directory, tags=lambda tags: [*tags, f"{mine}-{number}"])
+"""
+
+
+@pytest.mark.timeout(120)
+def test_of_tags_given_at_the_same_time_none_is_lost(store):
+    """By processes that begin together; one of them is killed on the way."""
+    directory = store / "runs" / "good"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", TAGS, directory, mine],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for mine in "abc"
+    ]
+    for writer in writers:
+        assert writer.stdout.readline() == "up\n"
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    while not any(tag.startswith("c-") for tag in notes.read(directory).tags):
+        assert writers[2].poll() is None
+    writers[2].kill()
+    for writer in writers:
+        writer.communicate()
+    wanted = {f"{mine}-{number}" for mine in "ab" for number in range(25)}
+    tags = notes.read(directory).tags
+    assert wanted <= set(tags)
+    killed = [int(tag[2:]) for tag in tags if tag not in wanted]
+    assert killed == list(range(len(killed)))
+    assert len(set(tags)) == len(tags)
+
+
+def test_a_run_that_was_removed_is_not_made_again_by_a_note(store):
+    directory = store / "runs" / "good"
+    shutil.rmtree(directory)
+    with pytest.raises(StoreError, match="Nothing was changed"):
+        notes.change(directory, note="too late")
+    assert not directory.exists()
+
+
+def test_what_is_removed_takes_its_states_along_but_none_that_others_name(store):
+    (found,) = json.loads(run(store, "rm", "good", "--yes", "--json").stdout)
+    assert (found["run"], found["states"], len(found["kept"])) == ("good", 1, 1)
+    assert not (store / "runs" / "good").exists()
+    with Store(store, read_only=True) as models:
+        assert set(models.tags()) == {"mine"}
+        assert len(models.log()) == 1
+
+
+def test_removal_asks_and_a_no_removes_nothing(store):
+    run(store, "rm", "good", answer="n\n", code=1)
+    assert (store / "runs" / "good").exists()
+    run(store, "rm", "good", "digits", "nowhere", "--yes", code=1)
+    assert (store / "runs" / "digits").exists()
+    assert "directory" in run(store, "rm", "../runs", "--yes", code=2).stderr
+
+
+def test_a_comparison_has_what_differs_and_a_page_with_the_curves(store):
+    result = run(store, "compare", "good", "gone", "--json")
+    found = json.loads(result.stdout)
+    assert found["settings"] == {"seed": [0, 1], "config.lr": [0.1, 0.2]}
+    assert "good" in (store / "runs" / "compare.html").read_text()
+    assert "give two runs" in run(store, "compare", "good", "good", code=2).stderr
+    assert "there is no run" in run(store, "compare", "good", "god", code=1).stderr
+
+
+def test_nothing_there_is_said(tmp_path):
+    assert "has no runs" in run(tmp_path, "--store", str(tmp_path)).stderr
+    assert "It has no runs" in run(tmp_path, "show", "x", code=1).stderr
+
+
+def line(**changes):
+    record = to_record(started("odd"))
+    return json.dumps({**record, **changes}) + "\n"
+
+
+def as_fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_link(path):
+    path.unlink()
+    path.symlink_to("/nowhere")
+
+
+DAMAGE = {
+    "a time that is text": lambda path: path.write_text(line(t="x")),
+    "no time": lambda path: path.write_text(line(t=None)),
+    "a time that is no number": lambda path: path.write_text(line(t=float("nan"))),
+    "a time without a date": lambda path: path.write_text(line(t=1e30)),
+    "a time before all": lambda path: path.write_text(line(t=-1e15)),
+    "a config that is a list": lambda path: path.write_text(line(config=[1])),
+    "a name that is a number": lambda path: path.write_text(line(name=1)),
+    "a lock that is a folder": lambda path: path.with_suffix(".lock").mkdir(),
+    "a lock that leads away": lambda path: path.with_suffix(".lock").symlink_to("/etc/hostname"),
+    "notes that are a folder": lambda path: (path.parent / "notes.json").mkdir(),
+}
+NO_RUN = {
+    "a pipe": as_fifo,
+    "a link to nowhere": as_link,
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [(d, ["digits", "odd"]) for d in DAMAGE.values()] + [(d, ["digits"]) for d in NO_RUN.values()],
+    ids=[*DAMAGE, *NO_RUN],
+)
+def test_one_run_that_cannot_be_read_takes_no_other_with_it(tmp_path, damage, left):
+    """Neither from the list nor from the page of all runs."""
+    write(tmp_path, "digits", *run_events(steps=40))
+    path = tmp_path / "runs" / "odd" / "journal.jsonl"
+    path.parent.mkdir()
+    path.write_text(line())
+    damage(path)
+    listed = {summary.name: summary for summary in catalogue.summaries(tmp_path)}
+    assert sorted(listed) == left
+    assert listed["digits"].state == "finished"
+    assert "odd" not in listed or listed["odd"].state == "damaged"
+    found = CliRunner().invoke(cli.app, ["runs", "--store", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    rows = Site(tmp_path).runs().sections[0].tables[0].rows
+    assert sorted(row[0].text for row in rows) == left
+
+
+NO_NAMES = (
+    "..x",
+    "...",
+    "-rf",
+    "two\nlines",
+    "\x1b[2Jgone",
+    "tab\there",
+    " ",
+    "ü",
+    "x" * 101,
+    "\udcff",
+)
+
+
+def test_folders_that_no_run_can_be_named_after_are_left_out_and_said(store):
+    for name in NO_NAMES:
+        (store / "runs" / name).mkdir()
+        (store / "runs" / name / "journal.jsonl").write_text(line())
+    found = run(store, "--store", str(store))
+    assert len(found.stdout.splitlines()) == 5
+    assert "8 folders" in found.stderr  # hidden ones are nobody's business
+    assert "\x1b" not in found.output
+    assert sorted(listed(store)) == catalogue.names(store) == ["digits", "gone", "good", "nas"]
+    assert len(Site(store).runs().sections[0].tables[0].rows) == 4
+    for name in NO_NAMES:
+        for verb, *rest in (["show"], ["note", "text"], ["tag", "text"], ["rm"]):
+            told = run(store, verb, "--store", str(store), "--", name, *rest, code=2)
+            assert "a run's name is" in told.stderr
+            assert "\x1b" not in told.output
+        assert (store / "runs" / name / "journal.jsonl").is_file()
+
+
+def test_what_a_journal_says_does_not_steer_a_terminal(store):
+    evil = "\x1b]0;owned\x07\r\n[bold]x"
+    write(store, "evil", started("evil", **{evil: evil}), said(1, **{evil: 0.5}))
+    notes.change(store / "runs" / "evil", note=evil, tags=lambda _tags: [evil])
+    for words in (("--store", str(store)), ("show", "evil"), ("tag", "evil", evil)):
+        told = run(store, *words).output
+        assert not {"\x1b", "\x07", "\r"} & set(told)
+
+
+def test_a_run_that_is_removed_while_runs_are_listed_is_left_out(tmp_path):
+    write(tmp_path, "digits", *run_events(steps=40))
+    write(tmp_path, "gone", started("gone"))
+    found = catalogue.summaries(tmp_path)
+    assert next(found).name == "digits"
+    (tmp_path / "runs" / "gone" / "journal.jsonl").unlink()
+    assert list(found) == []

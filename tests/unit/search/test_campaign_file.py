@@ -1,0 +1,113 @@
+"""The file from which the command line goes on with a campaign: what it holds, and old ones."""
+
+import inspect
+import io
+import pickle
+import sys
+import types
+
+import pytest
+
+import elastix
+from elastix.errors import NotFound, SearchError
+from elastix.search.campaign import Campaign
+from elastix.search.executors import campaign_file
+from tests.search_parts import SPACE
+
+
+def train(ctx):
+    ctx.report(accuracy=ctx.config["x"], size=1.0)
+
+
+def campaign(tmp_path, **options) -> Campaign:
+    run = elastix.RunConfig(name="kept", store=str(tmp_path))
+    common = {"metric": ["accuracy", "size"], "mode": ["max", "min"], "run": run, "quiet": True}
+    common["budget"] = elastix.Budget(trials=3)
+    return Campaign(train, space=SPACE, **{**common, **options})
+
+
+def test_what_is_kept_is_the_call_that_made_it(tmp_path):
+    made = campaign(tmp_path, rerank="scratch", retries=2, searcher=elastix.Evolution(population=7))
+    wanted = set(inspect.signature(Campaign.__init__).parameters) - {"self"}
+    assert set(made._arguments()) == wanted
+    campaign_file.keep(made, tmp_path)
+    found = campaign_file.read(tmp_path)
+    before, after = made._arguments(), found._arguments()
+    assert vars(after.pop("searcher")) == vars(before.pop("searcher"))
+    assert after.pop("train").__name__ == before.pop("train").__name__
+    assert after.pop("space") == before.pop("space")
+    assert after == before
+
+
+def test_going_on_changes_what_is_asked_for_and_nothing_else(tmp_path):
+    made = campaign(tmp_path, retries=2)
+    budget = elastix.Budget(trials=9)
+    again = made.again(budget=budget, store=str(tmp_path / "moved"), quiet=False)
+    changed = {
+        name
+        for name, value in made._arguments().items()
+        if again._arguments()[name] is not value and again._arguments()[name] != value
+    }
+    assert changed == {"budget", "run", "quiet"}
+    assert (again.budget, again._run.store) == (budget, str(tmp_path / "moved"))
+
+
+def test_where_nothing_was_kept(tmp_path):
+    with pytest.raises(NotFound, match="no campaign that was kept"):
+        campaign_file.read(tmp_path)
+
+
+def of_a_module_that_is_gone() -> bytes:
+    """A pickle that names a class of a module of elastix that there is no longer."""
+    gone = types.ModuleType("elastix.search.seat")
+    gone.Seat = type("Seat", (), {"__module__": gone.__name__})
+    sys.modules[gone.__name__] = gone
+    try:
+        return pickle.dumps(gone.Seat())
+    finally:
+        del sys.modules[gone.__name__]
+
+
+def of_a_class_that_is_gone() -> bytes:
+    return b"celastix.search.campaign\nExpedition\n."
+
+
+def of_a_campaign_before() -> bytes:
+    """As pickle wrote it when a campaign was kept as its attributes."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file)
+    pickler.dispatch_table = {Campaign: lambda c: (object.__new__, (type(c),), {"_seats": 3})}
+    pickler.dump(Campaign.__new__(Campaign))
+    return file.getvalue()
+
+
+def of_a_call_with_an_argument_that_is_gone() -> bytes:
+    return pickle.dumps(Made())
+
+
+class Made:
+    """Pickled as a call of Campaign as it may once have been."""
+
+    def __reduce__(self):
+        return Campaign, (print, "warm")
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        of_a_module_that_is_gone,
+        of_a_class_that_is_gone,
+        of_a_campaign_before,
+        of_a_call_with_an_argument_that_is_gone,
+        lambda: b"",
+        lambda: b"\x80\x05\x95garbage",
+    ],
+    ids=["module", "class", "attributes", "argument", "empty", "garbage"],
+)
+def test_one_of_another_version_says_what_to_do_and_stays_as_it_is(tmp_path, old):
+    path = tmp_path / "campaign.pkl"
+    path.write_bytes(old())
+    with pytest.raises(SearchError, match="run the script again") as raised:
+        campaign_file.read(tmp_path)
+    assert "nothing that the campaign has found is lost" in str(raised.value)
+    assert path.read_bytes() == old()
