@@ -4,8 +4,8 @@
     ...
     for epoch in train_loader.epochs(10):
 
-These two lines of a script change. The first is in the train function, which is given ctx; the
-second stands where the loop over epochs was, and is how a joiner enters the right epoch.
+Only these two lines of a script change. The first is in the train function, which has `ctx` as its
+argument. The second replaces the loop over epochs, so that a joiner starts in the right epoch.
 
 The script sees a world of one process: see docs/adapters.md. Needs the extra `accelerate`.
 """
@@ -43,23 +43,24 @@ _last: Context | None = None
 
 
 class Accelerator(_Accelerator):  # type: ignore[misc]
-    """Accelerate's, with the train function's ctx as its first argument.
+    """Accelerate's Accelerator, with the train function's `ctx` as its first argument.
 
-    `prepare` collects models, optimizers, schedulers and loaders, several times if need be; the
-    group is entered when the first loader is used. `accumulate`, `clip_grad_norm_`, `autocast`,
-    `unwrap_model` and mixed precision are Accelerate's own.
+    `prepare` may be called several times. The worker joins the group when the first loader is
+    used. `accumulate`, `clip_grad_norm_`, `autocast`, `unwrap_model` and mixed precision work as
+    in Accelerate.
 
-    `gather`, `gather_for_metrics` and `reduce` by anything but mean give back what they are given,
-    as in a world of one, and raise a ConfigError if workers have different values. `save` and
-    `save_model` write whole files on the first worker. Trackers are those of the first worker.
+    `gather`, `gather_for_metrics`, and `reduce` by anything but the mean return their argument, as
+    in a world of one process, and raise a ConfigError if workers have different values. `save` and
+    `save_model` write on the first worker, completely or not at all. Trackers run on the first
+    worker.
 
     Args:
-        ctx: of the train function.
-        settings: as Accelerate has them.
+        ctx: the argument of the train function.
+        settings: the keyword arguments of Accelerate's own class.
 
     Raises:
-        ConfigError: `ctx` is no Context, its worker is several processes, a plugin shards models,
-            batches are to be dispatched, or the process was started by `accelerate launch`.
+        ConfigError: `ctx` is not a Context, a worker consists of several processes, a plugin
+            shards models, batches would be dispatched, or `accelerate launch` started the process.
     """
 
     def __init__(self, ctx: Context, **settings: Any) -> None:  # noqa: ANN401
@@ -93,25 +94,25 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         self._tracking: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def track(self, **objects: Stateful) -> None:
-        """Further objects of the State, by name; see Context.track. At any time."""
+        """Add objects to the State, by name; see Context.track. Can be called at any time."""
         self._script.track(objects)
 
     # ------------------------------------------------------------------ where this worker is
 
     @property
     def device(self) -> torch.device:
-        """Of this worker."""
+        """The device of this worker."""
         return self._script.ctx.device
 
     @property
     def process_index(self) -> int:
-        """Place in the group now, from 0; before there is a group, this worker's id."""
+        """This worker's current rank; its id until it has joined the group."""
         ctx = self._script.ctx
         return ctx.rank if ctx.rank >= 0 else ctx.worker
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this worker is the first one now; that may change with any step."""
+        """Whether this worker has rank 0. That may change with any step."""
         return self.process_index == 0
 
     local_process_index = process_index
@@ -119,12 +120,12 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
     is_last_process = is_main_process
 
     def print(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """On the first worker."""
+        """Print on the first worker."""
         if self.is_main_process:
             print(*args, **kwargs)  # noqa: T201 - that is what was asked for
 
     def on_main_process(self, function: Callable[..., T]) -> Callable[..., T | None]:
-        """A function that runs on the worker that is the first one when it is called."""
+        """Make a function that runs only on the worker that has rank 0 when it is called."""
 
         @functools.wraps(function)
         def only_there(*args: Any, **kwargs: Any) -> T | None:  # noqa: ANN401
@@ -136,7 +137,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
     on_last_process = on_main_process
 
     def on_process(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
-        """There is no such process.
+        """Not supported: workers have no fixed numbers.
 
         Raises:
             ConfigError: always.
@@ -153,7 +154,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         device_placement: bool | None = None,
         evaluation_mode: bool = False,
     ) -> torch.nn.Module:
-        """Becomes part of the State, unless it is for evaluation alone."""
+        """Make it part of the State, unless it is only for evaluation."""
         if not evaluation_mode:
             self._script.add(model)
         prepared: torch.nn.Module = super().prepare_model(model, device_placement, evaluation_mode)
@@ -162,7 +163,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> torch.optim.Optimizer:
-        """Becomes part of the State, and with it the scaler of mixed precision."""
+        """Make it part of the State, together with the gradient scaler of mixed precision."""
         known = getattr(optimizer, "_is_accelerate_prepared", False)
         prepared: Any = super().prepare_optimizer(optimizer, device_placement)
         if not known:
@@ -173,13 +174,13 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         return prepared  # type: ignore[no-any-return]
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:  # noqa: ANN401
-        """Becomes part of the State. It steps as on one process, however many workers there are."""
+        """Make it part of the State. It advances once per step, for any number of workers."""
         prepared = super().prepare_scheduler(scheduler)
         self._script.add(prepared.scheduler)
         return prepared
 
     def prepare_data_loader(self, data_loader: Any, *_: Any, **__: Any) -> "_Loader":  # noqa: ANN401
-        """Its `epochs` are what to train in; see LoneLoader."""
+        """Return a loader with `epochs`, the loop to train in; see LoneLoader."""
         if isinstance(data_loader, _Loader):
             return data_loader
         loader = _Loader(data_loader, self._script, self.gradient_state)
@@ -187,13 +188,13 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         return loader
 
     def register_for_checkpointing(self, *objects: Any) -> None:  # noqa: ANN401
-        """They become part of the State. Before the first batch."""
+        """Make them part of the State. Must be called before the first batch."""
         self._script.add(*objects)
 
     # ------------------------------------------------------------------ a step
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:  # noqa: ANN401
-        """Of a loss that is a mean over the batch; within a step that is accumulated, deferred.
+        """Backward pass of a loss that is a mean over the batch; deferred while accumulating.
 
         Raises:
             ConfigError: the last batch was not drawn within `loader.epochs`.
@@ -208,7 +209,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        """Defer the step, of all models."""
+        """Defer the step. It applies to all models."""
         del model
         if self._deferred:
             yield
@@ -222,7 +223,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
             self._deferred = False
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> NoReturn:
-        """Is not there.
+        """Not supported.
 
         Raises:
             ConfigError: always.
@@ -236,32 +237,32 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
     # ------------------------------------------------------------------ what others have
 
     def wait_for_everyone(self) -> None:
-        """Wait for all who are in the group."""
+        """Wait for all members of the group."""
         self._script.check_entered("accelerator.wait_for_everyone")
         self._script.ctx.mean(barrier=0.0)
 
     def gather(self, tensor: T) -> T:
-        """The value itself, as in a world of one.
+        """Return the argument, as in a world of one process.
 
         Raises:
-            ConfigError: workers have different ones.
+            ConfigError: workers have different values.
         """
         return self._script.same(tensor, "accelerator.gather")
 
     def gather_for_metrics(self, input_data: T, use_gather_object: bool = False) -> T:
-        """The value itself, as in a world of one.
+        """Return the argument, as in a world of one process.
 
         Raises:
-            ConfigError: workers have different ones.
+            ConfigError: workers have different values.
         """
         del use_gather_object
         return self._script.same(input_data, "accelerator.gather_for_metrics")
 
     def reduce(self, tensor: T, reduction: str = "sum", scale: float = 1.0) -> T:
-        """Mean over the group; anything else if all workers have the same.
+        """Reduce by mean over the group. Other reductions return the value that all workers have.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: workers have different values, and it is not a mean.
         """
         del scale  # as Accelerate's own on one process
         if reduction == "mean":
@@ -269,11 +270,11 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         return self._script.same(tensor, f"accelerator.reduce(reduction={reduction!r})")
 
     def pad_across_processes(self, tensor: T, *_: Any, **__: Any) -> T:  # noqa: ANN401
-        """The value itself."""
+        """Return the argument."""
         return tensor
 
     def check_trigger(self) -> bool:
-        """Whether any worker that is left has set the trigger."""
+        """Whether any worker in the group has set the trigger."""
         self._script.check_entered("accelerator.check_trigger")
         mine = 0.0 if self.flag_tensor is None else float(self.flag_tensor)
         found = self._script.ctx.mean(trigger=mine)["trigger"] > 0
@@ -284,10 +285,10 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
     # ------------------------------------------------------------------ files and trackers
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:  # noqa: ANN401
-        """Written by the first worker, whole or not at all.
+        """Save on the first worker, completely or not at all.
 
         Raises:
-            ConfigError: `f` is no path.
+            ConfigError: `f` is not a path.
         """
         if not isinstance(f, str | Path):
             self._refuse("save", f"Give a path, not {f!r}.")
@@ -302,12 +303,12 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Written by the first worker."""
+        """Save on the first worker, completely or not at all."""
         if self.is_main_process:
             super().save_model(model, save_directory, max_shard_size, safe_serialization)
 
     def save_state(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
-        """Is not there.
+        """Not supported.
 
         Raises:
             ConfigError: always.
@@ -319,7 +320,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         )
 
     def load_state(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
-        """Is not there.
+        """Not supported.
 
         Raises:
             ConfigError: always.
@@ -331,7 +332,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         )
 
     def skip_first_batches(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
-        """Is not there.
+        """Not supported.
 
         Raises:
             ConfigError: always.
@@ -342,16 +343,16 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         )
 
     def init_trackers(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """On the first worker, and if that is lost on the next, when it logs for the first time."""
+        """Start trackers on the first worker; if that is lost, on the next one at its first log."""
         self._tracking = (args, kwargs)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:  # noqa: ANN401
-        """As Accelerate's; one that does nothing on all workers but the first."""
+        """As in Accelerate. On all workers but the first it does nothing."""
         self._start_trackers()
         return super().get_tracker(name, unwrap)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:  # noqa: ANN401
-        """On the first worker. `ctx.report` is in the journal and the report."""
+        """Log on the first worker. Use `ctx.report` for the journal and the report."""
         self._start_trackers()
         if self.is_main_process:
             super().log(values, step, **kwargs)
@@ -366,7 +367,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
 
 
 class _Loader(LoneLoader):
-    """A LoneLoader that tells Accelerate when it is at its end: that ends a step, too."""
+    """A LoneLoader that tells Accelerate about the last batch, which always ends a step."""
 
     def __init__(self, loader: DataLoader[Any], script: LoneScript, state: GradientState) -> None:
         super().__init__(loader, script)

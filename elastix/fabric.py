@@ -4,8 +4,8 @@
     ...
     for epoch in train_loader.epochs(10):
 
-These two lines of a Fabric script change. The first is in the train function, which is given ctx;
-the second stands where the loop over epochs was, and is how a joiner enters the right epoch.
+Only these two lines of a Fabric script change. The first is in the train function, which has `ctx`
+as its argument. The second replaces the loop over epochs, so that a joiner starts in the right one.
 
 The script sees a world of one process: see docs/adapters.md. Needs the extra `fabric`.
 """
@@ -34,21 +34,21 @@ T = TypeVar("T")
 class Strategy(_Strategy):
     """Pass it to Fabric as `strategy`.
 
-    `fabric.setup` collects models, optimizers and schedulers, several times if need be; the group
-    is entered when the first loader is used. A scheduler that was made for an optimizer and never
-    set up is found. `fabric.backward` outside of `no_backward_sync` is a step of the group.
+    `fabric.setup` may be called several times. The worker joins the group when the first loader is
+    used. Schedulers of an optimizer are found even if they were not set up. `fabric.backward`
+    outside of `no_backward_sync` makes a step of the group.
 
     `fabric.all_reduce` by mean is the mean over the group. Other reductions, `all_gather` and
-    `broadcast` give back what they are given, as in a world of one, and raise a ConfigError if
-    workers have different values. `fabric.save` writes a whole file, whoever is lost meanwhile.
-    Loggers write on the first worker.
+    `broadcast` return their argument, as in a world of one process, and raise a ConfigError if
+    workers have different values. `fabric.save` writes a complete file, no matter which workers are
+    lost meanwhile. Loggers run on the first worker.
 
     Args:
-        ctx: of the train function.
-        accelerator, checkpoint_io, precision: as Fabric's own strategies have them.
+        ctx: the argument of the train function.
+        accelerator, checkpoint_io, precision: as for Fabric's own strategies.
 
     Raises:
-        ConfigError: `ctx` is no Context, or its worker is several processes.
+        ConfigError: `ctx` is not a Context, or a worker consists of several processes.
     """
 
     def __init__(
@@ -64,24 +64,24 @@ class Strategy(_Strategy):
         vars(rank_zero_only)["rank"] = ctx.worker  # whose loggers write, until there is a group
 
     def track(self, **objects: Stateful) -> None:
-        """Further objects of the State, by name; see Context.track. At any time."""
+        """Add objects to the State, by name; see Context.track. Can be called at any time."""
         self._script.track(objects)
 
     # ------------------------------------------------------------------ where this worker is
 
     @property
     def root_device(self) -> torch.device:
-        """Of this worker."""
+        """The device of this worker."""
         return self._script.ctx.device
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this worker is the first one now; that may change with any step."""
+        """Whether this worker has rank 0. That may change with any step."""
         return self._script.ctx.rank == 0
 
     @property
     def global_rank(self) -> int:
-        """Place in the group now, from 0; -1 outside."""
+        """This worker's current rank; -1 if it is not in the group."""
         return self._script.ctx.rank
 
     local_rank = global_rank
@@ -91,16 +91,16 @@ class Strategy(_Strategy):
     # ------------------------------------------------------------------ what is set up
 
     def module_to_device(self, module: torch.nn.Module) -> None:
-        """To this worker's."""
+        """Move the module to this worker's device."""
         module.to(self.root_device)
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Becomes part of the State."""
+        """Make it part of the State."""
         self._script.add(module)
         return module
 
     def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Becomes part of the State, and with it the scaler of mixed precision."""
+        """Make it part of the State, together with the gradient scaler of mixed precision."""
         self._script.add(optimizer)
         scaler = getattr(self.precision, "scaler", None)
         if scaler is not None:
@@ -113,14 +113,14 @@ class Strategy(_Strategy):
         optimizers: list[torch.optim.Optimizer],
         scheduler: Any = None,  # noqa: ANN401 - as Fabric has it
     ) -> tuple[torch.nn.Module, list[torch.optim.Optimizer], Any]:
-        """All become parts of the State."""
+        """Make all of them part of the State."""
         found = super().setup_module_and_optimizers(module, optimizers, scheduler)
         if scheduler is not None:
             self._script.add(scheduler)
         return found
 
     def process_dataloader(self, dataloader: DataLoader[Any]) -> DataLoader[Any]:
-        """Its `epochs` are what to train in; see LoneLoader."""
+        """Return a loader with `epochs`, the loop to train in; see LoneLoader."""
         loader = LoneLoader(dataloader, self._script)
         vars(loader)["epochs"] = loader.epochs  # Fabric's wrapper takes over what is in vars
         return loader  # type: ignore[return-value]
@@ -134,7 +134,7 @@ class Strategy(_Strategy):
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """Of a loss that is a mean over the batch.
+        """Backward pass of a loss that is a mean over the batch.
 
         Raises:
             ConfigError: the last batch was not drawn within `loader.epochs`.
@@ -151,10 +151,10 @@ class Strategy(_Strategy):
         group: Any = None,  # noqa: ANN401
         reduce_op: Any = "mean",  # noqa: ANN401
     ) -> T:
-        """Mean over the group; anything else if all workers have the same.
+        """Reduce by mean over the group. Other reductions return the value that all workers have.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: workers have different values, and it is not a mean.
         """
         del group
         if str(getattr(reduce_op, "name", reduce_op)).lower() in ("mean", "avg", "none"):
@@ -167,19 +167,19 @@ class Strategy(_Strategy):
         group: Any = None,  # noqa: ANN401
         sync_grads: bool = False,
     ) -> torch.Tensor:
-        """The tensor itself, as in a world of one.
+        """Return the tensor, as in a world of one process.
 
         Raises:
-            ConfigError: workers have different ones.
+            ConfigError: workers have different values.
         """
         del group, sync_grads
         return self._script.same(tensor, "fabric.all_gather")
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        """The object itself.
+        """Return the object.
 
         Raises:
-            ConfigError: workers have different ones, or `src` is not 0.
+            ConfigError: workers have different objects, or `src` is not 0.
         """
         if src != 0:
             raise ConfigError(
@@ -188,16 +188,16 @@ class Strategy(_Strategy):
         return self._script.same(obj, "fabric.broadcast")
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait for all who are in the group."""
+        """Wait for all members of the group."""
         del name
         self._script.check_entered("fabric.barrier")
         self._script.ctx.mean(barrier=0.0)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002
-        """The decision, if all have come to it.
+        """Return the decision, which must be the same on all workers.
 
         Raises:
-            ConfigError: they have not.
+            ConfigError: it is not.
         """
         del all
         return self._script.same(decision, "a decision of all")
@@ -211,9 +211,9 @@ class Strategy(_Strategy):
         storage_options: Any = None,  # noqa: ANN401
         filter: dict[str, Callable[[str, Any], bool]] | None = None,  # noqa: A002
     ) -> None:
-        """Written by the first worker, and again by the next one if that is lost meanwhile.
+        """Save on the first worker, and again on the next one if that is lost meanwhile.
 
-        For use elsewhere: the run itself goes on from what CheckpointConfig has stored.
+        The file is for use elsewhere. A continued run starts from what CheckpointConfig stored.
         """
         save = super().save_checkpoint
         self._script.save(lambda to: save(to, state, storage_options, filter), Path(path))
@@ -225,10 +225,10 @@ class Strategy(_Strategy):
         strict: bool = True,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Before the first loader is used: weights to begin a new run with.
+        """Load weights to start a new run with, before the first loader is used.
 
         Raises:
-            ConfigError: a loader was used, so this worker has the State of the group.
+            ConfigError: a loader was used already, so this worker has the State of the group.
         """
         if self._script.entered:
             raise ConfigError(

@@ -4,12 +4,13 @@
     ...
     for epoch in train_loader.epochs(10):      # was: for epoch in range(10):
 
-The first of these lines stands where the script imported Ray Train, the second where its loop over
-epochs was, and is how a joiner enters the right epoch. `train.torch` has TorchTrainer,
-prepare_model and prepare_data_loader; settings (ScalingConfig, RunConfig and so on) and Checkpoint
-are Ray Train's own classes.
+Only these two lines of a script change. The first replaces the import of Ray Train. The second
+replaces the loop over epochs, so that a joiner starts in the right epoch. `train.torch` has
+TorchTrainer, prepare_model and prepare_data_loader. The settings (ScalingConfig, RunConfig and so
+on) and Checkpoint are Ray Train's own classes.
 
-The script sees a world of one process: see docs/adapters.md. What is not here raises a ConfigError.
+The script sees a world of one process: see docs/adapters.md. Anything else of Ray Train raises a
+ConfigError.
 """
 
 import importlib
@@ -32,7 +33,7 @@ _RAYS = (
 
 
 def get_context() -> TrainContext:
-    """Where this worker is.
+    """This worker's place in the run.
 
     Raises:
         ConfigError: called outside of a train loop that TorchTrainer runs.
@@ -41,7 +42,7 @@ def get_context() -> TrainContext:
 
 
 def get_checkpoint() -> None:
-    """None: a run that is continued goes on from its own States, model and all, by itself."""
+    """Always None: a continued run restores its model and everything else by itself."""
     here("get_checkpoint")
 
 
@@ -51,32 +52,32 @@ def report(
     checkpoint_dir_name: str | None = None,
     **others: Any,  # noqa: ANN401
 ) -> None:
-    """Hand metrics to the journal, and keep a checkpoint. All workers must call it; they wait.
+    """Write metrics to the journal, and keep a checkpoint. All workers must call it; they wait.
 
-    The metrics are those of the first worker, of its own share of the batch. The checkpoint is kept
-    if the first worker has given one, or if that is lost meanwhile the next one. It is for use
-    elsewhere: the run itself goes on from what `TorchTrainer(checkpoint=...)` has stored.
+    The metrics are those of the first worker, for its own share of the batch. The checkpoint is
+    that of the first worker, or of the next one if that is lost meanwhile. It is for use elsewhere:
+    a continued run starts from what `TorchTrainer(checkpoint=...)` stored.
 
     Args:
-        metrics: numbers and text.
-        checkpoint: a directory to copy; the same on all workers, or on the first one alone.
-        checkpoint_dir_name: of the copy; by default it has the number of the step.
-        others: nothing else that Ray Train knows works here.
+        metrics: numbers and strings.
+        checkpoint: a directory to copy; the same on all workers, or only on the first one.
+        checkpoint_dir_name: name of the copy. By default it contains the number of the step.
+        others: not supported; other arguments of Ray Train's function are refused.
 
     Raises:
-        ConfigError: called before the first batch, with something that does not work here, or with
-            values that are no metrics.
+        ConfigError: called before the first batch, with an argument that is not supported, or with
+            values that are not metrics.
     """
     here("report").report(metrics, checkpoint, checkpoint_dir_name, others)
 
 
 def track(**objects: Stateful) -> None:
-    """Further objects of the State, by name; see Context.track. At any time."""
+    """Add objects to the State, by name; see Context.track. Can be called at any time."""
     here("track").track(objects)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever is asked for
-    """Ray Train's own classes, imported when they are asked for."""
+    """Ray Train's own classes, imported when they are used."""
     if name in _RAYS:
         return getattr(importlib.import_module("ray.train"), name)
     if name.startswith("_"):

@@ -1,7 +1,7 @@
-"""The worker that a train loop runs on, and what Ray Train's functions mean on it.
+"""The worker that a train loop runs on, and what Ray Train's functions do there.
 
-Those functions have no argument that says where they are called, so that is kept here. Ray Train
-never hears of optimizers either: those of the prepared models are looked for in memory.
+These functions have no argument that says where they are called, so that is kept here. Ray Train is
+not told about optimizers either, so the optimizers of the prepared models are found in memory.
 """
 
 import gc
@@ -22,7 +22,7 @@ _now: "Script | None" = None
 
 
 class TrainContext:
-    """What `train.get_context()` gives: of a world of one process.
+    """What `train.get_context()` returns: a world of one process.
 
     Attributes:
         ctx: elastix's own context, for `evaluate`, `accumulate` and the rest.
@@ -33,18 +33,18 @@ class TrainContext:
         self._checkpoints = checkpoints
 
     def get_world_size(self) -> int:
-        """1, however many workers there are: batch sizes are those of the whole group."""
+        """Always 1, for any number of workers: batch sizes are those of the whole group."""
         return 1
 
     def get_world_rank(self) -> int:
-        """Place of this worker in the group, from 0, which may change with any step."""
+        """This worker's rank, which may change with any step."""
         return self.ctx.rank if self.ctx.rank >= 0 else self.ctx.worker
 
     get_local_rank = get_world_rank
     get_local_world_size = get_world_size
 
     def get_node_rank(self) -> int:
-        """0."""
+        """Always 0."""
         return 0
 
     def get_experiment_name(self) -> str:
@@ -55,7 +55,7 @@ class TrainContext:
     get_trial_id = get_experiment_name
 
     def get_trial_dir(self) -> str:
-        """Where the run keeps its journal."""
+        """The directory of the run, which has its journal."""
         return str(self._checkpoints.directory.parent)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""`train.torch`: what a script has from ray.train.torch."""
+"""`train.torch`: what a script uses from ray.train.torch."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _HARMLESS = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
-"""Arguments of DistributedDataParallel that are about how it works, and change no result."""
+"""Arguments of DistributedDataParallel that do not change the result."""
 
 _EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What `TorchTrainer.fit` returns, in Ray Train's words.
+    """What `TorchTrainer.fit` returns, with Ray Train's names.
 
     Attributes:
-        metrics: the last value of each metric that was reported.
-        checkpoint: the last one that was reported, a ray.train.Checkpoint; None if none was.
-        best_checkpoints: those that are left, in the order of their reports, with their metrics.
-        path: of the run's directory.
-        run: elastix's own Result: the final State, the audit.
-        error: None; what ends a run is raised by `fit`.
+        metrics: the last reported value of each metric.
+        checkpoint: the last reported checkpoint, a ray.train.Checkpoint, or None.
+        best_checkpoints: the checkpoints that were kept, in order, with their metrics.
+        path: the run's directory.
+        run: elastix's own Result, with the final State and the audit.
+        error: always None, because `fit` raises the error that ends a run.
     """
 
     metrics: dict[str, Any]
@@ -49,17 +49,17 @@ class FitResult:
 
     @property
     def metrics_dataframe(self) -> "pd.DataFrame":
-        """A row for each step with a report."""
+        """A table with one row for each step that had a report."""
         return self.run.history
 
 
 @dataclass(frozen=True)
 class TrainLoop:
-    """A train loop of Ray Train's as a train function of elastix.
+    """A train loop for Ray Train, as a train function of elastix.
 
     Attributes:
-        loop: takes the config, or nothing.
-        checkpoints: where what it reports is kept.
+        loop: a function of the config, or without arguments.
+        checkpoints: where reported checkpoints are kept.
     """
 
     loop: Callable[..., Any]
@@ -73,24 +73,24 @@ class TrainLoop:
 
 
 class TorchTrainer:
-    """Ray Train's, with the same arguments.
+    """Ray Train's TorchTrainer, with the same arguments.
 
-    `num_workers=4` is (1, 4) here: the group is as large as there is room for, and goes on while
-    anybody is left. `max_failures`, if it is more than 0, is how many workers may be lost; else
-    any number may. States are stored every minute if `options` say nothing else.
+    `num_workers=4` means (1, 4) here: the group is as large as there is room for, and goes on as
+    long as one worker is left. If `max_failures` is above 0, so many workers may be lost; otherwise
+    any number may. States are stored every minute, unless `options` say otherwise.
 
     Args:
-        train_loop_per_worker: takes `train_loop_config`, or nothing.
+        train_loop_per_worker: a function of `train_loop_config`, or without arguments.
         train_loop_config: JSON values.
         scaling_config: ray.train.ScalingConfig: num_workers, use_gpu, resources_per_worker,
             placement_strategy.
         run_config: ray.train.RunConfig: name, storage_path, failure_config.max_failures,
             checkpoint_config.
         options: further arguments of ElasticTrainer: checkpoint, failure, loggers, restore, quiet
-            and so on; `scaling` and `run` in place of scaling_config and run_config.
+            and so on. `scaling` and `run` replace scaling_config and run_config.
 
     Raises:
-        ConfigError: something given here works in Ray Train alone.
+        ConfigError: an argument has a value that only works in Ray Train.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TorchTrainer:
 
 
 def get_device() -> torch.device:
-    """Of this worker."""
+    """The device of this worker."""
     return here("torch.get_device").ctx.device
 
 
@@ -158,11 +158,11 @@ def prepare_model(
     parallel_strategy: str | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
-    """Make it part of the State, and average its gradients. The model itself comes back, no DDP.
+    """Make a model part of the State, and average its gradients. It is returned without a wrapper.
 
     Raises:
-        ConfigError: another strategy, other arguments than DDP's about how it works, or called
-            after the first batch.
+        ConfigError: another strategy than DDP, arguments of DDP that would change the result, or
+            called after the first batch.
     """
     script = here("torch.prepare_model")
     if parallel_strategy not in ("ddp", None) or set(parallel_strategy_kwargs or ()) - _HARMLESS:
@@ -188,12 +188,12 @@ def prepare_data_loader(
     move_to_device: bool = True,
     auto_transfer: bool = True,
 ) -> LoneLoader:
-    """A loader to train on within its `epochs`, and to evaluate on outside of them; see LoneLoader.
+    """Return a loader to train on within its `epochs`, and to evaluate on outside of them.
 
-    `auto_transfer` is accepted and has no effect.
+    See LoneLoader. `auto_transfer` is accepted and has no effect.
 
     Raises:
-        ConfigError: it is no DataLoader, or not to be shared out, or not to be moved.
+        ConfigError: it is not a DataLoader, or it should not be split or moved.
     """
     script = here("torch.prepare_data_loader")
     if not isinstance(data_loader, DataLoader):

@@ -1,10 +1,10 @@
-"""Store: States in, States out, by content. Git for tensors.
+"""Store: keeps States by their content, like git for tensors.
 
-A State that is put has a ref for ever; equal tensors are kept once, whoever writes them; tags are
-names that move. Not here: files (packs.py), the index (index.py), who may commit (ledger.py).
+A stored State has a permanent ref. Equal tensors are kept once, no matter who writes them. Tags are
+names that can move. Not here: files (packs.py), the index (index.py), who may commit (ledger.py).
 
-Invariant: what `put` returned can be got back bit for bit until it is retired, whatever process
-is killed when; what cannot be read is named and leaves the rest readable.
+Invariant: once `put` has returned a ref, `get` returns the same bits for it until it is retired, no
+matter which process is killed when. Damage is reported by name, and everything else stays readable.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SHARES_SEAL_AT_BYTES = 16 << 20  # of a run's checkpoints most are dropped soon:
 
 @dataclass(frozen=True)
 class Entry:
-    """One model as `log` lists it. `time_s` is seconds since the epoch, `nbytes` logical bytes."""
+    """One model in `log`. `time_s` is in seconds since 1970; `nbytes` is before deduplication."""
 
     ref: Ref
     parents: tuple[Ref, ...]
@@ -72,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Match:
-    """What `nearest` found: the model and how many layers it shares."""
+    """The model that `nearest` found, and how many layers it shares."""
 
     ref: Ref
     length: int
@@ -80,7 +80,7 @@ class Match:
 
 
 class Store:
-    """A folder of packs with its index. Thread safe; any number of processes may use one."""
+    """A directory of packs and their index. Thread-safe; any number of processes may use it."""
 
     def __init__(
         self,
@@ -91,22 +91,23 @@ class Store:
         read_only: bool = False,
         ledger: Ledger | None = None,
     ) -> None:
-        """Open a store, or begin one.
+        """Open a store, or create it.
 
         Args:
-            path: a directory, or a URI that pyarrow.fs knows (s3://, gs://, hdfs://).
-            filesystem: a pyarrow file system on which `path` is; packs are whole files there.
-            index: directory of the index; the store's own, or one in the user's cache for a
-                remote store.
-            read_only: change nothing; works beside a StoreServer and on a read-only disk.
-            ledger: who owns the index, if another does (StoreServer.open does it).
+            path: a directory, or a URI that pyarrow.fs supports (s3://, gs://, hdfs://).
+            filesystem: the pyarrow file system that `path` is on. Packs are uploaded whole there.
+            index: directory of the index. By default it is in the store, and for a remote store
+                in the user's cache.
+            read_only: change nothing. Works while a StoreServer runs, and on a read-only disk.
+            ledger: the owner of the index if that is another process; StoreServer.open sets it.
 
         Raises:
-            ConfigError: `path` is a file. NotFound: it is no store, and `read_only` is given.
+            ConfigError: `path` is a file.
+            NotFound: `path` is not a store, and `read_only` is set.
             Conflict: a StoreServer owns the store, or a process on another machine or with
-                another index uses it, and neither `ledger` nor `read_only` is given; or the index
-                must be made anew and another process has the store open.
-            TooNew: a later elastix wrote it.
+                another index uses it, and neither `ledger` nor `read_only` is set. Or the index
+                must be rebuilt while another process has the store open.
+            TooNew: a later version of elastix wrote the store.
             StoreError: it cannot be opened.
         """
         root, remote, folder = locate(path, filesystem, index)
@@ -125,13 +126,13 @@ class Store:
 
     @property
     def ledger(self) -> Ledger:
-        """Who owns the index: whoever serves this store to others passes its questions on."""
+        """The owner of the index. A server of this store passes requests on to it."""
         return self._ledger
 
     def close(self) -> None:
-        """Seal what was written. The store cannot be used afterwards.
+        """Seal the packs that this Store wrote. It cannot be used afterwards.
 
-        In a forked child nothing happens: what is open is the parent's.
+        In a forked child this does nothing, because the open files belong to the parent.
         """
         if self._pid != os.getpid():
             return
@@ -189,22 +190,23 @@ class Store:
         signature: Signature | None = None,
         score: float | None = None,
     ) -> Ref:
-        """Store a State, durably. Putting an equal one again changes nothing, not its score.
+        """Store a State durably. Storing an equal State again changes nothing, not even the score.
 
-        The tensors must not change meanwhile: `clone` a State that is being trained.
+        The tensors must not change during the call. Use `clone` if the State is being trained.
 
         Args:
-            state: what to store; only tensors that no pack holds yet are written.
-            parents: tags or refs it derives from; None: `state.parents`.
-            signature: of its model, for `nearest`.
-            score: higher is better; breaks ties of `nearest`.
+            state: what to store. Only tensors that are not in the store yet are written.
+            parents: tags or refs of the models it derives from. By default `state.parents`.
+            signature: the signature of its model, for `nearest`.
+            score: higher is better. Breaks ties in `nearest`.
 
         Returns:
-            Its permanent name, the digest of its manifest.
+            Its ref: a permanent name, the digest of its manifest.
 
         Raises:
-            StateError: a tensor cannot be stored (names it), or the metadata are not JSON.
-            Full: no room. ReadOnly, StoreError: see the message. Nothing is visible then.
+            StateError: a tensor cannot be stored (the message names it), or the metadata is not
+                JSON.
+            Full: no space left. ReadOnly, StoreError: see the message. Nothing was stored.
         """
         writer = self._check_writable()
         if state.parts:
@@ -271,10 +273,10 @@ class Store:
         return Put(ref, model, place, seq, tuple(blobs))
 
     def put_share(self, state: State) -> Share:
-        """Make some tensors of a model durable, for `put_shares` to make them one with the rest.
+        """Store some of a model's tensors durably. `put_shares` then combines them to a model.
 
         Raises:
-            StateError, Full, ReadOnly, StoreError: as `put`. Nothing is visible in any case.
+            StateError, Full, ReadOnly, StoreError: as for `put`. No model is visible yet.
         """
         writer = self._check_writable()
         payloads, infos, tied = flatten(state)
@@ -307,20 +309,19 @@ class Store:
         score: float | None = None,
         tags: Sequence[str] = (),
     ) -> Ref:
-        """Store the model that these shares make up, and let tags mean it, all at once.
+        """Store the model that consists of these shares, and move tags to it, in one transaction.
 
         Args:
-            shares: of any writers; together they hold every tensor.
+            shares: written by any processes; together they have every tensor of the model.
             meta: as State.meta.
             parents: as for `put`.
             signature: as for `put`.
             score: as for `put`.
-            tags: names that mean this model from now on, whatever they meant before.
+            tags: names to be moved to this model.
 
         Raises:
-            Vanished: some tensors must be written again; nothing was changed.
-            StoreError: as `put`; or the parts of a tensor are not all there, or contradict each
-                other.
+            Vanished: some tensors must be written again. Nothing was changed.
+            StoreError: as for `put`; or parts of a tensor are missing, or contradict each other.
         """
         writer = self._check_writable()
         whole = joined(shares)
@@ -372,16 +373,16 @@ class Store:
         return model.manifest, model.owners
 
     def tag(self, name: str, ref: str, *, expected: str | None = ANY) -> None:
-        """Make `name` a tag of a model, durably. It moves if it was another model's.
+        """Tag a model durably. If another model has the tag, it moves.
 
         Args:
             name: letters, digits and `._/@-`.
             ref: tag or ref of the model.
-            expected: the ref that the tag must have now; None if there must be no such tag yet.
-                By default anything will do.
+            expected: the ref that the tag must have at present, or None if the tag must not exist
+                yet. Checked only if given.
 
         Raises:
-            Conflict: it means something else than expected; nothing was changed.
+            Conflict: the tag is not where it was expected. Nothing was changed.
             NotFound: no such model.
         """
         self._check_tag(name)
@@ -396,20 +397,20 @@ class Store:
             )
 
     def untag(self, name: str, *, expected: str = ANY) -> None:
-        """Remove a tag, if it means `expected`; the model stays.
+        """Remove a tag, only if it is at `expected` (if given). The model stays.
 
         Raises:
-            Conflict: it means something else. NotFound: there is no such tag.
+            Conflict: the tag is not where it was expected. NotFound: there is no such tag.
         """
         if name not in self._ledger.tags():
             raise NotFound(f"there is no tag {name!r} in this store.")
         self._submit(Tag(name, None, expected))
 
     def retire(self, ref: str) -> None:
-        """Drop a model. Its children keep their lineage; gc gives the bytes back.
+        """Mark a model for removal: `gc` frees its bytes. Its children keep their lineage.
 
         Raises:
-            Conflict: it has a tag. NotFound: no such model.
+            Conflict: the model has a tag. NotFound: no such model.
         """
         name = Ref(ref) if _is_ref(ref) else self._ledger.find(ref).ref
         self._submit(Retire(name))
@@ -439,19 +440,20 @@ class Store:
         *,
         lazy: bool = False,
     ) -> State:
-        """A stored State, or the part of it whose names match.
+        """Get a stored State, or only the tensors whose names match.
 
-        Its tensors are mapped, not read: pages come as they are touched, and a page that is
-        written to becomes private to this State. What is checked: each tensor's digest when this
-        Store first reads it.
+        The tensors are memory-mapped and not read: pages are loaded when they are used, and a page
+        that is written to becomes private to this State. Each tensor's digest is checked when
+        this Store first reads it.
 
         Args:
-            ref: tag, ref or the beginning of one.
-            names: pattern such as "encoder.*", or several; a State keeps metadata and parents.
-            lazy: check and build each tensor when it is first asked for.
+            ref: a tag, a ref, or the beginning of a ref.
+            names: a pattern such as "encoder.*", or several. Metadata and parents always come.
+            lazy: check and build each tensor only when it is first used.
 
         Raises:
-            NotFound: no such model, or it was retired. Corrupt: names model and tensor.
+            NotFound: no such model, or it was retired.
+            Corrupt: the message names the model and the tensor.
         """
         patterns = (names,) if isinstance(names, str) else tuple(names)
         return self._reader.read(ref, patterns, lazy)
@@ -460,31 +462,31 @@ class Store:
         """Names, dtypes, shapes and digests of a stored State.
 
         Raises:
-            NotFound: no such model. Corrupt: names it.
+            NotFound: no such model. Corrupt: its record is damaged.
         """
         return self._reader.model(ref)[1].manifest
 
     def score(self, ref: str) -> float | None:
-        """The score that was put with a model."""
+        """The score that a model was stored with."""
         return self._ledger.find(ref).score
 
     def nbytes(self, ref: str) -> int:
-        """Logical bytes of a model's tensors."""
+        """Bytes of a model's tensors, before deduplication."""
         return self._ledger.find(ref).nbytes
 
     def signature(self, ref: str) -> Signature | None:
-        """The signature that was put with a model."""
+        """The signature that a model was stored with."""
         stored = self._reader.model(ref)[1].signature
         return Signature.from_json(stored) if stored else None
 
     # ---------------------------------------------------------------------------------- lineage
 
     def tags(self) -> dict[str, Ref]:
-        """Every tag and what it means."""
+        """All tags, with their refs."""
         return self._ledger.tags()
 
     def log(self, ref: str | None = None, limit: int | None = None) -> list[Entry]:
-        """Models, the latest first: all, or `ref` and what it derives from."""
+        """Models, the latest first: all of them, or `ref` and its ancestors."""
         names: dict[Ref, list[str]] = {}
         for tag, tagged in self._ledger.tags().items():
             names.setdefault(tagged, []).append(tag)
@@ -511,7 +513,7 @@ class Store:
         return found[:limit]
 
     def diff(self, a: str, b: str) -> Diff:
-        """Tensors and metadata that differ from `a` to `b`, in whatever parts they are kept."""
+        """Tensors and metadata that differ between `a` and `b`."""
 
         def equal(name: str) -> bool:
             one, other = (self.get(ref, glob.escape(name)).tensors[name] for ref in (a, b))
@@ -520,15 +522,15 @@ class Store:
         return lineage.diff(self.manifest(a), self.manifest(b), equal)
 
     def ancestors(self, ref: str) -> list[Ref]:
-        """All that a model derives from, nearest first, retired ones too."""
+        """All models that a model derives from, nearest first, including retired ones."""
         return self._ledger.relatives("ancestors", self._known(ref))
 
     def descendants(self, ref: str) -> list[Ref]:
-        """All that derives from a model, nearest first, retired ones too."""
+        """All models that derive from a model, nearest first, including retired ones."""
         return self._ledger.relatives("descendants", self._known(ref))
 
     def common_ancestor(self, a: str, b: str) -> Ref | None:
-        """The nearest model that both are or derive from."""
+        """The nearest common ancestor; a model counts as its own ancestor."""
         found = self._ledger.relatives("common_ancestor", self._known(a), self._known(b))
         return found[0] if found else None
 
@@ -557,20 +559,20 @@ class Store:
         tagged: str | None = None,
         but: str | None = None,
     ) -> Match | None:
-        """The stored model that shares most layers; ties go to the score, then to the first.
+        """Find the stored model that shares most layers; then the highest score, then the oldest.
 
         Args:
-            signature: of the new model.
-            mode: "lp", longest common prefix; "lcs", longest common subsequence.
-            where: only models whose top-level metadata have these values.
+            signature: the signature of the new model.
+            mode: "lp" for the longest common prefix, "lcs" for the longest common subsequence.
+            where: only models whose top-level metadata has these values.
             tagged: only models with a tag that matches this glob pattern.
-            but: a ref that must not be the answer.
+            but: a ref to be left out.
 
         Returns:
             None if no model shares a layer.
 
         Raises:
-            ConfigError: no such mode, or `where` asks for what no model can be found by.
+            ConfigError: no such mode, or `where` has a value that models are not indexed by.
         """
         if mode not in ("lp", "lcs"):
             raise ConfigError(f"mode must be 'lp' or 'lcs', not {mode!r}.")
@@ -588,23 +590,23 @@ class Store:
         return Ref(name) if _is_ref(name) else self._ledger.find(name).ref
 
     def soup(self, refs: Sequence[str], validate: Validate) -> Soup:
-        """Average the weights of models with a common ancestor, if that is no worse.
+        """Average the weights of models with a common ancestor ("model soup"), if that helps.
 
-        The best comes first; each other one is taken in only if the average with it scores no
-        less. What is stored has those that were taken in as its parents.
+        It starts with the best model. Each of the others is included only if the average with it
+        scores at least as high. The parents of the stored average are the models in it.
 
         Args:
-            refs: tags or refs of two models or more, of one architecture.
-            validate: scores a State that holds the model's tensors alone, higher for better. It
-                is called up to twice for each model.
+            refs: tags or refs of at least two models with the same architecture.
+            validate: returns the score of a State that has only the model's tensors; higher is
+                better. It is called at most twice for each model.
 
         Returns:
-            The average; or the best model, if no average is as good (`averaged` is False, and
-            nothing was stored).
+            The average, or the best model if no average is as good; then `averaged` is False, and
+            nothing was stored.
 
         Raises:
-            ConfigError: they have no common ancestor, or `validate` gives no number.
-            StateError: they are of different make. NotFound: no such model.
+            ConfigError: they have no common ancestor, or `validate` did not return a number.
+            StateError: their tensors have different names or shapes. NotFound: no such model.
         """
         self._check_writable()
         return cook(self, refs, validate)
@@ -612,14 +614,15 @@ class Store:
     # ----------------------------------------------------------------------------------- upkeep
 
     def verify(self) -> list[Damage]:
-        """Read every byte and compare digests; nothing found means nothing is damaged."""
+        """Read every byte and compare digests. An empty list means that nothing is damaged."""
         return self._ledger.verify()
 
     def gc(self) -> Collected:
-        """Give back the bytes of retired models, of torn tails and of what was written twice.
+        """Free the bytes of retired models, of incomplete writes, and of duplicates.
 
         Raises:
-            ReadOnly: the store is. StoreError: see the message; nothing needed is lost.
+            ReadOnly: the store was opened read-only.
+            StoreError: see the message. No model was lost.
         """
         writer = self._check_writable()
         with writer.lock:
@@ -627,14 +630,14 @@ class Store:
         return self._ledger.gc()
 
     def stats(self) -> Stats:
-        """How many models, how many bytes, how much is shared."""
+        """Numbers of models and bytes, and how much is shared."""
         return self._ledger.stats()
 
     def rebuild(self) -> None:
-        """Make the index anew from the packs.
+        """Rebuild the index from the packs.
 
         Raises:
-            Conflict: a writer is at work in another process.
+            Conflict: another process is writing.
         """
         writer = self._check_writable()
         with writer.lock:
@@ -647,39 +650,40 @@ class Store:
         """Write a model as one safetensors file, with its metadata and parents.
 
         Args:
-            ref: of the State.
-            path: the file; one that is there is replaced.
-            whole: the optimizer's and other objects' tensors too, whose names begin with "@".
-                Without them `model.load_state_dict(load_file(path))` takes the file as it is.
+            ref: tag or ref of the State.
+            path: the file. An existing file is replaced.
+            whole: include the tensors of the optimizer and of other objects, whose names begin
+                with "@". Without them `model.load_state_dict(load_file(path))` works as it is.
 
         Raises:
-            StoreError: it cannot be written, or safetensors has no such dtype.
+            StoreError: it cannot be written, or safetensors does not support a dtype.
         """
         state = self.get(ref)
         chosen = state if whole else State(state.model, state.meta, state.parents)
         exchange.export(chosen, Path(path))
 
     def consolidate(self, ref: str) -> Ref:
-        """Put a model that is kept in parts again, as whole tensors; its tags move there.
+        """Store a model that is kept in parts again, with whole tensors, and move its tags.
 
-        They have the bytes that one process would have written, and so the same digests. It has
-        the metadata, parents and score of the other, which stays until it is retired.
+        The bytes, and so the digests, are those that one process would have written. Metadata,
+        parents and score are copied. The original stays until it is retired.
 
         Returns:
-            Of the whole one; `ref` itself if it is whole already.
+            The new ref, or `ref` itself if its tensors are whole already.
 
         Raises:
-            NotFound: no such model. Corrupt: it cannot be read. Full, ReadOnly, StoreError: as put.
+            NotFound: no such model. Corrupt: it cannot be read.
+            Full, ReadOnly, StoreError: as for `put`.
         """
         self._check_writable()
         return consolidate(self, ref)
 
     def import_(self, path: str | os.PathLike[str], **options: Any) -> Ref:  # noqa: ANN401
-        """Put a safetensors file, one that `export` wrote or any other.
+        """Store the contents of a safetensors file, written by `export` or by anything else.
 
         Args:
             path: the file.
-            options: as `put` takes them.
+            options: the keyword arguments of `put`.
 
         Raises:
             NotFound: no such file. Corrupt: it cannot be read.
@@ -687,7 +691,7 @@ class Store:
         return self.put(exchange.read(Path(path)), **options)
 
     def catalogue(self, path: str | os.PathLike[str]) -> None:
-        """Write `log` as a Parquet table, metadata as JSON text."""
+        """Write `log` as a Parquet table, with the metadata as JSON text."""
         exchange.catalogue(self.log(), Path(path))
 
 

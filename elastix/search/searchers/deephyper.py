@@ -1,9 +1,9 @@
-"""DeepHyper's CBO (a forest of random trees as surrogate) through ask and tell.
+"""DeepHyper's CBO (Bayesian optimisation with a random forest as surrogate) through ask and tell.
 
-DeepHyper keeps no record of pending points (asked twice, it answers with the same one), keeps
-state that cannot be saved, writes into the current directory, and maximises. So nothing of it
-outlives a call here: observations and pending points are kept as plain values, and each `ask`
-makes a CBO, tells it all of them at once, the pending ones with a lie, and asks.
+DeepHyper does not remember pending points (asked twice, it proposes the same one), has state that
+cannot be saved, writes into the current directory, and maximises. So no object of it is kept here:
+observations and pending points are kept as plain values, and each `ask` makes a CBO, tells it all
+of them (pending ones with a constant liar), and asks it.
 
 This is the only file that imports deephyper.
 
@@ -46,19 +46,20 @@ _POINTS_WITH_CONDITIONS = 250  # these are drawn and checked one by one
 
 
 def problem(space: Space) -> HpProblem:
-    """The space as DeepHyper has it: flat, block sequences as conditional hyperparameters."""
+    """The space in DeepHyper's form: flat, with block sequences as conditional hyperparameters."""
     return HpProblem(space.flat)
 
 
 class DeepHyper:
-    """Bayesian optimisation by DeepHyper's CBO.
+    """Bayesian optimisation with DeepHyper's CBO.
 
     Args:
-        initial: random configurations that come first; None: two per hyperparameter and one.
-        trial_s: how long a trial takes, roughly; decides `acq_optimizer="auto"`.
-        acq_optimizer: how the next point is found. "mixedga", DeepHyper's default, costs about
-            0.7 s of CPU for each suggestion; "sampling" 0.05 s, with no loss of regret seen.
-            "auto" takes the first for trials of a minute or longer.
+        initial: number of random configurations at the start. By default twice the number of
+            hyperparameters plus one.
+        trial_s: roughly how long a trial takes, in seconds; only used by `acq_optimizer="auto"`.
+        acq_optimizer: how the next point is found. "mixedga", DeepHyper's default, takes about
+            0.7 s of CPU time per suggestion; "sampling" takes 0.05 s, and its results were no
+            worse. "auto" uses "mixedga" for trials of a minute or longer.
         options: further arguments of CBO, such as surrogate_model or acq_func.
     """
 
@@ -94,8 +95,8 @@ class DeepHyper:
         """See Searcher.
 
         Raises:
-            ConfigError: a hyperparameter with a normal or beta distribution, which DeepHyper
-                cannot convert for its surrogate; names it.
+            ConfigError: a hyperparameter has a normal or beta distribution, which DeepHyper
+                cannot convert for its surrogate. The message names it.
         """
         self.history = SearchHistory.begin(space, objectives, seed)
         for name, hyperparameter in self.history.space.flat.items():
@@ -175,7 +176,7 @@ class DeepHyper:
         return self._inactive | self.history.space.to_flat(config)
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """See Searcher. A failed trial counts as the worst there is."""
+        """See Searcher. A failed trial counts as the worst one so far."""
         self.history.tell(trials)
         for trial in trials:
             losses = list(trial.losses) if trial.scored else None

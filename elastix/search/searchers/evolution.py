@@ -1,9 +1,10 @@
-"""Aging evolution that keeps the parent and never proposes a configuration twice.
+"""Aging evolution. Children know their parent, and no configuration is proposed twice.
 
-The youngest `population` of scored trials live. For each child some of them are drawn, the best
-of these is the parent, and one mutation makes the child, which carries the parent's stored model.
-With several objectives "best" is by NSGA-II rank, and it is the best that live, not the youngest,
-or the ends of the front would age away.
+The population consists of the youngest scored trials. For each child, `sample` of them are drawn at
+random, the best of these becomes the parent, and one mutation makes the child, which can inherit
+from the parent's stored model. With several objectives, "best" means NSGA-II rank, and the
+population consists of the best trials and not of the youngest, so that the ends of the Pareto front
+do not age out.
 
 Source: Real et al., Regularized Evolution for Image Classifier Architecture Search, AAAI'19;
 Deb et al., NSGA-II, 2002. Refusing repeats alone halves the regret on small tables.
@@ -35,7 +36,7 @@ _Scored = TypeVar("_Scored", bound=_HasLosses)
 
 
 def survivors(living: list[_Scored], population: int) -> list[_Scored]:
-    """Who of the living, the youngest last, stays alive: see the module."""
+    """The members (oldest first) that stay in the population; see the module's docstring."""
     if len(living) <= population:
         return living
     if len(living[0].losses) == 1:
@@ -48,11 +49,11 @@ class Evolution:
     """Aging evolution.
 
     Args:
-        population: how many live; as many random ones come first. By default a third of the trials
-            that a campaign's budget allows, 2 at least and 32 at most; 32 where nobody says how
-            many there will be.
-        sample: how many are drawn for each child, the best of which is its parent. By default half
-            of the population, 8 at most.
+        population: size of the population, and number of random configurations at the start. By
+            default a third of the campaign's budget of trials, at least 2 and at most 32; 32 if
+            the budget does not limit trials.
+        sample: how many are drawn for each child; the best of them becomes its parent. By default
+            half of the population, at most 8.
     """
 
     history = HistoryOnceStarted()
@@ -77,12 +78,12 @@ class Evolution:
         self._begun = False  # there have been enough for a child; a larger budget changes nothing
 
     def expect(self, trials: int | None) -> None:
-        """Take in how many trials there will be, for the default population. None: nobody knows."""
+        """Set the expected number of trials, for the default population. None means unknown."""
         self._expected = trials
 
     @property
     def population(self) -> int:
-        """How many live."""
+        """Size of the population."""
         if self._population is not None:
             return self._population
         if self._expected is None:
@@ -91,7 +92,7 @@ class Evolution:
 
     @property
     def sample(self) -> int:
-        """How many are drawn for each child."""
+        """How many members are drawn for each child."""
         return self._sample or max(1, min(_SAMPLE, self.population // 2))
 
     def start(
@@ -118,7 +119,7 @@ class Evolution:
         return None
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """See Searcher. A failed trial has no children, nor has one of another space."""
+        """See Searcher. A trial that failed, or is of another space, does not become a parent."""
         self.history.tell(trials)
         valid = self.history.space.is_valid
         self._living += [trial for trial in trials if trial.scored and valid(trial.config)]

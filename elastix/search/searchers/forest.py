@@ -1,12 +1,12 @@
-"""A forest of random trees over the places that configurations took: what screened.py asks.
+"""A random forest that predicts the rank of a configuration; the surrogate of screened.py.
 
-Pure: the forest is a function of the seed and of the observations in their order, so it is never
-saved. Growing it is what an `ask` costs. Two things keep that small and bounded: a tree is grown
-from at most `_DRAWS` observations, and after each one only a third of the trees is grown anew;
-the others are those of one or two observations before.
+Pure: the forest is a function of the seed and of the observations in order, so it is never saved.
+Most of the cost of an `ask` is growing it. Two things limit that cost: a tree is grown from at most
+`_DRAWS` observations, and after each observation only a third of the trees is grown again; the
+others are one or two observations old.
 
-The encoding: numbers on their own scale (logarithmic if the space says so) from 0 to 1, a column
-for each choice that has no order, -1 for what is not active.
+The encoding: numbers are scaled to 0..1 (logarithmically if the space says so), unordered choices
+are one-hot, and inactive hyperparameters are -1.
 
 Source: Geurts et al., Extremely randomized trees, 2006.
 """
@@ -37,7 +37,7 @@ KEPT = _SPAN + _EVERY
 
 
 class Encoding:
-    """Configurations of a space as rows of numbers."""
+    """Encodes configurations of a space as rows of numbers."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -49,7 +49,7 @@ class Encoding:
         }
 
     def rows(self, configs: Sequence[Config]) -> Rows:
-        """One row each, as wide for every configuration of the space."""
+        """One row per configuration; all rows have the same width."""
         flats = [self._space.to_flat(config) for config in configs]
         columns: list[NDArray[Any]] = []
         for name, parameter in self._parameters.items():
@@ -73,19 +73,19 @@ class Encoding:
 
 
 class Forest:
-    """Says of configurations which place they may take among those observed, 0 best and 1 worst."""
+    """Predicts the rank of a configuration among those observed, from 0 (best) to 1 (worst)."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._trees: list[tuple[int, Any]] = [(0, None)] * _TREES  # observations, tree
 
     def grow(self, rows: Rows, losses: Sequence[Losses], count: int) -> None:
-        """Learn from the latest observations; those known before are not looked at again.
+        """Grow a third of the trees from the latest observations.
 
         Args:
-            rows: an encoded configuration each, the last `KEPT` or all there are.
-            losses: of each; empty for one that failed, which takes the last place.
-            count: how many observations there have been in all, at least one.
+            rows: encoded configurations: the last `KEPT`, or all if there are fewer.
+            losses: the losses of each; empty for a failed trial, which is ranked last.
+            count: the number of all observations so far, at least one.
         """
         import sklearn  # half a second to import
         from sklearn.tree import ExtraTreeRegressor
@@ -108,10 +108,10 @@ class Forest:
                 self._trees[number] = until, tree.tree_
 
     def lower(self, rows: Rows, pending: Rows, kappa: float) -> NDArray[np.float64]:
-        """Mean over the trees less `kappa` standard deviations; low is worth trying.
+        """Lower confidence bound: the mean over the trees minus `kappa` standard deviations.
 
-        In a tree in which a pending configuration falls into the same leaf nothing new is to be
-        learned, so the deviation counts by the share of the other trees.
+        A tree in which a pending configuration falls into the same leaf has nothing new to learn
+        there, so the deviation is multiplied by the fraction of the other trees.
         """
         values = np.empty((_TREES, len(rows)))
         known = np.zeros(len(rows))
@@ -125,9 +125,9 @@ class Forest:
 
 
 def ranks(losses: Sequence[Losses]) -> NDArray[np.float64]:
-    """By how many each is beaten, as a share: 0 for the best, 1 for what failed.
+    """What fraction of the others is better than each: 0 for the best, 1 for failed trials.
 
-    With several losses: by how many it is dominated.
+    With several losses, the fraction that dominates it.
 
     Source: Fonseca & Fleming, Genetic algorithms for multiobjective optimization, 1993.
     """

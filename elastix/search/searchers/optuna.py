@@ -28,7 +28,7 @@ from elastix.search.trial import Config, Suggestion, Trial, config_key
 
 
 def distribution(hyperparameter: Parameter) -> BaseDistribution:
-    """A hyperparameter as Optuna has it; ordered choices by their place, so that order counts."""
+    """A hyperparameter as an Optuna distribution. Ordered choices become integers."""
     if isinstance(hyperparameter, CategoricalHyperparameter):
         return CategoricalDistribution([plain(choice) for choice in hyperparameter.choices])
     if isinstance(hyperparameter, OrdinalHyperparameter):
@@ -42,9 +42,9 @@ def distribution(hyperparameter: Parameter) -> BaseDistribution:
 
 
 def suggest(trial: optuna.Trial, space: Space) -> Config:
-    """A configuration by define-by-run: hyperparameters that are not active are not asked for.
+    """Get a configuration from an Optuna trial; inactive hyperparameters are not suggested.
 
-    For users' own objectives, too: `build(suggest(trial, space))`.
+    You can use it in an objective of your own: `build(suggest(trial, space))`.
     """
     flat = space.flat
     values = active(flat, lambda name: _suggested(trial, flat[name]))
@@ -59,7 +59,7 @@ def _suggested(trial: optuna.Trial, hyperparameter: Parameter) -> Any:  # noqa: 
 
 
 def parameters(space: Space, config: Config) -> tuple[Values, dict[str, BaseDistribution]]:
-    """A configuration as Optuna records it: parameters and their distributions."""
+    """A configuration in Optuna's form: parameters and their distributions."""
     flat = space.flat
     params, distributions = {}, {}
     for name, value in space.to_flat(config).items():
@@ -72,10 +72,10 @@ def parameters(space: Space, config: Config) -> tuple[Values, dict[str, BaseDist
 
 
 class Optuna:
-    """Tree-structured Parzen estimator of Optuna.
+    """Optuna's TPE (tree-structured Parzen estimator).
 
     Args:
-        options: arguments of TPESampler. Pending points count as bad ones unless
+        options: arguments of TPESampler. Pending points count as bad ones, unless you pass
             constant_liar=False.
     """
 
@@ -136,7 +136,7 @@ class Optuna:
         )
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """See Searcher. A failed trial is not learned from."""
+        """See Searcher. A failed trial is ignored."""
         self.history.tell(trials)
         for trial in trials:
             losses = list(trial.losses) if trial.scored else None

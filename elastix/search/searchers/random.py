@@ -1,4 +1,4 @@
-"""Random search without repeats: the baseline, and better than that if trials inherit."""
+"""Random search without repeats: the baseline, and more than that if trials inherit."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from elastix.search.trial import Suggestion, Trial
 
 
 class Random:
-    """Every configuration by the space's own distributions, none twice."""
+    """Draws configurations from the space's distributions, none of them twice."""
 
     history = HistoryOnceStarted()
 
@@ -26,7 +26,7 @@ class Random:
         return self.history.ask(n)
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """See Searcher. Results change nothing but what is pending."""
+        """See Searcher. The trial is no longer pending; its result is not used."""
         self.history.tell(trials)
 
     def state_dict(self) -> dict[str, Any]:

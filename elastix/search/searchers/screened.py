@@ -1,12 +1,12 @@
-"""Evolution whose children a forest has looked at before they are trained.
+"""Evolution in which a random forest selects among many candidates for each proposal.
 
-As in aging evolution the youngest live, and tournaments among them choose parents. But each
-proposal is the best of many candidates: half of them are mutations of parents, every third of
-these mutated once more, the other half are fresh random ones. "Best" is by a forest of random
-trees that has learned the places which earlier trials took, so scales of losses do not matter:
-its mean less some standard deviations, since what is uncertain is worth trying.
+As in aging evolution, the population consists of the youngest trials, and tournaments choose the
+parents. But each proposal is the best of many candidates: half of them are mutations of parents
+(every third of these is mutated twice), and half are random. Candidates are compared by a random
+forest that has learned the ranks of earlier trials, so the scale of the loss does not matter. It
+uses the mean minus some standard deviations, because uncertain candidates are worth trying.
 
-Children keep their parents, so that models are inherited as with Evolution. A fresh one has none.
+Children know their parents, so models are inherited as with Evolution. Random ones have no parent.
 
 Source: Real et al., AAAI'19 (evolution); Hutter et al., SMAC, 2011 (random forests that choose
 among neighbours of the good and random configurations); White et al., BANANAS, AAAI'21
@@ -44,18 +44,18 @@ class _Observed(NamedTuple):
 
 
 class ScreenedEvolution:
-    """Evolution screened by a forest.
+    """Evolution in which a random forest selects the most promising of many candidates.
 
-    An `ask` and a `tell` take tens of milliseconds, however many trials there are, where
-    Evolution's take one: for trials of a second or more.
+    An `ask` and a `tell` together take tens of milliseconds, for any number of trials, compared
+    with one for Evolution. So it is meant for trials of a second or longer.
 
     Args:
-        population: how many live: the latest that have a score, or with several objectives the
-            best.
-        sample: how many are drawn for each mutation, the best of which is its parent.
-        initial: random configurations that come first.
-        candidates: how many the forest chooses from, half of them mutations.
-        kappa: how many standard deviations are taken off the mean. More explores more.
+        population: size of the population: the latest trials with a score, or with several
+            objectives the best ones.
+        sample: how many members are drawn for each mutation; the best becomes the parent.
+        initial: number of random configurations at the start.
+        candidates: how many candidates the forest chooses from; half of them are mutations.
+        kappa: how many standard deviations are subtracted from the mean. More explores more.
     """
 
     history = HistoryOnceStarted()
@@ -134,7 +134,7 @@ class ScreenedEvolution:
         return self._encoding.rows([each.config for each in latest])
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """See Searcher. A failed trial has no children, and takes the last place."""
+        """See Searcher. A failed trial does not become a parent, and is ranked last."""
         self.history.tell(trials)
         valid = self.history.space.is_valid
         self._learn(

@@ -1,6 +1,6 @@
-"""What a searcher has proposed and heard of, so that nothing is proposed twice.
+"""What a searcher has proposed and been told, so that nothing is proposed twice.
 
-Pure. Held by every searcher, inherited from by none.
+Pure. Every searcher has one; none inherits from it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,13 @@ _TRIES = 100
 
 @dataclass
 class SearchHistory:
-    """Keys of all configurations proposed or told, and the suggestions that are pending.
+    """Keys of all configurations that were proposed or told, and the pending suggestions.
 
     Attributes:
-        space: what is searched.
-        seed: of every random choice. The k-th proposal is made by a generator of its own, so a
-            count is all that a saved state needs.
-        objectives: how many losses a trial has.
+        space: the search space.
+        seed: the seed of all random choices. The k-th proposal has a random generator of its own,
+            so a saved state only needs the count.
+        objectives: the number of losses of a trial.
     """
 
     space: Space
@@ -37,26 +37,26 @@ class SearchHistory:
 
     @classmethod
     def begin(cls, space: Any, objectives: int, seed: int) -> "SearchHistory":  # noqa: ANN401 - checked
-        """With nothing known of a space, which may be a bare ConfigurationSpace."""
+        """An empty history of a space, which may also be a plain ConfigurationSpace."""
         return cls(as_space(space), seed, objectives)
 
     def rng(self) -> RandomState:
-        """The generator of the next proposal."""
+        """The random generator for the next proposal."""
         self.count += 1
         return generator(self.seed, self.count)
 
     def is_new(self, config: Config) -> bool:
-        """Neither proposed nor told before."""
+        """Whether the configuration was neither proposed nor told before."""
         return config_key(config) not in self.seen
 
     def ask(
         self, n: int, make: Callable[[RandomState], Suggestion | None] = lambda rng: None
     ) -> list[Suggestion]:
-        """Up to `n` suggestions, now pending; fewer when the space is used up.
+        """Up to `n` suggestions, which are pending from now on; fewer if the space is exhausted.
 
         Args:
             n: how many.
-            make: the next one, by its generator; None if it should be a random one.
+            make: makes the next one with the given generator; None asks for a random one.
         """
         found: list[Suggestion] = []
         for _ in range(n):
@@ -77,10 +77,10 @@ class SearchHistory:
         return suggestion
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """They are known, and pending no more.
+        """Remember trials; they are no longer pending.
 
         Raises:
-            SearchError: a trial has another number of losses than there are objectives.
+            SearchError: a trial's number of losses is not the number of objectives.
         """
         for trial in trials:
             if trial.scored and len(trial.losses) != self.objectives:
@@ -92,10 +92,10 @@ class SearchHistory:
             self.pending.pop(trial.suggestion.key, None)
 
     def fresh(self, rng: RandomState) -> Config | None:
-        """A random configuration that is new; None if the space has no more of them.
+        """A random new configuration; None if the space is exhausted.
 
-        Where the space's own distributions give known ones again and again, as they do when nearly
-        all of their weight is on few, it is drawn from all alike.
+        If the space's distributions keep giving known configurations, because nearly all of their
+        weight is on a few, it is drawn uniformly instead.
         """
         for turn in range(2 * _TRIES):
             config = self.space.sample(rng, evenly=turn >= _TRIES)
