@@ -78,6 +78,7 @@ if _typing.TYPE_CHECKING:
     from elastix.search.searchers.deephyper import DeepHyper
     from elastix.search.searchers.evolution import Evolution
     from elastix.search.searchers.optuna import Optuna
+    from elastix.search.searchers.population import Population
     from elastix.search.searchers.random import Random
     from elastix.search.searchers.screened import ScreenedEvolution
     from elastix.search.space import Blocks, Space
@@ -133,6 +134,7 @@ __all__ = [
     "Optuna",
     "OrConjunction",
     "Parquet",
+    "Population",
     "ProfileConfig",
     "QuorumLost",
     "Random",
@@ -193,6 +195,7 @@ _LATER = {
     "Optuna": "elastix.search.searchers.optuna",
     "OrConjunction": "ConfigSpace",
     "Parquet": "elastix.data.formats.tables",
+    "Population": "elastix.search.searchers.population",
     "Random": "elastix.search.searchers.random",
     "Ref": "elastix.state",
     "Rehearsal": "elastix.data.rehearsal",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -405,6 +405,62 @@ def warm_start(
     return number
 
 
+_PLACE = (  # how far a scheduler has come, whatever its settings
+    "last_epoch",
+    "_step_count",
+    "T_cur",
+    "T_i",
+    "best",
+    "num_bad_epochs",
+    "cooldown_counter",
+)
+
+
+def take_place(ancestor: State, others: Mapping[str, Stateful]) -> None:
+    """Go on where an ancestor stands with what is no module, under options of one's own.
+
+    Optimizers keep the options that they were made with, but their rates are as far along a
+    schedule as the ancestor's; schedulers go on from its epoch, with settings of their own.
+
+    Args:
+        ancestor: with or without its model.
+        others: as for `capture`; those of which it has nothing stay as they are. Optimizers have
+            what they inherit already (`warm_start`).
+    """
+    schedulers = []
+    for key, other in others.items():
+        if f"@{key}" not in ancestor.meta:
+            continue
+        theirs = _unflatten(ancestor.meta[f"@{key}"], ancestor.tensors)
+        if isinstance(other, torch.optim.Optimizer):
+            _follow_rates(other, theirs["param_groups"])
+        elif isinstance(other, torch.optim.lr_scheduler.LRScheduler):
+            schedulers.append((other, theirs))
+        else:
+            other.load_state_dict(theirs)
+    for scheduler, theirs in schedulers:  # once the rates are there
+        scheduler.load_state_dict(_at_place(scheduler, theirs))
+
+
+def _follow_rates(optimizer: torch.optim.Optimizer, theirs: Sequence[Mapping[str, Any]]) -> None:
+    """Put the rates of groups where those of the ancestor's groups are, relative to their bases."""
+    for own, other in zip(optimizer.param_groups, theirs, strict=False):
+        if "initial_lr" in own and other.get("initial_lr"):
+            same = own["initial_lr"] == other["initial_lr"]
+            share = 1.0 if same else own["initial_lr"] / other["initial_lr"]
+            own["lr"] = other["lr"] * share
+
+
+def _at_place(scheduler: Any, theirs: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+    """A scheduler's own state, as far along as the ancestor's."""
+    found = {**scheduler.state_dict(), **{key: theirs[key] for key in _PLACE if key in theirs}}
+    found["_last_lr"] = [group["lr"] for group in scheduler.optimizer.param_groups]
+    if "_schedulers" in theirs:
+        pairs = zip(getattr(scheduler, "_schedulers", ()), theirs["_schedulers"], strict=False)
+        found["_schedulers"] = [_at_place(one, its) for one, its in pairs]
+    return found
+
+
 def _adopt_slots(
     optimizer: torch.optim.Optimizer,
     ancestor: State,
@@ -433,7 +489,7 @@ def _adopt_slots(
 
 def _averaging(group: Mapping[str, Any]) -> dict[str, str]:
     """The options of a parameter group that its slots depend on."""
-    free = ("params", "param_names", "lr", "initial_lr", "weight_decay")
+    free = ("params", "param_names", "lr", "initial_lr", "max_lr", "min_lr", "weight_decay")
     return {key: repr(value) for key, value in group.items() if key not in free}
 
 

@@ -185,7 +185,8 @@ def _values(trial: "Trial", results: "Results") -> tuple[float, ...]:
 def _row(trial: "Trial", results: "Results") -> list[Any]:
     scores = [f"{v:.4g}" for v in _values(trial, results)] or ["-"] * len(results.objectives.names)
     share = (trial.inherited or {}).get("share")
-    parent = trial.suggestion.parent_number
+    parent, begun = trial.suggestion.parent_number, trial.lineage_epochs - trial.epochs
+    place = f" at {begun:g}" if trial.suggestion.in_place else ""
     return [
         f"{trial.number} (scratch)" if trial in results.reranked else trial.number,
         trial.state.value,
@@ -193,7 +194,7 @@ def _row(trial: "Trial", results: "Results") -> list[Any]:
         f"{trial.epochs:g}",
         f"{trial.lineage_epochs:g}",
         "-" if share is None else f"{share:.0%}",
-        "-" if parent is None else parent,
+        "-" if parent is None else f"{parent}{place}",
         decimal(trial.peak_bytes) if trial.peak_bytes else "-",
         trial.ref[:12] if trial.ref else "-",
         _text(trial),
@@ -216,6 +217,7 @@ def _plain(trial: "Trial", results: "Results") -> dict[str, Any]:
         "lineage_epochs": trial.lineage_epochs,
         "inherited": (trial.inherited or {}).get("share", 0.0),
         "parent": trial.suggestion.parent_number,
+        "in_place": trial.suggestion.in_place,
         "ref": trial.ref,
         "peak_bytes": trial.peak_bytes,
         "starved": trial.starved,

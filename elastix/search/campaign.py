@@ -60,7 +60,15 @@ from elastix.search.rungs import Rungs
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.space import Space, as_space
 from elastix.search.store_size import StoreSize
-from elastix.search.trial import Config, ExpectsTrials, Objectives, Searcher, Trial, run_of
+from elastix.search.trial import (
+    Config,
+    ExpectsTrials,
+    Objectives,
+    Searcher,
+    Selects,
+    Trial,
+    run_of,
+)
 from elastix.search.trial_database import Role, TrialDatabase
 from elastix.store import Store
 
@@ -165,6 +173,8 @@ class Campaign:
         self._budget = of_kind("budget", budget, Budget)
         self._inherit = _settled(given("inherit", inherit, InheritConfig), self._searcher)
         self._rungs = None if rungs is None else able("rungs", rungs, Rungs)
+        if isinstance(self._searcher, Selects):
+            _check_selects(self._searcher, self._inherit, self._rungs)
         self._rerank = again
         self._scaling = given("scaling", scaling, ScalingConfig)
         self._checkpoint = given("checkpoint", checkpoint, CheckpointConfig)
@@ -346,6 +356,7 @@ class Campaign:
                 trial.number,
                 trial.config,
                 parent=trial.suggestion.parent,
+                in_place=trial.suggestion.in_place,
                 paused=trial.ref,
                 inherited=trial.inherited,
             )
@@ -473,6 +484,20 @@ def _settled(inherit: InheritConfig, searcher: Searcher) -> InheritConfig:
     optimizer = provider == "parent" if inherit.optimizer is None else inherit.optimizer
     optimizer = optimizer and inherit.mode != "none"
     return InheritConfig(mode=inherit.mode, provider=provider, optimizer=optimizer)
+
+
+def _check_selects(searcher: Searcher, inherit: InheritConfig, rungs: Rungs | None) -> None:
+    name = type(searcher).__name__
+    require(
+        rungs is None,
+        f"rungs={rungs!r} with {name}: both decide which trials go on. Nothing was started. Leave "
+        "rungs out, or take another searcher.",
+    )
+    require(
+        inherit.mode != "none" and inherit.provider == "parent",
+        f"inherit={inherit!r} with {name}, whose trials go on from the State of their parent. "
+        'Nothing was started. Leave inherit out, or give mode="lcs" or "lp" and provider="parent".',
+    )
 
 
 def _in_words(inherit: InheritConfig) -> str:

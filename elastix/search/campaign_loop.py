@@ -31,7 +31,15 @@ from elastix.search.executors.executor import Ended, EndedKind, Executor, Work, 
 from elastix.search.gate import Gate
 from elastix.search.pareto import dominates, order
 from elastix.search.rungs import Rungs, Verdict
-from elastix.search.trial import Config, Objectives, Searcher, Suggestion, Trial, TrialState
+from elastix.search.trial import (
+    Config,
+    Objectives,
+    Searcher,
+    Selects,
+    Suggestion,
+    Trial,
+    TrialState,
+)
 from elastix.search.trial_database import Role, TrialDatabase, TrialRow
 from elastix.state import Ref
 
@@ -123,6 +131,7 @@ class Loop:
         self._gate = gate
         self._database = database
         self._searcher = searcher
+        self._selects = searcher if isinstance(searcher, Selects) else None
         self._rungs = rungs
         self._executor = executor
         self._objectives = objectives
@@ -139,6 +148,7 @@ class Loop:
         self._told: list[Trial] = []
         self._said: list[Event] = []
         self._outgrown: list[Ref] = []
+        self._parents: set[Ref] = set()  # States that trials go on from
         self._done = 0
         self._searched = 0
         self._epochs = 0.0  # of all trials
@@ -164,7 +174,8 @@ class Loop:
             case = _Case(line.trial, line.role, line.done, dict(enumerate(line.trial.results)))
             self._cases[line.trial.number] = case
             self._epochs += line.trial.epochs
-            case.kept = len(case.results) if line.trial.state is TrialState.PAUSED else 0
+            case.kept = 0 if line.trial.state.is_final else len(case.results)
+            self._keep_parent(line.trial.suggestion)
             if line.role == "search":
                 self._searched += line.trial.state is not TrialState.REFUSED
                 self._learn(line.trial)
@@ -187,7 +198,7 @@ class Loop:
         kept = self._database.fact("rungs") if same_rungs and self._rungs_are_kept else None
         if self._rungs is not None and kept is not None:
             self._rungs.load_state_dict(kept["state"] if "at" in kept else kept)
-        if kept is None or kept.get("at") != self._standing():
+        if self._selects is None and (kept is None or kept.get("at") != self._standing()):
             self._judge_anew()  # of what came after that state was written, or of everything
         return sum(line.done is not None for line in lines)
 
@@ -257,6 +268,9 @@ class Loop:
     def _plan(self) -> None:
         """Promotions and new suggestions for the room there is."""
         self._tell()
+        if self._selects is not None:
+            self._select(self._selects)
+            return
         room = self._executor.room - len(self._waiting)
         if self._rungs is not None and room > 0 and not self._spent():
             for number in self._rungs.promotable()[:room]:
@@ -278,6 +292,40 @@ class Loop:
             if self._told:  # refused: the searcher hears of it before it is asked again
                 self._write()
                 self._tell()
+
+    def _select(self, searcher: Selects) -> None:
+        """When all have paused or ended: who goes on, who does not, and who comes instead.
+
+        All of it is one transaction, with the searcher's state.
+        """
+        if self._running or self._waiting or self._exhausted or self._spent():
+            return
+        cases = {n: c for n, c in self._cases.items() if c.trial.state is TrialState.PAUSED}
+        paused = [case.trial for _, case in sorted(cases.items())]
+        if not paused and not self._trials_left():
+            return
+        selected = searcher.select(paused, self._trials_left())
+        for number in selected.over:
+            ended = Ended(number=number, kind=EndedKind.HALTED, ref=cases[number].trial.ref)
+            self._settle(cases[number], ended, TrialState.STOPPED)
+        for number in selected.on:
+            self._queue(cases[number])
+        for child in selected.children:
+            self._let_in(self._enqueued_or(child))
+        self._exhausted = not (selected.on or selected.children)
+        self._write(snapshot=True)
+
+    def _enqueued_or(self, child: Suggestion) -> Suggestion:
+        """What a user wants to be tried, where anything fresh is to be."""
+        while self._enqueued and child.parent_number is None:
+            wanted = Suggestion(self._enqueued.popleft())
+            if wanted.key not in self._keys:
+                return wanted
+        return child
+
+    def _keep_parent(self, suggestion: Suggestion) -> None:
+        if suggestion.in_place and suggestion.parent is not None:
+            self._parents.add(suggestion.parent)
 
     def _tell(self) -> None:
         if self._told:
@@ -325,6 +373,7 @@ class Loop:
         number = len(self._cases)
         trial = Trial(number, suggestion, asked_s=time.time()).but(**memory)
         case = self._cases[number] = _Case(trial, role)
+        self._keep_parent(suggestion)
         if role == "search":
             self._searched += 1
             self._keys.add(suggestion.key)
@@ -362,6 +411,8 @@ class Loop:
 
     def _next_rung(self, reports: int) -> int | None:
         """After how many reports a trial pauses, if rungs say so beforehand."""
+        if self._selects is not None:
+            return reports + self._selects.interval
         levels: Sequence[int] = getattr(self._rungs, "levels", ())
         return next((level for level in levels if level > reports), None)
 
@@ -551,7 +602,8 @@ class Loop:
             verdict = self._rungs.report(case.trial.number, level, case.trial.losses)
             if verdict is not Verdict.CONTINUE:
                 return
-        self._queue(case)
+        if self._selects is None:
+            self._queue(case)
 
     def _finish(self, case: _Case, ended: Ended, state: TrialState) -> None:
         try:
@@ -593,8 +645,9 @@ class Loop:
         losses = self._losses(case)
         inherited = ended.inherited or case.trial.inherited
         before = float(inherited["lineage_epochs"]) if inherited else 0.0
-        if case.trial.ref is not None and ended.ref not in (None, case.trial.ref):
-            self._outgrown.append(case.trial.ref)
+        former = case.trial.ref
+        if former and ended.ref not in (None, former) and former not in self._parents:
+            self._outgrown.append(former)
         epochs = max(ended.epochs, case.trial.epochs)
         self._epochs += epochs - case.trial.epochs
         case.trial = case.trial.but(

@@ -94,6 +94,7 @@ class TrialModelSource(_FromStore):
         number, config: of the trial. A hyperparameter `freeze` of its space, if true, keeps
             inherited tensors as they are.
         parent: the model that it was suggested from.
+        in_place: it goes on where that stands.
         paused: the State that it goes on from.
         inherited: what it inherited before it paused.
     """
@@ -105,6 +106,7 @@ class TrialModelSource(_FromStore):
         config: Config,
         *,
         parent: Ref | None = None,
+        in_place: bool = False,
         paused: Ref | None = None,
         inherited: Mapping[str, Any] | None = None,
     ) -> None:
@@ -113,6 +115,7 @@ class TrialModelSource(_FromStore):
         self._number = number
         self._config = config
         self._parent = parent
+        self._in_place = in_place
         self._paused = paused
         self._before = inherited
         self._found: Inherited | None = None
@@ -162,6 +165,14 @@ class TrialModelSource(_FromStore):
         if self._paused is None:
             return None
         return self.store.open().get(self._paused)
+
+    def place(self) -> State | None:
+        """See ModelSource."""
+        if not self._in_place or self._parent is None or self._paused is not None:
+            return None
+        with suppress(NotFound):
+            return self.store.open().get(self._parent, "@*", lazy=True)
+        return None
 
     def leave(self, leaving: TrainedModel) -> Ref | None:
         """See ModelSource. Stores a final model alone or with its optimizer, a paused one whole."""
@@ -233,6 +244,10 @@ class StoredModelSource(_FromStore):
 
     def resume(self) -> State | None:
         """The run keeps its States itself."""
+        return None
+
+    def place(self) -> State | None:
+        """It begins at the beginning."""
         return None
 
     def leave(self, leaving: TrainedModel) -> Ref | None:

@@ -132,6 +132,21 @@ class Best:
         return facts(f"trial {self.trial.number}", found.items())
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a model's training, under one configuration.
+
+    Attributes:
+        trial: whose configuration it is.
+        begin, end: in passes over the data, since the first of these began.
+    """
+
+    trial: int
+    config: Config
+    begin: float
+    end: float
+
+
 @dataclass(frozen=True, repr=False)
 class Results(Sequence[Trial]):
     """The trials of a campaign, by number; those of `rerank` stand apart.
@@ -242,6 +257,23 @@ class Results(Sequence[Trial]):
             return []
         return [self._best(scored[i]) for i in fronts([t.losses for t in scored])[0]]
 
+    def schedule(self, number: int) -> list[Stretch]:
+        """Under which configurations a trial's model was trained, the first one first.
+
+        More than one, if it goes on in the place of another trial: see Population. A training that
+        changes its hyperparameters at these epochs, with the seed of the first of these trials,
+        makes the same model.
+        """
+        found: list[Stretch] = []
+        trial = self.trials[number]
+        end = _begun(trial) + trial.epochs
+        while True:
+            begin, parent = _begun(trial), trial.suggestion.parent_number
+            found.append(Stretch(trial.number, trial.config, begin, end))
+            if not (trial.suggestion.in_place and trial.inherited) or parent is None:
+                return found[::-1]
+            trial, end = self.trials[parent], begin
+
     def ensemble(
         self,
         size: int = 5,
@@ -343,6 +375,12 @@ def _cells(best: Best) -> list[str]:
     return [*values, f"{trial.epochs:g}", f"{inherited:.0%}", shown, config]
 
 
+def _begun(trial: Trial) -> float:
+    """Where a trial began, in passes over the data of those in whose place it went on."""
+    inherited = trial.inherited if trial.suggestion.in_place else None
+    return float((inherited or {}).get("lineage_epochs", 0.0))
+
+
 def names(store: str | Path) -> list[str]:
     """The campaigns in a store, the latest first."""
     found = Path(store).glob(f"runs/*/{FILE}")
@@ -372,6 +410,7 @@ def _row(trial: Trial, role: str) -> dict[str, Any]:
         "m:lineage_epochs": trial.lineage_epochs,
         "m:inherited": float(inherited.get("share", 0.0)),
         "m:parent": trial.suggestion.parent_number,
+        "m:in_place": trial.suggestion.in_place,
         "m:ref": trial.ref,
         "m:peak_bytes": trial.peak_bytes,
         "m:starved": trial.starved,

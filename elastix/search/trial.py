@@ -55,16 +55,19 @@ class Suggestion:
         parent: the stored model that it derives from, if that trial has one.
         parent_number: number of the trial it was changed from; None for a fresh one. Known even
             where nothing is stored.
+        in_place: it goes on where the parent stands, in data and schedules, and does not begin
+            at the beginning.
     """
 
     config: Config
     parent: Ref | None = None
     parent_number: int | None = None
+    in_place: bool = False
 
     @property
     def key(self) -> str:
-        """What makes two suggestions the same one: the configuration."""
-        return config_key(self.config)
+        """What makes two suggestions the same one: the configuration, and where it goes on."""
+        return config_key(self.config) + (f" on {self.parent}" if self.in_place else "")
 
 
 class TrialState(StrEnum):
@@ -202,6 +205,7 @@ _KINDS_OF_SUGGESTION: Mapping[Any, Any] = {
     "config": Mapping,
     "parent": str | None,
     "parent_number": int | None,
+    "in_place": bool,
 }
 _KINDS_OF_INHERITED: Mapping[Any, Any] = {
     "ref": str,
@@ -290,6 +294,43 @@ class ExpectsTrials(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Selection:
+    """What becomes of paused trials.
+
+    Attributes:
+        on: numbers of those that go on.
+        over: of those that are stopped.
+        children: further trials.
+    """
+
+    on: Sequence[int] = ()
+    over: Sequence[int] = ()
+    children: Sequence[Suggestion] = ()
+
+
+@runtime_checkable
+class Selects(Protocol):
+    """A searcher that is not asked: when all of its trials are paused or over, it selects.
+
+    A loop writes what was selected down in one transaction with the searcher's state.
+    """
+
+    @property
+    def interval(self) -> int:
+        """After how many further reports a trial pauses."""
+        ...
+
+    def select(self, paused: Sequence[Trial], most: int) -> Selection:
+        """Of paused trials, by number, those that go on, and new ones.
+
+        Args:
+            paused: each with the State that it stands at (`ref`).
+            most: no more children than that.
+        """
+        ...
+
+
 @runtime_checkable
 class Searcher(Protocol):
     """Proposes. Not thread safe: one loop asks and tells. No clock, no Ray, no files of its own.
@@ -304,7 +345,8 @@ class Searcher(Protocol):
     are part of it.
 
     One whose suggestions have parents says `proposes_parents = True`: a campaign's trials then
-    inherit from these by default. One that goes by the number of trials is an ExpectsTrials.
+    inherit from these by default. One that goes by the number of trials is an ExpectsTrials, one
+    that decides which trials go on is a Selects.
     """
 
     def start(

@@ -12,6 +12,7 @@ import elastix
 from elastix.errors import ConfigError
 from elastix.search.searchers import deephyper
 from elastix.search.searchers.evolution import Evolution
+from elastix.search.searchers.population import Population
 from elastix.search.searchers.random import Random
 from elastix.search.searchers.screened import ScreenedEvolution
 from elastix.search.space import Space
@@ -85,6 +86,15 @@ class TestEvolution(SearcherContract):
     def test_wrong_sizes(self, wrong):
         with pytest.raises(ConfigError, match="population"):
             Evolution(**wrong)
+
+
+class TestPopulation(SearcherContract):
+    """Outside of a campaign: children of the best that are over."""
+
+    rounds = 80
+
+    def make(self):
+        return Population(members=12)
 
 
 class TestScreenedEvolution(SearcherContract):

@@ -66,6 +66,19 @@ class Inheritance:
         """The State that was left at a pause."""
         return self._source.resume() if self._source is not None else None
 
+    def place(self) -> tuple[State, bool] | None:
+        """The State in whose place the run begins, and whether it has all of that model.
+
+        None where it begins at the beginning, as it does if it has inherited nothing.
+        """
+        if self._source is None or self._inherited is None:
+            return None
+        model, found = self._inherited
+        state = self._source.place()
+        if state is None:
+            return None
+        return state, set(model.state_dict()) <= set(found["tensors"])
+
     def leave(self, left: TrainedModel, step: int) -> StateStored | None:
         """Leave a State to other models. Blocks until it is stored, if it is worth it."""
         started = time.monotonic()

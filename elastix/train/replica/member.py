@@ -27,7 +27,7 @@ from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.participant import Fenced, Joined, Recovery, Released
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.data.backward_window import Ratio
-from elastix.data.cursor import Cursor, count
+from elastix.data.cursor import Cursor
 from elastix.data.drawn_batch import SlicedDraw
 from elastix.data.loader import Loader
 from elastix.data.random_numbers import seed_generators
@@ -119,6 +119,7 @@ class Member:
         inbox.on_urgent(self._heard_urgent)
         self._mates: Mates | None = None
         self._reports = 0
+        self._passes_before = 0.0  # over the data, of the ancestor whose place this run has taken
         self._metrics: dict[str, Any] = {}
         self._listeners: list[Callable[[str, int], None]] = []
 
@@ -331,6 +332,7 @@ class Member:
             **self._steps.state_dict(),
             "serial": self._replicated.sequence,
             "reports": self._reports,
+            "passes_before": self._passes_before,
             "stored_step": self._schedule.stored_step,
             **({"exact": computes_with(self.device)} if self.settings.exact else {}),
         }
@@ -346,7 +348,21 @@ class Member:
                     look_at_origin(state.meta.get("exact"), computes_with(self.device))
                 self._steps.window.forget()  # its workers were those of another run of the group
                 self._schedule.stored(self.step)
+            else:
+                self._take_place()
         return self.capture()
+
+    def _take_place(self) -> None:
+        """Begin where an ancestor stands, if this run is to."""
+        found = self._inheritance.place()
+        if found is None:
+            return
+        state, whole = found
+        self._tracked.take_place(state, whole=whole)
+        self._steps.load_state_dict(state.meta)
+        self._steps.window.forget()
+        self._schedule.stored(self.step)
+        self._passes_before = self._tracked.passes
 
     def _stored(self) -> State | None:
         """What the run goes on from: its last State, or the one that was left at a pause."""
@@ -376,6 +392,7 @@ class Member:
         self._schedule.stored(state.meta["stored_step"])
         self._replicated.sequence = state.meta["serial"]
         self._reports = state.meta["reports"]
+        self._passes_before = state.meta.get("passes_before", 0.0)
 
     def save(self, reason: str) -> CheckpointId:
         """Have the State stored in the background, when it was compared with the other workers'.
@@ -732,8 +749,7 @@ class Member:
         """Passes over the data of the first loader so far; without a loader, reports."""
         if not self._tracked.loaders:
             return float(self._reports)
-        cursor = self._tracked.loaders[0].cursor
-        return (cursor.position - count(cursor.owed)) / cursor.length
+        return self._tracked.passes - self._passes_before
 
     def finish(self, reason: str = "final") -> None:
         """After the train function: all come to the end, and the final State is stored.

@@ -90,6 +90,10 @@ class ModelSource(Protocol):
         """The State that this very run goes on from; None to begin."""
         ...
 
+    def place(self) -> State | None:
+        """The State in whose place a run begins that has inherited; None: at the beginning."""
+        ...
+
     def leave(self, leaving: TrainedModel) -> Ref | None:
         """Store what a run leaves, durably; its ref, None if it is not worth keeping."""
         ...

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from elastix import state as states
+from elastix.data.cursor import count
 from elastix.data.loader import Loader
 from elastix.data.rehearsal import ENTRY, Rehearsal
 from elastix.data.source import Source
@@ -51,6 +52,19 @@ class TrackedObjects:
     def model(self) -> torch.nn.Module:
         """The first module."""
         return self.modules[""]
+
+    @property
+    def passes(self) -> float:
+        """Over the data of the first loader, or of the one that the State knows of; 0 without."""
+        if self.loaders:
+            cursor = self.loaders[0].cursor
+            position, owed, length = cursor.position, cursor.owed, cursor.length
+        elif "@loader/0" in self._unclaimed.meta:
+            kept = self._unclaimed.meta["@loader/0"]
+            position, owed, length = kept["position"], kept["owed"], kept["length"]
+        else:
+            return 0.0
+        return float((position - count(owed)) / length)
 
     @property
     def sharded(self) -> bool:
@@ -199,6 +213,24 @@ class TrackedObjects:
             self._claim(name, memory)
         for loader in self.loaders:
             self._claim(f"loader/{loader.number}", loader)
+
+    def take_place(self, state: State, *, whole: bool) -> None:
+        """Go on where an ancestor stands; see `state.take_place`.
+
+        What its State has for loaders, and for objects to come, is kept for them.
+
+        Args:
+            state: the ancestor's.
+            whole: all of the model was inherited. Otherwise only optimizers, schedulers, loaders
+                and random numbers follow it: the rest was made for another model.
+        """
+        follow = torch.optim.Optimizer | LRScheduler | RandomState
+        others = {
+            n: other for n, other in self.others.items() if whole or isinstance(other, follow)
+        }
+        states.take_place(state, others)
+        rest = states.without(state, self.others)
+        self._unclaimed = rest if whole else states.entries_of(rest, "loader/")
 
     def _claim(self, name: str, other: Stateful) -> bool:
         """Give an object its part of the State; False if that has none."""
