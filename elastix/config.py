@@ -55,8 +55,9 @@ class ScalingConfig(_Config):
         spares: additional workers that are started in advance and wait. One takes the place of a
             lost worker at the next boundary.
         shadows: additional workers that receive every step but are not in the group. If all members
-            are lost at once, the run goes on from a shadow, with no step lost. Each occupies the
-            same resources as a worker.
+            are lost at once, the run goes on from a shadow, with no step lost. If a seat is free
+            and a spare or a replacement is ready to be the shadow, the shadow takes the seat, and
+            no State is copied. Each occupies the same resources as a worker.
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one. The processes
             of a crew share them equally.
         gpus_per_worker: GPUs of each worker; fractions let workers share one.

@@ -288,6 +288,7 @@ class WorkerJoined(Event):
     """A worker was given the State by a live peer and takes part from the next step on.
 
     Attributes:
+        copy_bytes: size of the State; 0 of a shadow, which had it.
         watched_steps: operations that it followed before it came in; 0 if the others waited for
             the copy.
     """

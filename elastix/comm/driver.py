@@ -103,7 +103,7 @@ class GroupDriver:
             want.Adopt: self._adopt,
             want.TakeDigest: self._take_digest,
             want.Unequal: lambda wanted: participant.unequal(wanted.operation),
-            want.Level: lambda _wanted: participant.level(),
+            want.Level: lambda wanted: participant.level(equal=wanted.equal),
             want.Lonely: lambda _wanted: participant.lonely(),
             want.Succeed: lambda wanted: participant.succeed(equal=wanted.equal),
             want.Imitate: self._imitate,

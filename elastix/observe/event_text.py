@@ -72,8 +72,7 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
         case SlicesHandedOver():
             return f"step {event.step} is whole: {_moved(event)}", "green"
         case WorkerJoined():
-            size = f"{event.copy_bytes / 1e6:.1f} MB of State in {event.copy_s:.2f} s"
-            return f"worker {event.worker} joined after step {event.step}: {size}", "green"
+            return f"worker {event.worker} joined after step {event.step}: {copied(event)}", "green"
         case Reported():
             metrics = "  ".join(f"{name} {number(value)}" for name, value in event.metrics.items())
             return f"step {event.step}  {metrics}", ""
@@ -104,6 +103,13 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             where = f"worker {event.worker}, rank {event.rank}, after step {event.step}"
             return f"the train function raised on {where}: {last[0]}", "bold red"
     return "", ""
+
+
+def copied(event: WorkerJoined) -> str:
+    """How a worker came by the State."""
+    if not event.copy_bytes:
+        return "it had the State as a shadow, 0 bytes copied"
+    return f"{event.copy_bytes / 1e6:.1f} MB of State in {event.copy_s:.2f} s"
 
 
 def _moved(event: SlicesHandedOver) -> str:

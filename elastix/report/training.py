@@ -247,8 +247,7 @@ class Training:
                 text = f"worker {event.worker} took {event.factor:.1f} times as long as the others"
                 self._mark(t, "slow", event.worker, text)
             case WorkerJoined():
-                size = f"{event.copy_bytes / 1e6:.1f} MB in {event.copy_s:.2f} s"
-                text = f"worker {event.worker} joined after step {event.step}: {size}"
+                text = line(event)[0]
                 self._mark(t, "join", event.worker, text)
             case WorkerRaised():
                 text = f"the train function raised on worker {event.worker}, rank {event.rank}"

@@ -6,6 +6,7 @@ import random
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from elastix.config import CheckpointConfig
 from elastix.events import (
     Event,
     Events,
+    GenerationFormed,
     Resumed,
     ResumedFromShadow,
     ShadowDiffers,
@@ -31,7 +33,7 @@ from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from tests import exact_programs, trainables
 from tests.chaos.test_exact import check
-from tests.laws import assert_exactly_once, committed
+from tests.laws import assert_exactly_once, committed, joins
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -319,4 +321,75 @@ def test_whatever_is_stored_by_whom_has_the_bytes_of_the_quiet_run(tmp_path, see
         checkpoint=CheckpointConfig(every_steps=draws.choice((1, 2, 3, 5)), keep_last=None),
     )
     assert stored(result)
+    check(result, "convnet")
+
+
+@dataclass(frozen=True)
+class Seated:
+    """A train function in which a member dies, a shadow takes its seat, and then all others die.
+
+    Each waits for what it needs: a shadow that was found equal, a seat that is agreed on.
+
+    Attributes:
+        folder: where workers leave signs for each other.
+    """
+
+    train: Callable[[elastix.Context], None]
+    folder: Path
+
+    def __call__(self, ctx: elastix.Context) -> None:
+        member = ctx._member
+        level, doomed = member.level, set()
+
+        def tell_level(*, equal: bool) -> None:
+            level(equal=equal)
+            if equal:
+                (self.folder / f"level-{ctx.worker}").touch()
+
+        def agreed() -> bool:
+            """The shadow is in, or is going to be at the next boundary."""
+            proposed = member._inbox.proposed
+            there = 1 not in member._driver.present and member.world_size == 2
+            return there or (proposed.size == 2 and member._driver._connected(proposed))
+
+        def see(phase: str, number: int) -> None:
+            if member.watching:
+                return
+            if phase == "boundary" and number in (3, 4, 5, 11, 12, 13):
+                self.usher(member, number % 8 - 3, 1 if number < 8 else 2)
+                doomed.update({7} if number == 5 else {13} if number == 11 else ())
+            if phase == "boundary" and number == 9:
+                member._inbox.wait(agreed)
+            if phase == "slice" and ctx.step in doomed and (ctx.step == 13 or ctx.worker == 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        member.level = tell_level
+        ctx.on_phase(see)
+        self.train(ctx)
+
+    def usher(self, member, since: int, shadows: int) -> None:
+        """In three steps: until a shadow follows, asks whether it is equal, and knows."""
+        followers = lambda: [s for s in member._catch_up._subscribers if not s.closed]  # noqa: E731
+        level = lambda: len(list(self.folder.glob("level-*"))) >= shadows  # noqa: E731
+        while not level():
+            if since < 2 and (member.rank or (followers() and not since)):
+                return
+            if since == 1 and followers() and all(s.wants_digest for s in followers()):
+                return
+            time.sleep(0.005)
+
+
+def test_a_shadow_takes_a_seat_with_what_it_has_and_the_spare_is_the_shadow_then(tmp_path):
+    """Nothing is copied when it comes in; and when all die after that, no step is lost."""
+    seated = Seated(exact_programs.train, tmp_path)
+    result = run(tmp_path, seated, config={"holds": {"2": [2, 3]}}, spares=1)
+    (join,) = [join for join in joins(result.events) if join.step < 13]
+    assert join.worker in (2, 3)
+    assert join.copy_bytes == 0
+    assert join.watched_steps > 0
+    given = [e for e in result.events if isinstance(e, GenerationFormed) and e.cause == "join"]
+    assert set(given[0].members) == {0, join.worker}
+    (resumed,) = resumptions(result.events)
+    assert {resumed.worker, join.worker} == {2, 3}
+    assert (resumed.steps_lost, resumed.equal) == (0, True)
     check(result, "convnet")

@@ -323,6 +323,9 @@ class GroupProtocol(InGroup):
         self.joiner.come_in()
 
     def _enter_from_outside(self, generation: int) -> Course[None]:
+        if self.joiner.keeps_state:
+            yield from self._enter_as_shadow(generation)
+            return
         joined = self.joiner.come_in()
         yield Await(lambda: generation in self._inbox.members)
         if joined is None:
@@ -333,6 +336,17 @@ class GroupProtocol(InGroup):
         except Superseded:
             self.hand = InHand()  # whoever has not confirmed is not in what came after
             yield from self.come_in()
+
+    def _enter_as_shadow(self, generation: int) -> Course[None]:
+        """It follows until it is in: should all others be lost on the way, it has the State."""
+        plan, inbox = self.plan, self._inbox
+        yield Await(lambda: generation in inbox.members)
+        self.joiner.pass_entry()
+        try:
+            yield from self._enter(Membership(generation, inbox.members[generation], urgent=False))
+        except Superseded:
+            self.plan = plan
+            yield from self._leave()
 
     # ------------------------------------------------------------------ one operation
 
@@ -457,6 +471,7 @@ class GroupProtocol(InGroup):
             self._founded = membership.generation
             yield from self._ask(AllHaveState(group))
         yield from self._go_on(group, decision)
+        joined = self.joiner.come_in() or joined
         yield TellEntered(membership.generation, joined)
 
     def _look_if_gone(self, group: GroupHandle, decision: Decision) -> None:

@@ -1,7 +1,8 @@
 """A joiner on its way into the group: it has a peer's State, and does what the group agreed on.
 
-A shadow is a joiner that never comes in, so that it has the State when all members are lost at
-once: it enters a generation of its own then, at the boundary or in the operation that it is at.
+A shadow is a joiner that stays outside, so that it has the State when all members are lost at
+once: it enters a generation of its own then, at the boundary or in the operation that it is at. It
+comes in when a seat is free and somebody else can be the shadow.
 It takes no part in the group and nobody waits for it. It runs the same train function as all do,
 but its operations end as its donor says, until that enters a generation with this worker in it.
 Pure, as protocol is, which it is a part of.
@@ -153,7 +154,7 @@ class Joiner:
         joined: Joined = yield Adopt(given)
         self._catchup = _Catchup(stream, joined)
         if self.shadow:
-            yield Level()
+            yield Level(equal=False)
         return given.operation
 
     def ask_digest(self) -> None:
@@ -190,6 +191,9 @@ class Joiner:
                     catchup.mine = yield TakeDigest()
                 case Digest() if head.digest == catchup.mine:
                     catchup.equal = self.equal = True
+                    if self.shadow and not catchup.told:
+                        catchup.told = True
+                        yield Level()
                 case Digest():
                     self.equal = False
                     yield Unequal(operation)
@@ -292,13 +296,27 @@ class Joiner:
         catchup.followed += 1
         return OperationOutcome(head.result, head.complete, head.generation, head.contributors)
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it comes in with what it has, and goes on to follow if that fails.
+
+        There may be no other State then.
+        """
+        return self.shadow and self._catchup is not None and self._catchup.equal
+
+    def pass_entry(self) -> None:
+        """The entry that the donor has told of was not to be."""
+        if self._catchup is not None:
+            self._catchup.stream.pop()
+
     def come_in(self) -> Joined | None:
         """Follow no longer. What the way in has cost; None if the State was not found equal."""
         catchup = self._catchup
         if catchup is None:
             return None
         self._stop(catchup)
-        return replace(catchup.joined, watched_steps=catchup.followed) if catchup.equal else None
+        joined = Joined(0.0, 0) if self.shadow else catchup.joined
+        return replace(joined, watched_steps=catchup.followed) if catchup.equal else None
 
     def _stop(self, catchup: _Catchup) -> None:
         catchup.stream.close()

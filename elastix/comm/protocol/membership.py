@@ -60,6 +60,8 @@ class Roster:
         holders: members known to have the State.
         waiting: workers that are ready and in no membership, spares among them, in order.
         watching: joiners that are catching up outside the group, in order.
+        level_shadows: shadows that hold what the group does, in order. One of them is let in where
+            a worker without the State would be, which can be the shadow then.
         leaving: members that were asked to leave and have not left.
         founded: somebody has had the State.
     """
@@ -69,6 +71,7 @@ class Roster:
         self.holders: set[int] = set()
         self.waiting: dict[int, None] = {}
         self.watching: dict[int, None] = {}
+        self.level_shadows: dict[int, None] = {}
         self.leaving: list[int] = []
         self.founded = False
         self._founders = founders
@@ -85,6 +88,8 @@ class Roster:
         self._last_with: dict[int, int] = {}  # former member to the last generation it is in
         self._last_urgent = 0
         self._turn = 0
+        self._caught_up: set[int] = set()  # of those waiting, joiners that hold what the group does
+        self._stood_in: set[int] = set()  # of those on the way in, shadows
 
     @property
     def extinct(self) -> bool:
@@ -137,7 +142,9 @@ class Roster:
         An heir outside who has it is the group until others are let in.
         """
         again = self._unequipped(self._dead)
-        self.waiting = dict.fromkeys(again) | self.waiting
+        self.level_shadows.clear()  # whom they followed is lost, so they ask for another
+        self._put_back(worker for worker in again if worker not in self._stood_in)
+        self._stood_in.clear()
         self._disband(self.newest.generation)
         self.founded = heir is not None
         self.holders.clear()
@@ -156,7 +163,8 @@ class Roster:
         if worker in self._members:
             return None  # its proposal stands, and it is given the State in the group
         self._drop(worker)
-        if self._runs and self._room > len(self.waiting) + len(self.watching):
+        taken = len(self.waiting) + len(self.watching) + len(self.level_shadows)
+        if self._runs and self._room > taken:
             self.watching[worker] = None
             return None
         self.waiting[worker] = None
@@ -168,7 +176,22 @@ class Roster:
             return None
         del self.watching[worker]
         self.waiting[worker] = None
+        self._caught_up.add(worker)
         return self._advance()
+
+    def shadow_level(self, worker: int) -> Membership | None:
+        """A shadow was found to hold what the group does, and does not take part."""
+        if worker in self._members:
+            return None
+        self.level_shadows[worker] = None
+        return self._advance()
+
+    def shadow_lonely(self, worker: int) -> Membership | None:
+        """A shadow follows nobody any more: it cannot come in at the boundary that is agreed on."""
+        entering = worker in self._entering and worker in self._stood_in
+        issued = self._regroup(cause="doubt") if entering else None
+        self.level_shadows.pop(worker, None)
+        return issued
 
     def donors(self) -> tuple[int, ...]:
         """Some members that a joiner may catch up from, in the order in which it should try them.
@@ -211,6 +234,7 @@ class Roster:
             return False
         self.holders.add(worker)
         self._entering.discard(worker)
+        self._stood_in.discard(worker)
         newest = self.newest.generation
         self._settled += (generation == newest) - (self._confirmed.get(worker) == newest)
         self._confirmed[worker] = generation
@@ -234,7 +258,8 @@ class Roster:
 
     def leave(self, worker: int) -> Membership | None:
         """A worker is to go, at a boundary: its node is to be taken away, or it is too slow."""
-        if worker in self.waiting or worker in self.watching:  # the caller ends it
+        if worker in self.waiting or worker in self.watching or worker in self.level_shadows:
+            # The caller ends it.
             self._drop(worker)
             return None
         if worker not in self._members or worker in self._finished or worker in self.leaving:
@@ -253,8 +278,16 @@ class Roster:
         return self._advance()
 
     def _drop(self, worker: int) -> None:
-        self.waiting.pop(worker, None)
-        self.watching.pop(worker, None)
+        """It is not outside any more."""
+        for outside in (self.waiting, self.watching, self.level_shadows):
+            outside.pop(worker, None)
+        self._caught_up.discard(worker)
+
+    def _put_back(self, workers: Iterable[int]) -> None:
+        """They were on their way in."""
+        for worker in workers:
+            (self.level_shadows if worker in self._stood_in else self.waiting)[worker] = None
+            self._stood_in.discard(worker)
 
     def _stop_watching(self) -> None:
         """The group stands still: nobody need catch up with it from outside."""
@@ -263,7 +296,8 @@ class Roster:
 
     def lost(self, worker: int) -> Membership | None:
         """A worker is dead, or is to be treated as dead."""
-        if worker in self.waiting or worker in self.watching:
+        self._stood_in.discard(worker)
+        if worker in self.waiting or worker in self.watching or worker in self.level_shadows:
             self._drop(worker)
             return None
         self.holders.discard(worker)
@@ -321,7 +355,7 @@ class Roster:
         if not members:
             self._dead = gone
             return None
-        self.waiting = dict.fromkeys(again) | self.waiting
+        self._put_back(again)
         gone.update(again)
         return self._issue(members, gone=gone, come=stay, urgent=True, cause=cause)
 
@@ -353,12 +387,21 @@ class Roster:
         return None
 
     def _admit(self, go: set[int], room: int, urgent: bool, cause: str) -> Membership:
-        newcomers = tuple(sorted(self.waiting)[:room])
+        newcomers = tuple(sorted(map(self._stand_in, sorted(self.waiting)[:room])))
         for worker in newcomers:
-            del self.waiting[worker]
+            self._drop(worker)
             self._admitted[worker] = self.newest.generation + 1
         members = self._members_but(go) + newcomers
         return self._issue(members, gone=go, come=newcomers, urgent=urgent, cause=cause)
+
+    def _stand_in(self, worker: int) -> int:
+        """Who comes in where this one would: a shadow, if there is one, needs no State."""
+        shadow = next(iter(self.level_shadows), None)
+        if shadow is None or worker in self._caught_up:
+            return worker
+        del self.level_shadows[shadow]
+        self._stood_in.add(shadow)
+        return shadow
 
     def _members_but(self, gone: Collection[int]) -> tuple[int, ...]:
         """The newest membership without these, in its order."""

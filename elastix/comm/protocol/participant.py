@@ -56,7 +56,7 @@ class Joined:
 
     Attributes:
         copy_s: how long the copy took.
-        copy_bytes: size of the State.
+        copy_bytes: size of the State; 0 of a shadow, which had it.
         watched_steps: operations that it followed before it came in; 0 if all waited for the copy.
     """
 
@@ -80,8 +80,8 @@ class Participant(Protocol):
         """Of the State as it is, equal for equal replicas."""
         ...
 
-    def level(self) -> None:
-        """This joiner has drawn level, or shall be given the State in the group instead."""
+    def level(self, *, equal: bool) -> None:
+        """This joiner is level, or shall be given the State in the group instead; see Level."""
         ...
 
     def lonely(self) -> None:

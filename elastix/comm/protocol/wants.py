@@ -271,7 +271,12 @@ class Unequal(NamedTuple):
 
 
 class Level(NamedTuple):
-    """This joiner has drawn level, or shall be given the State in the group. Sends None."""
+    """This joiner has drawn level, or shall be given the State in the group. Sends None.
+
+    A shadow has the State; `equal` if it was found to be that of the worker that it follows.
+    """
+
+    equal: bool = True
 
 
 class Lonely(NamedTuple):

@@ -264,6 +264,8 @@ class Conductor:
                 self._ready(worker, member, message)
             case CaughtUp() if worker in self._shadows:
                 self._shadows.level(worker)
+                if message.equal:
+                    self._push(self._roster.shadow_level(worker))
             case Succeeded():
                 self._succeeded(worker, message, now)
             case CaughtUp():
@@ -398,6 +400,7 @@ class Conductor:
             )
         member.address, member.ready = message.address, True
         if self._shadows.takes(worker, self._roster):
+            self._push(self._roster.shadow_lonely(worker))
             self._invite_shadows()
             return
         self._push(self._roster.ready(worker))

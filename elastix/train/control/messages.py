@@ -48,7 +48,13 @@ class Ready:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """A joiner can come in at any boundary; or a shadow has been given the State."""
+    """A joiner can come in at any boundary; or a shadow has been given the State.
+
+    Attributes:
+        equal: what the shadow has was found to be what the group has.
+    """
+
+    equal: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -448,9 +448,9 @@ class Member:
         """Of what replicas must have in common: models, optimizers, schedulers, scalers."""
         return state_digests.digest(self.capture())
 
-    def level(self) -> None:
-        """This joiner can come in."""
-        self._link.send(CaughtUp())
+    def level(self, *, equal: bool) -> None:
+        """This joiner can come in, or this shadow has the State."""
+        self._link.send(CaughtUp(equal=equal))
 
     def lonely(self) -> None:
         """Nobody is left whom this joiner could watch."""

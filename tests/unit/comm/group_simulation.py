@@ -626,7 +626,7 @@ class Simulation:
         raise Violation(f"joiner {worker.me} has another State than its donor")
 
     def level(self, worker: Worker, want: wants.Level) -> None:
-        worker.outbox.append(("level", 0))
+        worker.outbox.append(("level", int(want.equal)))
 
     @property
     def lost(self) -> bool:

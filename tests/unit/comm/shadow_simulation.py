@@ -4,6 +4,8 @@ Who is a shadow, whom it follows and which one goes on is decided by the Shadows
 journal has an operation when the first member of the group has left it and its shadows were told.
 """
 
+from contextlib import contextmanager
+
 from elastix.comm.protocol import wants
 from elastix.comm.protocol.membership import Membership
 from elastix.config import FailureConfig
@@ -20,13 +22,14 @@ class ShadowSimulation(Simulation):
         terms = RunTerms(
             founders=scenario.workers,
             min_workers=scenario.min_workers,
-            max_workers=10**6,
+            max_workers=scenario.workers if scenario.spares else 10**6,
             failure=FailureConfig(),
             first_step_s=0.0,
             shadows=shadows,
         )
         self.shadows = Shadows(terms)
         self.journaled, self.told_by = -1, -1
+        self.since = 0  # generation in which a shadow went on
         super().__init__(scenario, choose, **broken)
 
     @property
@@ -34,6 +37,10 @@ class ShadowSimulation(Simulation):
         return self.roster.extinct and self.shadows.heir is None
 
     def conclude(self, worker: Worker, want: wants.Conclude) -> None:
+        if self.outdated(worker):
+            with self.void():
+                super().conclude(worker, want)
+            return
         super().conclude(worker, want)
         group = worker.protocol.group
         if group is not None and group.members[0] == worker.me and want.number > self.journaled:
@@ -42,12 +49,37 @@ class ShadowSimulation(Simulation):
     def commit(self, worker: Worker, drawn, contributors):
         """What a joiner does that a dead donor told it may be void, and counts for nothing."""
         joiner = worker.protocol.joiner
-        if not joiner.following or joiner.shadow or self.workers[worker.donor].alive:
+        told = joiner.following and not joiner.shadow and not self.workers[worker.donor].alive
+        if not (told or self.outdated(worker)):
             return super().commit(worker, drawn, contributors)
-        kept, self.committed = self.committed, {}
-        after = super().commit(worker, drawn, contributors)
-        self.committed = kept
-        return after
+        with self.void():
+            return super().commit(worker, drawn, contributors)
+
+    def outdated(self, worker: Worker) -> bool:
+        """Whether it was in a group, unknown to all, that a shadow has gone on in place of.
+
+        It has just been given the State, as the last one that had it died. It will hear of it.
+        """
+        joiner = worker.protocol.joiner
+        whose = self.workers[worker.donor] if joiner.following else worker
+        return whose.protocol.generation < self.since and not whose.protocol.joiner.following
+
+    @contextmanager
+    def void(self):
+        """Within: what is recorded counts for nothing."""
+        kept = self.records, self.evaluated, self.committed
+        self.records, self.evaluated, self.committed = {}, {}, {}
+        yield
+        self.records, self.evaluated, self.committed = kept
+
+    def entered(self, worker: Worker, want: wants.TellEntered) -> None:
+        shadow = worker.protocol.joiner.shadow and want.joined is not None
+        self.seen["took a seat"] += shadow
+        super().entered(worker, want)
+
+    def take_state(self, worker: Worker, want: wants.TakeState):
+        self.seen["a shadow was given the State"] += worker.protocol.joiner.shadow
+        return super().take_state(worker, want)
 
     def deliver(self, worker: Worker) -> None:
         if isinstance(worker.mail[0], Membership) or not isinstance(worker.mail[0][0], tuple):
@@ -60,13 +92,16 @@ class ShadowSimulation(Simulation):
         self.wake(worker)
 
     def hear(self, worker: Worker) -> None:
-        me, (what, _) = worker.me, worker.outbox[0]
+        me, (what, said) = worker.me, worker.outbox[0]
         shadows = self.shadows
         here = me in self.hands
         if here and what == "ready" and shadows.takes(me, self.roster):
             self.seen["shadow asks"] += 1
+            self.push(self.roster.shadow_lonely(me))
         elif here and what == "level" and me in shadows:
             shadows.level(me, worker.protocol.hand.number)
+            if said:
+                self.push(self.roster.shadow_level(me))
         elif here and what == "succeeded":
             self.seen["succeeded"] += 1
         else:
@@ -114,6 +149,7 @@ class ShadowSimulation(Simulation):
             if heir is not None:
                 self.seen["all lost"] += 1
                 self.push(self.roster.start_over(heir))
+                self.since = self.generations
 
 
 ShadowSimulation.answers = {  # looked up when asked, since tests break some of them
@@ -122,4 +158,5 @@ ShadowSimulation.answers = {  # looked up when asked, since tests break some of 
     wants.Conclude: lambda sim, worker, want: sim.conclude(worker, want),
     wants.Subscribe: lambda sim, worker, want: sim.subscribe(worker, want),
     wants.Adopt: lambda sim, worker, want: sim.adopt(worker, want),
+    wants.TellEntered: lambda sim, worker, want: sim.entered(worker, want),
 }

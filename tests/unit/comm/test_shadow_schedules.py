@@ -36,11 +36,31 @@ FEW = {"workers": 2, "min_workers": 1, "joiners": 1, "batch_size": 8, "kill_ever
         pytest.param({**FEW, "kills": 4, "slices": 4}, id="slices"),
         pytest.param({**FEW, "kills": 3, "hiccups": 2}, id="hiccups"),
         pytest.param({**FEW, "kills": 4, "rollback": True}, id="rollback"),
+        pytest.param({**FEW, "kills": 4, "joiners": 2, "spares": True}, id="spares"),
     ],
 )
 def test_the_run_goes_on_from_a_shadow(fixed):
     seen = run_schedules(range(1000), length=40, epochs=2, **fixed)
     assert seen["succeeded"] > 10, seen
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        pytest.param({"kills": 2}, id="few"),
+        pytest.param({"kills": 5, "kill_every": 15}, id="many"),
+        pytest.param({"kills": 3, "hiccups": 3}, id="hiccups"),
+        pytest.param({"kills": 3, "slices": 4}, id="slices"),
+        pytest.param({"kills": 3, "leaves": 2}, id="leavers"),
+        pytest.param({"kills": 3, "rollback": True, "evaluate": True}, id="rollback"),
+    ],
+)
+def test_a_shadow_takes_the_seat_of_one_that_died_with_what_it_has(fixed):
+    """And is still there if all die while it is on its way in."""
+    world = {**FEW, "joiners": 2, "spares": True, "replace": True, "length": 60}
+    seen = run_schedules(range(600), epochs=2, **{**world, **fixed})
+    assert seen["took a seat"] > 20, seen
+    assert seen["succeeded"] > 0, seen
 
 
 def test_one_that_follows_another_than_the_first_would_lack_steps():

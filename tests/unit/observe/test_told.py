@@ -11,6 +11,7 @@ from elastix.events import (
     ShadowDiffers,
     SlicesHandedOver,
     StepVoided,
+    WorkerJoined,
     WorkerLost,
 )
 from elastix.observe import journal
@@ -68,6 +69,14 @@ DEEDS = {
         ResumedFromShadow(t=BEGAN + 2, worker=3, step=4, steps_lost=0, sequence=0, equal=False),
         "resumed from the shadow (worker 3): 0 steps lost; its State is no longer equal",
         {"shadow_resumptions": 1},
+        None,
+    ),
+    "a shadow that takes a seat": (
+        WorkerJoined(
+            t=BEGAN + 2, worker=3, generation=2, step=4, copy_s=0, copy_bytes=0, watched_steps=2
+        ),
+        "worker 3 joined after step 4: it had the State as a shadow, 0 bytes copied",
+        {"workers_joined": 1, "join_seconds": 0},
         None,
     ),
     "a shadow that differs": (

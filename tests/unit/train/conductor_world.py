@@ -99,8 +99,10 @@ class World:
         self.places = self.free = most + spares + shadows
         self.shadows = set()  # whoever was told to be one
         self.level = set()  # of them, those that have the State
+        self.took_seats = []  # shadows that came in without anything copied
         self.heirs = set()  # of them, those that went on when all others were lost
         self.dies_when_called = False
+        self.confirms = True  # shadows are found equal
         self.coming = False  # further room is on its way
         self.draining = set()
         self.alive: dict[int, Worker] = {}
@@ -267,7 +269,9 @@ class World:
                     holders = {w.id for w in self.alive.values() if w.holder}
                     assert set(message.members) & set(self.alive) <= holders, "without the State"
                 shadows = (self.shadows - self.heirs).intersection(message.members)
-                assert not shadows or len(message.members) == 1, "a shadow beside others"
+                as_heir = len(message.members) == 1
+                level = shadows <= self.level and not message.urgent
+                assert not shadows or as_heir or level, "a shadow beside others, without the State"
                 if set(message.members) <= self.level - self.heirs:
                     self._later(NEWS_S, lambda: self._succeed(message))
                 if message.urgent:
@@ -294,8 +298,10 @@ class World:
 
     def _caught_up(self, worker):
         if worker in self.alive:
-            self._say(worker, CaughtUp())
             self.level |= self.shadows & {worker}
+            self._say(worker, CaughtUp(equal=worker not in self.shadows))
+            if worker in self.shadows and self.confirms:
+                self._say(worker, CaughtUp())
 
     def shadow_holds(self):
         """Whether a shadow has the State, so that all others may be lost."""
@@ -334,6 +340,10 @@ class World:
                 self._do(self.conductor.ended(worker, outcome, self.now))
         for member in members:
             member.holder, member.generation = True, membership.generation
+            if membership.size > 1 and member.id in self.shadows - self.heirs:
+                self.shadows.discard(member.id)
+                self.level.discard(member.id)
+                self.took_seats.append(member.id)
             self._say(member.id, Entered(membership.generation))
         if self.group is membership:
             self._later(self.step_s, lambda: self._commit(membership))

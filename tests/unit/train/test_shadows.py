@@ -7,7 +7,7 @@ import pytest
 from elastix.comm.protocol.membership import Roster
 from elastix.config import FailureConfig
 from elastix.events import GenerationFormed, Resumed, ResumedFromShadow, StepCommitted, WorkerLost
-from elastix.train.control.messages import Succeeded
+from elastix.train.control.messages import Ready, Succeeded
 from elastix.train.control.run_state import RunState
 from elastix.train.control.shadows import Shadows
 from elastix.train.control.terms import RunTerms
@@ -184,6 +184,55 @@ def test_a_spare_becomes_the_shadow_of_one_that_died():
     world.at(30.0, lambda world: world.kill(min(world.shadows)))
     world.play(31.0)
     assert world.shadows & set(world.alive)
+    assert world.run().outcome == "finished"
+
+
+def test_a_shadow_takes_the_seat_and_the_spare_is_the_shadow_from_then_on():
+    world = World(2, shadows=1, spares=1, steps=60)
+    world.at(30.0, lambda world: world.kill(1))
+    world.play(33.0)
+    assert world.took_seats == [2]
+    assert world.group.members == (0, 2)
+    world.play(36.0)
+    assert world.shadows == {3}
+    world.at(40.0, lose_all)
+    assert world.run().outcome == "finished"
+    assert [event.worker for event in world.events(ResumedFromShadow)] == [3]
+
+
+def test_it_stays_until_somebody_else_can_be_the_shadow():
+    """The one that replaces the lost worker: it takes its time to start."""
+    world = World(2, shadows=1, steps=60)
+    world.at(30.0, lambda world: world.kill(1))
+    world.play(39.0)
+    assert not world.took_seats
+    world.play(46.0)
+    assert world.took_seats == [2]
+    assert world.shadows == {3}
+    assert world.run().outcome == "finished"
+
+
+def test_one_that_was_not_found_equal_takes_no_seat():
+    world = World(2, shadows=1, spares=1, steps=60)
+    world.confirms = False
+    world.at(30.0, lambda world: world.kill(1))
+    world.play(33.0)
+    assert world.group.members == (0, 3)
+    assert world.run().outcome == "finished"
+    assert not world.took_seats
+
+
+def test_one_that_follows_nobody_any_more_is_not_waited_for():
+    """It says so when its seat is agreed on: the others go on without it."""
+    world = World(2, shadows=1, spares=1, steps=60)
+    world.at(30.0, lambda world: world.kill(1))
+    world.play(30.0)
+    while not world.proposal:
+        world.play(world.now + 0.01)
+    assert world.proposal.members == (0, 2)
+    world._say(2, Ready(("host", 2)))
+    assert world.conductor.membership.members == (0,)
+    assert world.conductor.membership.urgent
     assert world.run().outcome == "finished"
 
 
