@@ -182,7 +182,10 @@ def _prune(ledger: "Ledger") -> bool:
         }
     if not retired:
         return False
-    there = _recorded(ledger.packs)
+    try:
+        there = _recorded(ledger.packs)
+    except NotFound:  # another process collects, and may have moved a record where we did not look
+        return False
     useless = [number for number, ref in retired.items() if ref not in there]
     with ledger.transaction() as index:
         index.prune(useless)
@@ -190,7 +193,11 @@ def _prune(ledger: "Ledger") -> bool:
 
 
 def _recorded(packs: Packs) -> set[Ref]:
-    """Every model that has a record in some pack, needed or not."""
+    """Every model that has a record in some pack, needed or not.
+
+    Raises:
+        NotFound: a pack was collected meanwhile.
+    """
     found = set()
     for pack, size in packs.sizes().items():
         records = scan(lambda o, n, pack=pack: packs.read(pack, o, n), pack, 0, size)  # type: ignore[misc]

@@ -78,8 +78,9 @@ def lost(index: Index, packs: Packs) -> set[bytes]:
 def lost_packs(index: Index, packs: Packs) -> list[str]:
     """Packs that the index knows, that gc did not remove, and that are not there."""
     rows = index.sql.execute("SELECT name FROM packs WHERE gone = 0 AND end > 0").fetchall()
-    there = packs.sizes()  # after it was asked: gc bars a pack before it removes it
-    return [pack for (pack,) in rows if pack not in there]
+    there = packs.sizes()  # after it was asked: what is newer is in no row
+    absent = [pack for (pack,) in rows if pack not in there]
+    return [pack for pack in absent if not index.is_gone(pack)]  # gc bars one before it removes it
 
 
 def check_alone(packs: Packs) -> None:

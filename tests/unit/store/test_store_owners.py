@@ -16,7 +16,7 @@ import torch
 
 from elastix.errors import ConfigError, Conflict, Corrupt, NotFound, StoreError
 from elastix.state import State
-from elastix.store import Store, owner
+from elastix.store import Store, gc, owner, pack_replay
 from elastix.store.local_packs import LocalPacks
 from elastix.testing.store_contract import child, same, small
 
@@ -326,6 +326,63 @@ def test_verify_of_a_reader_beside_gc_writes_nothing(tmp_path: Path) -> None:
 
             patch.setattr(LocalPacks, "view", collected)
             assert store.verify() == []
+
+
+def test_verify_of_a_reader_that_has_a_copy_of_the_index_finds_nothing_beside_gc(
+    tmp_path: Path,
+) -> None:
+    """What gc has removed since is no damage: the copy cannot know."""
+    with Store(tmp_path) as killed:
+        ref = killed.put(small(1))
+        killed.gc()  # ends its pack
+        killed.put(small(2))
+    (tmp_path / "index.sqlite").unlink()  # as a kill may leave it: no writer has made it anew
+    with Store(tmp_path, read_only=True) as store, Store(tmp_path) as other:
+        before = store.verify()
+        other.retire(ref)
+        assert other.gc().removed
+        assert (before, store.verify()) == ([], [])
+        damaged = next(pack for pack in (tmp_path / "packs").iterdir() if pack.stat().st_size > 200)
+        damaged.write_bytes(damaged.read_bytes()[:80] + b"another" + damaged.read_bytes()[87:])
+        assert store.verify() != []
+
+
+def test_a_pack_that_another_collects_while_records_are_counted_ends_no_gc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(tmp_path) as store, Store(tmp_path) as other:
+        refs = [other.put(small(number)) for number in range(3) if not number or other.gc()]
+        other.retire(refs[0])
+        scan = gc.scan
+
+        def meanwhile(*args: Any) -> Any:
+            monkeypatch.undo()
+            other.retire(refs[1])
+            assert other.gc().removed
+            return scan(*args)
+
+        monkeypatch.setattr(gc, "scan", meanwhile)
+        store.gc()
+        assert gc.scan is scan, "nothing was collected meanwhile"
+        assert same(store.get(refs[2]), small(2))
+    with Store(tmp_path) as store:
+        store.rebuild()
+        assert [entry.ref for entry in store.log()] == [refs[2]]
+
+
+def test_a_pack_that_another_collects_while_packs_are_listed_is_not_lost(tmp_path: Path) -> None:
+    with Store(tmp_path) as store, Store(tmp_path) as other:
+        ref = other.put(small(1))
+        other.gc()
+
+        class Packs(LocalPacks):
+            def sizes(self) -> dict[str, int]:
+                other.retire(ref)
+                assert other.gc().removed
+                return super().sizes()
+
+        with store._ledger.asking() as index:
+            assert pack_replay.lost_packs(index, Packs(tmp_path)) == []
 
 
 def test_a_pack_that_is_collected_while_packs_are_listed_is_not_there(
