@@ -213,6 +213,11 @@ class GroupDriver:
         """From now on groups meet at another Rendezvous. Any thread may say so."""
         self._wiring = replace(self._wiring, address=address)
 
+    @property
+    def shadowed(self) -> bool:
+        """Whether this worker is followed by a shadow that can store States."""
+        return self._catch_up is not None and self._catch_up.shadowed
+
     def catch_joiners_up(self, catch_up: CatchUpSender) -> None:
         """Tell joiners how operations end, from now on."""
         self._catch_up = catch_up

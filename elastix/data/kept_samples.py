@@ -1,4 +1,4 @@
-"""A sample in memory of its own, and as a State holds it. Not here: which ones are kept (ranks).
+"""A sample in memory of its own, and as a State holds it. Not here: which are kept (reservoir).
 
 Invariant: what is read back is what was kept, in type and order too. Who read a sample from its
 dataset and who was given it by a State train on the same.

@@ -2,7 +2,7 @@
 
 Which samples are kept is a function of the datasets, and which of them stand beside a position of
 the stream is a function of the position. So they are split, owed, replayed and given to joiners
-with it, and no recovery knows of them. Not here: which samples are kept (ranks).
+with it, and no recovery knows of them. Not here: which samples are kept (reservoir).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The Grafana dashboard of the series in readings, as a file beside Ray's own dashboards.
+"""The Grafana dashboard of the series in metric_series, as a file beside Ray's own dashboards.
 
 Ray writes its dashboards to a directory of the session, and a provisioning file that makes Grafana
 watch that directory; a file put there appears in the folder "Ray" within seconds.

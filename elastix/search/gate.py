@@ -1,7 +1,9 @@
 """A gate: configurations that cannot fit are refused before they run, by an estimate of a step.
 
 What the estimate lacks (what malloc keeps, what libraries hold beside) is learned from the trials
-that ran. Not here: what becomes of a refused trial (loop), or counting a step (cost.trace).
+that ran.
+
+Not here: what becomes of a refused trial (campaign_loop), or counting a step (cost.trace).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Folders of packs: what every kind of them does, wherever it is. See local.py and remote.py.
+"""Folders of packs: what every kind of them does, wherever it is. See local_packs.py and remote.py.
 
 Not here: which records matter (index.py) and what their bytes mean (records.py).
 

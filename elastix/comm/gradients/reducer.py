@@ -216,7 +216,7 @@ class Reducer:
     # --------------------------------------------------------------------- slices of a batch
 
     def begin_slices(self) -> None:
-        """A step begins whose passes are about slices: see data.slices.
+        """A step begins whose passes are about slices: see data.slice_assignment.
 
         Their gradients add up in `param.grad`, and buffers are put back before each, so that it
         starts from what the step started from. What gradients there were are kept, and added to

@@ -1,15 +1,16 @@
 """What a joiner is told by a live peer while training goes on: a State, then each operation.
 
-A holder of the State runs a Feed: joiners connect to it, are given the State as it is at the
-holder's next boundary, and then how each operation of the group ended, a step's gradients and
-buffers included. A joiner runs a Watch, which takes all that in behind its train function's back.
-The group need not know: a joiner that dies or is slow costs its donor a connection.
+A holder of the State runs a CatchUpSender: joiners connect to it, are given the State as it is at
+the holder's next boundary, and then how each operation of the group ended, a step's gradients and
+buffers included. A joiner runs a CatchUpReceiver, which takes all that in behind its train
+function's back. The group need not know: a joiner that dies or is slow costs its donor a
+connection.
 
 Both sides bound what they hold: a joiner that falls too far behind is dropped, and starts over.
 A shadow acknowledges what it has received, since nothing may be told to the journal before that.
 One that does not for long is dropped.
-Not here: what is told (catch_up), who is let in and how (door), what the joiner does with it
-(joiner), and when it comes in (membership).
+Not here: what is told (catch_up_messages), who is let in and how (door), what the joiner does with
+it (joiner), and when it comes in (membership).
 
 Wire: a message is a line of JSON and, if it says so, bytes of tensors after it.
 """

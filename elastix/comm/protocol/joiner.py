@@ -7,8 +7,8 @@ It takes no part in the group and nobody waits for it. It runs the same train fu
 but its operations end as its donor says, until that enters a generation with this worker in it.
 Pure, as protocol is, which it is a part of.
 
-Not here: what a donor tells (catch_up), and how (catch_up_stream); the group that is entered in
-the end (group_protocol).
+Not here: what a donor tells (catch_up_messages), and how (catch_up_stream); the group that is
+entered in the end (group_protocol).
 """
 
 from __future__ import annotations

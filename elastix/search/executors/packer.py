@@ -4,7 +4,8 @@ A *seat* is a worker that runs one trial after the other; a *host* is what seats
 of: a machine, or one GPU. A trial has a *reservation*: what its worker may hold while it runs,
 the worker's own libraries included.
 
-Not here: measuring memory (trial_memory.py), or what becomes of a trial that had too little (loop).
+Not here: measuring memory (trial_memory.py), or what becomes of a trial that had too little
+(campaign_loop).
 
 Invariants: what is reserved on a host, idle seats counted by what they hold anyway, is never more
 than the host has. A trial that fits no host as it is goes to the host that can give most, once

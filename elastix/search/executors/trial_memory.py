@@ -1,7 +1,7 @@
 """How much memory a trial took, how much there is, and whether want of it ended something.
 
 On Linux; where /proc does not say, a number is 0, which means: unknown. Not here: what follows
-from it (packer, loop).
+from it (packer, campaign_loop).
 """
 
 import ctypes

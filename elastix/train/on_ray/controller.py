@@ -1,9 +1,9 @@
 """The controller: one Ray actor a run. Starts workers, learns of deaths, passes messages on.
 
 It decides nothing: that is the business of the conductor (train.control), whose actions it carries
-out (train.record.shell). The train function's progress does not pass through it, except for events
-on their way to the journal. It runs in a thread of its own, beside workers' calls and the driver's
-calls, all under one lock, and none blocks while it holds the lock.
+out (train.record.conductor_shell). The train function's progress does not pass through it, except
+for events on their way to the journal. It runs in a thread of its own, beside workers' calls and
+the driver's calls, all under one lock, and none blocks while it holds the lock.
 """
 
 import logging

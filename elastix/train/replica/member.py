@@ -3,7 +3,7 @@
 It is the Participant of GroupDriver and the Pace of the Loaders. What it needs from the process
 around it is a Link.
 
-Not here: what becomes of a step (step_commits).
+Not here: what becomes of a step (step_commits), and of the State as a whole (worker_state).
 """
 
 import logging
@@ -33,19 +33,16 @@ from elastix.data.loader import Loader
 from elastix.data.random_numbers import seed_generators
 from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source
-from elastix.errors import ConfigError, StoreError
+from elastix.errors import ConfigError
 from elastix.events import (
     EpochsPlanned,
     Recovered,
-    Reported,
     ShadowDiffers,
     WorkerJoined,
 )
 from elastix.state import State, Stateful
 from elastix.train.checkpoint import state_digests
-from elastix.train.checkpoint.assembly import CheckpointId, holder
-from elastix.train.checkpoint.restore import leaving_out, newest
-from elastix.train.checkpoint.saver import Occasion, Saver
+from elastix.train.checkpoint.saver import Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.control.messages import CaughtUp, Entered, Ready, Succeeded, Suspect
 from elastix.train.replica import refusals
@@ -55,18 +52,18 @@ from elastix.train.replica.exactness import (
     check_loader,
     check_rate_scaling,
     computes_with,
-    look_at_origin,
 )
 from elastix.train.replica.inheritance import Inheritance
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
-from elastix.train.replica.model_source import TrainedModel
+from elastix.train.replica.parts import WorkerParts
 from elastix.train.replica.replicated_events import ReplicatedEvents
-from elastix.train.replica.rounds import Finish, GroupMean, share_loss
+from elastix.train.replica.rounds import GroupMean, share_loss
 from elastix.train.replica.sliced_step import Step
 from elastix.train.replica.state_copies import StateCopies
 from elastix.train.replica.step_commits import StepCommits
 from elastix.train.replica.tracked_objects import TrackedObjects
+from elastix.train.replica.worker_state import WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -89,11 +86,11 @@ class Member:
         inbox: ThreadSafeInbox,
         link: Link,
     ) -> None:
-        self.me, self._place = wiring.me, wiring.place
-        self._interface = wiring.interface
-        self._secret = wiring.secret
+        self.me, self.place = wiring.me, wiring.place
         self.device = device
         self.settings = settings
+        self._interface = wiring.interface
+        self._secret = wiring.secret
         self._link = link
         self._inbox = inbox
         redo = Reducer.kind if settings.rollback else 0
@@ -113,14 +110,23 @@ class Member:
             operation=lambda: self._driver.operation,
             held=lambda: self._catch_up.held if self._catch_up is not None else math.inf,
         )
-        of_run = (self.me, settings, link, self._driver, self._tracked)
-        said = (self._replicated, self._schedule, self._copies, self.phase, self._shadowed)
-        self._steps = StepCommits(*of_run, *said)
+        parts = WorkerParts(
+            me=self.me,
+            place=self.place,
+            device=device,
+            settings=settings,
+            link=link,
+            driver=self._driver,
+            tracked=self._tracked,
+            replicated=self._replicated,
+            schedule=self._schedule,
+            copies=self._copies,
+            phase=self.phase,
+        )
+        self._steps = StepCommits(parts)
+        self._state = WorkerState(parts, self._steps, self.saver, self._inheritance)
         inbox.on_urgent(self._heard_urgent)
         self._mates: Mates | None = None
-        self._reports = 0
-        self._passes_before = 0.0  # over the data, of the ancestor whose place this run has taken
-        self._metrics: dict[str, Any] = {}
         self._listeners: list[Callable[[str, int], None]] = []
 
     # ------------------------------------------------------------------ this worker's processes
@@ -152,11 +158,6 @@ class Member:
     def mesh(self) -> DeviceMesh | None:
         """Of this worker's processes; None if it is one."""
         return self._mates.mesh if self._mates is not None else None
-
-    @property
-    def place(self) -> int:
-        """Of this process in the mesh."""
-        return self._place
 
     @property
     def speaks(self) -> bool:
@@ -328,125 +329,30 @@ class Member:
 
     def capture(self) -> State:
         """The State as it is now: views of live tensors."""
-        counts = {
-            **self._steps.state_dict(),
-            "serial": self._replicated.sequence,
-            "reports": self._reports,
-            "passes_before": self._passes_before,
-            "stored_step": self._schedule.stored_step,
-            **({"exact": computes_with(self.device)} if self.settings.exact else {}),
-        }
-        return self._tracked.capture(counts)
+        return self._state.capture()
 
     def give_state(self, founding: bool) -> State:
         """For newcomers. The first founder restores the stored State, if the run has one."""
         if founding:
-            state = self._stored()
-            if state is not None:
-                self._adopt(state)
-                if self.settings.exact:
-                    look_at_origin(state.meta.get("exact"), computes_with(self.device))
-                self._steps.window.forget()  # its workers were those of another run of the group
-                self._schedule.stored(self.step)
-            else:
-                self._take_place()
-        return self.capture()
-
-    def _take_place(self) -> None:
-        """Begin where an ancestor stands, if this run is to."""
-        found = self._inheritance.place()
-        if found is None:
-            return
-        state, whole = found
-        self._tracked.take_place(state, whole=whole)
-        self._steps.load_state_dict(state.meta)
-        self._steps.window.forget()
-        self._schedule.stored(self.step)
-        self._passes_before = self._tracked.passes
-
-    def _stored(self) -> State | None:
-        """What the run goes on from: its last State, or the one that was left at a pause."""
-        found = [self._inheritance.resume()]
-        if not self.settings.alone:
-            with self._link.open_store() as store:
-                ref = newest(store, self.settings.run)
-                if ref is not None:
-                    # Of a tensor of which this process has a part it reads no more than that.
-                    stored = store.get(ref, lazy=self._tracked.sharded)
-                    found.append(leaving_out(stored, self.settings.left_out))
-        there = [state for state in found if state is not None]
-        return max(there, key=lambda state: int(state.meta["step"]), default=None)
+            self._state.begin()
+        return self._state.capture()
 
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer; if it need not be exact, but for the random numbers to come."""
-        self._adopt(state)
+        self._state.adopt(state)
         if not self.settings.exact:
             index, parts = self._mates.part if self._mates is not None else (0, 1)
             state_digests.diverge(self.me * parts + index)
 
-    def _adopt(self, state: State) -> None:
-        self._tracked.adopt(state)
-        if self._reducer is not None:
-            self._reducer.rebase()
-        self._steps.load_state_dict(state.meta)
-        self._schedule.stored(state.meta["stored_step"])
-        self._replicated.sequence = state.meta["serial"]
-        self._reports = state.meta["reports"]
-        self._passes_before = state.meta.get("passes_before", 0.0)
-
-    def save(self, reason: str) -> CheckpointId:
-        """Have the State stored in the background, when it was compared with the other workers'.
-
-        Returns:
-            When a snapshot is under way: its mark, for `await_stored`.
-        """
-        self._check(thoroughly=True)
-        self._steps.random.boundary()
-        score = self._schedule.score(self.step)
-        mark = CheckpointId(self.step, 2 if reason == "final" else int(score is not None))
-        self._snapshot(reason, mark, score)
-        self._schedule.stored(self.step)
-        return mark
-
-    def _snapshot(
-        self, reason: str, mark: CheckpointId, score: float | None = None, *, stored: bool = True
-    ) -> None:
-        members = (self.me,) if self._driver.shadow else self._driver.present
-        places = self.settings.processes
-        occasion = Occasion(
-            mark=mark,
-            reason=reason,
-            members=tuple(holder(w, place, places) for w in members for place in range(places)),
-            score=score,
-            stored=stored,
-            place=self.place,
-            places=places,
-        )
-        self._copies.save(self.capture(), occasion)
-        self._schedule.compared()
-        self.phase("snapshot", self.step)
-
-    def _copy_for_joiners(self) -> Callable[[], State]:
-        """A copy of the State as it is, made while the next step is computed."""
-        self.phase("give", self.step)
-        return self._copies.give(self.capture(), self.step)
-
-    def await_stored(self, mark: CheckpointId) -> None:
-        """Block until the State of that mark is stored, or compared if it is not to be stored.
-
-        Raises:
-            StoreError: it could not be stored.
-            ReplicasDiffer: the workers hold different States.
-        """
-        release = self.saver.wait(mark)
-        if release.error is not None:
-            raise release.error
-
-    # ------------------------------------------------------------------ Participant of GroupDriver
-
     def digest(self) -> str:
         """Of what replicas must have in common: models, optimizers, schedulers, scalers."""
-        return state_digests.digest(self.capture())
+        return self._state.digest()
+
+    def store_last(self, reason: str) -> None:
+        """Store the State beyond any schedule, and block until it is."""
+        self._state.await_stored(self._state.save(reason))
+
+    # ------------------------------------------------------------------ Participant of GroupDriver
 
     def level(self, *, equal: bool) -> None:
         """This joiner can come in, or this shadow has the State."""
@@ -526,7 +432,7 @@ class Member:
         """
         if self._steps.ended is not None:
             raise self._steps.ended
-        self._check()
+        self._steps.check()
         self._steps.slices.put_back()
         if any(loader.pending for loader in self._tracked.loaders):
             return  # a further micro-batch of a step, or a second loader
@@ -541,24 +447,16 @@ class Member:
         if not self._driver.watching:
             self._schedule.grouped(self.step, self._driver.present)
         until = self.settings.until_reports
-        if until is not None and self._reports >= until:
+        if until is not None and self._state.reports >= until:
             raise Paused
         if self._driver.watching:
-            self._stored_by_others()
+            self._state.boundary_outside()
             return
         if self._catch_up is not None:
             self._catch_up.boundary(
-                self._copy_for_joiners, self._driver.operation, state_digests.digest
+                self._state.copy_for_joiners, self._driver.operation, state_digests.digest
             )
-        # Alone there is nobody who would put a checkpoint together.
-        reason = "" if self.settings.alone else self._schedule.due(self.step)
-        if reason and self._leaves_to_shadow(reason):
-            self._copies.leave(CheckpointId(self.step))
-            self._schedule.stored(self.step)
-        elif reason:
-            self._checkpoint(reason)
-        elif compare:
-            self._snapshot("join", CheckpointId(self.step, -1), stored=False)
+        self._state.boundary(compare=compare)
 
     def _look_if_overtaken(self) -> None:
         """A joiner that began anew in its loop may have in hand what it drew for another epoch.
@@ -570,45 +468,6 @@ class Member:
         if self._driver.watching:
             raise Released(0)
         raise Fenced(f"worker {self.me} was given the State of another epoch than its loop is in")
-
-    def _shadowed(self) -> bool:
-        """Whether this worker is followed by a shadow that can store States."""
-        return self._catch_up is not None and self._catch_up.shadowed
-
-    def _leaves_to_shadow(self, reason: str) -> bool:
-        """Whether the group need not copy the State that is due.
-
-        A score is known to those alone who have reported it.
-        """
-        waits, scored = self.settings.checkpoint.wait, self._schedule.score(self.step) is not None
-        return self._schedule.shadowed and not waits and not scored and reason != "best"
-
-    def _stored_by_others(self) -> None:
-        """Those in the group store the State, if it is time to, or leave that to a shadow.
-
-        A shadow that cannot tell whether its own is the same asks.
-        """
-        reason = self._schedule.due(self.step)
-        if not reason:
-            return
-        if self._schedule.shadowed and self._steps.able:
-            self._snapshot(reason, CheckpointId(self.step))
-        elif self._driver.shadow:
-            self._driver.ask_digest()
-        self._schedule.stored(self.step)
-
-    def _checkpoint(self, reason: str) -> None:
-        mark = self.save(reason)
-        if self.settings.checkpoint.wait:
-            try:
-                self.await_stored(mark)
-            except StoreError as error:  # it stands in the journal; the final State must do better
-                logger.warning("checkpoint not stored step=%d error=%s", self.step, error)
-
-    def _check(self, *, thoroughly: bool = False) -> None:
-        """That nothing was left out of the steps so far; see Reducer.check."""
-        if self._reducer is not None:
-            self._reducer.check(thoroughly)
 
     def members(self) -> tuple[int, ...]:
         """The workers over which the next batch is split."""
@@ -704,7 +563,7 @@ class Member:
         self._steps.slices.refuse("ctx.evaluate")
         if self._mates is not None:
             raise refusals.not_in_crew("ctx.evaluate")
-        self._check(thoroughly=True)
+        self._steps.check(thoroughly=True)
         given = (self._tracked.model, metric, dataset, batch_size, collate, self.device)
         exact, seed = self.settings.exact, self.settings.seed
         work = ExactEvaluation(*given, seed=seed) if exact else Evaluation(*given)
@@ -715,7 +574,7 @@ class Member:
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """Over the group, by the shares of the last batch. Collective."""
         self._steps.slices.refuse("ctx.mean")
-        self._check()
+        self._steps.check()
         self.phase("mean", self.step)
         return self._mean(OperationKind.MEAN, values)
 
@@ -736,30 +595,21 @@ class Member:
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
         self._steps.slices.refuse("ctx.report")
-        self._schedule.reported(self.step, metrics)
         self._steps.checks.reported(metrics)
-        event = Reported(seq=self._reports, step=self.step, metrics=dict(metrics))
-        self._reports += 1
-        self._metrics.update(event.metrics)
+        event = self._state.report(metrics)
         self.phase("report", event.seq)
         self._replicated.emit(event)
 
     @property
     def epochs(self) -> float:
         """Passes over the data of the first loader so far; without a loader, reports."""
-        if not self._tracked.loaders:
-            return float(self._reports)
-        return self._tracked.passes - self._passes_before
+        return self._state.epochs
 
     def finish(self, reason: str = "final") -> None:
-        """After the train function: all come to the end, and the final State is stored.
-
-        Before that all who are left have compared their States. Collective; then waits for the
-        store, which needs no group. A model source that takes the State has it alone; a run that is
-        alone in its process and has none keeps nothing.
+        """After the train function: all come to the end; see WorkerState.finish. Collective.
 
         Raises:
-            StoreError: it could not be stored.
+            StoreError: the final State could not be stored.
             ReplicasDiffer: the workers hold different States.
             TrainError: what has ended the run before.
         """
@@ -770,30 +620,10 @@ class Member:
             self._driver.await_succession()
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
-        self._check(thoroughly=True)
+        self._steps.check(thoroughly=True)
         self._steps.random.boundary()
-        if self._inheritance.takes_final:
-            if self.world_size > 1:
-                mark = CheckpointId(self.step, 2)
-                self._snapshot(reason, mark, stored=False)
-                self._driver.run(Finish())  # nobody waits for the verdict while others need him
-                self.await_stored(mark)
-            self._driver.run(Finish(lambda: self._bequeath(reason)))
-            return
-        if self.settings.alone:
-            self._driver.run(Finish())
-            return
-        mark = self.save(reason)
-        self._driver.run(Finish())
-        self.await_stored(mark)
+        self._state.finish(reason)
 
     def close(self) -> None:
         """After `finish`, in a process that goes on with something else."""
         self._tracked.close()
-
-    def _bequeath(self, reason: str) -> None:
-        """Leave the State to other models. Blocks this worker, and those that wait for it."""
-        left = TrainedModel(self._tracked.model, self.capture(), self._metrics, self.epochs, reason)
-        stored = self._inheritance.leave(left, self.step)
-        if stored is not None:
-            self._link.emit(stored)

@@ -1,6 +1,7 @@
 """What a member refuses, and warns of, in words: the fact, what was done, what to do next. Pure.
 
-Not here: what checks look for, and what a step of slices refuses (exactness, step_checks, step).
+Not here: what checks look for, and what a step of slices refuses (exactness, step_checks,
+sliced_step).
 """
 
 from elastix.errors import ConfigError

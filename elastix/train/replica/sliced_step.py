@@ -4,8 +4,8 @@ The inner loop is given this worker's slices, one after the other. When it asks 
 are, the group agrees on the gradient; if workers are lost before that, some of their slices come
 next. The loop ends when the step is agreed on.
 
-Not here: whose a slice is (data.slices), gradients and buffers (comm.gradients), and what the group
-does (comm.protocol).
+Not here: whose a slice is (data.slice_assignment), gradients and buffers (comm.gradients), and what
+the group does (comm.protocol).
 """
 
 import time

@@ -5,18 +5,17 @@ commit round, this worker's vote; after that, samples and events if it counts. A
 is taken back; if workers hold or compute different things, whoever is at fault is taken out.
 
 Not here: what is looked at for the vote (step_checks), what travels (vote), the slices of a step
-(step), and what a worker does between two steps (member).
+(sliced_step), and what a worker does between two steps (member).
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, NoReturn
 
 import torch
 
-from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.reducer import Reducer, Weights
 from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
@@ -26,27 +25,23 @@ from elastix.data.backward_window import Window
 from elastix.errors import TrainError
 from elastix.events import SamplesLeftOut, StepCommitted, StepVoided
 from elastix.train.checkpoint.comparison import compare, diverged
-from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.control.messages import Diverged
 from elastix.train.replica import refusals
 from elastix.train.replica.draw_comparison import Drawn, drawn, parted
 from elastix.train.replica.exactness import AnyPlaces, RandomPlaces
 from elastix.train.replica.guard import Alarm
 from elastix.train.replica.learning_rate import RateScaling
-from elastix.train.replica.link import Link, Settings
+from elastix.train.replica.parts import WorkerParts
 from elastix.train.replica.recomputation import (
     Recomputation,
     SliceFault,
     miscalculated,
     unrepeatable,
 )
-from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.rewind import Rewind
 from elastix.train.replica.rounds import Regroup, RollCall, told
 from elastix.train.replica.sliced_step import Slices
-from elastix.train.replica.state_copies import StateCopies
 from elastix.train.replica.step_checks import StepChecks
-from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.vote import StepVerdict, Vote
 
 logger = logging.getLogger(__name__)
@@ -56,16 +51,7 @@ class StepCommits:
     """One worker's. All methods are called in the training thread.
 
     Args:
-        me: this worker.
-        settings: of the run.
-        link: to the process around it.
-        driver: of its group.
-        tracked: the worker's objects.
-        replicated: takes the events that all workers generate alike.
-        schedule: when States are stored and compared.
-        copies: of the State, which are complete before a step counts.
-        phase: told of each slice.
-        shadowed: whether this worker is followed by a shadow that can store States.
+        parts: of the worker.
 
     Attributes:
         step: how many count.
@@ -78,40 +64,28 @@ class StepCommits:
         ended: why this run cannot go on; None if it can.
     """
 
-    def __init__(
-        self,
-        me: int,
-        settings: Settings,
-        link: Link,
-        driver: GroupDriver,
-        tracked: TrackedObjects,
-        replicated: ReplicatedEvents,
-        schedule: Schedule,
-        copies: StateCopies,
-        phase: Callable[[str, int], None],
-        shadowed: Callable[[], bool],
-    ) -> None:
+    def __init__(self, parts: WorkerParts) -> None:
+        settings, driver = parts.settings, parts.driver
         self.step = 0
         self.window = Window()
-        self.checks = StepChecks(settings, tracked)
+        self.checks = StepChecks(settings, parts.tracked)
         places = RandomPlaces(settings.seed, lambda: self.step)
         self.random = places if settings.exact else AnyPlaces()
         every = settings.recompute_every if settings.exact else None
         self._again = Recomputation(settings.seed, every, lambda: self.step)
         begins = self._check_beginning
-        self.slices = Slices(me, driver, self.random, self._again, phase, begins)
+        self.slices = Slices(parts.me, driver, self.random, self._again, parts.phase, begins)
         self.rewind = Rewind()
         self.rate: RateScaling | None = None
         self.ended: TrainError | None = None
-        self._me = me
+        self._me = parts.me
         self._settings = settings
-        self._link = link
+        self._link = parts.link
         self._driver = driver
-        self._tracked = tracked
-        self._replicated = replicated
-        self._schedule = schedule
-        self._copies = copies
-        self._shadowed = shadowed
+        self._tracked = parts.tracked
+        self._replicated = parts.replicated
+        self._schedule = parts.schedule
+        self._copies = parts.copies
         self._able = False  # as a shadow, to store States, as was said to whom it follows
         self._reducer: Reducer | None = None
         self._turns: deque[int] = deque(maxlen=loader_order.REMEMBERED)  # of loaders, step by step
@@ -134,7 +108,9 @@ class StepCommits:
         }
 
     def load_state_dict(self, meta: Mapping[str, Any]) -> None:
-        """As a State's metadata have it."""
+        """As the metadata of a State have it, which was adopted just now."""
+        if self._reducer is not None:
+            self._reducer.rebase()
         self.step = meta["step"]
         self.window.load_state_dict(meta.get("window", {}))
         self.checks.load_state_dict(meta)
@@ -142,6 +118,11 @@ class StepCommits:
         self._turns = deque(meta.get("turns", ()), loader_order.REMEMBERED)
         self._turns_from_before = bool(self._turns)
         self._able = False
+
+    def check(self, *, thoroughly: bool = False) -> None:
+        """That nothing was left out of the steps so far; see Reducer.check."""
+        if self._reducer is not None:
+            self._reducer.check(thoroughly)
 
     def set_out(self) -> None:
         """At a boundary: a step begins from here, and may have to be done again from here."""
@@ -214,7 +195,7 @@ class StepCommits:
             proposal=self._driver.proposal(),
             journaled=self._link.journaled() if first else -1,
             store=first and (self._schedule.time_is_up() or self._abandoned()),
-            shadowed=first and self._shadowed(),
+            shadowed=first and self._driver.shadowed,
             # While a snapshot is being stored, another one would hold up training.
             compare=first and self._schedule.compare and not self._copies.busy,
             drawn=0 if self._settings.alone else self._drawn.mark,  # nobody drew anything else
@@ -227,11 +208,11 @@ class StepCommits:
 
     def _unwatched(self) -> bool:
         """Whether nobody holds a State that this worker's could be compared with."""
-        return len(self._driver.present) < 2 and not self._shadowed()
+        return len(self._driver.present) < 2 and not self._driver.shadowed
 
     def _abandoned(self) -> bool:
         """Whether a State was left to a shadow that is lost, and did not store it."""
-        return not self._shadowed() and self._copies.left_undone
+        return not self._driver.shadowed and self._copies.left_undone
 
     def watched(self, result: torch.Tensor) -> None:
         """A step that others agreed on is about to be taken over.

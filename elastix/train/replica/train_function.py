@@ -66,7 +66,7 @@ def run_train(
         return Outcome(kind=OutcomeKind.OUT_OF_MEMORY, step=member.step, summary=str(error))
     except QuorumLost as error:
         try:
-            member.await_stored(member.save("quorum lost"))
+            member.store_last("quorum lost")
         except StoreError as failure:
             error.add_note(f"The State could not be stored: {failure}")
         return Outcome(kind=OutcomeKind.DISMISSED, rank=member.rank, step=member.step, error=error)

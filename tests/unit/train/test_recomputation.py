@@ -344,7 +344,7 @@ def alternating(ctx):
     stop = ctx.config["stop"]
     for number in [*range(stop), *range(3)]:
         if ctx.step == stop:
-            ctx._member._adopt(ctx._member.capture())
+            ctx._member._state.adopt(ctx._member.capture())
         for x, y in next(endless[number % 2]):
             F.cross_entropy(model(x), y).backward()
         optimizer.step()

@@ -1,0 +1,268 @@
+"""A worker's State as a whole: captured, adopted from others, and stored when that is due.
+
+Not here: the objects that it is made of (tracked_objects), how it is copied (state_copies), when it
+is due (checkpoint.schedule), and who puts a checkpoint together (checkpoint.coordinator).
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastix.errors import StoreError
+from elastix.events import Reported
+from elastix.state import State
+from elastix.train.checkpoint import state_digests
+from elastix.train.checkpoint.assembly import CheckpointId, holder
+from elastix.train.checkpoint.restore import leaving_out, newest
+from elastix.train.checkpoint.saver import Occasion, Saver
+from elastix.train.replica.exactness import computes_with, look_at_origin
+from elastix.train.replica.inheritance import Inheritance
+from elastix.train.replica.model_source import TrainedModel
+from elastix.train.replica.parts import WorkerParts
+from elastix.train.replica.rounds import Finish
+from elastix.train.replica.step_commits import StepCommits
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerState:
+    """One worker's. All methods are called in the training thread.
+
+    Args:
+        parts: of the worker.
+        steps: its steps, of which the State says how many count.
+        saver: has States stored.
+        inheritance: where a State may come from and go to, beside the run's own.
+
+    Attributes:
+        reports: how many were made.
+    """
+
+    def __init__(
+        self, parts: WorkerParts, steps: StepCommits, saver: Saver, inheritance: Inheritance
+    ) -> None:
+        self.reports = 0
+        self._metrics: dict[str, Any] = {}  # that were reported last
+        self._passes_before = 0.0  # over the data, of the ancestor whose place this run has taken
+        self._parts = parts
+        self._settings = parts.settings
+        self._driver = parts.driver
+        self._tracked = parts.tracked
+        self._schedule = parts.schedule
+        self._copies = parts.copies
+        self._steps = steps
+        self._saver = saver
+        self._inheritance = inheritance
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data of the first loader so far; without a loader, reports."""
+        if not self._tracked.loaders:
+            return float(self.reports)
+        return self._tracked.passes - self._passes_before
+
+    def report(self, metrics: Mapping[str, Any]) -> Reported:
+        """Metrics were reported: the event that says so."""
+        event = Reported(seq=self.reports, step=self._steps.step, metrics=dict(metrics))
+        self._schedule.reported(event.step, metrics)
+        self.reports += 1
+        self._metrics.update(event.metrics)
+        return event
+
+    # ------------------------------------------------------------------ captured and adopted
+
+    def capture(self) -> State:
+        """The State as it is now: views of live tensors."""
+        exact = {"exact": computes_with(self._parts.device)} if self._settings.exact else {}
+        counts = {
+            **self._steps.state_dict(),
+            "serial": self._parts.replicated.sequence,
+            "reports": self.reports,
+            "passes_before": self._passes_before,
+            "stored_step": self._schedule.stored_step,
+            **exact,
+        }
+        return self._tracked.capture(counts)
+
+    def adopt(self, state: State) -> None:
+        """Become equal to whoever has captured `state`."""
+        self._tracked.adopt(state)
+        self._steps.load_state_dict(state.meta)
+        self._schedule.stored(state.meta["stored_step"])
+        self._parts.replicated.sequence = state.meta["serial"]
+        self.reports = state.meta["reports"]
+        self._passes_before = state.meta.get("passes_before", 0.0)
+
+    def begin(self) -> None:
+        """Go on from what the run has stored, or from where an ancestor stands, if it is to."""
+        state = self._newest()
+        if state is None:
+            self._take_place()
+            return
+        self.adopt(state)
+        if self._settings.exact:
+            look_at_origin(state.meta.get("exact"), computes_with(self._parts.device))
+        self._steps.window.forget()  # its workers were those of another run of the group
+        self._schedule.stored(self._steps.step)
+
+    def _take_place(self) -> None:
+        """Begin where an ancestor stands, if this run is to."""
+        found = self._inheritance.place()
+        if found is None:
+            return
+        state, whole = found
+        self._tracked.take_place(state, whole=whole)
+        self._steps.load_state_dict(state.meta)
+        self._steps.window.forget()
+        self._schedule.stored(self._steps.step)
+        self._passes_before = self._tracked.passes
+
+    def _newest(self) -> State | None:
+        """What the run goes on from: its last State, or the one that was left at a pause."""
+        found = [self._inheritance.resume()]
+        if not self._settings.alone:
+            with self._parts.link.open_store() as store:
+                ref = newest(store, self._settings.run)
+                if ref is not None:
+                    # Of a tensor of which this process has a part it reads no more than that.
+                    stored = store.get(ref, lazy=self._tracked.sharded)
+                    found.append(leaving_out(stored, self._settings.left_out))
+        there = [state for state in found if state is not None]
+        return max(there, key=lambda state: int(state.meta["step"]), default=None)
+
+    def digest(self) -> str:
+        """Of what replicas must have in common: models, optimizers, schedulers, scalers."""
+        return state_digests.digest(self.capture())
+
+    def copy_for_joiners(self) -> Callable[[], State]:
+        """A copy of the State as it is, made while the next step is computed."""
+        self._parts.phase("give", self._steps.step)
+        return self._copies.give(self.capture(), self._steps.step)
+
+    # ------------------------------------------------------------------ stored
+
+    def boundary(self, *, compare: bool) -> None:
+        """Store the State if that is due, or have it compared with the others' if that is wanted.
+
+        One that is due may be left to a shadow. A worker that is alone has nobody who would put a
+        checkpoint together.
+        """
+        step = self._steps.step
+        reason = "" if self._settings.alone else self._schedule.due(step)
+        if reason and self._leaves_to_shadow(reason):
+            self._copies.leave(CheckpointId(step))
+            self._schedule.stored(step)
+        elif reason:
+            mark = self.save(reason)
+            if self._settings.checkpoint.wait:
+                self._await_due(mark)
+        elif compare:
+            self._snapshot("join", CheckpointId(step, -1), stored=False)
+
+    def boundary_outside(self) -> None:
+        """Those in the group store the State, if it is time to, or leave that to a shadow.
+
+        A shadow that cannot tell whether its own is the same asks.
+        """
+        step = self._steps.step
+        reason = self._schedule.due(step)
+        if not reason:
+            return
+        if self._schedule.shadowed and self._steps.able:
+            self._snapshot(reason, CheckpointId(step))
+        elif self._driver.shadow:
+            self._driver.ask_digest()
+        self._schedule.stored(step)
+
+    def _leaves_to_shadow(self, reason: str) -> bool:
+        """Whether the group need not copy the State that is due.
+
+        A score is known to those alone who have reported it.
+        """
+        waits = self._settings.checkpoint.wait
+        scored = self._schedule.score(self._steps.step) is not None
+        return self._schedule.shadowed and not waits and not scored and reason != "best"
+
+    def _await_due(self, mark: CheckpointId) -> None:
+        try:
+            self.await_stored(mark)
+        except StoreError as error:  # it stands in the journal; the final State must do better
+            logger.warning("checkpoint not stored step=%d error=%s", self._steps.step, error)
+
+    def save(self, reason: str) -> CheckpointId:
+        """Have the State stored in the background, when it was compared with the other workers'.
+
+        Returns:
+            When a snapshot is under way: its mark, for `await_stored`.
+        """
+        self._steps.check(thoroughly=True)
+        self._steps.random.boundary()
+        step = self._steps.step
+        score = self._schedule.score(step)
+        mark = CheckpointId(step, 2 if reason == "final" else int(score is not None))
+        self._snapshot(reason, mark, score)
+        self._schedule.stored(step)
+        return mark
+
+    def _snapshot(
+        self, reason: str, mark: CheckpointId, score: float | None = None, *, stored: bool = True
+    ) -> None:
+        members = (self._parts.me,) if self._driver.shadow else self._driver.present
+        places = self._settings.processes
+        occasion = Occasion(
+            mark=mark,
+            reason=reason,
+            members=tuple(holder(w, place, places) for w in members for place in range(places)),
+            score=score,
+            stored=stored,
+            place=self._parts.place,
+            places=places,
+        )
+        self._copies.save(self.capture(), occasion)
+        self._schedule.compared()
+        self._parts.phase("snapshot", self._steps.step)
+
+    def await_stored(self, mark: CheckpointId) -> None:
+        """Block until the State of that mark is stored, or compared if it is not to be stored.
+
+        Raises:
+            StoreError: it could not be stored.
+            ReplicasDiffer: the workers hold different States.
+        """
+        release = self._saver.wait(mark)
+        if release.error is not None:
+            raise release.error
+
+    # ------------------------------------------------------------------ the end
+
+    def finish(self, reason: str) -> None:
+        """All come to the end, and the final State is stored.
+
+        Before that all who are left have compared their States. Collective; then waits for the
+        store, which needs no group. A model source that takes the State has it alone; a run that is
+        alone in its process and has none keeps nothing.
+
+        Raises:
+            StoreError: it could not be stored.
+            ReplicasDiffer: the workers hold different States.
+        """
+        if self._inheritance.takes_final:
+            if len(self._driver.present) > 1:
+                mark = CheckpointId(self._steps.step, 2)
+                self._snapshot(reason, mark, stored=False)
+                self._driver.run(Finish())  # nobody waits for the verdict while others need him
+                self.await_stored(mark)
+            self._driver.run(Finish(lambda: self._bequeath(reason)))
+        elif self._settings.alone:
+            self._driver.run(Finish())
+        else:
+            mark = self.save(reason)
+            self._driver.run(Finish())
+            self.await_stored(mark)
+
+    def _bequeath(self, reason: str) -> None:
+        """Leave the State to other models. Blocks this worker, and those that wait for it."""
+        left = TrainedModel(self._tracked.model, self.capture(), self._metrics, self.epochs, reason)
+        stored = self._inheritance.leave(left, self._steps.step)
+        if stored is not None:
+            self._parts.link.emit(stored)
