@@ -21,6 +21,8 @@ RAY = (
 RAY += ("store/server.py", "tune.py", "ray_train/", "search/tune_space.py", "search/campaign.py")
 RAY += ("commands/doctor.py", "commands/status.py")
 SOURCES = sorted(ROOT.rglob("*.py"))
+OF_THE_WHOLE = {"architecture", "documents", "every_argument"}
+OF_THE_WHOLE |= {"manifests", "recipes", "search_spaces"}
 LONGEST = 800  # lines; see "Long files" in DESIGN.md
 
 
@@ -99,3 +101,21 @@ def test_no_two_files_have_one_name():
         places[path.name].append(str(path.relative_to(ROOT)))
     del places["__init__.py"]
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_unit_tests_have_the_shape_of_the_package():
+    """A module's test lies in the folder of its package, and no folder is of anything else."""
+    folders = {path.stem: path.relative_to(ROOT).parts[:-1][:1] for path in SOURCES}
+    unit = Path(__file__).parent
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"benchmarks"}
+    for path in unit.rglob("test_*.py"):
+        *folder, name = path.relative_to(unit).parts
+        assert len(folder) < 2
+        assert set(folder) <= packages
+        module = name.removeprefix("test_").removesuffix(".py")
+        if [module] == folder or folder == ["benchmarks"]:
+            continue  # of a package as a whole
+        if module in folders:
+            assert tuple(folder) == folders[module], path
+        elif not folder:  # about the whole, or about what lies beside the package
+            assert module in OF_THE_WHOLE, path

@@ -1,5 +1,6 @@
 """What the documents promise to a reader: links lead somewhere, no public name is missing."""
 
+import ast
 import inspect
 import itertools
 import re
@@ -49,6 +50,30 @@ def test_documents_that_the_code_points_to_exist():
     }
     assert "docs/jobs.md" in pointed  # the manifests do
     assert [name for name in pointed if not (ROOT / name).exists()] == []
+
+
+def test_files_that_the_design_and_docstrings_point_to_exist():
+    """`a/b.py` as the end of a path; in "Not here: what (module)" a module or package."""
+    paths = [path for folder in ("elastix", "tests", "benchmarks", "jobs", "search_spaces")
+             for path in (ROOT / folder).rglob("*.py")]  # fmt: skip
+    files = {f"/{path.relative_to(ROOT).as_posix()}" for path in paths}
+    modules = {part for name in files for part in name.removesuffix(".py").split("/")}
+    texts = {name: (ROOT / name).read_text() for name in ("DESIGN.md", "CONTRIBUTING.md")}
+    for path in (ROOT / "elastix").rglob("*.py"):
+        texts[str(path)] = ast.get_docstring(ast.parse(path.read_text())) or ""
+    gone = []
+    for where, text in texts.items():
+        pointed = re.findall(r"(?<![\w./])([a-z_][\w/]*\.py)\b", text)
+        gone += [(where, f) for f in pointed if not any(n.endswith(f"/{f}") for n in files)]
+        for clause in re.findall(r"^Not here:.*?(?:\n\n|\Z)", text, re.S | re.M):
+            names = re.findall(r"\(([a-z_., \n]+)\)", clause)
+            named = [n.strip() for one in names for n in re.split(r",| and ", one) if n.strip()]
+            plain = [n for n in named if " " not in n]
+            gone += [
+                (where, n) for n in plain if n.removesuffix(".py").split(".")[-1] not in modules
+            ]
+    before = ("DESIGN.md", "train/controller.py")  # in the table of before and after
+    assert sorted(one for one in gone if one != before) == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
