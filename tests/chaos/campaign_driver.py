@@ -3,12 +3,13 @@
 Prints a line for every event, so that whoever kills it knows how far it is.
 """
 
+import functools
 import logging
 import sys
 
 import elastix
 from elastix.observe.trials_console import TrialsConsole
-from tests.search_parts import SPACE, Drawing, diary, hungry
+from tests.search_parts import SPACE, Drawing, diary, hungry, learns_and_tells
 
 
 def main(store, trials, kind, address=None):
@@ -28,12 +29,23 @@ def main(store, trials, kind, address=None):
         from elastix.search.executors.serial import Local
 
         executor = Local()
+    train, budget = diary, elastix.Budget(trials=int(trials), parallel=2)
+    searcher = Drawing(diary=f"{store}/diary")
+    if kind == "hungry":
+        train = hungry
+    elif kind == "population":
+        train = functools.partial(learns_and_tells, f"{store}/diary")
+        searcher = elastix.Population(members=int(trials), share=0.5)
+        budget = elastix.Budget(epochs=5 * int(trials))
+    elif kind == "screened":
+        train = functools.partial(learns_and_tells, f"{store}/diary")
+        searcher = elastix.ScreenedEvolution(initial=4, candidates=20)
     elastix.Campaign(
-        hungry if kind == "hungry" else diary,
+        train,
         space=SPACE,
-        searcher=Drawing(diary=f"{store}/diary"),
+        searcher=searcher,
         metric="score",
-        budget=elastix.Budget(trials=int(trials), parallel=2),
+        budget=budget,
         scaling=elastix.ScalingConfig(cpus_per_worker=0.5),
         run=elastix.RunConfig(name="hunted", store=store),
         executor=executor,

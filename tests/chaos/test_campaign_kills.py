@@ -86,6 +86,63 @@ class Hunt:
         self.finals, self.read = now, len(entries)
 
 
+class MembersHunt(Hunt):
+    """A population's driver, or that of a screened search: its end is that of one left in peace."""
+
+    def run(self, kills):
+        while self.kills < kills:
+            if self.start(lines=self.random.randint(2, 12)):
+                break
+            self.kills += 1
+            self.check()
+        assert self.start(lines=None)
+        return self.check()
+
+    def check(self):
+        """What is in the book goes on from what was; as many members as ever are there."""
+        with TrialDatabase(self.store / "runs" / "hunted", read_only=True) as database:
+            now = {line.trial.number: line for line in database.lines()}
+        for number, before in self.finals.items():
+            after = now[number]
+            assert after.trial.suggestion == before.trial.suggestion
+            assert after.trial.results[: len(before.trial.results)] == before.trial.results
+            assert not before.done or after == before, "a final trial was changed"
+        there = [line for line in now.values() if line.trial.state is not TrialState.STOPPED]
+        if self.arguments[2] == "population":
+            assert len(there) in (0, self.trials), "a member was lost, or is there twice"
+        self.finals = now
+        return [
+            (t.config, t.state, t.results, t.suggestion.parent_number, t.epochs, t.lineage_epochs)
+            for t in (line.trial for _, line in sorted(now.items()))
+        ]
+
+
+def same_as_undisturbed(tmp_path, trials, kind, kills, seed):
+    """Kill the driver so often; compare all trials with those of a driver that nobody kills."""
+    quiet = MembersHunt(tmp_path / "quiet", trials, kind)
+    hunted = MembersHunt(tmp_path / "hunted", trials, kind, seed=seed)
+    for hunt in (quiet, hunted):
+        hunt.store.mkdir()
+    whole = quiet.run(kills=0)
+    assert hunted.run(kills) == whole
+    assert hunted.kills == kills
+    lines = [len((hunt.store / "diary").read_text().splitlines()) for hunt in (quiet, hunted)]
+    assert lines[0] == 5 * trials
+    # Of a trial that is cut short, what came after its last State is done again.
+    most = 1 if kind == "population" else 5
+    assert lines[0] <= lines[1] <= lines[0] + most * kills
+
+
+def test_members_of_a_population_whose_driver_is_killed(tmp_path):
+    same_as_undisturbed(tmp_path, 4, "population", kills=3, seed=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "trials"), [("population", 30), ("screened", 60)])
+def test_twenty_drivers_killed_and_the_end_is_the_same(tmp_path, kind, trials):
+    same_as_undisturbed(tmp_path, trials, kind, kills=20, seed=7)
+
+
 def wait_an_instant(seconds):
     """So that the victim is not always at the same place; nothing depends on it."""
     subprocess.run(["sleep", f"{seconds:.4f}"], check=True)
