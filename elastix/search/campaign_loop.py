@@ -178,7 +178,8 @@ class Loop:
             self._keep_parent(line.trial.suggestion)
             if line.role == "search":
                 self._searched += line.trial.state is not TrialState.REFUSED
-                self._learn(line.trial)
+                if line.trial.state is not TrialState.FAILED:
+                    self._learn(line.trial)
                 self._keys.add(line.trial.suggestion.key)
             if line.trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 case.trial = line.trial.but(state=TrialState.WAITING)
@@ -336,11 +337,12 @@ class Loop:
         """Add a suggestion as a trial; whether it is to run.
 
         Raises:
-            SearchError: the gate refuses everything.
+            ConfigError, SearchError: the gate refuses everything.
         """
         if self._gate is None:
             self._add(suggestion)
             return True
+        self._gate.begin(int(getattr(self._executor, "idle_bytes", 0)))
         foreseen = self._gate.foresee(suggestion.config)
         if not foreseen.refusal:
             self._refusals = 0
@@ -664,8 +666,8 @@ class Loop:
             peak_bytes=max(ended.peak_bytes, case.trial.peak_bytes),
             base_bytes=ended.base_bytes or case.trial.base_bytes,
         )
-        if ended.peak_bytes:
-            self._learn(case.trial)
+        if ended.peak_bytes and ended.kind != EndedKind.RAISED:
+            self._learn(case.trial)  # of one that raised nobody knows what it would have taken
         if state.is_final:
             self._done += 1
             case.done = self._done

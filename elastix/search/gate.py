@@ -49,7 +49,7 @@ class Gate:
     The limit of memory is compared with what the estimate has meant in real workers: a line through
     the latest trials, added to what a worker holds before it begins. So about as many are wrongly
     refused as are wrongly let in. Before there were such trials it is the estimate itself, which
-    is too low.
+    is too low, in place of that line.
 
     Args:
         build: the model of a configuration, as the train function makes it.
@@ -116,6 +116,20 @@ class Gate:
                 f"the gate cannot estimate {dict(config)}: build or inputs raised "
                 f"{type(error).__name__}: {error}. Nothing was started."
             ) from error
+
+    def begin(self, idle: int) -> None:
+        """Take in what a worker holds before it runs anything; 0: unknown.
+
+        Raises:
+            ConfigError: that is more than the gate allows.
+        """
+        self._base = self._base or idle
+        if self._memory is not None and idle >= self._memory:
+            raise ConfigError(
+                f"the gate allows a worker {decimal(round(self._memory))}, and one that runs "
+                f"nothing holds {decimal(idle)} with its libraries: no configuration fits. No "
+                "trial was run. Give Gate(memory=...) what a worker may hold in all."
+            )
 
     def foresee(self, config: Config) -> Foreseen:
         """Estimate a configuration, and say whether it may run."""

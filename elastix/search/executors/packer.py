@@ -8,9 +8,9 @@ Not here: measuring memory (trial_memory.py), or what becomes of a trial that ha
 (campaign_loop).
 
 Invariants: what is reserved on a host, idle seats counted by what they hold anyway, is never more
-than the host has. A trial that fits no host as it is goes to the host that can give most, once
-nothing else runs there, and meanwhile nobody behind it takes that room. The same calls give the
-same placements.
+than the host has, but for what a seat holds idle that came later. A trial that fits no host as it
+is goes to the host that can give most, once nothing else runs there, and meanwhile nobody behind it
+takes that room. The same calls give the same placements.
 """
 
 import math

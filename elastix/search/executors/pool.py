@@ -152,13 +152,18 @@ class Pool:
         """Idle workers; short work is also queued, so that none of them waits for us."""
         return self._packer.room(self._depth)
 
+    @property
+    def idle_bytes(self) -> int:
+        """The most that a worker holds which runs nothing; 0: unknown, or on GPUs nothing."""
+        return max((h.hello.idle_bytes for h in self._handles.values() if h.hello), default=0)
+
     def submit(self, work: Work) -> None:
         """See Executor. It begins as soon as there is memory for it."""
         if not any(handle.ready for handle in self._handles.values()):
             raise SearchError(f"the pool has no worker for trial {work.number} yet.")
         self._waiting[work.number] = work
-        idle = max(h.hello.idle_bytes for h in self._handles.values() if h.hello is not None)
-        wanted = work.memory_bytes or self._reserve.bytes_for(work.predicted_bytes, idle)
+        reserve = self._reserve.bytes_for(work.predicted_bytes, self.idle_bytes)
+        wanted = work.memory_bytes or reserve
         self._packer.wait(work.number, wanted)
         self._place()
 
@@ -268,8 +273,9 @@ class Pool:
         if isinstance(value, Ended):
             seconds = value.finished_s - value.started_s
             self._usual_s = 0.7 * min(self._usual_s, 1.0) + 0.3 * seconds
-            peak, base = value.peak_bytes, value.base_bytes
-            self._reserve.learn(predicted=work.predicted_bytes, base=base, peak=peak)
+            if value.kind != EndedKind.RAISED:  # where it raised, it had not all that it needs
+                peak, base = value.peak_bytes, value.base_bytes
+                self._reserve.learn(predicted=work.predicted_bytes, base=base, peak=peak)
             placed = given.placement
             return replace(value, reserved_bytes=placed.reserved, alone=placed.alone)
         return Ended(  # the call itself failed: its arguments or its answer cannot be sent

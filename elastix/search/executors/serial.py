@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from elastix.errors import ConfigError
 from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
+from elastix.search.executors.trial_memory import resident
 from elastix.search.model_sources import StoreDirectory
 
 
@@ -30,6 +31,11 @@ class Local:
     def room(self) -> int:
         """One at a time."""
         return 1 - len(self._waiting)
+
+    @property
+    def idle_bytes(self) -> int:
+        """What this process holds."""
+        return resident()
 
     def submit(self, work: Work) -> None:
         """See Executor."""

@@ -224,6 +224,9 @@ class Strict:
         self.most = most
         self.learned = []
 
+    def begin(self, idle):
+        pass
+
     def foresee(self, config):
         why = "too deep" if config["depth"] > self.most else ""
         return Foreseen(config["depth"] * GIB, why)
@@ -284,6 +287,23 @@ def test_the_gate_learns_from_what_ran_and_again_after_a_kill(tmp_path):
     again = Strict()
     rig.run(Budget(trials=4), gate=again)
     assert again.learned == ran
+
+
+def test_nothing_is_learned_from_one_that_raised(tmp_path):
+    """It ended before it had all that it needs; one that starved says what it asked for."""
+
+    def play(work):
+        end = {"ref": None, "peak_bytes": 5, "base_bytes": 1}
+        kind = ["finished", "raised", "starved"][work.number % 3]
+        return [{"score": work.config["x"]}], {**end, "kind": kind, "alone": True}
+
+    rig, gate = Rig(tmp_path, play), Strict(most=3)
+    trials = rig.run(Budget(trials=6), gate=gate)
+    assert [trial.state is TrialState.FINISHED for trial in trials] == [True, False, False] * 2
+    assert sorted(gate.learned) == [0, 2, 3, 5]
+    again = Strict(most=3)
+    rig.run(Budget(trials=6), gate=again)
+    assert again.learned == [0, 3]
 
 
 def build(config):
@@ -358,6 +378,20 @@ def test_a_gate_that_cannot_estimate_is_said_before_anything_is_started(tmp_path
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="gate"):
         campaign(tmp_path, gate=1e9)
+
+
+def test_a_gate_that_no_worker_fits_through_says_so_before_the_first_trial(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds .* with its libraries: no configuration fits"):
+        campaign(tmp_path, Gate(build, batch, memory=1e6), scores).run()
+    assert not list(Results.open(tmp_path, "gated"))
+
+
+def test_what_a_worker_holds_counts_before_the_first_trial_ended():
+    gate = Gate(build, batch, memory=1e9)
+    gate.begin(0)  # unknown
+    assert not gate.foresee({"width": 8}).refusal
+    gate.begin(999_999_000)
+    assert "would hold about" in gate.foresee({"width": 64}).refusal
 
 
 def scores(ctx):
