@@ -73,6 +73,11 @@ def _key(*path: str) -> Callable[[Results], float]:
     return measure
 
 
+def _within_error(*path: str) -> Callable[[float, Results], bool]:
+    """Reached at minus the standard error of that place and above."""
+    return lambda value, results: value >= -_key(*path)(results)
+
+
 def _ratio(over: tuple[str, ...], under: tuple[str, ...]) -> Callable[[Results], float]:
     return lambda results: _key(*over)(results) / _key(*under)(results)
 
@@ -434,6 +439,20 @@ ROWS = (
     *(
         Row("packing", what, goal, _key(key), reached, shown)
         for key, what, goal, reached, shown in _PACKING
+    ),
+    *(
+        Row(
+            *("population", f"{task}: test accuracy over that of {name}", ">= 0, less one s.e."),
+            _key(f"over_{peer}", task, "mean"),
+            _within_error(f"over_{peer}", task, "se"),
+            "{:+.4f}",
+        )
+        for peer, name in (("tune_pbt", "Tune's PBT"), ("random_asha", "random search with Asha"))
+        for task in ("digits", "mnist1d", "breast_cancer")
+    ),
+    Row(
+        *("population", "CPU of a child before its first step, p95, ms", "<= 20"),
+        *(_key("exploit_explore_cpu_ms", "p95"), at_most(20.0), "{:.1f}"),
     ),
 )
 
