@@ -186,7 +186,7 @@ class LoneScript:
             ConfigError: they have different ones.
         """
         self.check_entered(call)
-        numbers = _digest(value)
+        numbers = digest(value)
         means = self.ctx.mean(**{f"digest{place}": part for place, part in enumerate(numbers)})
         found = [means[f"digest{place}"] for place in range(_NUMBERS)]
         # Not a number: nobody is left who had samples of the last batch, so nobody can compare.
@@ -393,8 +393,8 @@ def _bare(optimizer: Any) -> Any:  # noqa: ANN401 - a peer's wrapper, or what it
     return optimizer
 
 
-def _digest(value: Any) -> list[int]:  # noqa: ANN401
-    """Numbers that are equal for equal values, and hardly for others."""
+def digest(value: Any) -> list[int]:  # noqa: ANN401
+    """Numbers that are equal for equal values, and hardly ever for different ones."""
     text = blake3()
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):

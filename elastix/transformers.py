@@ -26,6 +26,8 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
+import transformers
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer as _Trainer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -33,7 +35,7 @@ from transformers.trainer_callback import ExportableState, PrinterCallback, Prog
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from elastix.errors import ConfigError
-from elastix.script_adapter import LoneLoader, LoneScript
+from elastix.script_adapter import LoneLoader, LoneScript, digest
 from elastix.state import Stateful
 from elastix.train.replica.context import Context
 from elastix.train.replica.sliced_step import Step
@@ -56,6 +58,16 @@ _REFUSED: Mapping[str, str] = {
     "push_to_hub": "Push the model of the Result after the run",
     "enable_jit_checkpoint": "Workers that are told to leave do so by themselves",
 }
+
+
+_HOOKS = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_evaluate")
+"""Methods that Trainer's loop must call, or the workers would train apart from each other."""
+
+if missing := [name for name in _HOOKS if not hasattr(_Trainer, name)]:
+    raise ImportError(
+        f"elastix.transformers does not work with transformers {transformers.__version__}, whose "
+        f"Trainer has no {missing[0]}. Install one that does: pip install 'elastix[transformers]'"
+    )
 
 
 class _Told(torch.nn.Module):
@@ -109,6 +121,7 @@ class Trainer(_Trainer):  # type: ignore[misc]
         args.per_device_train_batch_size *= args.gradient_accumulation_steps
         self._slices = _slices(given.gradient_accumulation_steps, args.per_device_train_batch_size)
         self._slice_size = args.per_device_train_batch_size // self._slices
+        self._part = given.per_device_train_batch_size  # samples of what the script accumulates
         args.gradient_accumulation_steps = 1
         self._told = _Told()
         self._loader: _Steps | None = None
@@ -206,7 +219,10 @@ class Trainer(_Trainer):  # type: ignore[misc]
             )
         super()._init_training_state(max_steps, *more)
         self._prepared = super()._prepare_for_training(max_steps, self._loader, None)
-        self._counts_items = self._looks_whether_items_count(self._loader)
+        if not isinstance(self._loader.dataset, IterableDataset):  # refused where the epochs begin
+            self._counts_items = self._looks_whether_items_count(self._loader)
+            if self._part > self._slice_size:
+                self._check_cut(self._loader)
         scaler = [] if self.accelerator.scaler is None else [self.accelerator.scaler]
         optimizer = self.optimizer.optimizer
         self._script.add(self.model, self._told, optimizer, self.lr_scheduler, *scaler)
@@ -243,26 +259,37 @@ class Trainer(_Trainer):  # type: ignore[misc]
         """Compute this worker's slices; the loss of the whole batch, equal on all workers."""
         del num_items_in_batch
         self.current_gradient_accumulation_steps = 1
+        items: Any = None
         for self._samples, slice_ in inputs.step:
             self._inputs = dict(slice_)
             items = self._get_num_items_in_batch([slice_], self.args.device)
             per_sample = self._counts_items and items is not None
             self._items = items / self._samples if per_sample else 1.0
-            divisor = torch.tensor(self._samples, device=self.args.device)
-            super().training_step(model, slice_, divisor if items is not None else None)
+            samples = torch.tensor(self._samples, device=self.args.device)
+            super().training_step(model, slice_, samples if items is not None else None)
+        divided_by_parts = self._divides_by_parts(items is not None)
         scaler = self.accelerator.scaler
         loss, items, tokens, flos = self._told.take(1.0 if scaler is None else scaler.get_scale())
+        parts = -(-inputs.samples // self._part)
         if self._counts_items:  # from the mean over samples to the mean over items
-            loss = loss / items
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            for gradient in gradients:
-                gradient.div_(items.to(gradient.dtype))
+            divisor = float(items) * (parts if divided_by_parts else 1)
+        else:  # the mean over the parts, of which Trainer may make a sum
+            divisor = 1.0 if divided_by_parts else 1 / parts
+        if divisor != 1:
+            loss = loss / divisor
+            torch._foreach_div_([p.grad for p in model.parameters() if p.grad is not None], divisor)
         self._tokens, self._flos = (float(number) * inputs.samples for number in (tokens, flos))
         told: torch.Tensor = loss.to(self.args.device, torch.float32)
         return told
 
     def _backward(self, loss: torch.Tensor, **settings: Any) -> None:  # noqa: ANN401
         """Of one slice, with what it tells the group."""
+        if not self._script.entered:
+            raise ConfigError(
+                f"a backward pass was asked for within compute_loss of a subclass of {_PEER}. "
+                "Nothing was trained. Have it return the sum of its losses: each part of a batch "
+                "has one backward pass, which Trainer makes."
+            )
         self._script.check_backward()
         flos = super().floating_point_ops(self._inputs)
         before = self.state.num_input_tokens_seen
@@ -280,6 +307,17 @@ class Trainer(_Trainer):  # type: ignore[misc]
     def _track_num_input_tokens(self, inputs: Any) -> None:  # noqa: ANN401
         self.state.num_input_tokens_seen += round(self._tokens)
 
+    def _divides_by_parts(self, items_are_known: bool) -> bool:
+        """Whether Trainer takes the mean of what it accumulates, and not the sum.
+
+        It takes the sum where it expects the loss to be divided by all items of the batch, even if
+        an overridden compute_loss does not do so.
+        """
+        scaled = getattr(self, "loss_is_scaled_for_ga", None)  # since 5.21, for a subclass to set
+        if scaled is None:
+            scaled = (self.model_accepts_loss_kwargs and items_are_known) or self.compute_loss_func
+        return not scaled
+
     def _looks_whether_items_count(self, loader: "_Steps") -> bool:
         """Whether the loss is divided by num_items_in_batch; else it is a mean over its slice.
 
@@ -290,11 +328,7 @@ class Trainer(_Trainer):  # type: ignore[misc]
         Raises:
             ConfigError: a part of the loss is divided by it, and another one is not.
         """
-        if isinstance(loader.dataset, IterableDataset):
-            return False  # refused where the epochs begin
-        dataset, size = cast("Any", loader.dataset), self._slice_size
-        for first in range(0, len(dataset), size)[:_PROBES]:
-            samples = [dataset[place] for place in range(first, min(first + size, len(dataset)))]
+        for samples in loader.probes(self._slice_size):
             inputs = self._prepare_inputs(loader.collate(samples))
             if self._get_num_items_in_batch([inputs], self.args.device) is None:
                 return False
@@ -317,6 +351,50 @@ class Trainer(_Trainer):  # type: ignore[misc]
             return True
         return True
 
+    def _check_cut(self, loader: "_Steps") -> None:
+        """Raise if it matters that a batch is cut, which the script did not ask for.
+
+        Raises:
+            ConfigError: a batch norm layer would see less at a time; or the loss of some samples is
+                not made of the losses of their parts.
+        """
+        found = self._differs_if_cut(loader)
+        if found:
+            raise ConfigError(
+                f"{_PEER} got gradient_accumulation_steps=1, so it would cut each batch of "
+                f"{self._part} samples into {self._slices} parts for the workers; but with this "
+                f"model that is not the same: {found}. Nothing was trained. Say what the parts "
+                f"are: per_device_train_batch_size={self._slice_size} and "
+                f"gradient_accumulation_steps={self._slices} train as Trainer does with these. Or "
+                "have the loss be a sum over the batch divided by num_items_in_batch."
+            )
+
+    def _differs_if_cut(self, loader: "_Steps") -> str | None:
+        """What is another thing for parts of a batch; None if nothing was found."""
+        for layer in self.model.modules():
+            if isinstance(layer, _BatchNorm):
+                return f"a {type(layer).__name__} would see one part at a time"
+        kinds = {parameter.dtype for parameter in self.model.parameters()}
+        low = self.args.bf16 or self.args.fp16 or kinds & {torch.bfloat16, torch.float16}
+        rough = 3e-2 if low else 1e-4  # two losses that are the same but for rounding
+        probes = loader.probes(self._slice_size)
+        for one, other in zip(probes, probes, strict=False):
+            parts = [loader.collate(one), loader.collate(other)]
+            whole = _joined(*parts)
+            if whole is None:
+                both = loader.collate([*one, *other])
+                whole = both if digest(loader.collate(one)) == digest(parts[0]) else None
+            if whole is None or len(one) != len(other):
+                continue  # the collator draws random numbers: there is no telling
+            losses = [self._loss_over(self._prepare_inputs(part), 1) for part in (*parts, whole)]
+            sum_ = (losses[0] + losses[1]) / (1 if self._counts_items else 2)
+            if math.isfinite(sum_) and not math.isclose(losses[2], sum_, rel_tol=rough):
+                return (
+                    f"the loss of {2 * len(one)} samples is {losses[2]:.6g}, and {sum_:.6g} if it "
+                    f"is put together from two parts of {len(one)}"
+                )
+        return None
+
     def _loss_over(self, inputs: Mapping[str, Any], items: int) -> float:
         self.model.eval()
         with torch.no_grad(), torch.random.fork_rng(), self.compute_loss_context_manager():
@@ -324,6 +402,20 @@ class Trainer(_Trainer):  # type: ignore[misc]
             return float(self.compute_loss(self.model, dict(inputs), num_items_in_batch=divisor))
 
     # ------------------------------------------------------------------ what is told and saved
+
+    def _evaluate(
+        self,
+        trial: Any,  # noqa: ANN401
+        ignore_keys_for_eval: list[str] | None,
+        skip_scheduler: bool = False,
+    ) -> dict[str, float]:
+        """As Trainer's; before the first step (eval_on_start) only if the group has not done so."""
+        if skip_scheduler:
+            if self._progress.evaluated_on_start:
+                return {}
+            self._progress.evaluated_on_start = True
+        found: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        return found
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Reported too, once this worker is in a group."""
@@ -381,6 +473,16 @@ class _Batch:
         self.step = step
         self.samples = sum(step.draw.samples)
 
+    def _is_no_batch(self, *_: Any) -> NoReturn:  # noqa: ANN401
+        raise ConfigError(
+            f"training_step of a subclass of {_PEER} used its inputs as a batch, and they are a "
+            "whole step of the group. The run ends. Call super().training_step with them as they "
+            "are, and override compute_loss, which is given one part of the batch after the other."
+        )
+
+    __getitem__ = __setitem__ = __contains__ = __iter__ = __len__ = _is_no_batch
+    keys = items = values = get = pop = to = _is_no_batch
+
 
 class _Steps(LoneLoader):
     """The loader that Trainer's loop is given. It yields a `_Batch` for each step.
@@ -398,6 +500,13 @@ class _Steps(LoneLoader):
         if isinstance(self._options, dict):
             counted = _Counted(self.collate)
             self._options = {**self._options, "slices": slices, "collate_fn": counted}
+
+    def probes(self, size: int) -> Iterator[list[Any]]:
+        """Up to `_PROBES` lists of `size` samples, from all over the dataset."""
+        dataset = cast("Any", self.dataset)
+        ends = range(size, len(dataset) + 1, max(size, len(dataset) // _PROBES))
+        for end in ends[:_PROBES] or [len(dataset)]:
+            yield [dataset[place] for place in range(max(0, end - size), end)]
 
     @property
     def place(self) -> float:
@@ -449,6 +558,7 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._loaded: dict[str, Any] = {}
+        self.evaluated_on_start = False
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -461,6 +571,8 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
             "total_loss": getattr(trainer, "_total_loss_scalar", 0.0),
             "logged": getattr(trainer, "_globalstep_last_logged", 0),
             "callbacks": [callback.state()["attributes"] for callback in self._stateful()],
+            "stops": bool(trainer.control.should_training_stop),
+            "evaluated_on_start": self.evaluated_on_start,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -469,6 +581,7 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
             setattr(trainer.state, name, state_dict[name])
         for callback, attributes in zip(self._stateful(), state_dict["callbacks"], strict=True):
             vars(callback).update(attributes)
+        self.evaluated_on_start = state_dict["evaluated_on_start"]
         self._put_back()
 
     def _stateful(self) -> list[Any]:
@@ -512,8 +625,22 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
             return
         loader.come_to_end()
         if not loader.drawn:
-            control.should_training_stop = state.global_step >= state.max_steps
+            stops = self._loaded.get("stops", False)  # the others' callbacks, in the last step
+            control.should_training_stop = stops or state.global_step >= state.max_steps
             state.epoch = loader.place
+
+
+def _joined(one: Any, other: Any) -> Mapping[str, torch.Tensor] | None:  # noqa: ANN401
+    """Both batches as one, with the very samples that are in them; None if they do not fit."""
+    if not isinstance(one, Mapping) or one.keys() != other.keys():
+        return None
+    pairs = {name: (one[name], other[name]) for name in one}
+    for pair in pairs.values():
+        if not all(isinstance(tensor, torch.Tensor) and tensor.ndim for tensor in pair):
+            return None
+        if pair[0].shape[1:] != pair[1].shape[1:]:
+            return None
+    return {name: torch.cat(pair) for name, pair in pairs.items()}
 
 
 def _slices(accumulation: int, batch_size: int) -> int:

@@ -2,7 +2,9 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +14,15 @@ pytest.importorskip("transformers", reason="the extra `transformers` is not inst
 
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import TrainerCallback
+from transformers import Trainer as _Trainer
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from elastix.config import CheckpointConfig
 from elastix.errors import ConfigError
 from elastix.events import Reported, Resumed
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
-from elastix.transformers import Trainer, TrainingArguments, _slices
+from elastix.transformers import Trainer, TrainingArguments, _Progress, _slices
 from tests.adapters import adapting
 from tests.adapters.adapting import BATCH, EPOCHS, SAMPLES, Changed
 from tests.adapters.transformers_tagger import LENGTH, Sentences, Tagger
@@ -211,6 +214,99 @@ def test_a_loss_that_is_a_mean_stays_one_and_a_callback_ends_the_run(tmp_path):
     assert adapting.equal(model, {n: tensors[n] for n in model.state_dict()}) <= 1e-6
 
 
+class OwnMean(Trainer):
+    """Its loss is a mean, although the model's could be divided by all items of the batch."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(**inputs)["logits"].flatten(0, 1)
+        return F.cross_entropy(logits, inputs["labels"].flatten())
+
+
+class OwnMeanOfParts(OwnMean):
+    loss_is_scaled_for_ga = False
+
+
+class TwiceDivided(Trainer):
+    loss_is_scaled_for_ga = False
+
+
+def scaled(kind, ctx):
+    """Trainer's own if there is no ctx; then `kind` has no first argument."""
+    torch.manual_seed(1)
+    settings = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    settings |= {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4}
+    settings |= {"max_steps": 5, "logging_steps": 1, "max_grad_norm": 0.0}
+    model, data = Tagger().double(), Sentences(96, 7)
+    made = trainer(ctx, model=model, data=data, kind=kind, **settings)
+    made.train()
+    return made
+
+
+def of_one(kind, ctx):
+    scaled(kind, ctx)
+
+
+@pytest.mark.parametrize("kind", [OwnMean, OwnMeanOfParts, TwiceDivided])
+def test_a_loss_is_scaled_as_trainer_itself_scales_it(tmp_path, kind):
+    """Trainer adds up what compute_loss gives for each part, unless it is told otherwise."""
+    result = run_local(partial(of_one, kind), 2, directory=tmp_path / "run", timeout_s=60)
+    order = torch.cat([batch for _, (batch,) in adapting.committed(result.events)]).tolist()
+    own = {name: getattr(kind, name) for name in ("loss_is_scaled_for_ga", "compute_loss")}
+    if kind is TwiceDivided:
+        del own["compute_loss"]
+    theirs = type("Theirs", (_Trainer,), {**own, "_get_train_sampler": lambda *_: order})
+    peer = scaled(lambda _, **settings: theirs(**settings), None)
+    told = [e.metrics for e in result.events if isinstance(e, Reported) and "loss" in e.metrics]
+    logged = [entry["loss"] for entry in peer.state.log_history if "loss" in entry]
+    assert [metrics["loss"] for metrics in told] == pytest.approx(logged, rel=1e-5)
+    tensors = adapting.stored(result)
+    assert adapting.equal(peer.model, {n: tensors[n] for n in peer.model.state_dict()}) <= 1e-5
+
+
+class AtEnd:
+    """A loader whose epoch had no batch left when this worker entered."""
+
+    drawn, place = 0, 1.0
+
+    def come_to_end(self):
+        pass
+
+
+def joiner(stops, evaluated):
+    """What a joiner's Trainer is, as far as its progress is concerned."""
+    made = Trainer.__new__(Trainer)
+    made.args = TrainingArguments("x", use_cpu=True)
+    made.state, made.control, made.current_flos = TrainerState(), TrainerControl(), 0.0
+    made.callback_handler = SimpleNamespace(callbacks=[])
+    made._loader = AtEnd()
+    made._progress = _Progress(made)
+    told = {**made._progress.state_dict(), "stops": stops, "evaluated_on_start": evaluated}
+    made._progress.load_state_dict(told)
+    return made
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_who_joins_where_an_epoch_ends_stops_if_a_callback_of_the_others_said_so(stops):
+    made = joiner(stops, evaluated=False)
+    made.state.max_steps = 27
+    made.control.should_training_stop = True  # as Trainer says where there was no batch
+    made._progress.on_epoch_end(made.args, made.state, made.control)
+    assert made.control.should_training_stop is stops
+    assert made._progress.state_dict()["stops"] is stops  # and the next joiner
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_joiner_does_not_evaluate_on_start_once_more(evaluated, monkeypatch):
+    """Callbacks count evaluations, and their counts are compared."""
+    monkeypatch.setattr(_Trainer, "_evaluate", lambda *_: {"eval_loss": 1.0})
+    made = joiner(stops=False, evaluated=evaluated)
+    assert made._evaluate(None, None, skip_scheduler=True) == (
+        {} if evaluated else {"eval_loss": 1.0}
+    )
+    assert made._evaluate(None, None, skip_scheduler=True) == {}
+    assert made._evaluate(None, None) == {"eval_loss": 1.0}
+
+
 # ------------------------------------------------------------ what cannot be said is refused
 
 
@@ -229,6 +325,40 @@ class Drawn(IterableDataset):
 class Own(Trainer):
     def get_train_dataloader(self):
         return DataLoader(self.train_dataset, 4)
+
+
+class TwoPasses(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, False, num_items_in_batch) / 2
+        self.accelerator.backward(loss, retain_graph=True)
+        return loss
+
+
+class OneAfterTheOther(Trainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        return super().training_step(model, dict(inputs), num_items_in_batch)
+
+
+class MeanOfTokens(Tagger):
+    def forward(self, input_ids, labels):
+        out = super().forward(input_ids, labels)
+        loss = F.cross_entropy(out["logits"].flatten(0, 1), labels.flatten())
+        return {**out, "loss": loss}
+
+
+class Normalised(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(LENGTH)
+
+
+class Contrasting(Classifier):
+    """The loss of each sample depends on the others in its batch."""
+
+    def forward(self, input_ids, labels=None):
+        seen = self.head(input_ids.double())
+        loss = F.cross_entropy(seen @ seen.T, torch.arange(len(seen)))
+        return {"loss": loss, "logits": seen}
 
 
 def penalised(ctx):
@@ -250,11 +380,22 @@ REFUSED = [
     ),
     (lambda ctx: trainer(ctx, kind=Own).train(), "get_train_dataloader"),
     (penalised, "another one is not"),
+    (lambda ctx: trainer(ctx, kind=TwoPasses).train(), "within compute_loss"),
+    (
+        lambda ctx: trainer(ctx, model=MeanOfTokens().double()).train(),
+        "put together from two parts",
+    ),
+    (lambda ctx: trainer(ctx, model=Contrasting().double()).train(), "put together from two parts"),
+    (lambda ctx: trainer(ctx, model=Normalised().double()).train(), "BatchNorm1d would see one"),
+    (
+        lambda ctx: trainer(ctx, kind=OneAfterTheOther).train(),
+        "override compute_loss",
+    ),  # in a group
 ]
 
 
 def all_refused(ctx):
-    """One after the other in one worker; none of them needs a group."""
+    """One after the other in one worker; the last of them has entered the group."""
     for call, says in REFUSED:
         with pytest.raises(ConfigError, match=re.escape(says)):
             call(ctx)
