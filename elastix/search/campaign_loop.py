@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _SNAPSHOT_S = 5.0
+_SNAPSHOTS_APART = 20  # times what one takes: they hold all that was tried, and get longer
 _HALT_S = 10.0
 _REFUSALS = 200  # in a row: nothing that fits is being proposed
 
@@ -158,6 +159,7 @@ class Loop:
         self._first_failure: Trial | None = None
         self._began_s = clock()
         self._snapshot_s = clock()
+        self._snapshots_apart_s = _SNAPSHOT_S
         self._front: list[tuple[float, ...]] = []
 
     # ------------------------------------------------------------------ from the book
@@ -428,19 +430,24 @@ class Loop:
 
         Args:
             snapshot: with the states of searcher and rungs; None: if it is time for it. To write
-                them every time would cost the square of the number of trials.
+                them every time, or every so many seconds, would cost the square of the number of
+                trials. Without them they are told again what came after.
         """
         lines = [case.line for case in self._changed.values()]
         facts: dict[str, Any] = {}
         if snapshot is None:
-            snapshot = bool(lines) and self._clock() - self._snapshot_s > _SNAPSHOT_S
+            snapshot = bool(lines) and self._clock() - self._snapshot_s > self._snapshots_apart_s
+        began_s = self._clock()
         if snapshot and self._rungs is not None and self._rungs_are_kept:
             facts["rungs"] = {"state": self._rungs.state_dict(), "at": self._standing()}
         if snapshot:
             done = self._done - len(self._told)
             facts["searcher"] = {"state": self._searcher.state_dict(), "done": done}
-            self._snapshot_s = self._clock()
         self._database.commit(lines, facts, self._outgrown)
+        if snapshot:
+            self._snapshot_s = self._clock()
+            took_s = self._snapshot_s - began_s
+            self._snapshots_apart_s = max(_SNAPSHOT_S, _SNAPSHOTS_APART * took_s)
         self._changed = {}
         self._outgrown = []
         said, self._said = self._said, []

@@ -4,7 +4,7 @@ Pure. Every searcher has one; none inherits from it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.random import RandomState
@@ -110,7 +110,7 @@ class SearchHistory:
             "seed": self.seed,
             "count": self.count,
             "seen": sorted(self.seen),
-            "pending": [asdict(suggestion) for suggestion in self.pending.values()],
+            "pending": [dict(vars(suggestion)) for suggestion in self.pending.values()],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
