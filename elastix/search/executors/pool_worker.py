@@ -5,7 +5,6 @@ This one runs each alone, in its own process; another (group_worker) has each ru
 Not here: which trial, and what becomes of it when this process dies (pool).
 """
 
-import gc
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -17,6 +16,7 @@ import ray
 import torch
 
 from elastix.errors import ElastixError
+from elastix.frozen_imports import import_frozen
 from elastix.search.executors import trial_memory
 from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
@@ -132,10 +132,8 @@ class LoneWorker(PoolWorker):
 
     def hello(self) -> Hello:
         """Import what every trial needs."""
-        import torch._dynamo  # what making the first optimizer imports, in seconds
-
+        import_frozen("torch._dynamo")  # making the first optimizer imports it, in most of a second
         torch.set_num_threads(self._threads)
-        gc.freeze()  # a full collection would walk over all of torch, for a tenth of a second
         said = super().hello()
         device = _device()
         if device.type == "cuda":

@@ -6,7 +6,6 @@ Not here: anything about groups or samples (member), and any decision (controlle
 """
 
 import contextlib
-import gc
 import os
 import queue
 import signal
@@ -30,6 +29,7 @@ from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.config import ProfileConfig
 from elastix.errors import QuorumLost
 from elastix.events import Event
+from elastix.frozen_imports import import_frozen
 from elastix.store import Store, StoreServer
 from elastix.train.control.messages import (
     MUST_ARRIVE,
@@ -371,7 +371,7 @@ class Worker:
             gpu = 0 if torch.cuda.is_available() and _has_gpu() else None
             affinity.bind(self._process, gpu)
         torch.set_num_threads(self.job.threads)
-        gc.freeze()  # a full collection would walk over all of torch, in the middle of a step
+        import_frozen("torch._dynamo")  # making the first optimizer imports it, in most of a second
         self.lifeline = lifeline.hold()
 
     def _train(self, life: Life, mine: _Life) -> Outcome:
