@@ -51,8 +51,28 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the runs and campaigns of a store, live or over, the latest first."""
-    if ctx.invoked_subcommand is not None:
-        return
+    if ctx.invoked_subcommand is None:
+        _list(store, tag, as_json)
+    elif store != STORE:
+        ctx.default_map = {
+            ctx.invoked_subcommand: {"store": store}
+        }  # `elastix runs -s S show NAME`
+
+
+@app.command(name="list")
+@says
+def list_as_command(
+    store: Where = STORE,
+    tag: Annotated[str | None, typer.Option(help="Only those with this tag.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The same as `elastix runs` alone."""
+    _list(store, tag, as_json)
+
+
+def _list(store: str, tag: str | None, as_json: bool) -> None:
+    if not Path(store).exists():
+        raise NotFound(f"there is no directory {store}. Name the store with --store.")
     found = [s for s in catalogue.summaries(Path(store)) if tag is None or tag in s.tags]
     found.sort(key=lambda summary: -summary.last_t)
     sizes = _sizes(store)
@@ -104,6 +124,10 @@ def tag(
     as_json: AsJson = False,
 ) -> None:
     """Tag a run, to find it again with `elastix runs --tag`."""
+    if wrong := [t for t in tags if not t or t.split() != [t]]:
+        raise ConfigError(
+            f"{wrong[0]!r} is no tag: it is empty or has spaces. Nothing was changed."
+        )
 
     def changed(before: Sequence[str]) -> list[str]:
         kept = [t for t in before if t not in tags]

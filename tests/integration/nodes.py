@@ -9,7 +9,7 @@ python -m tests.integration.nodes KIND STORE, of these kinds:
   endpoint shows at the end is in STORE/metrics.
 - noticed: the cloud says of one of two nodes that it is to go.
 - submitted: no cluster is started; the run is on the one that a job belongs to, until somebody
-  makes STORE/over. The node of the driver is in STORE/here.
+  makes STORE/over. The node of the driver is in STORE/here; what it failed of, in STORE/failed.
 - beside: a worker on the second node is killed beside another one. Ray does not hear of it: its
   daemon there is stopped, and a process that the worker has forked keeps its connections open.
 - crews: as removed, with workers of two processes; then a node comes in its stead.
@@ -23,6 +23,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -50,8 +51,15 @@ TRIAL_STEPS = 600
 
 
 def await_event(path: Path, wanted) -> Event:
-    """The first event that `wanted` says yes to; it may still be written."""
+    """The first event that `wanted` says yes to; it may still be written.
+
+    Raises:
+        RuntimeError: the job that writes them has failed, with its traceback.
+    """
+    failed = path.parents[2] / "failed"
     while True:
+        if failed.exists():
+            raise RuntimeError(failed.read_text())
         if path.exists():
             for event in journal.read(path):
                 if wanted(event):
@@ -216,7 +224,11 @@ def main(kind: str, store: str) -> None:
     if kind == "submitted":
         ray.init(log_to_driver=False)
         (Path(store) / "here").write_text(ray.get_runtime_context().get_node_id())
-        train(store, workers=4, cpus=0.5)
+        try:
+            train(store, workers=4, cpus=0.5)
+        except BaseException:
+            (Path(store) / "failed").write_text(traceback.format_exc())
+            raise
         return
     others, work, happens = KINDS["killed" if kind == "noticed" else kind]
     if kind == "noticed":

@@ -303,8 +303,23 @@ def test_a_comparison_has_what_differs_and_a_page_with_the_curves(store):
     assert "there is no run" in run(store, "compare", "good", "god", code=1).stderr
 
 
+def test_list_and_the_store_before_a_subcommand_mean_what_they_say(store):
+    bare = ["runs", "--store", str(store)]
+    listed = CliRunner().invoke(cli.app, [*bare, "list"])
+    assert listed.stdout == run(store).stdout
+    shown = CliRunner().invoke(cli.app, [*bare, "show", "good", "--json"])
+    assert shown.stdout == run(store, "show", "good", "--json").stdout
+
+
+@pytest.mark.parametrize("tag", ["", " ", "to keep"])
+def test_a_tag_is_one_word(store, tag):
+    assert "is no tag" in run(store, "tag", "good", "fine", tag, code=2).stderr
+    assert catalogue.summary(store, "good").tags == ()
+
+
 def test_nothing_there_is_said(tmp_path):
     assert "has no runs" in run(tmp_path, "--store", str(tmp_path)).stderr
+    assert "no directory" in run(tmp_path, "--store", str(tmp_path / "x"), code=1).stderr
     assert "It has no runs" in run(tmp_path, "show", "x", code=1).stderr
 
 
