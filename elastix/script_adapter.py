@@ -36,6 +36,7 @@ T = TypeVar("T")
 _BITS = 20  # of a digest in one number: times the samples of a batch it is still exact in float64
 _NUMBERS = 3
 _ATTEMPTS = 3
+_SEEDERS = ("seed_worker", "pl_worker_init_function")  # of Hugging Face and of Lightning
 
 
 class LoneScript:
@@ -337,6 +338,12 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any] | str:
     shuffle = type(sampler) is RandomSampler
     if not shuffle and type(sampler) is not SequentialSampler:
         return f"it has a sampler of its own, a {type(sampler).__name__}"
+    if loader.num_workers and not _seeds(loader.worker_init_fn):
+        return (
+            "its worker_init_fn would not be called, as what a lost worker leaves is read in other "
+            "processes than these. Open files when the dataset is first asked for a sample, and "
+            "leave seeds to elastix"
+        )
     amount = len(loader.dataset)  # type: ignore[arg-type]
     if isinstance(sampler, RandomSampler) and (sampler.replacement or len(sampler) != amount):
         return "its sampler draws with replacement, or another number of samples than there are"
@@ -352,6 +359,12 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any] | str:
         options["num_workers"] = loader.num_workers
         options["prefetch_factor"] = loader.prefetch_factor or 2
     return options
+
+
+def _seeds(function: Any) -> bool:  # noqa: ANN401 - any callable
+    """Whether a peer has put this in place, to seed generators; None has nothing to do either."""
+    function = getattr(function, "func", function)  # of a partial
+    return function is None or getattr(function, "__name__", "") in _SEEDERS
 
 
 def _schedulers(

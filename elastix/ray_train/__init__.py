@@ -61,7 +61,8 @@ def report(
     Args:
         metrics: numbers and strings.
         checkpoint: a directory to copy; the same on all workers, or only on the first one.
-        checkpoint_dir_name: name of the copy. By default it contains the number of the step.
+        checkpoint_dir_name: name of the copy. By default the number of the step, and of the
+            report if there are several after one step.
         others: not supported; other arguments of Ray Train's function are refused.
 
     Raises:

@@ -71,6 +71,7 @@ class Script(LoneScript):
         super().__init__(ctx, PEER)
         self.context = TrainContext(ctx, checkpoints)
         self._checkpoints = checkpoints
+        self._saved: list[int] = []  # after which steps, for each that was given no name
 
     def enter(self) -> None:
         """As LoneScript's, with the optimizers of the models, and a GradScaler if there is one.
@@ -101,10 +102,20 @@ class Script(LoneScript):
             )
         # Checked first: what is wrong with the metrics shall not leave a checkpoint behind.
         self.ctx.report(**metrics)
-        path = self._checkpoints.path(name or f"checkpoint_{self.ctx.step:08d}")
+        path = self._checkpoints.path(name or self._next_name())
         write = None if checkpoint is None else self._checkpoints.writer(checkpoint, metrics)
-        if self.save(write, path) and self.ctx.rank == 0:
+        if not self.save(write, path):
+            return
+        if not name:
+            self._saved.append(self.ctx.step)
+        if self.ctx.rank == 0:
             self._checkpoints.retire(path)
+
+    def _next_name(self) -> str:
+        """After how many steps, and which of those that were reported then."""
+        step = self.ctx.step
+        before = self._saved.count(step)
+        return f"checkpoint_{step:08d}" + (f"_{before + 1}" if before else "")
 
     def check_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
         """Before the step of any optimizer.

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import elastix
 from elastix.data.audit import audit
 from elastix.errors import ConfigError
 from elastix.events import Reported
+from elastix.script_adapter import LoneLoader
 from elastix.testing.local import run_local
 from tests.adapters import adapting, fabric_classifier
 from tests.adapters.adapting import Changed
@@ -288,3 +290,16 @@ def test_two_models_and_accumulation_are_those_of_one_process(tmp_path):
     assert adapting.equal(second, theirs) <= 1e-6
     reported = next(e for e in result.events if isinstance(e, Reported)).metrics["means"]
     assert ast.literal_eval(reported) == pytest.approx(means, rel=1e-6)
+
+
+def opens_files(number):
+    """What a DataLoader calls in each of its processes."""
+    del number
+
+
+def test_a_function_that_prepares_processes_is_not_left_out_in_silence():
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 1))
+    script = SimpleNamespace(peer="elastix.fabric")
+    prepared = DataLoader(data, 2, num_workers=1, worker_init_fn=opens_files)
+    with pytest.raises(ConfigError, match=r"worker_init_fn would not be called.*Nothing was read"):
+        next(LoneLoader(prepared, script).epochs(1))

@@ -190,6 +190,8 @@ def accumulating(config):
             (folder / "epoch").write_text(str(epoch))
             checkpoint = train.Checkpoint.from_directory(str(folder))
         train.report({"epoch": epoch}, checkpoint=checkpoint, checkpoint_dir_name=f"e{epoch}")
+    for _ in range(2):
+        train.report({"epoch": epoch}, checkpoint=checkpoint)
 
 
 def test_accumulation_is_that_of_one_process_and_the_first_worker_may_report_alone(tmp_path):
@@ -217,6 +219,8 @@ def test_accumulation_is_that_of_one_process_and_the_first_worker_may_report_alo
     assert [(path.name, (path / "epoch").read_text()) for path, _ in kept.all()] == [
         ("e0", "0"),
         ("e1", "1"),
+        ("checkpoint_00000004", "1"),
+        ("checkpoint_00000004_2", "1"),
     ]
 
 
