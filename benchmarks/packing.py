@@ -6,7 +6,7 @@ Random convnets, of which 40 % need more memory than there is: a process may add
 its address space (RLIMIT_AS) beyond what it had before the trial. What each candidate needs is
 measured first, each in a fresh process without a limit. Then the same candidates, in one order, run
 as a campaign with a gate on two workers, and as trials of Ray Tune on two reused workers, which
-has no gate. A trial makes a few training steps on random images.
+has no gate. A trial makes one training step on random images.
 
 `starved_share`: of the trials that the gate let in, those that ran out of memory (goal 1 %).
 `fits_refused_share`: of the candidates that fit, those that the gate refused (goal 3 %).
@@ -42,7 +42,7 @@ from elastix.search.trial import Config, Suggestion, Trial, TrialState, config_k
 
 EXCEED = 0.4
 SLOTS = 2
-STEPS = 2
+STEPS = 1
 _PIXELS = 16
 SPACE = ConfigurationSpace(
     space=[
@@ -73,7 +73,7 @@ def inputs(config: Config) -> Sequence[torch.Tensor]:
 
 
 def train(config: Config, model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """A few steps; the last loss."""
+    """So many steps; the last loss."""
     images = torch.rand(config["batch"], 3, _PIXELS, _PIXELS)
     labels = torch.randint(10, (config["batch"],))
     for _ in range(STEPS):
@@ -135,7 +135,7 @@ def needs(configs: Iterable[Config]) -> dict[str, int]:
     """What each candidate adds to a process; in fresh ones."""
     known = list(configs)
     _once(SMALLEST)  # what is imported by the first step is, before the forks
-    with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+    with get_context("fork").Pool(SLOTS, maxtasksperchild=1) as pool:
         found = pool.map(_needs, known, chunksize=1)
     return {config_key(config): added for config, added in zip(known, found, strict=True)}
 
@@ -267,7 +267,9 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("MALLOC_ARENA_MAX", "1")  # or each thread reserves 64 MiB of addresses
     configs = candidates(options.candidates)
+    began = time.monotonic()
     need = needs(configs)
+    print(f"measured what {len(configs)} need in {time.monotonic() - began:.0f} s", flush=True)
     most = round(quantile([float(n) for n in need.values()], 1 - EXCEED))
     import ray  # after the forks
 
@@ -276,6 +278,7 @@ def main() -> None:
     base = max(trial.base_bytes for trial in run_campaign(candidates(4, seed=8)))
     print(f"a worker holds {base >> 20} MiB and may add {most >> 20} MiB", flush=True)
     trials = run_campaign(configs, most, base)
+    print(f"the campaign has ended after {time.monotonic() - began:.0f} s", flush=True)
     tune = run_tune(configs, most)
     ray.shutdown()
     found = {name: round(value, 4) for name, value in claims(trials, need, most, tune).items()}

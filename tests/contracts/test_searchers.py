@@ -217,6 +217,38 @@ class TestDeepHyper(SearcherContract):
         ours, theirs = (search._opt.acq_func_kwargs["kappa"] for search in (made[-1], plain))
         assert ours == pytest.approx(theirs)
 
+    def test_its_surrogate_is_as_fine_as_that_of_the_library_by_itself(self, monkeypatch, tmp_path):
+        """The library makes it finer each time that nothing better was found for a while."""
+        made = []
+
+        class Recorded(deephyper.CBO):
+            def __init__(self, *args, **options):
+                super().__init__(*args, **options)
+                made.append(self)
+
+        def gets_worse(config):  # whatever is proposed
+            return (float(next(turns)),)
+
+        turns = iter(range(100))
+        searcher = elastix.DeepHyper()
+        searcher.start(smooth())
+        monkeypatch.setattr(deephyper, "CBO", Recorded)
+        trials = drive(searcher, gets_worse, 26)
+        monkeypatch.undo()
+        plain = deephyper.CBO(
+            deephyper.problem(smooth()),
+            log_dir=str(tmp_path),
+            checkpoint_history_to_csv=False,
+            acq_optimizer="sampling",
+        )
+        for trial in trials[:25]:
+            plain._tell([(dict(trial.config), -trial.losses[0])])
+        ours, theirs = (
+            search._opt.base_estimator_.min_impurity_decrease for search in (made[-1], plain)
+        )
+        assert ours == pytest.approx(theirs)
+        assert theirs < 0.001, "more than once"
+
     @pytest.mark.parametrize("kind", [Float, Integer])
     @pytest.mark.parametrize("distribution", [Normal(4, 1), Beta(2, 3)])
     def test_what_it_cannot_model_is_refused_before_anything_starts(self, kind, distribution):

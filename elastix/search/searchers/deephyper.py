@@ -10,6 +10,7 @@ This is the only file that imports deephyper.
 Source: Ginsbourger et al., Kriging is well-suited to parallelize optimization, 2010 (the lie).
 """
 
+import math
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from ConfigSpace import (
 )
 from deephyper.hpo import CBO, HpProblem
 from deephyper.hpo.utils import get_inactive_value_of_hyperparameter
+from deephyper.skopt.optimizer.optimizer import is_not_improving
 
 from elastix.errors import ConfigError
 from elastix.search.config_values import generator, plain
@@ -148,16 +150,40 @@ class DeepHyper:
                 checkpoint_history_to_csv=False,
                 **self._settings(),
             )
-            # What these would hold if it had been asked for all of it: where its schedule of
-            # exploration stands, and what it must not propose again.
+            # What these would hold if it had been asked for all of it: where its schedules of
+            # exploration and of the surrogate stand, and what it must not propose again.
             search._num_asked = len(results)
             search._setup_optimizer()
             names = self._problem.hyperparameter_names
             search._opt.sampled.extend([values[name] for name in names] for values, _ in results)
+            self._refine(search._opt)
             search.tell(results)
             asked = search.ask(n)
         configs = [history.space.from_flat(values) for values in asked]
         return [config for config in configs if history.space.is_valid(config)]
+
+    def _refine(self, optimizer: Any) -> None:  # noqa: ANN401 - DeepHyper's
+        """Make the surrogate as fine as it would be if each result had been told by itself.
+
+        With each one after which the search has got no better for some time DeepHyper lowers what
+        a split must gain. Told everything at once it would do so once at most.
+        """
+        schedule = optimizer.base_estimator_scheduler
+        if schedule is None or self.history.objectives > 1:  # it scales several as it goes
+            return
+        scores = [math.inf if losses is None else losses[0] for _, losses in self._observed]
+        first, patience = optimizer.n_initial_points_, schedule["patience"]
+        times = sum(
+            is_not_improving(scores[:told], patience, first) for told in range(first, len(scores))
+        )
+        model = optimizer.base_estimator_
+        known = model.get_params()
+        lowered = {
+            name: type(known[name])(known[name] * change["factor"] ** times)
+            for name, change in schedule["params"].items()
+            if name in known
+        }
+        model.set_params(**lowered)
 
     def _settings(self) -> dict[str, Any]:
         conditions = bool(self._problem.space.conditions or self._problem.space.forbidden_clauses)
