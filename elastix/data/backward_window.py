@@ -12,7 +12,7 @@ One window for all loaders; it is part of the State, since a worker may join bet
 one batch. It holds ratios, not samples, which are the loaders' affair.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import gcd
 from typing import Any
 
@@ -42,6 +42,7 @@ class Window:
         self.now = 0
         self.several = False
         self._last: Ratio = {}  # of the last step's last pass
+        self._had: frozenset[int] = frozenset()  # workers that counted when it was first passed
         self._passed = True
         self._first = 0  # the loader of the first batch since then
         self._together: dict[int, tuple[int, ...]] = {}  # sizes drawn with its batch, by loader
@@ -93,10 +94,21 @@ class Window:
             self._turn(self._last)
         self._passed = True
 
-    def close(self) -> None:
-        """The step counts: passes of the next one that draws nothing are weighed like its last."""
+    def close(self, contributors: Collection[int], *, drew: bool) -> list[int]:
+        """The step counts: passes of the next one that draws nothing are weighed like its last.
+
+        Args:
+            contributors: workers whose gradients are in it.
+            drew: it was about new batches.
+
+        Returns:
+            Workers that earlier passes on these batches had, and this one and later ones lack.
+        """
         self._last, self.several = self.ratio, len(self.ratios) > 1
+        missed = [] if drew else sorted(self._had.difference(contributors))
+        self._had = frozenset(contributors) if drew else self._had.intersection(contributors)
         self.void()
+        return [worker for worker in missed if self._last.get(worker)]
 
     def void(self) -> None:
         """The step does not count."""
@@ -105,6 +117,7 @@ class Window:
     def forget(self) -> None:
         """The workers that drew are not those of now."""
         self._last, self.several, self._together = {}, False, {}
+        self._had = frozenset()
         self.void()
 
     def state_dict(self) -> dict[str, Any]:

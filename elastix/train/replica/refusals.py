@@ -12,6 +12,12 @@ DOUBTFUL_STEP = (
     "another one, draw them all before the first backward pass: then they are all split alike."
 )
 
+MISSED_PASSES = (
+    "lost in a further backward pass on a batch: worker %s. From step %d on, the passes on this "
+    "batch are about the samples of the workers that are left. The first pass had the others, so "
+    "they count as used and are not drawn again."
+)
+
 OTHER_TURN = (
     "the run goes on after step %d, where it would have been the turn of loader %d by the order in "
     "which loaders were drawn before, and loader %d was drawn. If the train function goes by a "

@@ -257,7 +257,10 @@ class StepCommits:
         self.step += 1
         if self.rate is not None:
             self.rate.observe(len(contributors))
-        self.window.close()
+        drew = any(loader.pending for loader in self._tracked.loaders)
+        missed = self.window.close(contributors, drew=drew)
+        if missed and self._me == contributors[0]:
+            logger.warning(refusals.MISSED_PASSES, ", ".join(map(str, missed)), self.step)
         batches = [
             batch for loader in self._tracked.loaders for batch in loader.commit(contributors)
         ]

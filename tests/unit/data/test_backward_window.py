@@ -24,13 +24,25 @@ def test_steps_that_draw_nothing_are_about_the_last_batch_that_was_drawn():
     draw(window, 0, 7)
     for _ in range(3):
         assert window.ratio == {0: 4, 1: 3}
-        window.close()
+        window.close((0, 1), drew=True)
+
+
+def test_who_is_lost_in_a_further_pass_is_missed_once_and_who_was_lost_in_the_first_is_not():
+    window = Window()
+    draw(window, 0, 9, members=(0, 1, 2))
+    assert window.close((0, 2), drew=True) == []  # the samples of 1 come again
+    assert window.close((0, 2), drew=False) == []
+    assert window.close((2,), drew=False) == [0]
+    assert window.close((2,), drew=False) == []
+    draw(window, 0, 1, members=(2, 3))
+    assert window.close((2, 3), drew=True) == []
+    assert window.close((2,), drew=False) == []  # 3 had none of the batch
 
 
 def test_a_step_with_another_loader_has_nothing_of_the_one_before():
     window = Window()
     draw(window, 0, 7)
-    window.close()
+    window.close((0, 1), drew=True)
     draw(window, 1, 3)
     assert window.ratios == [{0: 2, 1: 1}]
 
@@ -49,14 +61,14 @@ def test_batches_with_a_pass_between_them_have_their_own_each_told_once():
         window.passed()
     assert window.ratios == [{0: 4, 1: 3}, {0: 1, 1: 1}]
     assert window.now == 1
-    window.close()
+    window.close((0, 1), drew=True)
     assert (window.ratios, window.ratio, window.several) == ([], {0: 1, 1: 1}, True)
 
 
 def test_a_pass_before_the_first_batch_of_a_step_is_about_the_one_before():
     window = Window()
     draw(window, 0, 7)
-    window.close()
+    window.close((0, 1), drew=True)
     window.passed()
     draw(window, 0, 4)
     assert (window.ratios, window.now) == ([{0: 4, 1: 3}, {0: 1, 1: 1}], 1)
@@ -67,10 +79,10 @@ def test_a_ratio_that_suits_what_was_drawn_together_is_chosen_from_the_first_bat
     window = Window()
     assert draw(window, 0, 4) is None
     assert draw(window, 1, 15) == {0: 1, 1: 1}
-    window.close()
+    window.close((0, 1), drew=True)
     assert draw(window, 0, 4) == {0: 8, 1: 7}
     assert draw(window, 1, 15) == {0: 8, 1: 7}
-    window.close()
+    window.close((0, 1), drew=True)
     assert window.binding(0, (0, 1, 2)) == {0: 1, 1: 1, 2: 1}
     assert window.binding(1, (0, 1)) is None  # as the first it was never drawn with another
 
@@ -79,7 +91,7 @@ def test_a_joiner_is_given_the_window():
     window = Window()
     draw(window, 0, 7)
     draw(window, 1, 15)
-    window.close()
+    window.close((0, 1), drew=True)
     joiner = Window()
     joiner.load_state_dict(json.loads(json.dumps(window.state_dict())))
     assert joiner.ratio == {0: 4, 1: 3}
