@@ -28,7 +28,7 @@ TREES = ("before", "after")
 BENCHMARKS = {
     "overhead": "--rounds 6 --steps 5",
     "recovery": "--repeats 2 --systems elastix",
-    "executor": "--repeats 3 --trials 300 --systems elastix_pool bare_pool",
+    "executor": "--repeats 3 --trials 1500 --systems elastix_pool bare_pool",
     "store": "--models 60 --stored 5000 --traces 2 --rounds 5",
     "goodput": "--minutes 1.5 --kill-every 15 --systems elastix",
 }

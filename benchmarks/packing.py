@@ -117,7 +117,7 @@ def limited(most: int | None) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (trial_memory.resident("VmSize") + most, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (trial_memory.status("VmSize") + most, hard))
     try:
         yield
     finally:
@@ -126,9 +126,9 @@ def limited(most: int | None) -> Iterator[None]:
 
 def _needs(config: Config) -> int:
     with limited(None):
-        before = trial_memory.resident("VmSize")
+        before = trial_memory.status("VmSize")
         _once(config)
-        return max(0, trial_memory.resident("VmPeak") - before)
+        return max(0, trial_memory.status("VmPeak") - before)
 
 
 def needs(configs: Iterable[Config]) -> dict[str, int]:

@@ -77,7 +77,7 @@ class Journal:
     def _check_in_place(self) -> None:
         """What is written to a removed file is lost, and its lock keeps nobody out any more."""
         try:
-            in_place = self.path.stat().st_ino == self._inode
+            in_place = os.stat(self._file.name).st_ino == self._inode  # noqa: PTH116 - for each event
         except FileNotFoundError:
             in_place = False
         if not in_place:

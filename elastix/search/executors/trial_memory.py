@@ -6,11 +6,13 @@ from it (packer, campaign_loop).
 
 import ctypes
 import gc
+import os
 import re
 from pathlib import Path
 
 import torch
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _TRIM_ABOVE = 64 << 20  # bytes kept by malloc that are worth the time of giving them back
 _SPARED = 0.95  # of what is free: Ray ends workers above that
 _SIGNS = re.compile(
@@ -48,24 +50,27 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
             self.base = torch.cuda.memory_allocated(self._device)
             return
-        _give_back()
-        try:
-            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
-        except OSError:
-            self.base = 0  # the peak would be that of another trial
-        else:
-            self.base = resident("VmRSS")
+        held = _give_back()
+        # VmHWM starts again; where it does not, the peak would be that of another trial.
+        self.base = held if _write("/proc/self/clear_refs", b"5") else 0
 
     def read(self) -> int:
         """Bytes, the base among them; 0: unknown."""
         if self._device is not None:
             return int(torch.cuda.max_memory_allocated(self._device))
-        return resident("VmHWM") if self.base else 0
+        return status("VmHWM") if self.base else 0
 
 
-def resident(field: str = "VmRSS") -> int:
-    """Bytes of a line of /proc/self/status."""
-    return _field(Path("/proc/self/status"), f"{field}:") << 10
+def resident() -> int:
+    """Bytes that this process holds in memory."""
+    fields = _read("/proc/self/statm").split()
+    return int(fields[1]) * _PAGE if fields else 0
+
+
+def status(field: str) -> int:
+    """Bytes of a line of /proc/self/status: "VmHWM" is the most that was held since it began."""
+    _, found, rest = _read("/proc/self/status").partition(f"{field}:".encode())
+    return int(rest.split(None, 1)[0]) << 10 if found else 0
 
 
 def free(device: torch.device | None = None) -> int:
@@ -88,21 +93,55 @@ def kills() -> int:
     return _field(path, name)
 
 
-def _give_back() -> None:
-    """What was freed malloc keeps; the next trial's peak would be that of the one before."""
+def _give_back() -> int:
+    """What was freed malloc keeps; the next trial's peak would be that of the one before.
+
+    Returns:
+        Bytes that this process holds now.
+    """
     held = resident()
     if held - _Kept.least > _TRIM_ABOVE:
         gc.collect()
         try:
             ctypes.CDLL(None).malloc_trim(0)
         except AttributeError:  # not glibc
-            return
+            return held
         held = resident()
     _Kept.least = held
+    return held
 
 
 class _Kept:
     least = 0
+
+
+# With nothing around the system's calls: every trial does it, and some take half a millisecond.
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc that has no more than a page; nothing where there is none."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(opened, _PAGE)
+    finally:
+        os.close(opened)
+
+
+def _write(path: str, value: bytes) -> bool:
+    """Whether it could be done."""
+    try:
+        opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.write(opened, value) == len(value)
+    except OSError:
+        return False
+    finally:
+        os.close(opened)
 
 
 def _cgroup() -> Path:
