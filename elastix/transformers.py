@@ -34,6 +34,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
+from elastix.comm.gradients.buckets import keep_whole
 from elastix.errors import ConfigError
 from elastix.script_adapter import LoneLoader, LoneScript, digest
 from elastix.state import Stateful
@@ -60,8 +61,14 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
-_HOOKS = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_evaluate")
-"""Methods that Trainer's loop must call, or the workers would train apart from each other."""
+_HOOKS = (
+    "_init_training_state",
+    "_prepare_for_training",
+    "_run_epoch",
+    "_evaluate",
+    "loss_is_scaled_for_ga",
+)
+"""What Trainer's loop must call and look at, or the workers would train apart from each other."""
 
 if missing := [name for name in _HOOKS if not hasattr(_Trainer, name)]:
     raise ImportError(
@@ -79,7 +86,7 @@ class _Told(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.numbers = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+        self.numbers = keep_whole(torch.nn.Parameter(torch.zeros(4, dtype=torch.float64)))
 
     def add(self, loss: torch.Tensor, *numbers: torch.Tensor | float) -> torch.Tensor:
         """The same loss; its backward pass tells its value, and these numbers."""
@@ -313,7 +320,7 @@ class Trainer(_Trainer):  # type: ignore[misc]
         It takes the sum where it expects the loss to be divided by all items of the batch, even if
         an overridden compute_loss does not do so.
         """
-        scaled = getattr(self, "loss_is_scaled_for_ga", None)  # since 5.21, for a subclass to set
+        scaled = self.loss_is_scaled_for_ga
         if scaled is None:
             scaled = (self.model_accepts_loss_kwargs and items_are_known) or self.compute_loss_func
         return not scaled

@@ -668,14 +668,17 @@ def build_buckets(
 
     Args:
         modules: whose parameters and buffers.
-        wire: what gradients of float32 and float64 travel as; None: as they are.
+        wire: what gradients of float32 and float64 travel as, except for `keep_whole`; None: as
+            they are.
 
     Raises:
         ConfigError: a tensor is of a type that no backend reduces; names it.
     """
     _check_types(modules)
     groups = _parameter_groups(modules)
-    buckets: list[Bucket] = [GradientBucket(group, wire) for group in groups]
+    buckets: list[Bucket] = [
+        GradientBucket(group, None if travels_whole(group[0]) else wire) for group in groups
+    ]
     buckets += [BufferBucket(places, how) for how, places in _buffer_groups(modules)]
     counter = next((b for b in buckets if b.reduce == "sum" and b.dtype in _EXACT), None)
     if counter is None:
@@ -688,6 +691,17 @@ def build_buckets(
         if isinstance(bucket, BufferBucket):
             bucket.rebase()
     return buckets
+
+
+def keep_whole(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """The parameter, whose gradient always travels in its own type: it tells numbers that count."""
+    parameter.travels_whole = True  # type: ignore[attr-defined]
+    return parameter
+
+
+def travels_whole(parameter: torch.nn.Parameter) -> bool:
+    """Whether `keep_whole` was said of it."""
+    return getattr(parameter, "travels_whole", False)
 
 
 def _check_types(modules: Sequence[torch.nn.Module]) -> None:
@@ -709,10 +723,10 @@ def _parameter_groups(modules: Sequence[torch.nn.Module]) -> list[list[torch.nn.
     wanted = (p for module in modules for p in module.parameters() if p.requires_grad)
     parameters = list({id(p): p for p in wanted}.values())
     groups: list[list[torch.nn.Parameter]] = []
-    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[torch.nn.Parameter], int]] = {}
+    open_groups: dict[tuple[object, ...], tuple[list[torch.nn.Parameter], int]] = {}
     cap = FIRST_BUCKET_BYTES
     for parameter in reversed(parameters):
-        key = (parameter.dtype, parameter.device)
+        key = (parameter.dtype, parameter.device, travels_whole(parameter))
         group, size = open_groups.get(key, ([], 0))
         if not group:
             groups.append(group)

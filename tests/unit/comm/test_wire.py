@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastix.comm.gradients.buckets import GradientBucket, build_buckets
+from elastix.comm.gradients.buckets import GradientBucket, build_buckets, keep_whole
 from elastix.comm.network.shared_memory import norm_of
 
 TYPES = [torch.bfloat16, torch.float16]
@@ -38,6 +38,15 @@ def filled(bucket, scale=1.0):
     bucket.fill_missing([scale], 0)
     bucket.close(1)
     return bucket
+
+
+@pytest.mark.parametrize("wire", TYPES)
+def test_a_number_that_is_told_as_a_gradient_is_not_rounded(wire):
+    model = nn.Linear(5, 3, dtype=torch.float64)
+    model.told = keep_whole(nn.Parameter(torch.zeros(1, dtype=torch.float64)))
+    buckets = [b for b in build_buckets([model], wire) if isinstance(b, GradientBucket)]
+    assert [bucket.flat.dtype for bucket in buckets] == [torch.float64, wire]
+    assert [p is model.told for p in buckets[0].parameters] == [True]
 
 
 @pytest.mark.parametrize("own", [torch.float32, torch.float64])
