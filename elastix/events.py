@@ -63,6 +63,7 @@ class WorkerStarted(Event):
 
     Attributes:
         mates: of a worker that is several processes, node and process id of the others.
+        computes_with: on what its last bits depend: versions, processor, threads, GPU.
     """
 
     worker: int
@@ -70,6 +71,7 @@ class WorkerStarted(Event):
     node: str
     device: str
     mates: tuple[tuple[str, int], ...] = ()
+    computes_with: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +111,39 @@ class ResumedFromShadow(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProcessorsDiffer(Event):
+    """Workers of the group compute with different things, and so round differently. Said once.
+
+    Attributes:
+        kinds: by what they compute with, the workers.
+    """
+
+    kinds: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicasLevelled(Event):
+    """All workers go on from the State of `worker` after `step`, as their processors differ."""
+
+    step: int
+    worker: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShadowDiffers(Event):
     """A shadow that did all steps holds another State than the group; it is copied anew.
 
-    Where it computes on other hardware that is rounding. Said once of each shadow.
+    Where it computes on other hardware that is rounding. Said again when the distance is another.
+
+    Attributes:
+        followed: operations that it has followed since its State was copied.
+        parts: what differs by its digest, as in ReplicasCompared.
     """
 
     worker: int
     step: int
+    followed: int = 0
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -569,6 +596,8 @@ _EVENTS: dict[str, type[Event]] = {
         GenerationFormed,
         Resumed,
         ResumedFromShadow,
+        ProcessorsDiffer,
+        ReplicasLevelled,
         ShadowDiffers,
         SamplesLeftOut,
         LoaderOpened,
@@ -640,13 +669,23 @@ def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.load
             values["mates"] = tuple((str(n), int(pid)) for n, pid in values.get("mates", ()))
         if cls is GenerationFormed:
             values["members"] = tuple(values["members"])
-        if cls in (ReplicasCompared, ReplicasDiverged):
-            values |= {name: tuple(values[name]) for name in ("workers", "apart", "parts")}
+        values |= _compared(cls, values)
         event = cls(**values)
         _check_fields(event)
         return event
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Corrupt(f"a record of {cls.__name__} has the wrong fields: {error}.") from error
+
+
+def _compared(cls: type[Event], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an event that compares workers, as they are in it and not in JSON."""
+    if cls in (ReplicasCompared, ReplicasDiverged):
+        return {name: tuple(values[name]) for name in ("workers", "apart", "parts")}
+    if cls is ShadowDiffers:
+        return {"parts": tuple(values.get("parts", ()))}
+    if cls is ProcessorsDiffer:
+        return {"kinds": {kind: tuple(map(int, who)) for kind, who in values["kinds"].items()}}
+    return {}
 
 
 def _check_fields(event: Event) -> None:

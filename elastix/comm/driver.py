@@ -9,7 +9,7 @@ train.replica.evaluation), and who decides on generations (membership).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
@@ -102,7 +102,7 @@ class GroupDriver:
             want.Subscribe: self._subscribe,
             want.Adopt: self._adopt,
             want.TakeDigest: self._take_digest,
-            want.Unequal: lambda wanted: participant.unequal(wanted.operation),
+            want.Unequal: lambda wanted: participant.unequal(*wanted),
             want.Level: lambda wanted: participant.level(equal=wanted.equal),
             want.Lonely: lambda _wanted: participant.lonely(),
             want.Succeed: lambda wanted: participant.succeed(equal=wanted.equal),
@@ -223,16 +223,48 @@ class GroupDriver:
         self._catch_up = catch_up
         self._wiring = replace(self._wiring, catch_up=catch_up.address)
 
-    def first_entry(self, layout: list[str]) -> None:
+    @property
+    def device(self) -> torch.device:
+        """Where the backend wants its buffers."""
+        return self._device
+
+    @property
+    def processors(self) -> tuple[int, ...]:
+        """The kinds of processors in the group, each once."""
+        protocol = self._protocol
+        kinds = protocol.kinds if isinstance(protocol, GroupProtocol) else ()
+        return tuple(sorted(set(kinds))) or (0,)
+
+    def processors_of(self) -> Mapping[int, int]:
+        """By member of the group in use, the kind of its processor."""
+        protocol, group = self._protocol, self.group
+        kinds = protocol.kinds if isinstance(protocol, GroupProtocol) else ()
+        return dict(zip(group.members if group is not None else (), kinds, strict=True))
+
+    @property
+    def unlevel(self) -> bool:
+        """Whether workers with processors of one kind may hold different things."""
+        protocol = self._protocol
+        return isinstance(protocol, GroupProtocol) and protocol.unlevel and len(self.processors) > 1
+
+    def levelled(self) -> None:
+        """All workers have gone on from one State."""
+        if isinstance(self._protocol, GroupProtocol):
+            self._protocol.unlevel = False
+
+    def first_entry(self, layout: list[str], processor: int = 0) -> None:
         """Enter the group as a founder or a joiner; blocks until let in and given the State.
 
         Args:
             layout: one line per parameter and buffer; must be equal on all workers.
+            processor: a number for what this one computes with.
 
         Raises:
             ConfigError: the layouts differ; names the first line that does.
         """
         self._layout = layout
+        if isinstance(self._protocol, GroupProtocol):
+            self._protocol.processor = processor
         self._participant.phase("wait", 0)
         self._drive(self._protocol.come_in())
 

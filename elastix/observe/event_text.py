@@ -1,12 +1,16 @@
 """An event as a line for people, without colours. What no person needs to hear of has none."""
 
+from collections.abc import Iterable
+
 from elastix.events import (
     AncestorIgnored,
     Event,
     GenerationFormed,
+    ProcessorsDiffer,
     Recovered,
     ReplicasCompared,
     ReplicasDiverged,
+    ReplicasLevelled,
     Reported,
     Resumed,
     ResumedFromShadow,
@@ -50,8 +54,15 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             apart = "" if event.equal else "; its State is no longer equal to the last bit"
             return f"resumed from the shadow (worker {event.worker}): {lost}{apart}", "green"
         case ShadowDiffers():
-            where = f"after step {event.step}; its State is copied anew"
+            where = f"after step {event.step}{_distance(event)}; its State is copied anew"
             return f"the shadow (worker {event.worker}) differs from the group {where}", "yellow"
+        case ProcessorsDiffer():
+            kinds = (f"workers {_named(who)}: {kind}" for kind, who in event.kinds.items())
+            rule = "they round differently, and go on from one State now and then"
+            return f"different processors in the group: {rule} ({'; '.join(kinds)})", "yellow"
+        case ReplicasLevelled():
+            whose = f"all go on from the State of worker {event.worker}"
+            return f"different processors: {whose} after step {event.step}", "dim"
         case GenerationFormed():
             who = " ".join(map(str, event.members))
             return f"generation {event.generation} ({event.cause}): workers {who}", "cyan"
@@ -103,6 +114,17 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             where = f"worker {event.worker}, rank {event.rank}, after step {event.step}"
             return f"the train function raised on {where}: {last[0]}", "bold red"
     return "", ""
+
+
+def _named(workers: Iterable[int]) -> str:
+    return " ".join(map(str, workers))
+
+
+def _distance(event: ShadowDiffers) -> str:
+    """By digest: in what, and since when."""
+    if not event.parts:
+        return ""
+    return f" in {', '.join(event.parts)}, {event.followed} operations after it was copied"
 
 
 def copied(event: WorkerJoined) -> str:

@@ -56,6 +56,8 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
             ("steps_voided", "count", "void steps"),
             ("samples_left_out", "count", "samples left out"),
             ("shadows_differed", "count", "shadows that differ"),
+            ("replicas_levelled", "count", "levelled: processors differ"),
+            ("processor_kinds", "now", "kinds of processors"),
         ),
     ),
     ("Generation", "short", (("generation", "now", "{{run}}"),)),

@@ -14,8 +14,10 @@ from elastix.events import (
     CampaignStarted,
     Event,
     GenerationFormed,
+    ProcessorsDiffer,
     Recovered,
     ReplicasDiverged,
+    ReplicasLevelled,
     Reported,
     Resumed,
     ResumedFromShadow,
@@ -80,6 +82,8 @@ SERIES = (
     Series("slices_handed_over", "counter", "Slices of lost workers that others computed."),
     Series("samples_repeated", "gauge", "Samples used twice in an epoch. Must stay 0."),
     Series("workers_left", "counter", "Workers that went as agreed.", ("cause", *_WORKER)),
+    Series("processor_kinds", "gauge", "What workers compute with, if they round differently."),
+    Series("replicas_levelled", "counter", "Times that all went on from one State for that."),
     Series("workers_diverged", "counter", "Workers that held another State than most.", _WORKER),
     Series("steps_voided", "counter", "Steps that the guard voided."),
     Series("samples_left_out", "counter", "Samples that are left out on purpose."),
@@ -190,6 +194,10 @@ class Readings:
             case WorkersMeasured():
                 for worker, values in event.workers.items():
                     self._measure(self._who(worker), values)
+            case ProcessorsDiffer():
+                self._put("processor_kinds", len(event.kinds))
+            case ReplicasLevelled():
+                self._put("replicas_levelled", 1)
             case ReplicasDiverged():
                 for worker in event.apart:
                     self._put("workers_diverged", 1, *self._who(worker))

@@ -12,7 +12,9 @@ from elastix.data.audit import Audit, audit
 from elastix.events import (
     Event,
     GenerationFormed,
+    ProcessorsDiffer,
     ReplicasDiverged,
+    ReplicasLevelled,
     Reported,
     Resumed,
     ResumedFromShadow,
@@ -227,7 +229,14 @@ class Training:
             case WorkersMeasured():
                 for number, values in event.workers.items():
                     self._worker(number).measure(t, event.step, values)
-            case ReplicasDiverged() | StepVoided() | SamplesLeftOut() | ShadowDiffers():
+            case (
+                ReplicasDiverged()
+                | StepVoided()
+                | SamplesLeftOut()
+                | ShadowDiffers()
+                | ProcessorsDiffer()
+                | ReplicasLevelled()
+            ):
                 self.found = [*self.found[1 - _MARKS :], (t, line(event)[0])]
             case GenerationFormed():
                 if event.members and self.formed_s is None:

@@ -40,6 +40,9 @@ def strategy_of(annotation) -> st.SearchStrategy:
         return st.lists(batches, max_size=2).map(tuple)
     if annotation == typing.get_type_hints(events.WorkersMeasured)["workers"]:
         return st.dictionaries(st.integers(0, 99), st.dictionaries(st.text(), st.integers()))
+    if annotation == typing.get_type_hints(events.ProcessorsDiffer)["kinds"]:
+        workers = st.lists(st.integers(0, 99), max_size=3).map(tuple)
+        return st.dictionaries(st.text(max_size=9), workers, max_size=3)
     if annotation == tuple[events.Span, ...]:
         return spans
     if annotation == tuple[tuple[int, int, int], ...]:
@@ -49,6 +52,8 @@ def strategy_of(annotation) -> st.SearchStrategy:
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(strategy_of, typing.get_args(annotation)))
+    if annotation == tuple[str, ...]:
+        return st.lists(st.text(max_size=9), max_size=3).map(tuple)
     if origin is tuple:
         return st.lists(st.integers(0, 99), max_size=4).map(tuple)
     if isinstance(origin, type):

@@ -80,6 +80,10 @@ class GroupProtocol(InGroup):
         plan: the generation over whose members the next batch is split.
         hand: the operation in hand, or the next.
         joiner: this member's way in, while it follows the group from outside.
+        processor: a number for what it computes with.
+        kinds: the processors of the group's members, in rank order, as they said when they met.
+        unlevel: somebody has come in since all kinds of processors went on from one State, so that
+            even those of one kind may hold different things.
     """
 
     def __init__(
@@ -96,6 +100,9 @@ class GroupProtocol(InGroup):
         self.plan = 0
         self.hand = InHand()
         self.joiner = Joiner(me, inbox, self._called)
+        self.processor = 0
+        self.kinds: tuple[int, ...] = ()
+        self.unlevel = False
         self._me = me
         self._inbox = inbox
         self._min_members = min_members
@@ -450,12 +457,15 @@ class GroupProtocol(InGroup):
         if not membership.urgent:
             self.plan = membership.generation
             self._founded = 0  # others have gone on since; the State of the founding is stale
+            self.unlevel = True
         self.group = group = yield from self._ask(
             Build(membership.generation, membership.members, prepare=self._to_prepare())
         )
         complete = hand.complete if hand.has_state else self._founded
-        position = Position(hand.number, complete, self.plan, hand.kind)
-        decision = self._rule((yield from self._ask(Meet(group, position))), membership.members)
+        position = Position(hand.number, complete, self.plan, hand.kind, self.processor)
+        positions = yield from self._ask(Meet(group, position))
+        self.kinds = tuple(one.processor for one in positions)
+        decision = self._rule(positions, membership.members)
         if decision.gone:
             self._look_if_gone(group, decision)
         generation, members = membership.generation, membership.members

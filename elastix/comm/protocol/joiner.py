@@ -196,7 +196,7 @@ class Joiner:
                         yield Level()
                 case Digest():
                     self.equal = False
-                    yield Unequal(operation)
+                    yield Unequal(operation, catchup.followed, catchup.mine, head.digest)
                     if self.shadow:  # what it was told counts until it has another State
                         catchup.stream.pop()
                         catchup.stream.close()

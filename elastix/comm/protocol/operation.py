@@ -101,7 +101,7 @@ class RoundAlone:
     def prepare(self, generation: int) -> None:
         """Nothing."""
 
-    def launch(self, group: Group) -> Sequence[Pending]:
+    def launch(self, group: Group) -> Iterable[Pending]:
         """Nothing but the round."""
         del group
         return ()

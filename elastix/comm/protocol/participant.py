@@ -88,7 +88,7 @@ class Participant(Protocol):
         """This joiner has lost all its donors."""
         ...
 
-    def unequal(self, operation: int) -> None:
+    def unequal(self, operation: int, followed: int, mine: str, theirs: str) -> None:
         """The State here is not that of whom this worker follows, before that operation."""
         ...
 

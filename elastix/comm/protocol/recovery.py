@@ -39,12 +39,14 @@ class Position:
         plan: the generation over whose members the batch in hand is split; 0 if not known.
         kind: which sort of operation it is in (0 while between operations), to notice workers
             that run different code.
+        processor: a number for what it computes with; those of different ones round differently.
     """
 
     operation: int
     complete: int = 0
     plan: int = 0
     kind: int = 0
+    processor: int = 0
 
     @property
     def has_state(self) -> bool:

@@ -265,9 +265,18 @@ class TakeDigest(NamedTuple):
 
 
 class Unequal(NamedTuple):
-    """The State here is not the donor's. Sends None."""
+    """The State here is not the donor's. Sends None.
+
+    Attributes:
+        operation: number of the next one.
+        followed: operations since the State was copied.
+        mine, theirs: the digests.
+    """
 
     operation: int
+    followed: int
+    mine: str
+    theirs: str
 
 
 class Level(NamedTuple):

@@ -61,6 +61,7 @@ class Offer:
         stored: the State is to be stored; else it is compared, and that is all.
         place: of the process in its crew.
         places: how many there are; what is at each of them makes up the checkpoint.
+        processor: a number for what it computes with; what is stored is of one kind, if can be.
     """
 
     mark: CheckpointId
@@ -75,6 +76,7 @@ class Offer:
     stored: bool = True
     place: int = 0
     places: int = 1
+    processor: int = 0
 
 
 @dataclass(frozen=True)
@@ -219,8 +221,10 @@ class Assembly:
         load = dict.fromkeys(sorted(self.offers), 0)
         names: dict[int, list[str]] = {worker: [] for worker in load}
         at: dict[int, list[int]] = {}
+        kind = self.chief.processor
         for worker in load:
-            at.setdefault(self.offers[worker].place, []).append(worker)
+            if self.offers[worker].processor == kind:
+                at.setdefault(self.offers[worker].place, []).append(worker)
         groups = sorted(self._groups.items(), key=lambda g: (-g[0][1], g[0][0]))
         for (group, nbytes), places in groups:
             owners = {self._hands[name] for name in group if name in self._hands}

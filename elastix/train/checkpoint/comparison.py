@@ -20,8 +20,7 @@ _NAMED = 5  # entries, in a message
 _LOOK_FOR = (
     "Look for code that treats workers differently (a change of weights, buffers or optimizer on "
     "one rank alone; a tracked object fed with one worker's own values: feed it with what all "
-    "have, or do not track it); for workers whose processors or libraries differ, since they round "
-    "differently; and, if none of this is so, for "
+    "have, or do not track it); and, if none of this is so, for "
 )
 
 Parts = Mapping[str, str]
@@ -37,18 +36,21 @@ class Comparisons:
 
     def __init__(self) -> None:
         self.equal_step: int | None = None
-        self._held: dict[CheckpointId, dict[int, dict[int, Parts]]] = {}  # by place and worker
+        self._held: dict[CheckpointId, dict[tuple[int, int], dict[int, Parts]]] = {}  # by worker
         self._told: dict[CheckpointId, ReplicasCompared] = {}
         self._entries: dict[tuple[CheckpointId, int], tuple[int, dict[str, str]]] = {}  # by worker
         self._parted: dict[CheckpointId, ReplicasDiffer] = {}
 
-    def hold(self, mark: CheckpointId, worker: int, parts: Parts, place: int = 0) -> None:
+    def hold(
+        self, mark: CheckpointId, worker: int, parts: Parts, place: int = 0, processor: int = 0
+    ) -> None:
         """A worker has told what it holds; nothing, if it was alone.
 
-        Processes of crews hold the same as those at the same place of other workers.
+        Processes of crews hold the same as those at the same place of other workers; and workers
+        hold the same as those whose processors are of the same kind.
         """
         if parts:
-            self._held.setdefault(mark, {}).setdefault(place, {})[worker] = parts
+            self._held.setdefault(mark, {}).setdefault((place, processor), {})[worker] = parts
             while len(self._held) > _REMEMBERED:
                 oldest = next(iter(self._held))
                 self._held.pop(oldest)
@@ -132,6 +134,35 @@ def compare(step: int, occasion: str, held: Mapping[int, Parts]) -> ReplicasComp
         apart=tuple(worker for worker in sorted(held) if wholes[worker] != digest),
         parts=tuple(name for name in names if len({p.get(name) for p in held.values()}) > 1),
     )
+
+
+def compare_kinds(
+    step: int, occasion: str, held: Mapping[int, tuple[int, Parts]]
+) -> ReplicasCompared | None:
+    """What several workers hold, each compared with those whose processors are of its kind.
+
+    Args:
+        step: committed steps in it.
+        occasion: see ReplicasCompared.
+        held: by worker, the kind of its processor and what it holds.
+    """
+    kinds: dict[int, dict[int, Parts]] = {}
+    for worker, (kind, parts) in held.items():
+        kinds.setdefault(kind, {})[worker] = parts
+    told = [event for of in kinds.values() if (event := compare(step, occasion, of)) is not None]
+    apart = [event for event in told if not event.equal]
+    if not apart:
+        return told[0] if told else None
+    first, *others = apart
+    for other in others:
+        first = replace(
+            first,
+            workers=tuple(sorted({*first.workers, *other.workers})),
+            digest="",
+            apart=tuple(sorted({*first.apart, *other.apart})),
+            parts=tuple(sorted({*first.parts, *other.parts})),
+        )
+    return first
 
 
 def fault(found: ReplicasCompared, equal_step: int | None) -> ReplicasDiffer:

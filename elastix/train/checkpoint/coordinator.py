@@ -192,7 +192,8 @@ class Checkpoints:
         mark = message.mark
         if isinstance(message, Offer):
             whose = worker // message.places
-            self._comparisons.hold(mark, whose, message.digests, message.place)
+            where = message.place, message.processor
+            self._comparisons.hold(mark, whose, message.digests, *where)
             self._comparisons.hold_entries(mark, whose, message.entries, message.places)
         if mark in self._ended:
             if not isinstance(message, Offer):

@@ -38,6 +38,7 @@ class Occasion:
     stored: bool = True
     place: int = 0
     places: int = 1
+    processor: int = 0
 
 
 class Saver:
@@ -206,6 +207,7 @@ class Saver:
             stored=occasion.stored,
             place=occasion.place,
             places=occasion.places,
+            processor=occasion.processor,
         )
         self._offered = offer
         self._send(offer)

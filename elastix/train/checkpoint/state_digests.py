@@ -74,8 +74,14 @@ def entries(state: State, parts: Mapping[str, Manifest]) -> dict[str, str]:
 
 
 def digest(state: State) -> str:
-    """One for all parts."""
-    return whole(digests(state))
+    """Of all parts, as one text: equal for equal replicas. `apart` takes two of them apart."""
+    return json.dumps(digests(state), sort_keys=True)
+
+
+def apart(one: str, other: str) -> tuple[str, ...]:
+    """The names of the parts in which two differ that `digest` gave."""
+    here, there = json.loads(one), json.loads(other)
+    return tuple(n for n in sorted({*here, *there}) if here.get(n) != there.get(n))
 
 
 def whole(parts: Mapping[str, str]) -> str:

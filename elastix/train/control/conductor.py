@@ -20,6 +20,7 @@ from elastix.errors import ElastixError
 from elastix.events import (
     Event,
     GenerationFormed,
+    ProcessorsDiffer,
     ReplicasDiverged,
     Resumed,
     RunEnded,
@@ -396,7 +397,13 @@ class Conductor:
             return
         if worker not in self.state.started:
             self._write(
-                WorkerStarted(worker=worker, pid=member.pid, node=member.node, device=member.device)
+                WorkerStarted(
+                    worker=worker,
+                    pid=member.pid,
+                    node=member.node,
+                    device=member.device,
+                    computes_with=message.computes_with,
+                )
             )
         member.address, member.ready = message.address, True
         if self._shadows.takes(worker, self._roster):
@@ -648,6 +655,17 @@ class Conductor:
                 cause=membership.cause,
             )
         )
+        self._look_at_processors(membership.members)
+
+    def _look_at_processors(self, members: Sequence[int]) -> None:
+        """Say so, once, if those who are to compute together round differently."""
+        kinds: dict[str, list[int]] = {}
+        for worker in members:
+            kind = self.state.computes_with.get(worker)
+            if kind:
+                kinds.setdefault(kind, []).append(worker)
+        if len(kinds) > 1 and not self.state.processors >= kinds.keys():
+            self._write(ProcessorsDiffer(kinds={kind: tuple(who) for kind, who in kinds.items()}))
 
     def _fail(self, error: ElastixError | None) -> None:
         """What came first counts."""

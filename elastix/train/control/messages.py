@@ -41,9 +41,11 @@ class Ready:
 
     Attributes:
         address: where joiners can follow this worker; None where nobody ever joins.
+        computes_with: on what its last bits depend, as text (exactness.computes_with).
     """
 
     address: Address | None
+    computes_with: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from elastix.events import (
     Event,
     GenerationFormed,
+    ProcessorsDiffer,
     Resumed,
     ResumedFromShadow,
     StepCommitted,
@@ -29,6 +30,8 @@ class RunState:
         generation: the newest that was formed.
         started: workers that were up to `prepare`.
         members: of the newest generation, but for those that were lost or left since.
+        computes_with: by worker, on what its last bits depend; see Ready.
+        processors: of these, what was said to differ.
     """
 
     step: int = 0
@@ -38,6 +41,8 @@ class RunState:
     generation: int = 0
     started: set[int] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
+    computes_with: dict[int, str] = field(default_factory=dict)
+    processors: frozenset[str] = frozenset()
 
     def take(self, event: Event, sequence: int | None = None) -> None:
         """Count one more event."""
@@ -55,8 +60,11 @@ class RunState:
             case GenerationFormed():
                 self.generation = event.generation
                 self.members = set(event.members)
+            case ProcessorsDiffer():
+                self.processors |= event.kinds.keys()
             case WorkerStarted():
                 self.started.add(event.worker)
+                self.computes_with[event.worker] = event.computes_with
             case WorkerLost():
                 self.losses += 1
                 self.losses_in_a_row += 1
@@ -68,7 +76,12 @@ class RunState:
 
     def copy(self) -> "RunState":
         """One that goes its own way."""
-        return replace(self, started=set(self.started), members=set(self.members))
+        return replace(
+            self,
+            started=set(self.started),
+            members=set(self.members),
+            computes_with=dict(self.computes_with),
+        )
 
     def unaccounted(self, present: Collection[int]) -> set[int]:
         """Workers that were members last, are not present, and whose end nobody has told."""

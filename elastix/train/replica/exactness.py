@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from blake3 import blake3
 
 from elastix.comm.slice_tree import is_power_of_two
 from elastix.config import ExchangeConfig, FailureConfig, RunConfig
@@ -146,6 +147,11 @@ def computes_with(device: torch.device) -> str:
     if device.type == "cuda":
         parts.append(torch.cuda.get_device_name(device))
     return ", ".join(parts)
+
+
+def kind_number(computes_with: str) -> int:
+    """What stands for such a text where workers exchange numbers; fits an int64, and is not 0."""
+    return (int.from_bytes(blake3(computes_with.encode()).digest(8)) >> 2) | 1
 
 
 @lru_cache

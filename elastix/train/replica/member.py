@@ -52,6 +52,7 @@ from elastix.train.replica.exactness import (
     check_loader,
     check_rate_scaling,
     computes_with,
+    kind_number,
 )
 from elastix.train.replica.inheritance import Inheritance
 from elastix.train.replica.learning_rate import RateScaling
@@ -103,7 +104,7 @@ class Member:
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.send, link.open_store)
         self._copies = StateCopies(self._tracked, self.saver)
-        self._differed = False  # as a shadow, from the group
+        self._distance: tuple[tuple[str, ...], int] | None = None  # as a shadow, from the group
         self._replicated = ReplicatedEvents(
             link.emit,
             self._first,
@@ -127,6 +128,7 @@ class Member:
         self._state = WorkerState(parts, self._steps, self.saver, self._inheritance)
         inbox.on_urgent(self._heard_urgent)
         self._mates: Mates | None = None
+        self._computes_with = ""
         self._listeners: list[Callable[[str, int], None]] = []
 
     # ------------------------------------------------------------------ this worker's processes
@@ -294,8 +296,8 @@ class Member:
             wire=getattr(torch, self.settings.wire) if self.settings.wire else None,
         )
         self._steps.prepared(self._reducer)
-        kind = computes_with(self.device) if self.settings.exact else ""
-        layout = layout_of(live.modules, kind)
+        self._computes_with = computes_with(self.device)
+        layout = layout_of(live.modules, self._computes_with if self.settings.exact else "")
         if self._mates is not None:
             self._mates.settle(live.modules, optimizers)
             self._driver.assemble()
@@ -303,11 +305,18 @@ class Member:
             heed = self._replicated.send_held
             self._catch_up = CatchUpSender(self._interface, layout, self._secret, heed)
             self._driver.catch_joiners_up(self._catch_up)
-        self._link.send(Ready(self._catch_up.address if self._catch_up is not None else None))
+        self._say_ready()
         if self._mates is not None:
             self._link.send(CaughtUp())  # a crew follows nobody: it is given the State in the group
-        self._driver.first_entry(layout)
+        several = not (self.settings.alone or self.settings.crew)
+        processor = kind_number(self._computes_with) if several else 0
+        self._steps.processor = processor
+        self._driver.first_entry(layout, processor)
         self._steps.random.prepared()
+
+    def _say_ready(self) -> None:
+        address = self._catch_up.address if self._catch_up is not None else None
+        self._link.send(Ready(address, self._computes_with))
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""
@@ -361,18 +370,22 @@ class Member:
     def lonely(self) -> None:
         """Nobody is left whom this joiner could watch."""
         if self._catch_up is not None:
-            self._link.send(Ready(self._catch_up.address))
+            self._say_ready()
 
-    def unequal(self, operation: int) -> None:
+    def unequal(self, operation: int, followed: int, mine: str, theirs: str) -> None:
         """The State is not that of the worker that this one follows."""
         self.phase("unequal", operation)
-        if self._driver.shadow and not self._differed:
-            self._differed = True
-            self._link.emit(ShadowDiffers(worker=self.me, step=self.step))
+        parts = state_digests.apart(mine, theirs)
+        if self._driver.shadow and (parts, followed) != self._distance:
+            self._distance = parts, followed
+            self._link.emit(
+                ShadowDiffers(worker=self.me, step=self.step, followed=followed, parts=parts)
+            )
 
     def succeed(self, *, equal: bool) -> None:
         """All members are lost, and this shadow goes on in their place."""
         since, sequence = self._replicated.since, self._replicated.sequence
+        equal = equal and not self._steps.foreign
         self._link.send(Succeeded(step=self.step, since=since, sequence=sequence, equal=equal))
 
     def entered(self, generation: int, joined: Joined | None) -> None:
@@ -439,6 +452,8 @@ class Member:
         self.phase("boundary", self.step)
         self._link.await_controller()
         self._steps.rewind.restore(self._tracked.others)
+        if self._steps.level_due:
+            self._state.level()
         self._driver.boundary()
         if self.settings.exact:
             self._look_if_overtaken()

@@ -87,7 +87,7 @@ class StepChecks:
         judged = {"norm": norm, "metric": self._metric}
         return {name: ordered(value) for name, value in judged.items() if value is not None}
 
-    def matches(self, held: int | None) -> bool | None:
+    def matches(self, held: Mapping[int, int | None]) -> bool | None:
         """Whether this worker, outside of the group, holds what all in it do.
 
         In the step in hand, before it is taken over.
@@ -98,9 +98,12 @@ class StepChecks:
         Returns:
             None if it cannot be told.
         """
-        if self.fingerprints is None or not held:
+        if len(held) > 1:  # what is stored is that of one of them, nobody here knows which
             return None
-        return self.fingerprints.take() == held
+        (theirs,) = held.values()
+        if self.fingerprints is None or not theirs:
+            return None
+        return self.fingerprints.take() == theirs
 
     def verdict(self, result: torch.Tensor) -> StepVerdict:
         """Whether a step whose vote has this result counts, and why not."""

@@ -9,6 +9,7 @@ Not here: what is looked at for the vote (step_checks), what travels (vote), the
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -24,7 +25,7 @@ from elastix.data import loader_order
 from elastix.data.backward_window import Window
 from elastix.errors import TrainError
 from elastix.events import SamplesLeftOut, StepCommitted, StepVoided
-from elastix.train.checkpoint.comparison import compare, diverged
+from elastix.train.checkpoint.comparison import compare_kinds, diverged
 from elastix.train.control.messages import Diverged
 from elastix.train.replica import refusals
 from elastix.train.replica.draw_comparison import Drawn, drawn, parted
@@ -46,6 +47,9 @@ from elastix.train.replica.vote import StepVerdict, Vote
 
 logger = logging.getLogger(__name__)
 
+LEVEL_S = 60.0
+"""So long workers with different processors, or such a shadow, go on from what each has rounded."""
+
 
 class StepCommits:
     """One worker's. All methods are called in the training thread.
@@ -62,6 +66,9 @@ class StepCommits:
         rewind: puts back what a void step has changed.
         rate: follows the size of the group; None if learning rates stay.
         ended: why this run cannot go on; None if it can.
+        processor: the kind of this worker's, as a number.
+        foreign: as far as this worker, outside of the group, has seen, nobody in it has such a one.
+        level_due: at the next boundary all go on from one State.
     """
 
     def __init__(self, parts: WorkerParts) -> None:
@@ -78,6 +85,9 @@ class StepCommits:
         self.rewind = Rewind()
         self.rate: RateScaling | None = None
         self.ended: TrainError | None = None
+        self.processor = 0
+        self.foreign = self.level_due = False
+        self._levelled_at = self._copied_at = time.monotonic()
         self._me = parts.me
         self._settings = settings
         self._link = parts.link
@@ -117,7 +127,8 @@ class StepCommits:
         self._again.load_state_dict(meta)
         self._turns = deque(meta.get("turns", ()), loader_order.REMEMBERED)
         self._turns_from_before = bool(self._turns)
-        self._able = False
+        self._able = self.foreign = self.level_due = False
+        self._copied_at = time.monotonic()
 
     def check(self, *, thoroughly: bool = False) -> None:
         """That nothing was left out of the steps so far; see Reducer.check."""
@@ -196,6 +207,9 @@ class StepCommits:
             journaled=self._link.journaled() if first else -1,
             store=first and (self._schedule.time_is_up() or self._abandoned()),
             shadowed=first and self._driver.shadowed,
+            processor=self.processor,
+            processors=self._driver.processors,
+            level=first and self._time_to_level(),
             # While a snapshot is being stored, another one would hold up training.
             compare=first and self._schedule.compare and not self._copies.busy,
             drawn=0 if self._settings.alone else self._drawn.mark,  # nobody drew anything else
@@ -208,7 +222,22 @@ class StepCommits:
 
     def _unwatched(self) -> bool:
         """Whether nobody holds a State that this worker's could be compared with."""
-        return len(self._driver.present) < 2 and not self._driver.shadowed
+        alone = len(self._driver.present) < 2 and not self._driver.shadowed
+        return alone or self._driver.unlevel
+
+    def _time_to_level(self) -> bool:
+        """Whether workers whose processors differ have gone their own ways for long enough."""
+        mixed = len(self._driver.processors) > 1
+        late = time.monotonic() - self._levelled_at > LEVEL_S
+        return mixed and (late or self._driver.unlevel)
+
+    def levelled(self) -> None:
+        """All workers have gone on from one State."""
+        if self._reducer is not None:
+            self._reducer.rebase()
+        self.level_due = False
+        self._levelled_at = time.monotonic()
+        self._driver.levelled()
 
     def _abandoned(self) -> bool:
         """Whether a State was left to a shadow that is lost, and did not store it."""
@@ -221,7 +250,12 @@ class StepCommits:
         """
         if not self._driver.shadow:
             return
-        able = self.checks.matches(self.checks.verdict(result).agreed.held)
+        held = self.checks.verdict(result).agreed.held
+        self.foreign = self.processor not in held
+        if self.foreign and time.monotonic() - self._copied_at > LEVEL_S:
+            self._copied_at = time.monotonic()
+            self._driver.ask_digest()  # it has parted by rounding, and is copied anew
+        able = self.checks.matches(held)
         if able is None or able == self._able:
             return
         self._able = able
@@ -250,6 +284,7 @@ class StepCommits:
             self._void(verdict)
             return
         self._tracked.void = False
+        self.level_due = agreed.level
         if self.slices.step is not None:
             self._turns.append(self.slices.step.loader.number)
         contributors = left.contributors
@@ -349,11 +384,12 @@ class StepCommits:
         if fingerprints is None or self._reducer is None:
             return
         self._reducer.check(True)  # a parameter that nobody averages has an error of its own
-        numbers = self._roll_call(OperationKind.FINGERPRINTS, fingerprints.numbers())
-        held = {worker: fingerprints.named(row) for worker, row in numbers.items()}
-        found = compare(self.step, "step", held)
+        mine = [self.processor, *fingerprints.numbers()]
+        numbers = self._roll_call(OperationKind.FINGERPRINTS, mine)
+        held = {w: (kind, fingerprints.named(row)) for w, (kind, *row) in numbers.items()}
+        found = compare_kinds(self.step, "step", held)
         if found is not None and not found.equal:
-            self._part(found.workers, found.apart, found.parts, diverged(found))
+            self._part(tuple(sorted(held)), found.apart, found.parts, diverged(found))
         # Else it was somebody who has been lost since. In any case the batch is to be split over
         # those who are left, and they must know of each other.
         self._driver.step_left(self._driver.run(Regroup()), 0)

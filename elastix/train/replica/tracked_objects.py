@@ -214,6 +214,13 @@ class TrackedObjects:
         for loader in self.loaders:
             self._claim(f"loader/{loader.number}", loader)
 
+    def take_tensors(self, state: State) -> None:
+        """Become as `state` says where it has tensors, but for loaders and random numbers."""
+        named = {name[1:].split("/")[0] for name in state.tensors if name.startswith("@")}
+        others = {name: other for name, other in self.others.items() if name in named}
+        others.pop("rng", None)
+        states.restore(state, self.modules, others)
+
     def take_place(self, state: State, *, whole: bool) -> None:
         """Go on where an ancestor stands; see `state.take_place`.
 

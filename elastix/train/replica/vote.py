@@ -7,7 +7,7 @@ A vote is a row of numbers, which the round reduces by maximum. So a field has o
 - *highest*: the largest counts, which for a flag is that anybody has raised it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastix.train.replica.guard import ABSENT, Alarm, Watch, number
@@ -21,12 +21,16 @@ class Vote:
         proposal: generation of the proposed group that this worker could enter, 0 for none;
             unanimous.
         drawn: hash of the batches of this step (draws); unanimous.
-        held: hash of a part of the State (fingerprints); unanimous.
+        held: hash of a part of the State (fingerprints), 0 for none; unanimous among those with
+            processors of one kind.
+        processor: the kind of this worker's (exactness.kind_number).
+        processors: the kinds of the group's.
         journaled: how far the journal has got, as rank 0 knows, -1 from others; highest.
         store: rank 0 finds it time for a checkpoint; highest.
         compare: rank 0 finds it time to compare the replicas; highest.
         void: the step is done for nothing, since it will be done again; highest.
         shadowed: rank 0 is followed by a shadow that can store States; highest.
+        level: rank 0 finds it time that all kinds of processors go on from one State; highest.
         step_us: since the step before; highest.
         norm, metric: what the guard judges, in the order of guard.ordered; highest.
         seen: hash of what a slice gave that some have computed (recomputation), ABSENT from the
@@ -38,11 +42,14 @@ class Vote:
     proposal: int
     drawn: int
     held: int = 0
+    processor: int = 0
+    processors: tuple[int, ...] = (0,)
     journaled: int
     store: bool
     compare: bool
     void: bool
     shadowed: bool = False
+    level: bool = False
     step_us: int = 0
     norm: int = ABSENT
     metric: int = ABSENT
@@ -52,12 +59,19 @@ class Vote:
 
     def encode(self) -> tuple[int, ...]:
         """As the round reduces it; `decode` has the same order."""
-        unanimous = (self.proposal, self.drawn, self.held)
-        flags = tuple(map(int, (self.store, self.compare, self.void, self.shadowed)))
-        against = self.seen if self.seen == ABSENT else -self.seen
-        of_some = (self.seen, against, self.doubted)
+        kinds = (len(self.processors), *self.processors)
+        unanimous = (self.proposal, self.drawn, *self._said(1))
+        against = (-self.proposal, -self.drawn, *self._said(-1))
+        flags = tuple(map(int, (self.store, self.compare, self.void, self.shadowed, self.level)))
+        unseen = self.seen if self.seen == ABSENT else -self.seen
+        of_some = (self.seen, unseen, self.doubted)
         highest = (self.journaled, *flags, self.step_us, self.norm, self.metric, *of_some)
-        return *unanimous, *(-field for field in unanimous), *highest, *self.slice_us
+        return *kinds, *unanimous, *against, *highest, *self.slice_us
+
+    def _said(self, sign: int) -> tuple[int, ...]:
+        """What is held, by kind of processor: of the others' this worker says nothing."""
+        own, kinds = self.processor, self.processors
+        return tuple(sign * self.held if kind == own else ABSENT for kind in kinds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +82,22 @@ class VoteResult:
         proposal: generation of the proposed group that all could enter; 0 if they know different
             ones, or none.
         alike: all have drawn the same batches.
-        held: the hash of what all hold; None if they hold different things.
+        held: by kind of processor, the hash of what all with such a one hold; None if they hold
+            different things.
         contested: a slice gave different results on different workers.
         doubted: as Vote has it.
         journaled: how far the journal has got.
         store, compare: as soon as this step is behind.
         void: the step is to be done again.
         shadowed: States that are due can be left to a shadow.
+        level: at the next boundary all kinds of processors go on from one State.
         step_us: how long the step took the slowest.
         norm, metric, slice_us: as Vote has them.
     """
 
     proposal: int
     alike: bool
-    held: int | None
+    held: Mapping[int, int | None]
     contested: bool
     doubted: int
     journaled: int
@@ -89,6 +105,7 @@ class VoteResult:
     compare: bool
     void: bool
     shadowed: bool
+    level: bool
     step_us: int
     norm: int
     metric: int
@@ -96,20 +113,24 @@ class VoteResult:
 
     @property
     def equal(self) -> bool:
-        """Whether all hold the same, as far as it was hashed."""
-        return self.held is not None
+        """Whether all with processors of one kind hold the same, as far as it was hashed."""
+        return None not in self.held.values()
 
 
 def decode(reduced: Sequence[int]) -> VoteResult:
     """The result from what was reduced."""
-    pairs = zip(reduced[:3], reduced[3:6], strict=True)
-    proposal, drawn, held = (high if high == -low else None for high, low in pairs)
-    journaled, store, compare, void, shadowed, step_us, norm, metric, *rest = reduced[6:]
+    kinds, reduced = reduced[1 : 1 + reduced[0]], reduced[1 + reduced[0] :]
+    said = 2 + len(kinds)
+    pairs = zip(reduced[:said], reduced[said : 2 * said], strict=True)
+    proposal, drawn, *held = (high if high == -low else None for high, low in pairs)
+    journaled, store, compare, void, shadowed, level, step_us, norm, metric, *rest = reduced[
+        2 * said :
+    ]
     seen, against, doubted, *slice_us = rest
     return VoteResult(
         proposal=proposal or 0,
         alike=drawn is not None,
-        held=held,
+        held=dict(zip(kinds, held, strict=True)),
         contested=seen != ABSENT and seen != -against,
         doubted=doubted,
         step_us=step_us,
@@ -121,6 +142,7 @@ def decode(reduced: Sequence[int]) -> VoteResult:
         compare=compare > 0,
         void=void > 0,
         shadowed=shadowed > 0,
+        level=level > 0,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastix.errors import StoreError
-from elastix.events import Reported
+from elastix.events import ReplicasLevelled, Reported
 from elastix.state import State
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId, holder
@@ -17,6 +17,7 @@ from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
 from elastix.train.replica.exactness import computes_with, look_at_origin
 from elastix.train.replica.inheritance import Inheritance
+from elastix.train.replica.levelling import Levelling
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.parts import WorkerParts
 from elastix.train.replica.rounds import Finish
@@ -130,6 +131,17 @@ class WorkerState:
         there = [state for state in found if state is not None]
         return max(there, key=lambda state: int(state.meta["step"]), default=None)
 
+    def level(self) -> None:
+        """All go on from the State of one, as their processors differ. Collective."""
+        parts, step = self._parts, self._steps.step
+        parts.phase("level", step)
+        self._copies.finish()
+        take, kinds = self._tracked.take_tensors, self._driver.processors_of
+        work = Levelling(parts.me, self.capture(), take, kinds, self._driver.device)
+        source = int(self._driver.run(work).result[0])
+        self._steps.levelled()
+        parts.replicated.emit(ReplicasLevelled(step=step, worker=source))
+
     def digest(self) -> str:
         """Of what replicas must have in common: models, optimizers, schedulers, scalers."""
         return state_digests.digest(self.capture())
@@ -217,6 +229,7 @@ class WorkerState:
             stored=stored,
             place=self._parts.place,
             places=places,
+            processor=self._steps.processor,
         )
         self._copies.save(self.capture(), occasion)
         self._schedule.compared()

@@ -5,7 +5,9 @@ import pytest
 from elastix.events import (
     GenerationFormed,
     LoaderOpened,
+    ProcessorsDiffer,
     ReplicasDiverged,
+    ReplicasLevelled,
     ResumedFromShadow,
     SamplesLeftOut,
     ShadowDiffers,
@@ -81,8 +83,26 @@ DEEDS = {
     ),
     "a shadow that differs": (
         ShadowDiffers(t=BEGAN + 2, worker=3, step=4),
-        "the shadow (worker 3) differs from the group after step 4",
+        "the shadow (worker 3) differs from the group after step 4; its State",
         {"shadows_differed": 1},
+        None,
+    ),
+    "how far a shadow is from the group": (
+        ShadowDiffers(t=BEGAN + 2, worker=3, step=4, followed=2, parts=("model", "optimizer")),
+        "the shadow (worker 3) differs from the group after step 4 in model, optimizer",
+        {"shadows_differed": 1},
+        None,
+    ),
+    "processors of several kinds": (
+        ProcessorsDiffer(t=BEGAN + 2, kinds={"torch 2, x": (0, 2), "torch 2, y": (1,)}),
+        "different processors in the group: they round differently, and go on from one State now",
+        {"processor_kinds": 2},
+        None,
+    ),
+    "all go on from one State": (
+        ReplicasLevelled(t=BEGAN + 2, step=4, worker=0),
+        "different processors: all go on from the State of worker 0 after step 4",
+        {"replicas_levelled": 1},
         None,
     ),
 }

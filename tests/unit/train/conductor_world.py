@@ -102,6 +102,7 @@ class World:
         self.took_seats = []  # shadows that came in without anything copied
         self.heirs = set()  # of them, those that went on when all others were lost
         self.dies_when_called = False
+        self.computes_with = {}  # what is not the usual, by worker
         self.confirms = True  # shadows are found equal
         self.coming = False  # further room is on its way
         self.draining = set()
@@ -294,7 +295,8 @@ class World:
             here = self.alive[worker]
             self._say(worker, Started(pid=worker + 1, node=here.node, device="cpu"))
             here.ready = True
-            self._say(worker, Ready(("host", worker)))
+            with_what = self.computes_with.get(worker, "processor a")
+            self._say(worker, Ready(("host", worker), with_what))
 
     def _caught_up(self, worker):
         if worker in self.alive:

@@ -45,6 +45,18 @@ def test_every_tensor_is_asked_for_once_and_the_load_is_even():
     assert sorted(loads) == [300, 400, 400]
 
 
+def test_what_is_stored_is_of_one_kind_of_processor_while_one_of_it_lives():
+    """Of that of the lowest worker, which the metadata are of."""
+    assembly = Assembly(MARK, 0.0)
+    for worker, kind in ((0, 7), (1, 8), (2, 7)):
+        assembly.offer(worker, offer(processor=kind))
+    assert assembly.gathered(0.0, 1.0)
+    assert set(assembly.orders()) == {0, 2}
+    assembly.lost(0)
+    assembly.lost(2)
+    assert set(assembly.orders()) == {1}
+
+
 def test_tied_tensors_are_written_by_one_worker():
     for order in gathered(0, 1, 2, 3, 4).orders().values():
         assert ("b" in order.names) == ("tied to b" in order.names)

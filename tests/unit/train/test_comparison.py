@@ -13,7 +13,7 @@ from elastix.events import ReplicasCompared, from_record, to_record
 from elastix.state import RandomState, State, capture
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId
-from elastix.train.checkpoint.comparison import Comparisons, compare, fault
+from elastix.train.checkpoint.comparison import Comparisons, compare, compare_kinds, fault
 
 A = {"model": "a", "optimizer": "b"}
 B = {"model": "a", "optimizer": "c"}
@@ -53,6 +53,23 @@ def test_without_a_majority_all_are_named(held):
 def test_a_part_that_one_of_them_lacks_is_a_difference():
     found = compare(3, "join", {0: A, 1: A, 2: {**A, "average": "d"}})
     assert (found.apart, found.parts) == ((2,), ("average",))
+
+
+def test_workers_are_compared_with_those_whose_processors_are_of_their_kind():
+    alike = compare_kinds(7, "step", {0: (1, A), 1: (2, B), 2: (1, A), 3: (2, B)})
+    assert alike.equal
+    apart = compare_kinds(7, "step", {0: (1, A), 1: (2, B), 2: (1, A), 3: (2, C), 4: (1, C)})
+    assert (apart.apart, apart.parts) == ((1, 3, 4), ("model", "optimizer"))
+    assert compare_kinds(7, "step", {0: (1, A), 1: (2, B)}) is None
+
+
+def test_what_is_stored_may_differ_between_kinds_of_processors():
+    comparisons, mark = Comparisons(), CheckpointId(7)
+    for worker, (kind, parts) in enumerate([(1, A), (2, B), (1, A)]):
+        comparisons.hold(mark, worker, parts, processor=kind)
+    assert comparisons.settle(mark, "final").equal
+    comparisons.hold(mark, 3, A, processor=2)
+    assert not comparisons.settle(mark, "final").equal
 
 
 @pytest.mark.parametrize("held", [{}, {3: A}])

@@ -8,6 +8,7 @@ import pytest
 from elastix.errors import QuorumLost, ReplicasDiffer, TooManyFailures, TrainError
 from elastix.events import (
     GenerationFormed,
+    ProcessorsDiffer,
     Recovered,
     ReplicasDiverged,
     Resumed,
@@ -678,3 +679,17 @@ def test_nothing_else_is_decided_once_the_run_has_to_go_back():
     conductor.room(0, more=True, now=world.now, draining=("node0",))  # where the spare is
     assert conductor.tick(world.now) == []
     assert conductor.phase is Phase.GOING_BACK
+
+
+def test_that_processors_differ_is_said_once_also_by_another_conductor():
+    world = World(3, steps=80)
+    world.computes_with = {1: "processor b", 3: "processor b", 5: "processor c"}
+    world.at(20.0, lambda world: world.kill(0))  # 3 comes
+    world.at(40.0, lambda world: (world.kill(2), world.take_over()))  # 4 comes
+    world.play(59.0)
+    (told,) = world.events(ProcessorsDiffer)
+    assert told.kinds == {"processor a": (0, 2), "processor b": (1,)}
+    world.at(60.0, lambda world: world.kill(4))  # 5 comes, and is of a kind that is new
+    assert world.run().outcome == "finished"
+    told = [set(event.kinds) for event in world.events(ProcessorsDiffer)]
+    assert told[1:] == [{"processor b", "processor c"}]

@@ -128,22 +128,30 @@ def test_a_proposal_counts_if_all_know_it(proposals):
 
 
 def test_a_flag_of_one_is_a_flag_of_all():
-    told = Vote(proposal=0, journaled=5, store=True, compare=True, drawn=3, void=True).encode()
-    agreed = decode(reduced(told, vote(3)))
-    assert (agreed.journaled, agreed.store, agreed.compare, agreed.void) == (
-        5,
-        True,
-        True,
-        True,
-    )
+    flags = {"store": True, "compare": True, "void": True, "shadowed": True, "level": True}
+    agreed = decode(reduced(replace(QUIET, journaled=5, **flags).encode(), vote(3)))
+    assert agreed.journaled == 5
+    assert {name: getattr(agreed, name) for name in flags} == flags
     quiet = decode(reduced(vote(3), vote(3)))
-    assert (quiet.store, quiet.compare, quiet.void) == (False, False, False)
+    assert not any(getattr(quiet, name) for name in flags)
 
 
 @given(st.lists(marks, min_size=1, max_size=5))
 def test_the_round_says_whether_all_hold_the_same(values):
     votes = (replace(QUIET, held=value) for value in values)
     assert decode(reduced(*votes_encoded(votes))).equal == (len(set(values)) == 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from((5, 9)), st.integers(1, 3)), min_size=1, max_size=5))
+def test_what_is_held_is_compared_among_processors_of_one_kind(said):
+    kinds = tuple(sorted({kind for kind, _ in said}))
+    votes = (replace(QUIET, held=held, processor=kind, processors=kinds) for kind, held in said)
+    agreed = decode(reduced(*votes_encoded(votes)))
+    by_kind = {kind: {held for of, held in said if of == kind} for kind in kinds}
+    alike = {kind: next(iter(held)) for kind, held in by_kind.items() if len(held) == 1}
+    assert agreed.held == {kind: alike.get(kind) for kind in kinds}
+    assert agreed.equal == (len(alike) == len(kinds))
+    assert agreed.alike
 
 
 def test_the_slowest_step_and_the_largest_numbers_count():
