@@ -96,7 +96,9 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path, program, workers):
 @pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
 @pytest.mark.parametrize("phase", ["slice", "bucket", "round", "left", "boundary"])
 def test_a_loss_anywhere_in_a_step_leaves_the_same_bytes(tmp_path, phase, shared):
-    doomed = with_kills(train, [Kill(worker=1, phase=phase, step=3)])
+    # Whoever is slow on a busy machine may have no slice later on.
+    step = 0 if phase == "slice" else 3
+    doomed = with_kills(train, [Kill(worker=1, phase=phase, step=step)])
     options = {"config": PROGRAMS["mlp"], "directory": tmp_path, "shared": shared}
     result = run_local(doomed, 3, exact=True, **options)
     assert set(result.lost) == {1}
