@@ -230,6 +230,7 @@ def work_in_crews(
         if outcome.kind is not OutcomeKind.FREE:
             break
         del now
+        gc.collect()  # models, their connections, processes that read samples for them
         now = lives.get()
     if outcome.kind in (OutcomeKind.LEFT, OutcomeKind.FINISHED):
         listener.join()  # others may still wait for what was sent to them

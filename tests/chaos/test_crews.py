@@ -2,8 +2,11 @@
 
 import contextlib
 import functools
+import json
+import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -218,6 +221,43 @@ def test_a_joiner_left_out_as_another_dies_comes_in_with_the_next_generation(tmp
     found = checked(tmp_path, 3, {"shard": 2}, kills, replace=True, epochs=6, step_s=0.1)
     assert 3 in found.run.outcomes
     assert {worker for worker, _, _ in found.run.freed} == {1, 2}
+
+
+LIVES = 8
+
+
+def lives(ctx):
+    """Place 1 of each worker but the first ends after its second step, until there were enough."""
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    log = Path(ctx.config["log"]) / f"{ctx.worker}-{ctx.place}"
+    log.write_text(json.dumps([os.getpid(), threads, descriptors]))
+    model = build()
+    parallelize(model, ctx.mesh)
+    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), foreach=False))
+    ends = 0 < ctx.worker < LIVES and ctx.place == 1
+    steps = 0
+    for epoch in ctx.loader(data(24), batch_size=12).epochs(3 * LIVES):
+        for x, y in epoch:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            if ends and steps == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_process_has_no_more_threads_and_descriptors_after_many_lives(tmp_path):
+    """What it was of a worker before is gone, and all that was connected then."""
+    options = {"crew": {"shard": 2}, "replace": True, "min_workers": 2, "timeout_s": 200.0}
+    run = run_local(lives, 2, config={"log": str(tmp_path)}, directory=tmp_path / "run", **options)
+    found = [json.loads((tmp_path / f"{w}-0").read_text()) for w in range(1, LIVES + 1)]
+    assert len(run.freed) == LIVES - 1
+    assert len({pid for pid, *_ in found}) == 1
+    _, threads, descriptors = zip(*found, strict=True)
+    assert max(threads[3:]) <= threads[2] + 3, threads
+    assert max(descriptors[3:]) <= descriptors[2] + 5, descriptors
 
 
 # ---------------------------------------------------------------------------- refused

@@ -150,6 +150,7 @@ class Reducer:
         self._counts = True  # this worker has a share in it
         self._told = False  # that there was a pass since the last batch
         self._apart: list[RemovableHandle] = []
+        self._hooks: list[RemovableHandle] = []
         self._generation = 0  # of the group in which buckets are being launched
         self._launched = 0
         self._deferred = False
@@ -171,8 +172,18 @@ class Reducer:
             bucket.measured = measured
             for place, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, place)
-                parameter.register_post_accumulate_grad_hook(hook)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
         self.remember_buffers()
+
+    def close(self) -> None:
+        """Nothing is averaged any more.
+
+        Hooks of a sharded parameter are kept by what Python's collector does not see, and with them
+        all that they refer to.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        self._step_over()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ Not here: anything about groups or samples (member), and any decision (controlle
 """
 
 import contextlib
+import gc
 import os
 import queue
 import signal
@@ -361,6 +362,8 @@ class Worker:
         with self._news:
             mine.outcome = outcome
             self._news.notify_all()
+        if outcome.kind is OutcomeKind.FREE:
+            gc.collect()  # models, their connections, processes that read samples for them
 
     def _warm_up(self) -> None:
         """What is done once, before any thread is started that computes."""

@@ -153,6 +153,8 @@ class Member:
     def disband(self) -> None:
         """This worker is no more, and its processes are free to be others."""
         self._driver.leave()
+        if self._reducer is not None:
+            self._reducer.close()
         if self._mates is not None:
             self._mates.close()
 
