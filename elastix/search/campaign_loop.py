@@ -373,9 +373,22 @@ class Loop:
         if self._gate is not None and trial.peak_bytes:
             self._gate.learn(trial)
 
-    def _add(self, suggestion: Suggestion, role: Role = "search", **memory: int) -> None:
+    def _add(
+        self,
+        suggestion: Suggestion,
+        role: Role = "search",
+        *,
+        predicted_bytes: int = 0,
+        memory_bytes: int = 0,
+    ) -> None:
         number = len(self._cases)
-        trial = Trial(number, suggestion, asked_s=time.time()).but(**memory)
+        trial = Trial(
+            number,
+            suggestion,
+            asked_s=time.time(),
+            predicted_bytes=predicted_bytes,
+            memory_bytes=memory_bytes,
+        )
         case = self._cases[number] = _Case(trial, role)
         self._keep_parent(suggestion)
         if role == "search":
@@ -384,7 +397,8 @@ class Loop:
         self._queue(case)
 
     def _queue(self, case: _Case) -> None:
-        case.trial = case.trial.but(state=TrialState.WAITING)
+        if case.trial.state is not TrialState.WAITING:
+            case.trial = case.trial.but(state=TrialState.WAITING)
         self._waiting.append(case.trial.number)
         self._changed[case.trial.number] = case
 
@@ -726,8 +740,12 @@ class Loop:
             for place in best:
                 origin = scored[place]
                 again = Suggestion(origin.config, parent_number=origin.number)
-                needs = {"predicted_bytes": origin.predicted_bytes}
-                self._add(again, role="rerank", memory_bytes=origin.memory_bytes, **needs)
+                self._add(
+                    again,
+                    role="rerank",
+                    predicted_bytes=origin.predicted_bytes,
+                    memory_bytes=origin.memory_bytes,
+                )
         while (self._waiting or self._running) and not self._out_of_time():
             self._write()
             self._launch()
