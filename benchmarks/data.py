@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.record import save
 from elastix.config import CheckpointConfig
-from elastix.data.cursor import indices
 from elastix.data.loader import Loader
+from elastix.data.sample_order import indices
 from elastix.data.shared import Shared
 from elastix.data.source import Source
 from elastix.train.replica.context import Context

@@ -4,13 +4,13 @@
     python -m benchmarks.executor --out FILE --waiting 1000 10000 100000
 
 One after the other, on the same two slots of one local Ray: elastix's pool under a whole campaign
-(searcher, book and journal on disk, store open), a bare loop over Ray actors that keeps nothing,
+(searcher, trial database and journal on disk, store open), a bare loop over actors of Ray,
 DeepHyper's Ray evaluator, and Ray Tune with reused actors. Counted from the first result to the
 last, so that starting workers is not part of it; Tune and DeepHyper make fewer trials, as they
 take longer. The median of the repeats is reported, and the range: whole runs of Tune go at one of
 two paces, the quicker twice the other.
 
-The second is about size: what the campaign's own loop (searcher, rungs, book on disk) costs a
+The second is about size: what the campaign's own loop (searcher, rungs, trial database) costs a
 trial, in CPU time, where so many trials are made by an executor that runs 1,000 at once and costs
 nothing, without Ray. `loop_growth` is the cost at the most trials over that at the fewest (flat
 is 1).
@@ -216,14 +216,13 @@ def loop_us(trials: int, rungs: Rungs | None) -> float:
     searcher = Random()
     searcher.start(_space(), objectives=1, seed=0)
     with tempfile.TemporaryDirectory() as folder, TrialDatabase(Path(folder)) as database:
+        budget = elastix.Budget(trials=trials, epochs=1e12)
         loop = Loop(
-            LoopTerms(name="waiting"),
+            LoopTerms(name="waiting", objectives=Objectives.of("score"), budget=budget),
             database,
             searcher,
             rungs,
             Instant(RUNNING),  # type: ignore[arg-type] # of the executor only what a loop uses
-            Objectives.of("score"),
-            elastix.Budget(trials=trials, epochs=1e12),
             _work,
             lambda event: None,
         )

@@ -32,7 +32,7 @@ from benchmarks.data import CPU, Alone
 from benchmarks.record import save
 from elastix.data.formats.indexed import InBlocks
 from elastix.data.loader import Loader
-from elastix.data.shuffled_order import FROM
+from elastix.data.permutation import FROM
 from elastix.data.source import Source
 
 EPOCHS = 2

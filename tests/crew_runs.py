@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 
 from elastix.comm.gradients import buckets
 from elastix.data.audit import audit
-from elastix.data.cursor import indices
+from elastix.data.sample_order import indices
 from elastix.events import Recovered, Resumed, StepCommitted
 from elastix.sharding import local
 from elastix.state import raw_bytes

@@ -54,6 +54,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "elastix/comm/protocol/recovery.py": (f"{UNIT}/comm/test_recovery.py", LAW6),
     "elastix/comm/protocol/membership.py": (f"{UNIT}/comm/test_membership.py", LAW6, *CONDUCTOR),
     "elastix/data/cursor.py": (f"{UNIT}/data/test_cursor.py", LAW6),
+    "elastix/data/sample_order.py": tuple(
+        f"{UNIT}/data/test_{name}.py" for name in ("cursor", "permutation", "rehearsal")
+    ),
     "elastix/comm/slice_tree.py": (f"{UNIT}/comm/test_slice_tree.py",),
     "elastix/data/slice_assignment.py": (f"{UNIT}/data/test_slice_assignment.py",),
     "elastix/train/replica/vote.py": (

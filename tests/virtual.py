@@ -84,7 +84,7 @@ class Rig:
         self.make_searcher = searcher or Drawing
         self.rungs = rungs
         self.slots = slots
-        self.terms = LoopTerms(name="test", **terms)
+        self.terms = {"name": "test", "objectives": Objectives.of("score"), **terms}
         self.clock = Clock()
         self.works = []
         self.loop = None
@@ -110,17 +110,14 @@ class Rig:
         rungs = self.rungs() if self.rungs else None
         with TrialDatabase(self.folder) as database:
             self.loop = Loop(
-                self.terms,
+                LoopTerms(**self.terms, budget=budget, enqueued=given.get("enqueued", ())),
                 database,
                 self.searcher,
                 rungs,
                 self.executor,
-                Objectives.of("score"),
-                budget,
                 self.make_work,
                 self.events.append,
                 self.clock,
-                given.get("enqueued", ()),
                 given.get("gate"),
             )
             self.loop.restore(given.get("same", True), given.get("same_rungs", True))

@@ -22,7 +22,7 @@ class ReaderPosition:
     """How far somebody is.
 
     Attributes:
-        seed: of the order; see cursor.order.
+        seed: of the order; see sample_order.
         epoch: in progress, from 0.
         offset: samples of it that are behind this reader.
         epochs: that it is going to read, all told.

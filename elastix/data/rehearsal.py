@@ -18,10 +18,11 @@ from torch.utils.data import Dataset, TensorDataset
 
 from elastix import state as states
 from elastix.data import kept_samples
-from elastix.data.cursor import count, indices
+from elastix.data.cursor import count
 from elastix.data.formats.indexed import by_position
 from elastix.data.random_numbers import elsewhere, seed_at
 from elastix.data.reservoir import Indices, Rows, lowest, rows_of, union
+from elastix.data.sample_order import indices
 from elastix.errors import ConfigError, StateError
 from elastix.events import Span
 from elastix.state import State

@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from elastix.data.cache_eviction import ReaderPosition
-from elastix.data.cursor import Blocks, count, indices, is_scattered, runs, split
+from elastix.data.cursor import count, split
 from elastix.data.formats.indexed import InBlocks, by_position
 from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.rehearsal import Memory, WithMemory
+from elastix.data.sample_order import Blocks, indices, is_scattered, runs
 from elastix.data.shared import Shared
 from elastix.errors import ConfigError
 from elastix.events import Span

@@ -1,6 +1,6 @@
 """Loggers that a user hands to ElasticTrainer or Campaign: readers of events, beside the run.
 
-A Logger has two methods. The Feed calls them in a thread of its own, so that a slow one holds up
+A Logger has two methods. LoggerThread calls them in a thread of its own, so a slow one holds up
 nothing, and drops one that raises: a run does not fail for its diary. Records turns events into
 what trackers of experiments keep; those stand in tensorboard, mlflow and wandb. Pure.
 """

@@ -67,7 +67,7 @@ class TrialsConsole:
 
     Args:
         name: of the campaign.
-        directory: of its book and journal, STORE/runs/NAME.
+        directory: of its trial database and journal, STORE/runs/NAME.
         budget: trials wanted; None for no limit.
         quiet: print nothing at all.
         terminal: where to print; standard output by default.

@@ -1,4 +1,4 @@
-"""Where the report's records come from: the book and the journal of a campaign.
+"""Where the report's records come from: the trial database and the journal of a campaign.
 
 Works while the campaign runs, and without Ray. Not here: training runs, whose events are all there
 is to know (training.py).
@@ -43,10 +43,10 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
     Args:
         store: directory of the store.
         name: of the campaign.
-        events: of its journal: what the book does not say.
+        events: of its journal: what the database does not say.
 
     Raises:
-        NotFound, Corrupt, StoreError: the book cannot be read.
+        NotFound, Corrupt, StoreError: the database cannot be read.
     """
     results = Results.open(store, name)
     losses: Counter[int] = Counter()

@@ -1,7 +1,8 @@
 """Campaign: one search, from the first suggestion to the best model, whatever happens between.
 
-It puts the parts together: a book, a searcher, rungs, an executor, the store. Not here: the loop
-that moves them (campaign_loop.py), and anything that Ray does (executors/).
+It puts the parts together: a trial database, a searcher, rungs, an executor, the store.
+
+Not here: the loop that moves them (campaign_loop), and anything that Ray does (executors).
 
 Invariant: `run()` with the same name and store continues: no final trial is lost or run twice,
 pending ones are started again.
@@ -268,6 +269,9 @@ class Campaign:
             loop = Loop(
                 LoopTerms(
                     name=self.name,
+                    objectives=self.objectives,
+                    budget=self._budget,
+                    enqueued=self._enqueued,
                     seed=self._run.seed,
                     max_losses=self._losses_allowed(),
                     retries=self._retries,
@@ -277,11 +281,8 @@ class Campaign:
                 searcher,
                 copy.deepcopy(self._rungs),
                 executor,
-                self.objectives,
-                self._budget,
                 self._work_maker(opener),
                 bus.emit,
-                enqueued=self._enqueued,
                 gate=copy.deepcopy(self._gate),
             )
             known = loop.restore(*same)

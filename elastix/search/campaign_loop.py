@@ -58,6 +58,9 @@ class LoopTerms:
 
     Attributes:
         name: of the campaign.
+        objectives: what is optimised.
+        budget: when to stop.
+        enqueued: what is tried before the searcher is asked; what was tried already is left out.
         seed: of the first trial; the others have the following ones.
         max_losses: how often a trial may lose its worker before it counts as failed.
         retries: how often a trial that raised is run again.
@@ -66,6 +69,9 @@ class LoopTerms:
     """
 
     name: str
+    objectives: Objectives
+    budget: Budget
+    enqueued: Sequence[Config] = ()
     seed: int = 0
     max_losses: int = 3
     retries: int = 0
@@ -92,6 +98,15 @@ class _Case:
         return TrialRow(self.trial, self.role, self.done)
 
 
+@dataclass
+class _News:
+    """What has happened since the last transaction: it is written first, and only then said."""
+
+    changed: dict[int, _Case] = field(default_factory=dict)
+    outgrown: list[Ref] = field(default_factory=list)
+    said: list[Event] = field(default_factory=list)
+
+
 MakeWork = Callable[[Trial, Role, int | None], Work]
 
 
@@ -99,17 +114,14 @@ class Loop:
     """One `run` of a campaign.
 
     Args:
-        terms: see Terms.
-        book: open for writing.
+        terms: see LoopTerms.
+        database: open for writing.
         searcher: started, not told of anything yet.
         rungs: None: every trial runs to its end.
         executor: open.
-        objectives: what is optimised.
-        budget: when to stop.
         make_work: from a trial, its role and the reports after which it pauses.
         emit: is called with what happens.
         clock: seconds, for budgets.
-        enqueued: what is tried before the searcher is asked; what was tried already is left out.
         gate: what it refuses is told to the searcher and never runs.
     """
 
@@ -120,12 +132,9 @@ class Loop:
         searcher: Searcher,
         rungs: Rungs | None,
         executor: Executor,
-        objectives: Objectives,
-        budget: Budget,
         make_work: MakeWork,
         emit: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
-        enqueued: Iterable[Config] = (),
         gate: Gate | None = None,
     ) -> None:
         self._terms = terms
@@ -135,20 +144,18 @@ class Loop:
         self._selects = searcher if isinstance(searcher, Selects) else None
         self._rungs = rungs
         self._executor = executor
-        self._objectives = objectives
-        self._budget = budget
+        self._objectives = terms.objectives
+        self._budget = terms.budget
         self._make_work = make_work
         self._emit = emit
         self._clock = clock
         self._cases: dict[int, _Case] = {}
         self._keys: set[str] = set()
-        self._enqueued = deque(enqueued)
+        self._enqueued = deque(terms.enqueued)
         self._waiting: deque[int] = deque()
         self._running: set[int] = set()
-        self._changed: dict[int, _Case] = {}
-        self._told: list[Trial] = []
-        self._said: list[Event] = []
-        self._outgrown: list[Ref] = []
+        self._news = _News()
+        self._told: list[Trial] = []  # final, and the searcher has not heard of them yet
         self._parents: set[Ref] = set()  # States that trials go on from
         self._done = 0
         self._searched = 0
@@ -162,10 +169,10 @@ class Loop:
         self._snapshots_apart_s = _SNAPSHOT_S
         self._front: list[tuple[float, ...]] = []
 
-    # ------------------------------------------------------------------ from the book
+    # ---------------------------------------------------------- from the trial database
 
     def restore(self, same_searcher: bool, same_rungs: bool = True) -> int:
-        """Take up what the book has; the number of final trials.
+        """Take up what the database has; the number of final trials.
 
         Args:
             same_searcher: the searcher and its space are those that wrote its state.
@@ -235,12 +242,12 @@ class Loop:
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
-        """Until the budget is spent or nothing is left to try. Everything is in the book then.
+        """Until the budget is spent or nothing is left to try. Everything is in the database then.
 
         Raises:
             EveryTrialFailed, NeverReported: it makes no sense to go on.
             SearchError, StoreError: it cannot go on.
-            KeyboardInterrupt: as after a kill, the book stands as it was last committed.
+            KeyboardInterrupt: as after a kill, the database stands as it was last committed.
         """
         try:
             while True:
@@ -355,8 +362,8 @@ class Loop:
         if self._refusals >= _REFUSALS:
             raise SearchError(
                 f"the gate refused {self._refusals} configurations in a row, the last one since "
-                f"{foreseen.refusal}. The campaign was stopped; all trials are in its book. Widen "
-                "the gate's limits, or narrow the space to what fits."
+                f"{foreseen.refusal}. The campaign was stopped; all trials are in its database. "
+                "Widen the gate's limits, or narrow the space to what fits."
             )
         return False
 
@@ -400,10 +407,10 @@ class Loop:
         if case.trial.state is not TrialState.WAITING:
             case.trial = case.trial.but(state=TrialState.WAITING)
         self._waiting.append(case.trial.number)
-        self._changed[case.trial.number] = case
+        self._news.changed[case.trial.number] = case
 
     def _launch(self) -> None:
-        """Hand waiting trials out. They are in the book already."""
+        """Hand waiting trials out. They are in the database already."""
         for _ in range(min(self._executor.room, len(self._waiting))):
             case = self._cases[self._waiting.popleft()]
             trial = case.trial
@@ -415,7 +422,7 @@ class Loop:
             work = self._make_work(case.trial, case.role, case.rung)
             self._executor.submit(work)
             self._running.add(trial.number)
-            self._changed[trial.number] = case
+            self._news.changed[trial.number] = case
             self._emit(
                 TrialStarted(
                     trial=trial.number,
@@ -436,18 +443,19 @@ class Loop:
 
     @property
     def _rungs_are_kept(self) -> bool:
-        """Whether the book has their state; it has the reports, from which some of them follow."""
+        """Whether their state is kept; the reports are, from which that of some follows."""
         return not getattr(self._rungs, "follows_from_reports", False)
 
     def _write(self, *, snapshot: bool | None = None) -> None:
-        """Put what has changed into the book, and only then say so.
+        """Put what has changed into the database, and only then say so.
 
         Args:
             snapshot: with the states of searcher and rungs; None: if it is time for it. To write
                 them every time, or every so many seconds, would cost the square of the number of
                 trials. Without them they are told again what came after.
         """
-        lines = [case.line for case in self._changed.values()]
+        news = self._news
+        lines = [case.line for case in news.changed.values()]
         facts: dict[str, Any] = {}
         if snapshot is None:
             snapshot = bool(lines) and self._clock() - self._snapshot_s > self._snapshots_apart_s
@@ -457,15 +465,13 @@ class Loop:
         if snapshot:
             done = self._done - len(self._told)
             facts["searcher"] = {"state": self._searcher.state_dict(), "done": done}
-        self._database.commit(lines, facts, self._outgrown)
+        self._database.commit(lines, facts, news.outgrown)
         if snapshot:
             self._snapshot_s = self._clock()
             took_s = self._snapshot_s - began_s
             self._snapshots_apart_s = max(_SNAPSHOT_S, _SNAPSHOTS_APART * took_s)
-        self._changed = {}
-        self._outgrown = []
-        said, self._said = self._said, []
-        for event in said:
+        self._news = _News()
+        for event in news.said:
             self._emit(event)
 
     # ------------------------------------------------------------------ the budget
@@ -522,7 +528,7 @@ class Loop:
             return
         case.results[seq] = metrics
         number = case.trial.number
-        self._said.append(TrialReported(trial=number, seq=seq, metrics=metrics))
+        self._news.said.append(TrialReported(trial=number, seq=seq, metrics=metrics))
         if self._rungs is None or case.role != "search":
             return
         losses = self._losses(case)
@@ -595,7 +601,7 @@ class Loop:
             base_bytes=ended.base_bytes or trial.base_bytes,
         )
         self._learn(case.trial)
-        self._said.append(
+        self._news.said.append(
             TrialStarved(
                 trial=trial.number,
                 times=times,
@@ -608,7 +614,7 @@ class Loop:
 
     def _again(self, case: _Case, cause: str) -> None:
         attempt = case.losses_of_workers + case.raised
-        self._said.append(TrialLost(trial=case.trial.number, attempt=attempt, cause=cause))
+        self._news.said.append(TrialLost(trial=case.trial.number, attempt=attempt, cause=cause))
         self._restart(case)
 
     def _restart(self, case: _Case) -> None:
@@ -670,7 +676,7 @@ class Loop:
         before = float(inherited["lineage_epochs"]) if inherited else 0.0
         former = case.trial.ref
         if former and ended.ref not in (None, former) and former not in self._parents:
-            self._outgrown.append(former)
+            self._news.outgrown.append(former)
         epochs = max(ended.epochs, case.trial.epochs)
         self._epochs += epochs - case.trial.epochs
         case.trial = case.trial.but(
@@ -696,8 +702,8 @@ class Loop:
                 self._told.append(case.trial)
             if self._rungs is not None:
                 self._rungs.drop(case.trial.number)
-        self._changed[case.trial.number] = case
-        self._said.append(self._ended(case.trial, ended, message))
+        self._news.changed[case.trial.number] = case
+        self._news.said.append(self._ended(case.trial, ended, message))
 
     def _ended(self, trial: Trial, ended: Ended, message: str) -> TrialEnded:
         names, losses = self._objectives.names, trial.losses

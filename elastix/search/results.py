@@ -1,4 +1,4 @@
-"""What a campaign has found, read from its book: trials, the best, tables for other tools.
+"""What a campaign has found, from its trial database: trials, the best, tables for other tools.
 
 Works while the campaign is running, and without Ray. Not here: changing anything.
 """
@@ -165,7 +165,7 @@ class Results(Sequence[Trial]):
 
     @classmethod
     def of(cls, database: TrialDatabase, store: str) -> Self:
-        """From an open book.
+        """From an open trial database.
 
         Raises:
             NotFound: nothing is in it yet. Corrupt: it cannot be read.

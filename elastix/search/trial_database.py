@@ -1,9 +1,9 @@
-"""The book of a campaign: every trial, in SQLite, one transaction for what happened at once.
+"""The trial database: all trials of a campaign, in SQLite; one transaction for what is at once.
 
 It stands beside the store's index, not in it, as the index can be rebuilt from packs and trials
 cannot. Not here: what trials mean, or who may run (campaign).
 
-Invariant: a result is in the book whole or not at all, and what `commit` returned from stays,
+Invariant: a result is in the database whole or not at all, and what `commit` returned from stays,
 whatever process is killed when. One process writes; others may read meanwhile.
 """
 
@@ -40,7 +40,7 @@ COMMIT;
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial as it stands in the book.
+    """A trial as it stands in the database.
 
     Attributes:
         done: place among the final trials in the order in which they became so, from 1.
@@ -56,7 +56,7 @@ class TrialDatabase:
     """Opened for writing, it is this process's alone until it is closed or the process ends."""
 
     def __init__(self, directory: Path, *, read_only: bool = False) -> None:
-        """Open the book of the campaign in `directory`, or begin one.
+        """Open the database of the campaign in `directory`, or begin one.
 
         Raises:
             NotFound: read_only, and there is none, or nothing is in it yet.
@@ -198,10 +198,10 @@ class TrialDatabase:
 
 
 def unbegun(directory: Path) -> str:
-    """What to say of a campaign whose book is empty."""
+    """What to say of a campaign whose database is empty."""
     return (
-        f"nothing is in the book of the campaign in {directory} yet: it is just starting, or was "
-        "stopped before it began. Run it again in that case."
+        f"no trial is in the database of the campaign in {directory} yet: it is just starting, or "
+        "was stopped before it began. Run it again in that case."
     )
 
 
@@ -211,7 +211,7 @@ def _errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
-        text = f"the campaign's book {path} failed: {error} ({name})."
+        text = f"the campaign's trial database {path} failed: {error} ({name})."
         if name == "SQLITE_FULL":
             raise Full(
                 f"{text} What it has is safe, the last results are not in it. Make room and run "
@@ -224,7 +224,9 @@ def _errors(path: Path) -> Iterator[None]:
         raise StoreError(f"{text} The last results are not in it; run it again.") from error
     except OSError as error:
         kind = Full if error.errno == 28 else StoreError  # ENOSPC
-        raise kind(f"the campaign's book {path} failed: {error}. Nothing was changed.") from error
+        raise kind(
+            f"the campaign's trial database {path} failed: {error}. Nothing was changed."
+        ) from error
 
 
 _ODD = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
@@ -232,7 +234,7 @@ _ODD = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, Valu
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What is in a book, and cannot be there, as Corrupt."""
+    """What is in a trial database, and cannot be there, as Corrupt."""
     try:
         yield
     except _ODD as error:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elastix.data.audit import audit
-from elastix.data.cursor import indices
+from elastix.data.sample_order import indices
 from elastix.events import LoaderOpened, StateStored, StepCommitted
 from elastix.store import Store
 from elastix.testing.chaos import Kill, with_kills

@@ -14,8 +14,8 @@ import torch
 
 import elastix
 from elastix.data.cache_eviction import ReaderPosition
-from elastix.data.cursor import order
 from elastix.data.loader import Loader
+from elastix.data.sample_order import order
 from elastix.data.shared import arena, dataset, folder, locks
 from elastix.data.source import Source
 from tests.pictures import Pictures, check, same

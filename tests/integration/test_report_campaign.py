@@ -1,4 +1,4 @@
-"""The report of a real campaign, in process: book and journal to page."""
+"""The report of a real campaign, in process: trial database and journal to page."""
 
 import torch
 import torch.nn.functional as F

@@ -30,7 +30,7 @@ import torch
 
 from elastix.comm.network import catch_up_wire as wire
 from elastix.comm.network import transfer
-from elastix.comm.network.door import FEED, Address, Door, enter, hang_up
+from elastix.comm.network.door import CATCH_UP, Address, Door, enter, hang_up
 from elastix.comm.protocol.catch_up_messages import (
     Digest,
     DigestMark,
@@ -204,7 +204,7 @@ class CatchUpSender:
         self._on_news = on_news
         self._lock = threading.Lock()
         self._subscribers: list[_Subscriber] = []
-        self._door = Door(host, FEED, secret, self._subscribe)
+        self._door = Door(host, CATCH_UP, secret, self._subscribe)
         self.address: Address = self._door.address
 
     @property
@@ -292,7 +292,7 @@ class CatchUpReceiver:
     """A joiner's side. A thread of its own takes in what the donor tells.
 
     Args:
-        donor: address of a Feed.
+        donor: address of its CatchUpSender.
         secret: of the run.
         me: this worker's id.
         notify: called, by that thread, whenever there is something new.
@@ -366,7 +366,7 @@ class CatchUpReceiver:
 
     def _receive(self) -> None:
         try:
-            with enter(self._donor, FEED, self._secret, self._me) as connection:
+            with enter(self._donor, CATCH_UP, self._secret, self._me) as connection:
                 self._connection = connection
                 with connection.makefile("rb") as stream:
                     while not self.failed and (line := stream.readline()):

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 Address = tuple[str, int]
 """Host and port."""
 
-FEED, MEETING, CREW = "feed", "meeting", "crew"
+CATCH_UP, MEETING, CREW = "catch-up", "meeting", "crew"
 """What doors are for. A proof that was made for one is worth nothing at another."""
 
 SECRET_BYTES = 32
@@ -63,7 +63,7 @@ class Door:
 
     Args:
         host: the address to listen at, and under which others reach this process.
-        purpose: FEED, MEETING or CREW.
+        purpose: CATCH_UP, MEETING or CREW.
         secret: of the run.
         welcome: called with each connection, blocking and without a time-out, and the id of the
             worker at its other end; in a thread of its own, which it may keep.

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from elastix.comm.network import shared_memory
-from elastix.comm.network.door import FEED, Address, unreachable
+from elastix.comm.network.door import CATCH_UP, Address, unreachable
 from elastix.comm.network.meeting import MeetingStore
 
 Backend = Literal["gloo", "nccl"]
@@ -297,7 +297,7 @@ class Wiring:
         scope: distinguishes several groups of one generation.
         shared: members on one host reduce through memory that they share.
         secret: of the run; whoever has it is taken for one of its workers.
-        feed: where this worker's Feed listens; None while it has none.
+        catch_up: where this worker's CatchUpSender listens; None while it has none.
         place: of this process in its worker's crew. Those at one place of all workers meet.
     """
 
@@ -450,7 +450,7 @@ class Builder:
             for member, catch_up in zip(wiring.members, catch_ups, strict=True)
             if catch_up is not None and member != wiring.me
         }
-        return silent | unreachable(asked, FEED, wiring.secret)
+        return silent | unreachable(asked, CATCH_UP, wiring.secret)
 
     def _all_see_all(self, group: Group, here: bool) -> bool:
         """Whether it is so for every member: they must all do the same."""

@@ -1,7 +1,7 @@
 """Rows of Parquet and Arrow files by position.
 
 A row cannot be reached alone: the row group (Parquet) or record batch (Arrow) that it is in is read
-whole. So some are kept, and the loader shuffles in blocks (`cursor.order_in_blocks`) such that the
+whole. So some are kept, and the loader shuffles in blocks (see sample_order) such that the
 rows of as many blocks as are kept come mixed, and each block is read once in an epoch.
 
 Not here: other file systems than this machine's.

@@ -25,8 +25,8 @@ from blake3 import blake3
 from torch.utils.data import Dataset
 
 from elastix.data.cache_eviction import NEVER, Horizon, Indices, ReaderPosition, victims
-from elastix.data.cursor import order_of, runs
 from elastix.data.formats.indexed import InBlocks, by_position
+from elastix.data.sample_order import order_of, runs
 from elastix.data.shared.arena import READERS, Arena, Layout
 from elastix.data.shared.folder import SharedFolder, enter
 from elastix.data.shared.locks import Locks, available

@@ -225,7 +225,7 @@ class Pool:
 
     @property
     def _depth(self) -> int:
-        """A round trip and a sync of the book cost milliseconds: short work is queued meanwhile."""
+        """A round trip and a commit cost milliseconds: short work is queued meanwhile."""
         if self._scaling.max_workers > 1 or self._usual_s > _SHORT_S:
             return 1
         return 2 if self._usual_s > _VERY_SHORT_S else 8

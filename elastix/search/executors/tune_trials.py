@@ -265,7 +265,7 @@ class _Queue(Searcher):
         return False
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the campaign keeps the book."""
+        """Nothing: the campaign keeps the database."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:

@@ -4,7 +4,7 @@ A few trials, the members, are trained side by side and pause after every so man
 have paused, the worst of them are stopped, and each makes room for a child of one of the best: it
 goes on from the very State of its parent (weights, optimizer, place in data and schedules) with a
 configuration that was changed in one or two places. So the line of parents of a member is the
-schedule of its hyperparameters, and the book and the store have it.
+schedule of its hyperparameters, and the database and the store have it.
 
 If the best loss does not fall for some selections, hyperparameters are drawn anew for all, each
 on the State of one of the best, and from then on selections come half as often.

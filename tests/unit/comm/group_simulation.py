@@ -340,7 +340,7 @@ class Worker:
             self.cursor = self.sim.commit(self, drawn, left.contributors)
 
     def feed_joiners(self) -> None:
-        """At a boundary, as Feed does: a State for whoever is new, a digest for whoever asked."""
+        """At a boundary, as CatchUpSender does: a State for newcomers, a digest for who asked."""
         if self.protocol.joiner.following:
             return
         for stream in self.streams:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from elastix.comm.network import door
 from elastix.comm.network.catch_up_stream import CatchUpReceiver, CatchUpSender
 from elastix.comm.network.door import (
-    FEED,
+    CATCH_UP,
     MEETING,
     Door,
     Refused,
@@ -131,8 +131,8 @@ def quick(monkeypatch):
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_workers_get_through_while_strangers_are_at_the_door(attack):
     guests = Guests()
-    with closing(Door(HOST, FEED, SECRET, guests)) as there, under(attack, there.address):
-        with closing(enter(there.address, FEED, SECRET, 7)) as connection:
+    with closing(Door(HOST, CATCH_UP, SECRET, guests)) as there, under(attack, there.address):
+        with closing(enter(there.address, CATCH_UP, SECRET, 7)) as connection:
             assert read_all(connection) == b"welcome"
         assert guests.ids == [7]
 
@@ -141,7 +141,7 @@ def test_workers_get_through_while_strangers_are_at_the_door(attack):
 def test_a_stranger_is_told_one_number_and_then_nothing(quick, attack):
     guests = Guests()
     with (
-        closing(Door(HOST, FEED, SECRET, guests)) as there,
+        closing(Door(HOST, CATCH_UP, SECRET, guests)) as there,
         under(attack, there.address) as strangers,
     ):
         told = [read_all(stranger) for stranger in strangers]
@@ -152,7 +152,7 @@ def test_a_stranger_is_told_one_number_and_then_nothing(quick, attack):
 
 def overhear(guests):
     """A greeting that succeeds, as somebody between the two sees it: what the caller has sent."""
-    with closing(Door(HOST, FEED, SECRET, guests)) as there:
+    with closing(Door(HOST, CATCH_UP, SECRET, guests)) as there:
         between = socket.create_server((HOST, 0))
         heard = []
 
@@ -166,7 +166,7 @@ def overhear(guests):
 
         thread = threading.Thread(target=pass_on, daemon=True)
         thread.start()
-        enter(between.getsockname(), FEED, SECRET, 7).close()
+        enter(between.getsockname(), CATCH_UP, SECRET, 7).close()
         thread.join()
         between.close()
         assert guests.come.wait(30)
@@ -177,22 +177,22 @@ def test_a_greeting_that_was_overheard_is_of_no_use(quick):
     guests = Guests()
     greeting = overhear(guests)
     assert guests.ids == [7]
-    with closing(Door(HOST, FEED, SECRET, guests)) as there, connect(there.address) as stranger:
+    with closing(Door(HOST, CATCH_UP, SECRET, guests)) as there, connect(there.address) as stranger:
         stranger.sendall(greeting)
         assert len(read_all(stranger)) == CHALLENGE_BYTES
     assert guests.ids == [7]
 
 
 @pytest.mark.parametrize(
-    ("purpose", "secret"), [(FEED, draw_secret()), (MEETING, SECRET)], ids=["secret", "purpose"]
+    ("purpose", "secret"), [(CATCH_UP, draw_secret()), (MEETING, SECRET)], ids=["secret", "purpose"]
 )
 def test_another_secret_and_another_purpose_are_refused(purpose, secret):
     guests = Guests()
-    with closing(Door(HOST, FEED, SECRET, guests)) as there:
+    with closing(Door(HOST, CATCH_UP, SECRET, guests)) as there:
         with pytest.raises(Refused):
             enter(there.address, purpose, secret, 7)
         assert not answers(there.address, purpose, secret)
-        assert answers(there.address, FEED, SECRET)
+        assert answers(there.address, CATCH_UP, SECRET)
     assert guests.ids == []
 
 
@@ -209,12 +209,12 @@ def test_whoever_listens_has_to_know_the_secret_too(quick):
 
         threading.Thread(target=listen, daemon=True).start()
         with pytest.raises(Refused):
-            enter(impostor.getsockname(), FEED, SECRET, 7)
+            enter(impostor.getsockname(), CATCH_UP, SECRET, 7)
 
 
 def test_bytes_that_trickle_in_do_not_put_the_deadline_off(quick):
     guests = Guests()
-    with closing(Door(HOST, FEED, SECRET, guests)) as there, connect(there.address) as stranger:
+    with closing(Door(HOST, CATCH_UP, SECRET, guests)) as there, connect(there.address) as stranger:
         began = time.monotonic()
         stranger.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)
         try:
@@ -228,7 +228,7 @@ def test_bytes_that_trickle_in_do_not_put_the_deadline_off(quick):
 
 def test_a_door_stays_open_when_the_system_has_no_thread_to_give(monkeypatch):
     let_in = threading.Event()
-    with closing(Door(HOST, FEED, SECRET, lambda *_: let_in.set())) as there:
+    with closing(Door(HOST, CATCH_UP, SECRET, lambda *_: let_in.set())) as there:
         started, refused = threading.Thread.start, threading.Event()
 
         def start(thread):
@@ -238,30 +238,30 @@ def test_a_door_stays_open_when_the_system_has_no_thread_to_give(monkeypatch):
             started(thread)
 
         monkeypatch.setattr(threading.Thread, "start", start)
-        assert not answers(there.address, FEED, SECRET)
+        assert not answers(there.address, CATCH_UP, SECRET)
         assert refused.is_set()
-        enter(there.address, FEED, SECRET, 1).close()
+        enter(there.address, CATCH_UP, SECRET, 1).close()
         assert let_in.wait(30)
 
 
 def test_more_strangers_than_there_are_places_keep_nobody_out():
     guests = Guests()
     with (
-        closing(Door(HOST, FEED, SECRET, guests)) as there,
+        closing(Door(HOST, CATCH_UP, SECRET, guests)) as there,
         under(silent, there.address, 200),
-        closing(enter(there.address, FEED, SECRET, 7)) as connection,
+        closing(enter(there.address, CATCH_UP, SECRET, 7)) as connection,
     ):
         assert read_all(connection) == b"welcome"
 
 
 def test_a_run_without_a_secret_opens_no_door():
     with pytest.raises(ValueError, match="32 bytes"):
-        Door(HOST, FEED, b"", Guests())
+        Door(HOST, CATCH_UP, b"", Guests())
 
 
 def test_it_listens_at_its_host_alone():
     with (
-        closing(Door(HOST, FEED, SECRET, Guests())) as there,
+        closing(Door(HOST, CATCH_UP, SECRET, Guests())) as there,
         pytest.raises(OSError),
         connect(("127.0.0.2", there.address[1])),
     ):
@@ -270,15 +270,15 @@ def test_it_listens_at_its_host_alone():
 
 def test_who_does_not_answer_is_unreachable():
     with (
-        closing(Door(HOST, FEED, SECRET, Guests())) as there,
-        closing(Door(HOST, FEED, draw_secret(), Guests())) as other,
+        closing(Door(HOST, CATCH_UP, SECRET, Guests())) as there,
+        closing(Door(HOST, CATCH_UP, draw_secret(), Guests())) as other,
         socket.create_server((HOST, 0)) as closed,
     ):
         gone = closed.getsockname()
         closed.close()
         doors = {0: there.address, 1: other.address, 2: gone}
-        assert unreachable(doors, FEED, SECRET) == {1, 2}
-    assert unreachable({}, FEED, SECRET) == frozenset()
+        assert unreachable(doors, CATCH_UP, SECRET) == {1, 2}
+    assert unreachable({}, CATCH_UP, SECRET) == frozenset()
 
 
 # ---------------------------------------------------------------------------- the feed
@@ -335,7 +335,7 @@ def test_a_joiner_without_memory_for_what_it_is_told_knows_that_it_follows_nobod
         connection.recv(1)
 
     with (
-        closing(Door(HOST, FEED, SECRET, tell)) as donor,
+        closing(Door(HOST, CATCH_UP, SECRET, tell)) as donor,
         closing(CatchUpReceiver(donor.address, SECRET, 7, told.set)) as watch,
     ):
         assert told.wait(30)

@@ -1,4 +1,4 @@
-"""`elastix campaign` and `elastix report` on a real book with trials in every state."""
+"""`elastix campaign` and `elastix report` on a real trial database with trials in every state."""
 
 import json
 import os

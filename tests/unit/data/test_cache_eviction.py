@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastix.data.cache_eviction import NEVER, Horizon, ReaderPosition, victims
-from elastix.data.cursor import order
+from elastix.data.sample_order import order
 
 readers = st.builds(
     lambda seed, epoch, offset, more, shuffle: ReaderPosition(

@@ -7,22 +7,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from elastix.data.cursor import (
-    Cursor,
-    count,
-    indices,
-    is_scattered,
-    merge,
-    order,
-    order_in_blocks,
-    ratio_for,
-    runs,
-    split,
-    split_like,
-    subtract,
-    take,
-)
-from elastix.data.shuffled_order import FROM
+from elastix.data.cursor import Cursor, count, merge, ratio_for, split, split_like, subtract, take
+from elastix.data.permutation import FROM
+from elastix.data.sample_order import indices, is_scattered, order, order_in_blocks, runs
 
 seeds = st.integers(0, 2**63 - 1)
 

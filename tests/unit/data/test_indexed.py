@@ -10,9 +10,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 import elastix
 from elastix.data.audit import audit
-from elastix.data.cursor import order_in_blocks
 from elastix.data.formats.indexed import by_position
 from elastix.data.loader import Loader
+from elastix.data.sample_order import order_in_blocks
 from elastix.data.source import Source
 from elastix.errors import ConfigError
 from elastix.events import LoaderOpened, StepCommitted, from_record, to_record

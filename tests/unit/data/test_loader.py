@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
-from elastix.data.cursor import count, order
+from elastix.data.cursor import count
 from elastix.data.loader import Loader
+from elastix.data.sample_order import order
 from elastix.data.source import Source
 from elastix.errors import ConfigError
 

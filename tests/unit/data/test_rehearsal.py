@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 import elastix
 from elastix import sharding
 from elastix import state as states
-from elastix.data import cursor
+from elastix.data import sample_order
 from elastix.data.cursor import count
 from elastix.data.loader import Loader
 from elastix.data.rehearsal import Rehearsal
@@ -452,10 +452,10 @@ def test_a_small_memory_leaves_the_order_of_a_large_dataset_in_the_cache(monkeyp
 
     def counted(seed, epoch, length, *more):
         made[length] += 1
-        return cursor.order_of(seed, epoch, length, *more)
+        return sample_order.order_of(seed, epoch, length, *more)
 
     for name in ("_kept_order", "_kept_beside"):
-        monkeypatch.setattr(cursor, name, functools.lru_cache(maxsize=4)(counted))
+        monkeypatch.setattr(sample_order, name, functools.lru_cache(maxsize=4)(counted))
     memory = opened(Rehearsal(2, ratio=2), Task(0), task := Task(1, length=100))
     source = reader(task, memory)
     for start in range(0, 96, 8):

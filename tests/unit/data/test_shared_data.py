@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import elastix
 from elastix.data.cache_eviction import ReaderPosition
-from elastix.data.cursor import order
+from elastix.data.sample_order import order
 from elastix.data.shared import arena as arenas
 from elastix.data.shared import dataset as shared_dataset
 from elastix.data.shared.arena import Arena, Layout

@@ -1,4 +1,4 @@
-"""Ctrl-C at every line of a campaign's loop, its book and its rungs."""
+"""Ctrl-C at every line of a campaign's loop, its trial database and its rungs."""
 
 import random
 
@@ -51,7 +51,7 @@ def interrupt(folder, ctrl_c):
         with ctrl_c:
             rig.run(BUDGET)
     except KeyboardInterrupt:
-        rig.loop = None  # nothing keeps the Book now, nor a lock left locked
+        rig.loop = None  # nothing keeps the database now, nor a lock left locked
         return rig.clock
     raise AssertionError("it was not interrupted")
 

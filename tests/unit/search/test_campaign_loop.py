@@ -291,7 +291,7 @@ def test_a_book_that_cannot_be_written_keeps_what_it_has(tmp_path, monkeypatch):
     def fails_at_times(self, *given):
         calls.append(1)
         if len(calls) >= 6:
-            raise Full("no room for the book")
+            raise Full("no room for the trial database")
         commit(self, *given)
 
     monkeypatch.setattr(TrialDatabase, "commit", fails_at_times)

@@ -1,4 +1,4 @@
-"""A campaign in two runs is the campaign in one: what its book remembers, and of whom."""
+"""A campaign in two runs is the campaign in one: what its trial database remembers, and of whom."""
 
 import pytest
 from ConfigSpace import Categorical, ConfigurationSpace, Float, Integer, NormalIntegerHyperparameter

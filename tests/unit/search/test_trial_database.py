@@ -1,4 +1,4 @@
-"""A book with anything in it is read, or is Corrupt: nothing else is raised."""
+"""A trial database with anything in it is read, or is Corrupt: nothing else is raised."""
 
 import json
 import sqlite3

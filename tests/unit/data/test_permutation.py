@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastix.data import cursor
-from elastix.data.cursor import indices, order_of
+from elastix.data import sample_order
 from elastix.data.loader import Loader
-from elastix.data.shuffled_order import FROM, scattered
+from elastix.data.permutation import FROM, scattered
+from elastix.data.sample_order import indices, order_of
 from elastix.errors import ConfigError
 from tests.unit.data.test_loader import Pace, source
 
@@ -74,8 +74,8 @@ def test_the_middle_is_reached_without_what_comes_before(monkeypatch):
         computed.append(len(wanted))
         return scattered(seed, epoch, length, wanted)
 
-    monkeypatch.setattr(cursor, "order", refuse)
-    monkeypatch.setattr(cursor, "scattered", counted)
+    monkeypatch.setattr(sample_order, "order", refuse)
+    monkeypatch.setattr(sample_order, "scattered", counted)
     half = MANY // 2
     assert len(indices(((half, half + 64),), 99, MANY, True)) == 64
     assert sum(computed) <= 2 << 15
