@@ -185,8 +185,9 @@ def _values(trial: "Trial", results: "Results") -> tuple[float, ...]:
 def _row(trial: "Trial", results: "Results") -> list[Any]:
     scores = [f"{v:.4g}" for v in _values(trial, results)] or ["-"] * len(results.objectives.names)
     share = (trial.inherited or {}).get("share")
-    parent, begun = trial.suggestion.parent_number, trial.lineage_epochs - trial.epochs
-    place = f" at {begun:g}" if trial.suggestion.in_place else ""
+    parent, place = trial.suggestion.parent_number, ""
+    if trial.suggestion.in_place:
+        place = f" at {results.schedule(trial.number)[-1].begin:g}"
     return [
         f"{trial.number} (scratch)" if trial in results.reranked else trial.number,
         trial.state.value,

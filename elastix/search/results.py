@@ -264,15 +264,17 @@ class Results(Sequence[Trial]):
         changes its hyperparameters at these epochs, with the seed of the first of these trials,
         makes the same model.
         """
-        found: list[Stretch] = []
-        trial = self.trials[number]
-        end = _begun(trial) + trial.epochs
-        while True:
-            begin, parent = _begun(trial), trial.suggestion.parent_number
-            found.append(Stretch(trial.number, trial.config, begin, end))
-            if not (trial.suggestion.in_place and trial.inherited) or parent is None:
-                return found[::-1]
-            trial, end = self.trials[parent], begin
+        known = {trial.number: trial for trial in self.trials}
+        line = [known[number]]
+        while line[0].suggestion.in_place and line[0].inherited:
+            line.insert(0, known[line[0].suggestion.parent_number or 0])
+        first = _lineage_before(line[0])
+        begins = [0.0, *(_lineage_before(trial) - first for trial in line[1:])]
+        ends = [*begins[1:], begins[-1] + line[-1].epochs]
+        return [
+            Stretch(trial.number, trial.config, begin, end)
+            for trial, begin, end in zip(line, begins, ends, strict=True)
+        ]
 
     def ensemble(
         self,
@@ -375,10 +377,9 @@ def _cells(best: Best) -> list[str]:
     return [*values, f"{trial.epochs:g}", f"{inherited:.0%}", shown, config]
 
 
-def _begun(trial: Trial) -> float:
-    """Where a trial began, in passes over the data of those in whose place it went on."""
-    inherited = trial.inherited if trial.suggestion.in_place else None
-    return float((inherited or {}).get("lineage_epochs", 0.0))
+def _lineage_before(trial: Trial) -> float:
+    """Passes over the data that what it inherited had seen."""
+    return float((trial.inherited or {}).get("lineage_epochs", 0.0))
 
 
 def names(store: str | Path) -> list[str]:

@@ -9,8 +9,10 @@ from ConfigSpace import Categorical, ConfigurationSpace, Float
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import elastix
+from elastix import cli
 from elastix.config import Budget
 from elastix.errors import ConfigError
 from elastix.search.executors.executor import Work
@@ -241,6 +243,31 @@ def test_members_are_trained_to_the_end_and_children_go_on_where_their_parents_s
             assert result["rate"] == pytest.approx(lr * cosine, rel=1e-5)
 
 
+def test_a_table_says_who_went_on_where(tmp_path):
+    results = search(tmp_path, searcher=Population(members=2, share=0.5))
+    where = [*("campaign", "show", "p", "--top", "0", "-s", str(tmp_path))]
+    shown = json.loads(CliRunner().invoke(cli.app, [*where, "--json"]).output)["trials_shown"]
+    in_place = [trial.number for trial in results if trial.suggestion.in_place]
+    assert sorted(trial["trial"] for trial in shown if trial["in_place"]) == in_place
+    head, *lines = CliRunner().invoke(cli.app, where).output.splitlines()
+    parents = [line.split("\t")[head.split("\t").index("parent")] for line in lines]
+    told = sorted(parent for parent in parents if " at " in parent)
+    assert told == sorted(
+        f"{results[n].suggestion.parent_number} at {results[n].results[0]['epoch']}"
+        for n in in_place
+    )
+    assert [row["m:in_place"] for row in results.rows()] == [
+        trial.number in in_place for trial in results
+    ]
+
+
+def test_what_is_enqueued_are_the_first_members(tmp_path):
+    results = search(tmp_path, enqueued=[{"lr": 0.01}, {"lr": 0.02}])
+    assert [trial.config["lr"] for trial in results[:2]] == [0.01, 0.02]
+    first = [trial for trial in results if trial.suggestion.parent_number is None]
+    assert len(first) == 4
+
+
 class Renamed(Population):
     """Changes nothing that the train function uses."""
 
@@ -339,6 +366,12 @@ def test_after_the_end_a_population_begins_again_with_what_it_has_learned(tmp_pa
              and not t.suggestion.in_place]  # fmt: skip
     assert len(again) == 4
     assert all(trial.results[0]["epoch"] == 0 and trial.inherited for trial in again)
+    later = [t for t in results[again[0].number :] if t.suggestion.in_place]
+    assert later
+    for trial in later:
+        schedule = results.schedule(trial.number)
+        assert (schedule[0].trial in {t.number for t in again}, schedule[0].begin) == (True, 0.0)
+        assert schedule[-1].begin == trial.results[0]["epoch"]
 
 
 @pytest.mark.parametrize(
