@@ -1,6 +1,6 @@
 """Trials that do not fit into memory: a campaign with a gate beside Ray Tune.
 
-    python -m benchmarks.packing --out FILE [--candidates 200]
+    python -m benchmarks.packing --out FILE [--candidates 200]   (16 for a short one)
 
 Random convnets, of which 40 % need more memory than there is: a process may add only so much to
 its address space (RLIMIT_AS) beyond what it had before the trial. What each candidate needs is
@@ -266,6 +266,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("MALLOC_ARENA_MAX", "1")  # or each thread reserves 64 MiB of addresses
+    os.environ.setdefault("RAY_worker_niceness", "0")  # or it waits for whatever else runs here
     configs = candidates(options.candidates)
     began = time.monotonic()
     need = needs(configs)

@@ -163,6 +163,8 @@ class LoaderOpened(Event):
         mixed: blocks that are shuffled together.
         scattered: the order of its many samples is computed where it is needed.
         slices: into how many each batch is cut; 0 for a share for each worker.
+        before: positions that another run had used, in whose place this one began.
+        begun: the step after which it did.
     """
 
     loader: int
@@ -174,6 +176,8 @@ class LoaderOpened(Event):
     mixed: int = 0
     slices: int = 0
     scattered: bool = False
+    before: tuple[Span, ...] = ()
+    begun: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -661,6 +665,7 @@ def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.load
             values["spans"] = _spans(values["spans"])
         if cls is LoaderOpened:
             values["blocks"] = _spans(values.get("blocks", ()))
+            values["before"] = _spans(values.get("before", ()))
         if cls is SlicesHandedOver:
             values["moved"] = tuple((int(a), int(b), int(n)) for a, b, n in values["moved"])
         if cls is WorkersMeasured:

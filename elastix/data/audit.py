@@ -26,7 +26,7 @@ class LoaderAudit:
     """What became of one loader's stream.
 
     Attributes:
-        samples: positions committed, each counted once.
+        samples: positions committed by this run, each counted once.
         repeated: positions committed more than once.
         missing: positions below the last one committed that never were.
         epochs: epochs of which every sample is committed, or left out on purpose.
@@ -182,6 +182,8 @@ def audit(events: Iterable[Event]) -> Audit:
     )
     distinct = len({step.step for step in steps})
     last = max((step.step for step in steps), default=0)
+    if steps:  # that run's, in whose place this one began, are not of this journal
+        last -= min((stream.opened.begun for stream in streams.values()), default=0)
     return Audit(
         steps=distinct,
         steps_lost=last - distinct + (len(steps) - distinct),
@@ -218,7 +220,7 @@ def _account(stream: _Stream) -> LoaderAudit:
     covered = Coverage()
     repeated = [
         again
-        for start, stop in sorted((*used, *stream.left_out))
+        for start, stop in sorted((*used, *stream.left_out, *stream.opened.before))
         for again in covered.add(start, stop)
     ]
     if covered.begin < 0:  # of no epoch
@@ -228,7 +230,7 @@ def _account(stream: _Stream) -> LoaderAudit:
     return LoaderAudit(
         loader=stream.opened.loader,
         length=length,
-        samples=covered.count - count(stream.left_out),
+        samples=covered.count - count(stream.left_out) - count(stream.opened.before),
         repeated=merge(repeated),
         missing=missing,
         epochs=first_gap // length,

@@ -1,6 +1,5 @@
 """Drivers and workers of campaigns killed with SIGKILL: no final trial lost, none run twice."""
 
-import functools
 import json
 import os
 import random
@@ -252,27 +251,6 @@ def test_a_trial_of_several_workers_survives_the_loss_of_one(
     assert {(event.worker, event.cause) for event in lost} == {(1, "died")}
     events = journal.read(tmp_path / "runs" / "hunted" / "journal.jsonl")
     assert not [e for e in events if isinstance(e, TrialLost)], "forward recovery, no restart"
-
-
-@pytest.mark.slow
-def test_members_of_a_population_may_be_groups_that_lose_a_worker(cluster, tmp_path):
-    """A child is a group of its own, and all of its workers go on in the place of the parent."""
-    train = functools.partial(search_parts.learns_and_tells, str(tmp_path / "diary"))
-    results = campaign(
-        with_kills(train, [Kill(worker=1, phase="bucket", step=4)]),
-        tmp_path,
-        8,
-        searcher=elastix.Population(members=2, share=0.5),
-        scaling=elastix.ScalingConfig(num_workers=2, cpus_per_worker=0.5),
-    ).run()
-    ended = [trial for trial in results if trial.state is TrialState.FINISHED]
-    children = [trial for trial in results if trial.suggestion.in_place]
-    assert children
-    for trial in children:
-        begun = results.schedule(trial.number)[-1].begin
-        assert trial.results[0]["epoch"] == begun > 0
-    assert len(ended) == 2
-    assert all(trial.lineage_epochs == 5 for trial in ended)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.participant import Fenced, Joined, Recovery, Released
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.data.backward_window import Ratio
-from elastix.data.cursor import Cursor
+from elastix.data.cursor import Cursor, subtract
 from elastix.data.drawn_batch import SlicedDraw
 from elastix.data.loader import Loader
 from elastix.data.random_numbers import seed_generators
@@ -549,6 +549,9 @@ class Member:
         if not self._tracked.open(loader):
             loader.leave_out(self.settings.left_out.get(loader.number, ()))
             self._replicated.emit(loader.opened())
+        elif self._state.begun is not None:  # its own journal does not know of the loader yet
+            before = subtract(((0, loader.cursor.position),), loader.cursor.owed)
+            self._link.emit(replace(loader.opened(), before=before, begun=self._state.begun))
         return loader
 
     def scale_rate(self, scaling: RateScaling) -> None:

@@ -37,12 +37,14 @@ class WorkerState:
 
     Attributes:
         reports: how many were made.
+        begun: the step after which this worker took an ancestor's place; None if it did not.
     """
 
     def __init__(
         self, parts: WorkerParts, steps: StepCommits, saver: Saver, inheritance: Inheritance
     ) -> None:
         self.reports = 0
+        self.begun: int | None = None
         self._metrics: dict[str, Any] = {}  # that were reported last
         self._passes_before = 0.0  # over the data, of the ancestor whose place this run has taken
         self._parts = parts
@@ -116,6 +118,7 @@ class WorkerState:
         self._steps.load_state_dict(state.meta)
         self._steps.window.forget()
         self._schedule.stored(self._steps.step)
+        self.begun = self._steps.step
         self._passes_before = self._tracked.passes
 
     def _newest(self) -> State | None:

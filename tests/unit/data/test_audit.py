@@ -200,3 +200,22 @@ def test_of_an_exact_run_it_says_the_digest_of_the_state_stored_last():
     assert "bytes" not in audit([*events, stored(1, "")]).lines
     lines = audit([*events, stored(1, "a" * 64), stored(2, "b" * 64)]).lines
     assert lines["bytes"] == f"{'b' * 12} after step 2, whatever happened on the way"
+
+
+def test_a_run_in_the_place_of_another_accounts_for_its_own():
+    begun = LoaderOpened(
+        loader=0,
+        length=8,
+        batch_size=4,
+        shuffle=False,
+        seed=0,
+        before=((0, 4), (6, 8)),
+        begun=2,
+    )
+    steps = [commit(3, (4, 6), (8, 10)), commit(4, (10, 14))]
+    found = audit([begun, *steps])
+    assert found.exact
+    assert (found.steps, found.loaders[0].samples, found.loaders[0].epochs) == (2, 8, 1)
+    assert audit([begun, steps[1]]).steps_lost == 1
+    assert audit([begun, commit(3, (8, 10))]).loaders[0].missing == ((4, 6),)
+    assert audit([begun, commit(3, (2, 6))]).loaders[0].repeated == ((2, 4),)
