@@ -103,6 +103,8 @@ def _check_tensor(name: Any, tensor: Any) -> None:  # noqa: ANN401 - whatever a 
         what = f"a {type(tensor).__name__} of {getattr(tensor, 'dtype', 'no')} dtype"
     elif is_sharded(tensor):
         what = "a DTensor, of which this process holds a part"
+    elif tensor.is_nested:
+        what = "a nested tensor"
     elif tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         what = f"a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
     elif dtype_name(tensor) not in DTYPES:

@@ -327,3 +327,9 @@ def test_the_command_line_shows_whole_tensors_and_puts_them_together(tmp_path, m
     assert "parts" not in said("show", "run/final")
     assert said("diff", ref, "run/final").splitlines()[1:] == [f"=\t{len(model.tensors)} tensors\t"]
     assert json.loads(said("consolidate", "run/final", "--json"))["in_parts"] is None
+
+
+def test_a_nested_tensor_is_refused_by_name(tmp_path):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with Store(tmp_path) as store, pytest.raises(StateError, match="'w' is a nested tensor"):
+        store.put(State({"w": nested}))
