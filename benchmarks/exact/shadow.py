@@ -24,7 +24,7 @@ from elastix.events import Resumed, ResumedFromShadow, StateStored, StepCommitte
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 
-_EVERY, _WORKERS = 4, 2
+_EVERY, _WORKERS, _AGAIN_S = 4, 2, 5.0
 _PHASES = ("slice", "bucket", "filled", "round", "left", "boundary")
 
 
@@ -49,7 +49,7 @@ def train(ctx: Context) -> None:
 
         return call
 
-    member._checkpoint = timed(member._checkpoint)
+    member._state.boundary = timed(member._state.boundary)
     member._copies.finish = timed(member._copies.finish)
     size = 4 * batch
     x, y = torch.rand(2 * size, 1, 32, 32), torch.randint(10, (2 * size,))
@@ -103,7 +103,8 @@ def _spent_ms(model: str, steps: int, every: CheckpointConfig) -> tuple[int, lis
 def killed(seed: int, _amount: int = 1) -> Counts:
     """Both workers killed at once at a random moment: steps lost, and whether the shadow went on.
 
-    `again_s` is from the last kill that was heard of to the next step of the group.
+    `again_s` is from the last kill that was heard of to the next step of the group; `late` are the
+    runs in which that took more than five seconds.
     """
     draws = random.Random(seed)
     phase, step = draws.choice(_PHASES), draws.randint(5, 13)
@@ -122,10 +123,12 @@ def killed(seed: int, _amount: int = 1) -> Counts:
     resumed = [e for e in run.events if isinstance(e, ResumedFromShadow)]
     lost = [e.t for e in run.events if isinstance(e, WorkerLost) and e.worker < _WORKERS]
     again = [e.t for e in run.events if isinstance(e, StepCommitted) and e.t > max(lost)]
+    again_s = round(min(again) - max(lost), 3)
     return {
         "times": 1,
+        "late": int(again_s > _AGAIN_S),
         "resumed_from_shadow": len(resumed),
         "steps_lost": sum(e.steps_lost for e in resumed)
         + sum(step - e.step for e in run.events if isinstance(e, Resumed)),
-        "again_s": round(min(again) - max(lost), 3),
+        "again_s": again_s,
     }

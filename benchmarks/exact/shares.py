@@ -1,6 +1,8 @@
 """What sentinel and guard take of a step. Two workers.
 
-Both are timed where they are called, and put in relation to the step; norms of gradients also while
+Both are timed where they are called, and put in relation to the step, by the clock and by the
+processor time of their thread over that of the process, which others on the machine hardly change;
+norms of gradients also while
 these are added up beside the backward pass, though nobody may wait for it. The State of each model
 is too large to be hashed whole, so what is seen is a pass. How fast one core
 hashes is measured beside it: `sentinel.BYTES_PER_US` has to be below.
@@ -34,19 +36,20 @@ def train(ctx: Context) -> None:
     model = build()
     model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
     member: Any = ctx._member
-    spent = {"sentinel": [0.0], "guard": [0.0]}
+    spent = {"sentinel": [0.0], "guard": [0.0], "sentinel_cpu": [0.0], "guard_cpu": [0.0]}
     within = threading.local()
 
     def timed(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:  # noqa: ANN401 - whatever it is around
             if vars(within):  # counted by whoever has called it
                 return function(*args)
-            within.here, started = True, time.perf_counter()
+            within.here, started, worked = True, time.perf_counter(), time.thread_time()
             try:
                 return function(*args)
             finally:
                 del within.here
                 spent[kind][-1] += time.perf_counter() - started
+                spent[f"{kind}_cpu"][-1] += time.thread_time() - worked
 
         return call
 
@@ -61,19 +64,24 @@ def train(ctx: Context) -> None:
     x = torch.rand(batch, 1, 32, 32)
     y = torch.randint(10, (batch,))
     steps: list[float] = []
+    worked: list[float] = []
     for _ in range(ctx.config["steps"] + _WARM):
-        started = time.perf_counter()
+        started, began = time.perf_counter(), time.process_time()
         ctx.boundary()
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         steps.append(time.perf_counter() - started)
+        worked.append(time.process_time() - began)
         for times in spent.values():
             times.append(0.0)
     if ctx.rank == 0:
-        whole = sum(steps[_WARM:])
-        result = {kind: sum(times[_WARM:-1]) / whole for kind, times in spent.items()}
+        whole = {"": sum(steps[_WARM:]), "_cpu": sum(worked[_WARM:])}
+        result = {
+            kind: sum(times[_WARM:-1]) / whole["_cpu" if kind.endswith("_cpu") else ""]
+            for kind, times in spent.items()
+        }
         Path(ctx.config["result"]).write_text(
             json.dumps({**result, "step_s": statistics.median(steps[_WARM:])})
         )
