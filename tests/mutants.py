@@ -44,9 +44,10 @@ ROOT = Path(__file__).parents[1]
 UNIT = "tests/unit"
 LAW6 = f"{UNIT}/comm/test_law6.py"
 PROTOCOL = (f"{UNIT}/comm/test_protocol.py", LAW6)
+CREWS = f"{UNIT}/comm/test_crew_schedules.py"
 CONDUCTOR = (f"{UNIT}/train/test_conductor.py",)
 TESTS: dict[str, tuple[str, ...]] = {
-    "elastix/comm/protocol/group_protocol.py": PROTOCOL,
+    "elastix/comm/protocol/group_protocol.py": (*PROTOCOL, CREWS),
     "elastix/comm/protocol/in_group.py": PROTOCOL,
     "elastix/comm/protocol/joiner.py": PROTOCOL,
     "elastix/comm/protocol/inbox.py": PROTOCOL,
@@ -104,6 +105,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "gone = tuple(w for w in gone if self._confirmed.get(w, 0) < generation)",
         "1 instead of 0",
     ): "the first generation is a founding, and lets nobody go",
+    (
+        "elastix/comm/protocol/membership.py",
+        "self._last_urgent = 0",
+        "1 instead of 0",
+    ): "generations are counted from 1, and it is only asked whether one is below it",
     (
         "elastix/comm/protocol/membership.py",
         "return []",
