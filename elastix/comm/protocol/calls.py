@@ -37,7 +37,7 @@ _NAMES: Mapping[int, str] = {
     OperationKind.FINGERPRINTS: "in the roll call of what workers hold, after a step",
     OperationKind.SLICES: "in the roll call of what a slice gave, after a step",
     OperationKind.SUSPECTS: "in the roll call of what the gradient was made of, after a step",
-    OperationKind.LEVEL: "where workers with other processors are given the State anew",
+    OperationKind.LEVEL: "at the boundary where workers with other processors get the State anew",
     OperationKind.REGROUP: "in the round after workers had parted",
     OperationKind.MEAN_LOSS: "in the step of an LBFGS optimizer",
     OperationKind.MEAN: "in ctx.mean",
