@@ -76,6 +76,7 @@ def test_every_query_of_the_dashboard_is_for_a_series_that_is_exported(seen):
     absent |= {"checkpoints_failed"}
     absent |= {"shadow_resumptions", "shadows_differed", "slices_handed_over"}
     absent |= {"workers_diverged", "steps_voided", "samples_left_out"}
+    absent |= {"processor_kinds", "replicas_levelled"}  # all have the same processors
     absent |= {"worker_gpu", "worker_slowness"}  # there is no GPU, and who is slow is chance
     absent |= {"worker_cpu", "worker_memory", "worker_time"}  # it may be over in five seconds
     absent |= {"trials", "trial_peak_bytes", "best_objective", "inherited_ratio"}  # no campaign

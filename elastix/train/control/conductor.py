@@ -659,6 +659,8 @@ class Conductor:
 
     def _look_at_processors(self, members: Sequence[int]) -> None:
         """Say so, once, if those who are to compute together round differently."""
+        if len(self.state.kinds) < 2 or self.state.processors >= self.state.kinds:
+            return
         kinds: dict[str, list[int]] = {}
         for worker in members:
             kind = self.state.computes_with.get(worker)

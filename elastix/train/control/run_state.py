@@ -31,6 +31,7 @@ class RunState:
         started: workers that were up to `prepare`.
         members: of the newest generation, but for those that were lost or left since.
         computes_with: by worker, on what its last bits depend; see Ready.
+        kinds: of these, all that there have been.
         processors: of these, what was said to differ.
     """
 
@@ -42,6 +43,7 @@ class RunState:
     started: set[int] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
     computes_with: dict[int, str] = field(default_factory=dict)
+    kinds: frozenset[str] = frozenset()
     processors: frozenset[str] = frozenset()
 
     def take(self, event: Event, sequence: int | None = None) -> None:
@@ -65,6 +67,7 @@ class RunState:
             case WorkerStarted():
                 self.started.add(event.worker)
                 self.computes_with[event.worker] = event.computes_with
+                self.kinds |= {event.computes_with} - {""}
             case WorkerLost():
                 self.losses += 1
                 self.losses_in_a_row += 1

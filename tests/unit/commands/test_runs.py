@@ -415,8 +415,12 @@ def test_what_a_journal_says_does_not_steer_a_terminal(store):
     evil = "\x1b]0;owned\x07\r\n[bold]x"
     write(store, "evil", started("evil", **{evil: evil}), said(1, **{evil: 0.5}))
     notes.change(store / "runs" / "evil", note=evil, tags=lambda _tags: [evil])
-    for words in (("--store", str(store)), ("show", "evil"), ("tag", "evil", evil)):
-        told = run(store, *words).output
+    for words, code in (
+        (("--store", str(store)), 0),
+        (("show", "evil"), 0),
+        (("tag", "evil", evil), 2),
+    ):
+        told = run(store, *words, code=code).output
         assert not {"\x1b", "\x07", "\r"} & set(told)
 
 
