@@ -38,6 +38,7 @@ from elastix.search.executors.packer import Packer, Placement, Reserve
 from elastix.search.executors.pool_worker import Hello, LoneWorker
 from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
+from elastix.train.on_ray.find_ray import find_or_start_ray
 from elastix.train.on_ray.trainer import check_capacity, fit_on_nodes, pickle_train
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Pool:
         pickled = pickle_train(train)
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
-            ray.init(logging_level=logging.WARNING)
+            find_or_start_ray()
         try:
             check_capacity(self._scaling)
         except ConfigError:

@@ -6,7 +6,6 @@ users who want an elastix searcher (elastix.tune).
 """
 
 import base64
-import logging
 import pickle
 import queue
 import threading
@@ -27,6 +26,7 @@ from elastix.search.executors.in_process import execute
 from elastix.search.executors.pool import reach
 from elastix.search.model_sources import StoreOpener
 from elastix.store.server import StoreServer
+from elastix.train.on_ray.find_ray import find_or_start_ray
 from elastix.train.on_ray.trainer import fit_on_nodes, pickle_train
 
 _WORK = "elastix_work"
@@ -77,7 +77,7 @@ class Tune:
         pickled = pickle_train(train)
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
-            ray.init(logging_level=logging.WARNING)
+            find_or_start_ray()
         self._slots = self._parallel or max(1, fit_on_nodes(self._scaling))
         tuner = tune.Tuner(
             tune.with_resources(

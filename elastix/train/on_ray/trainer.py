@@ -42,6 +42,7 @@ from elastix.train.on_ray import takeover
 from elastix.train.on_ray.controller import Controller, RunRequest
 from elastix.train.on_ray.crew_controller import CrewController, crew_strategy
 from elastix.train.on_ray.driver_view import follow, is_over, stop
+from elastix.train.on_ray.find_ray import find_or_start_ray
 from elastix.train.record.finished import mark, over, same
 from elastix.train.record.pickled_function import TRAIN, digest, keep_code
 from elastix.train.record.provenance import origin, versions
@@ -194,7 +195,7 @@ class ElasticTrainer:
                     raise
                 refusal = conflict  # unless it can be attached to
             if not ray.is_initialized():
-                ray.init(logging_level=logging.WARNING)
+                find_or_start_ray()
                 held.callback(ray.shutdown)
             controller = self._attach(directory)
             if controller is not None:

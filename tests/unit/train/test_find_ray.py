@@ -1,0 +1,55 @@
+"""Which Ray a driver uses that was told of none."""
+
+import socket
+
+import pytest
+import ray
+
+from elastix.train.on_ray import find_ray
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Addresses that ray.init was called with."""
+    addresses = []
+    monkeypatch.setattr(ray, "init", lambda address, **_: addresses.append(address))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return addresses
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def note(monkeypatch, server):
+    address = None if server is None else f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setattr(find_ray, "read_ray_address", lambda: address)
+
+
+def test_a_cluster_that_has_gone_is_not_waited_for(monkeypatch, asked, listener):
+    note(monkeypatch, listener)
+    listener.close()
+    find_ray.find_or_start_ray()
+    assert asked == ["local"]
+
+
+def test_a_cluster_that_answers_is_used(monkeypatch, asked, listener):
+    note(monkeypatch, listener)
+    find_ray.find_or_start_ray()
+    assert asked == [None]
+
+
+def test_without_a_note_ray_decides(monkeypatch, asked):
+    note(monkeypatch, None)
+    find_ray.find_or_start_ray()
+    assert asked == [None]
+
+
+def test_an_address_that_was_given_is_left_to_ray(monkeypatch, asked, listener):
+    note(monkeypatch, listener)
+    listener.close()
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    find_ray.find_or_start_ray()
+    assert asked == [None]
