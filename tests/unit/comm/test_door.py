@@ -232,7 +232,7 @@ def test_a_door_stays_open_when_the_system_has_no_thread_to_give(monkeypatch):
         started, refused = threading.Thread.start, threading.Event()
 
         def start(thread):
-            if thread.name == "feed-greeting" and not refused.is_set():
+            if thread.name == f"{CATCH_UP}-greeting" and not refused.is_set():
                 refused.set()
                 raise RuntimeError("can't start new thread")
             started(thread)
