@@ -18,7 +18,8 @@ import torch
 from blake3 import blake3
 
 from elastix.comm.driver import GroupDriver
-from elastix.comm.gradients.buckets import Bucket, GradientBucket
+from elastix.comm.gradients.bucket import Bucket
+from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.comm.gradients.reducer import Reducer, Steps
 from elastix.comm.gradients.slice_digests import SliceDigest, Sum
 from elastix.comm.gradients.slice_sums import SliceSums

@@ -17,6 +17,9 @@ A backward pass may run further ones inside it: checkpoints that re-enter autogr
 ends with the outermost. Where that happens a parameter may get its gradient in several pieces, so
 buckets are launched at the end.
 
+Buffers are reduced while backward runs, too. The last bucket of gradients is launched when it has
+ended, and tells whether they have moved since; they are then reduced once more.
+
 Invariant: no `param.grad` and no buffer of a module changes before the step is agreed.
 """
 
@@ -32,7 +35,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from elastix.comm.driver import GroupDriver
-from elastix.comm.gradients.buckets import BufferBucket, GradientBucket, build_buckets
+from elastix.comm.gradients.bucket import Bucket
+from elastix.comm.gradients.buckets import build_buckets
+from elastix.comm.gradients.buffer_bucket import BufferBucket
+from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.comm.gradients.slice_digests import Sum
 from elastix.comm.gradients.slice_passes import SlicePasses
 from elastix.comm.network.process_group import Group, Pending, Reduce
@@ -143,6 +149,8 @@ class Reducer:
                 "no parameter of the prepared model requires a gradient. Nothing was prepared. "
                 "Unfreeze some, or leave out ctx.prepare."
             )
+        whatever_else = [b for b in self._buckets if b not in self._gradients]
+        self._buffers_first = [*whatever_else, *self._gradients]
         self._counter = next(bucket for bucket in self._buckets if bucket.counts)
         self._weights = Weights([1.0], 1, 1)
         self._slices = SlicePasses()
@@ -155,6 +163,8 @@ class Reducer:
         self._launched = 0
         self._deferred = False
         self._active = False  # a step has begun and not ended
+        # Gradients are final and count, so buckets take them; what they lack `prepare` sees to.
+        self._fills = False
         self._passes: dict[
             int, weakref.ref[Callable[[], None]]
         ] = {}  # by number of autograd's task
@@ -397,7 +407,8 @@ class Reducer:
 
     def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
         def gradient_ready(_parameter: torch.Tensor) -> None:
-            self._look_for_left(bucket, place)
+            if self._set_out or bucket.left:
+                self._look_for_left(bucket, place)
             if self._apart:
                 bucket.added(place)
             if self._deferred:
@@ -410,11 +421,10 @@ class Reducer:
                 bucket.added_in_slice(place)
             elif not self._active:
                 self._look_if_changed(bucket, place)
-            self._within_pass()
-            if self._slices.open and not self._slices.launching:
-                return  # more is to come
-            if self._driver.watching or not self._driver.usable or self._nests is not False:
-                return  # it counts for nothing, or `prepare` sees to it
+            if torch._C._current_graph_task_id() not in self._passes or not self._active:
+                self._within_pass()
+            if not self._fills:
+                return
             if bucket.pending is not None:
                 raise ConfigError(
                     "a parameter got a second gradient within one backward pass, after the first "
@@ -470,7 +480,7 @@ class Reducer:
                 raise self._abandoned()
             self._end()
             return
-        self._nests = True
+        self._nests, self._fills = True, False
         for node, _ in around.next_functions:  # what the pass around this one comes to next
             if node is not None:
                 node.register_prehook(lambda *_: self._within_pass())
@@ -478,7 +488,7 @@ class Reducer:
     def _begin(self) -> None:
         """The first gradient of a step is there."""
         self.check()
-        self._active = True
+        self._active, self._fills = True, False
         if self._slices.open:
             self._begin_slice_pass()
             if not self._slices.launching:
@@ -489,6 +499,10 @@ class Reducer:
         if not self._slices.open:
             for bucket in self._buckets:
                 bucket.begin()
+        self._fills = self._nests is False
+        if self._fills and not self._slices.open:
+            for buffers in self._buffers:
+                buffers.fill_early(self._weights.scales, self._ratio)
         self._launch_filled()
 
     def _begin_slice_pass(self) -> None:
@@ -505,18 +519,36 @@ class Reducer:
         self._generation = generation
         self._launched = 0
 
+    @property
+    def _order(self) -> list[Bucket]:
+        """In which buckets are launched, by all workers alike.
+
+        Buffers come first, since they are there when backward begins. What a step in slices does to
+        them is known only when the last slice is computed.
+        """
+        return self._buckets if self._slices.open else self._buffers_first
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether buffers are launched before backward has ended, and may move after it."""
+        return bool(self._buffers) and not self._slices.open
+
     def _launch_filled(self) -> None:
-        """Launch what is full, in order, since all workers must launch in the same order."""
+        """Launch what is full, in order. The last tells whether buffers have moved meanwhile."""
         group = self._driver.group
         if group is None or group.generation != self._generation or not self._driver.usable:
             return  # the group is changing; `prepare` and `launch` see to everything
-        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
+        order = self._order
+        up_to = len(order) - self._ahead
+        while self._launched < up_to and not order[self._launched].missing:
             self._launch_next(group)
 
     def _launch_next(self, group: Group) -> None:
         self._driver.phase("bucket", self._launched)
-        bucket = self._buckets[self._launched]
-        bucket.launch(group, self._weights.share)
+        bucket = self._order[self._launched]
+        last = self._ahead and self._launched + 1 == len(self._order)
+        moved = [buffers.moved() for buffers in self._buffers] if last else []
+        bucket.launch(group, self._weights.share, stale=any(moved))
         if self._driver.on_reduced is not None and bucket.pending is not None:
             bucket.pending.on_finish(partial(self._driver.on_reduced, self._launched))
         self._launched += 1
@@ -555,7 +587,7 @@ class Reducer:
             return
         for bucket in self._buckets:
             bucket.accept(factor)
-        self.remember_buffers()
+        self._remember_accepted()
 
     def _factor(self) -> float | None:
         """After the reduction: makes of the sum in the buckets the mean over those who took part.
@@ -595,6 +627,11 @@ class Reducer:
         for buffers in self._buffers:
             buffers.remember()
 
+    def _remember_accepted(self) -> None:
+        if self._may_void:
+            for buffers in self._buffers:
+                buffers.remember_accepted()
+
     def _leave_no_trace(self) -> None:
         for gradients in self._gradients:
             gradients.drop()
@@ -622,7 +659,7 @@ class Reducer:
         for bucket, flat in zip(self._buckets, watched.parts, strict=False):
             bucket.imitate(flat)
         if watched.parts:
-            self.remember_buffers()
+            self._remember_accepted()
         else:  # and buffers were put back after a forward pass of placeholders
             for gradients in self._gradients:
                 gradients.drop()
@@ -639,15 +676,25 @@ class Reducer:
             self._weigh(generation)
             for bucket in self._buckets:
                 bucket.restart()
-        for bucket in self._buckets[self._launched :]:
+        for bucket in self._order[self._launched :]:
             bucket.fill_missing(self._weights.scales, self._ratio)
 
-    def launch(self, group: Group) -> Iterable[Pending]:
-        """Launch what is not yet launched in `group`."""
+    def launch(self, group: Group) -> Iterator[Pending]:
+        """Launch what is not yet launched in `group`.
+
+        Backward may have moved buffers after they were launched: it runs forward again where
+        activations are checkpointed. If that is so anywhere, all launch them again.
+        """
         self.prepare(group.generation)
         while self._launched < len(self._buckets):
             self._launch_next(group)
-        return [bucket.pending for bucket in self._buckets if bucket.pending is not None]
+        yield from _pendings(self._order)
+        if self._ahead and self._order[-1].anybody_stale():
+            for buffers in self._buffers:
+                buffers.renew()
+                buffers.fill_missing(self._weights.scales, self._ratio)
+                buffers.launch(group, self._weights.share)
+            yield from _pendings(self._buffers)
 
     def payload(self, group: Group) -> torch.Tensor:
         """The commit round carries the vote."""
@@ -657,3 +704,7 @@ class Reducer:
     def detail(self) -> int | None:
         """Nothing: the vote carries it."""
         return None
+
+
+def _pendings(buckets: Iterable[Bucket]) -> list[Pending]:
+    return [bucket.pending for bucket in buckets if bucket.pending is not None]

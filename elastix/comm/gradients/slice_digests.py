@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from elastix.comm.gradients.buckets import Bucket, GradientBucket
+from elastix.comm.gradients.bucket import Bucket
+from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.state import raw_bytes
 
 

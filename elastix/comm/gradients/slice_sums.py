@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from elastix.comm.gradients.buckets import Bucket
+from elastix.comm.gradients.bucket import Bucket
 from elastix.comm.network import shared_memory, tree_reduction
 from elastix.comm.network.process_group import Group
 from elastix.comm.network.tree_reduction import Room, Sharing, TreeReduction

@@ -4,7 +4,7 @@ For FailureConfig(recovery="rollback"): a step in which a worker was lost is voi
 None, so parameters and the optimizer's tensors stay as they are, but the rest of the loop's body
 runs: schedulers step, learning rates change, averages move. All that is put back before the step is
 done again. Parameters that the loop changes by itself are put back where the run has to be exact.
-Not here: buffers (comm.gradients.buckets) and samples (data.loader).
+Not here: buffers (comm.gradients.buffer_bucket) and samples (data.loader).
 """
 
 import copy

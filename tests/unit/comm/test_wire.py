@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from elastix.comm.gradients.buckets import GradientBucket, build_buckets, keep_whole
+from elastix.comm.gradients.buckets import build_buckets, keep_whole
+from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.comm.network.shared_memory import norm_of
 
 TYPES = [torch.bfloat16, torch.float16]

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from elastix.comm.gradients.buckets import BufferBucket, GradientBucket, build_buckets
+from elastix.comm.gradients.buckets import build_buckets
+from elastix.comm.gradients.buffer_bucket import BufferBucket
+from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.data.backward_window import Window, lowest
 from elastix.errors import ConfigError
 

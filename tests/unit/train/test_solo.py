@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from elastix.comm.gradients.buckets import BufferBucket
+from elastix.comm.gradients.buffer_bucket import BufferBucket
 from elastix.config import CheckpointConfig, Guard
 from elastix.errors import ConfigError
 from elastix.events import Reported, StateStored, StepCommitted, TensorsInherited

@@ -1,0 +1,328 @@
+"""A bucket of gradients: they come back as views of it, or in memory of their own type."""
+
+import math
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from elastix.comm.gradients.bucket import Bucket, fresh_memory
+from elastix.comm.network import shared_memory
+from elastix.sharding import is_sharded, like, local
+
+COUNTS = (torch.float32, torch.float64)
+"""They count samples without rounding."""
+
+
+class GradientBucket(Bucket):
+    """Gradients of some parameters. They come back as views of the bucket, not as copies.
+
+    If they travel in a narrower type than theirs, they come back in memory of their own type, which
+    is used again in the next step. What they are is told by the narrow values alone, so whoever is
+    sent these, or has reduced them, has the same gradients to the last bit.
+
+    Those of passes with different ratios are kept apart: `param.grad` is of the ratio of the last
+    pass that used the parameter, and earlier ones are moved aside. A gradient that was dropped or
+    zeroed by the user takes with it what was moved aside before.
+
+    Attributes:
+        left: gradients that were handed back are the user's still, as they were.
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], wire: torch.dtype | None = None
+    ) -> None:
+        own = parameters[0].dtype
+        self._narrow = wire is not None and own in COUNTS
+        super().__init__(parameters, "sum", wire if wire is not None and self._narrow else own)
+        self.parameters = list(parameters)
+        self._home = torch.empty(0)  # where gradients come back
+        self._homes: list[torch.Tensor] = []  # the places in it
+        self._sharded = any(map(is_sharded, parameters))
+        self._parts: list[_Parts] = []  # only in a step of several ratios
+        self._before: list[torch.Tensor | None] = []  # gradients that a step in slices began with
+        self._versions: dict[int, int] = {}  # in such a step: of gradients, when last added to
+        self._used = [False] * len(parameters)
+        self._filled = [False] * len(parameters)
+        self._spent: list[torch.Tensor | None] = []
+        self._given: list[weakref.ref[torch.Tensor] | None] = []  # gradients, as handed back
+        self._given_at = 0  # version of our memory then
+        self.left = False
+        # While a step is added up: local gradients, as autograd has left them, and the version of
+        # the memory that they lie in. Some share it.
+        self._noted: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._noted_at: dict[int, int] = {}
+        self._idle = 0
+
+    def _lay_out(self) -> None:
+        """See Bucket."""
+        super()._lay_out()
+        self._make_home()
+
+    def _make_home(self) -> None:
+        """From now on whoever else refers to where gradients come back is a user."""
+        self._home, self._homes = self.flat, self.views
+        if self._narrow:
+            own = self.parameters[0]
+            self._home = fresh_memory(self.elements, own.dtype, self.flat.device)
+            self._homes = self._views_of(self._home)
+        self._idle = self._references()
+
+    def _references(self) -> int:
+        """How many refer to that memory: we do, gradients do, and what users made of those."""
+        storage = torch._C._storage_Use_Count(self._home.untyped_storage()._cdata)
+        views: list[Any] = self._homes
+        return int(storage + sum(sys.getrefcount(v) + v._use_count() for v in views))
+
+    def begin(self) -> None:
+        """A new step. Gradients that somebody still holds live in our memory: it is theirs now."""
+        super().begin()
+        if self._references() != self._idle:
+            self._make_home() if self._narrow else self.renew()
+        # Local gradients of the step before are freed here, where backward is about to take as
+        # much memory again; freed at its end, the memory goes back to the system and costs faults.
+        self._spent = []
+
+    def note(self, place: int) -> None:
+        """A gradient was added to `param.grad`, and the step is not over."""
+        gradient = self.parameters[place].grad
+        if gradient is not None and not is_sharded(gradient) and not gradient.is_sparse:
+            memory = _memory_of(gradient)
+            self._noted[place] = weakref.ref(gradient), memory
+            self._noted_at[memory] = gradient._version
+
+    def changed(self, but: int | None = None) -> bool:
+        """Whether somebody has changed such a gradient since. To drop or zero it is allowed.
+
+        Args:
+            but: a place to which autograd has just added.
+        """
+        added = None if but is None else self.parameters[but].grad
+        since = None if added is None or added.is_sparse else _memory_of(added)
+        for place, (noted, memory) in self._noted.items():
+            gradient = self.parameters[place].grad
+            if gradient is None or place == but:
+                continue
+            version = self._noted_at[memory] + (memory == since)
+            same = noted() is gradient and gradient._version == version
+            if not same and bool(local(gradient).any()):
+                return True
+        return False
+
+    def look_for_left(self, place: int | None) -> None:
+        """A step begins: find out whether gradients are those that were handed back in the last.
+
+        Args:
+            place: to whose gradient autograd has just added; None for none in this bucket.
+        """
+        added = place is not None and self._is_given(place)
+        self.left = bool(self._given) and self._home._version == self._given_at + added
+
+    def adds_to_left(self, place: int) -> bool:
+        """Whether autograd has just added to a gradient of the last step, with no trace of a zero.
+
+        By way of .data it may have been zeroed all the same.
+        """
+        return self.left and self._is_given(place)
+
+    def still_left(self, but: int | None) -> bool:
+        """Whether there is a gradient of the last step that is not zero, at another place."""
+        places = (place for place in range(len(self._given) * self.left) if place != but)
+        given = (self.parameters[place].grad for place in places if self._is_given(place))
+        return any(bool(local(gradient).any()) for gradient in given if gradient is not None)
+
+    def forget_left(self) -> None:
+        """They were zeroed."""
+        self.left = False
+
+    def _is_given(self, place: int) -> bool:
+        given = self._given[place] if self._given else None
+        return given is not None and given() is self.parameters[place].grad
+
+    def keep_apart(self, ratio: int) -> None:
+        """Gradients of this step so far are of `ratio`, and there will be some of others."""
+        if not self._parts:
+            self._parts = [_Parts(ratio) for _ in self.parameters]
+
+    def turn_to(self, place: int, ratio: int) -> None:
+        """A gradient of `ratio` is about to be added to `param.grad`: move aside what is not."""
+        self._parts[place].turn_to(ratio, self.parameters[place])
+
+    def added(self, place: int) -> None:
+        """A gradient was added to `param.grad`."""
+        gradient = self.parameters[place].grad
+        self._parts[place].version = None if gradient is None else gradient._version
+
+    def forget_parts(self) -> None:
+        """What was added up counts no more."""
+        self._parts, self._noted, self._noted_at = [], {}, {}
+
+    def begin_slices(self) -> None:
+        """A step in slices begins: what gradients there are belong to none of them."""
+        self._before, self._versions = [], {}
+        if any(parameter.grad is not None for parameter in self.parameters):
+            self._before = [_unless_zero(parameter.grad) for parameter in self.parameters]
+        self.forget_slice()
+
+    def forget_slice(self) -> None:
+        """What was added to gradients in this step counts for nothing."""
+        self._versions = {}
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def added_in_slice(self, place: int) -> None:
+        """A gradient was added to `param.grad`."""
+        gradient = self.parameters[place].grad
+        if gradient is not None:
+            self._versions[place] = gradient._version
+
+    @property
+    def carried(self) -> list[torch.nn.Parameter]:
+        """With whose gradients of the step before a step in slices has begun."""
+        places = zip(self.parameters, self._before, self._homes, strict=False)
+        return [p for p, before, view in places if before is not None and before is view]
+
+    @property
+    def meddled(self) -> bool:
+        """Whether somebody else than autograd has changed a gradient since."""
+        gradients = ((self.parameters[place].grad, v) for place, v in self._versions.items())
+        return any(g is None or g._version != version for g, version in gradients)
+
+    def fill(self, place: int, scales: Sequence[float], ratio: int) -> None:
+        """Copy one gradient in, times its scale; zeros if there is none or it counts for nothing.
+
+        Args:
+            place: which.
+            scales: by ratio of the step.
+            ratio: what `param.grad` is of, in a step with one.
+        """
+        parameter = self.parameters[place]
+        found = self._parts[place].all(parameter) if self._parts else {ratio: parameter.grad}
+        view, used = self.views[place], False
+        for of, gradient in found.items():
+            scale = scales[of]
+            if gradient is None or scale == 0:  # not 0 * gradient: NaN for one that overflowed
+                continue
+            mine = local(gradient) if self._sharded else gradient
+            dense = mine.to_dense() if mine.is_sparse else mine
+            if used:
+                view.add_(dense, alpha=scale)
+            else:
+                torch.mul(dense, scale, out=view)
+            used = True
+        if not used:
+            view.zero_()
+        self._used[place] = used
+        self.missing -= not self._filled[place]
+        self._filled[place] = True
+
+    def fill_missing(self, scales: Sequence[float], ratio: int) -> None:
+        """Copy in whatever is not copied yet, times its scale."""
+        for place, filled in enumerate(self._filled):
+            if not filled:
+                self.fill(place, scales, ratio)
+
+    def accept(self, factor: float) -> None:
+        """`param.grad` becomes the average, or None where nobody has one that counts."""
+        self._spent = [p.grad for p in self.parameters]
+        self.forget_parts()
+        if factor != 1:
+            self._values.mul_(factor)
+        if self._narrow:
+            self._home.copy_(self._values)
+        everywhere = all(self._used)
+        used = self._used if everywhere else [flag > 0 for flag in self._flags.tolist()]
+        views = self._homes
+        if self._sharded:
+            views = [like(view, p) for view, p in zip(views, self.parameters, strict=True)]
+        for parameter, view, anybody in zip(self.parameters, views, used, strict=True):
+            parameter.grad = view if anybody else None
+        for parameter, before in zip(self.parameters, self._before, strict=False):
+            if before is not None:  # not in place: joiners are told what is in the bucket
+                parameter.grad = before if parameter.grad is None else parameter.grad + before
+        self._before = []
+        gradients = [parameter.grad for parameter in self.parameters]
+        self._given = [None if g is None else weakref.ref(g) for g in gradients]
+        self._given_at, self.left = self._home._version, False
+
+    def norm(self) -> float:
+        """After the reduction: of all that is in it. Not finite where a gradient is not."""
+        norm = self.pending.norm if self.pending is not None else None
+        if norm is None:
+            norm = shared_memory.norm_of(self._values)
+        if math.isfinite(norm):
+            return norm
+        # A square may be too large where its root is not.
+        largest = float(self._values.abs().max())
+        if not math.isfinite(largest):
+            return largest
+        return largest * shared_memory.norm_of(self._values / largest)
+
+    def drop(self) -> None:
+        """Nobody with samples is left in this step: no gradients, so that nothing is updated."""
+        self.forget_parts()
+        self._before = []
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def imitate(self, flat: torch.Tensor) -> None:
+        """`param.grad` becomes that of the other replica, whatever was computed here."""
+        super().imitate(flat)
+        before = self._before
+        self.drop()
+        self._before = before
+        self.accept(1.0)
+
+    def _flag(self) -> None:
+        if all(self._used):
+            self._flags.fill_(1)
+        else:
+            self._flags.copy_(torch.tensor(self._used, dtype=self.dtype))
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._filled = [False] * len(self.parameters)
+        self._used = [False] * len(self.parameters)
+
+
+class _Parts:
+    """The local gradients of one parameter, by ratio.
+
+    Attributes:
+        ratio: of what `param.grad` holds.
+        version: of that tensor, when autograd had last added to it.
+    """
+
+    def __init__(self, ratio: int) -> None:
+        self.ratio = ratio
+        self.version: int | None = None
+        self._aside: dict[int, torch.Tensor] = {}
+
+    def turn_to(self, ratio: int, parameter: torch.nn.Parameter) -> None:
+        """Have `param.grad` be what there is of `ratio`."""
+        self._aside = self.all(parameter)
+        parameter.grad = self._aside.pop(ratio, None)
+        self.ratio = ratio
+
+    def all(self, parameter: torch.nn.Parameter) -> dict[int, torch.Tensor]:
+        """Whatever counts."""
+        gradient = parameter.grad
+        if gradient is None:
+            return {}
+        changed = self.version is not None and gradient._version != self.version
+        if changed and not gradient.is_sparse and not bool(gradient.any()):
+            return {self.ratio: gradient}  # zeroed in place
+        return {**self._aside, self.ratio: gradient}
+
+
+def _memory_of(gradient: torch.Tensor) -> int:
+    """The same for gradients that lie in the same memory, while they do."""
+    return int(gradient.untyped_storage()._cdata)
+
+
+def _unless_zero(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if gradient is None or gradient.is_sparse:
+        return gradient
+    return gradient if bool(gradient.any()) else None
