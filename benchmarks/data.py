@@ -2,13 +2,18 @@
 
     python -m benchmarks.data --out FILE
 
-Synthetic JPEGs are read by K trials on this host, each with an order of batches in common and an
-augmentation of its own: once each trial decodes for itself, in its own process, and once they read
-from one `elastix.Shared`. Then the CPU that a batch costs, and a step of a trial that is alone in
-its process, and how long it takes to go on in the middle of ten million rows.
+Synthetic JPEGs are read by K trials on this host, in the same order and with the same augmentation:
+with torch's DataLoader in each trial's own process (`private`) or one process more for each
+(`private_process`), from one `elastix.Shared`, and from Ray Data's `materialize` (in the order of
+its blocks; it is not asked to shuffle). Every decode is counted where it happens. The first three
+give the same batches bit by bit, and take turns; medians are given. Times are CPU seconds of all
+processes together and, where it says wall, of the slowest trial. Processes of Ray are started
+before the clock.
 
-Times are CPU seconds of all processes together and, where it says wall, of the slowest trial. Modes
-are interleaved and repeated; medians are given.
+Then the CPU of the training thread that a batch costs, a step of a trial that is alone in its
+process beside a plain loop of torch, the time until a run goes on in the middle of ten million rows
+beside `skip` of Hugging Face's streams (if `datasets` is installed), and samples repeated or
+dropped under losses and joins over each format (benchmarks.formats).
 """
 
 import argparse
@@ -19,7 +24,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
@@ -31,55 +36,35 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from benchmarks.formats import CPU, MANY, Alone, resumed, under_schedules
+from benchmarks.peers import ray_data
+from benchmarks.peers.ray_data import BATCH, KEPT, decoded
 from benchmarks.record import save
 from elastix.config import CheckpointConfig
 from elastix.data.loader import Loader
-from elastix.data.sample_order import indices
 from elastix.data.shared import Shared
 from elastix.data.source import Source
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
 
-PIXELS, KEPT, CROP = 256, 160, 140
-BATCH = 64
-CPU = torch.device("cpu")
-
-
-class Alone:
-    """A group of one, whose steps all count."""
-
-    me = 0
-
-    def boundary(self) -> None:
-        """Nobody comes or goes."""
-
-    def members(self) -> tuple[int, ...]:
-        """This one."""
-        return (0,)
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        """Whatever else a loader tells its group."""
-        return lambda *_: None
+PIXELS, CROP = 256, 140
+MODES = ("private", "private_process", "shared")
 
 
 class Pictures(Dataset[torch.Tensor]):
     """JPEGs in memory, decoded and made smaller."""
 
-    def __init__(self, raw: list[bytes]) -> None:
+    def __init__(self, raw: list[bytes], notes: Path) -> None:
+        """`notes`: gets a byte for each decode, by whichever process."""
         self.raw = raw
-        self.decodes = 0
+        self.notes = notes
 
     def __len__(self) -> int:
         return len(self.raw)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.decodes += 1
-        image = Image.open(io.BytesIO(self.raw[index])).convert("RGB")
-        return torch.from_numpy(np.array(image.resize((KEPT, KEPT), Image.Resampling.BILINEAR)))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"raw": self.raw, "decodes": 0}
+        return torch.from_numpy(decoded(self.raw[index], self.notes))
 
 
 def jpegs(count: int) -> list[bytes]:
@@ -106,21 +91,27 @@ def crop(sample: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     return part.flip(1) if rng.random() < 0.5 else part
 
 
-def batches(dataset: Dataset[Any], epochs: int, seed: int, num_workers: int = 0) -> Iterator[Any]:
+def batches(dataset: Dataset[Any], epochs: int, seed: int) -> Iterator[Any]:
     """As ctx.loader gives them to a group of one."""
-    source = Source(
-        dataset=dataset,
-        batch_size=BATCH,
-        seed=seed,
-        augment=crop,
-        num_workers=num_workers,
-        device=CPU,
-    )
-    loader = Loader(0, source, Alone())
+    loader = Loader(0, source_of(dataset, seed), Alone())
     for epoch in loader.epochs(epochs):
         for batch in epoch:
             yield batch
             loader.commit((0,))
+
+
+def torch_batches(dataset: Dataset[Any], epochs: int, seed: int, num_workers: int) -> Iterator[Any]:
+    """The same ones, read by torch's DataLoader."""
+    source = source_of(dataset, seed)
+    for epoch in range(epochs):
+        start, stop = epoch * source.length, (epoch + 1) * source.length
+        cuts = [(at, min(at + BATCH, stop)) for at in range(start, stop, BATCH)]
+        keys = [source.keys((cut,)) for cut in cuts]
+        yield from DataLoader(source.keyed, batch_sampler=keys, num_workers=num_workers)
+
+
+def source_of(dataset: Dataset[Any], seed: int) -> Source:
+    return Source(dataset=dataset, batch_size=BATCH, seed=seed, augment=crop, device=CPU)
 
 
 def cpu_s() -> float:
@@ -129,38 +120,44 @@ def cpu_s() -> float:
     return sum(use.ru_utime + use.ru_stime for use in both)
 
 
-def trial(mode: str, raw: list[bytes], epochs: int, answers: "SimpleQueue[Any]") -> None:
+def trial(
+    mode: str, raw: list[bytes], epochs: int, notes: Path, answers: "SimpleQueue[Any]"
+) -> None:
     """One trial: reads all batches, and says what they cost and what they were."""
     torch.set_num_threads(1)
     began, used = time.perf_counter(), cpu_s()
-    pictures = Pictures(raw)
+    pictures = Pictures(raw, notes)
     shared = Shared(pictures, "8GB") if mode == "shared" else None
+    if shared is not None:
+        read = batches(shared, epochs, seed=5)
+    else:
+        read = torch_batches(pictures, epochs, seed=5, num_workers=mode == "private_process")
     digest = hashlib.sha256()
-    for batch in batches(shared or pictures, epochs, seed=5):
+    for batch in read:
         digest.update(batch.numpy()[:, ::16, ::16].tobytes())
     wall = time.perf_counter() - began
-    decodes = shared.counts.decodes + 2 if shared else pictures.decodes  # two to know it by
-    if shared:
+    if shared is not None:
         shared.close()
-    answers.put((wall, cpu_s() - used, decodes, digest.hexdigest()))
+    answers.put((wall, cpu_s() - used, digest.hexdigest()))
 
 
 def together(mode: str, trials: int, raw: list[bytes], epochs: int) -> dict[str, Any]:
     """K trials at once."""
     context = multiprocessing.get_context("fork")
     answers: SimpleQueue[Any] = context.SimpleQueue()
-    started = [
-        context.Process(target=trial, args=(mode, raw, epochs, answers)) for _ in range(trials)
-    ]
-    for process in started:
-        process.start()
-    said = [answers.get() for _ in started]
-    for process in started:
-        process.join()
+    with tempfile.NamedTemporaryFile() as notes:
+        arguments = (mode, raw, epochs, Path(notes.name), answers)
+        started = [context.Process(target=trial, args=arguments) for _ in range(trials)]
+        for process in started:
+            process.start()
+        said = [answers.get() for _ in started]
+        for process in started:
+            process.join()
+        decodes = Path(notes.name).stat().st_size
     return {
         "wall_s": max(wall for wall, *_ in said),
-        "cpu_s": sum(cpu for _, cpu, *_ in said),
-        "decodes_a_sample": sum(decodes for *_, decodes, _ in said) / len(raw),
+        "cpu_s": sum(cpu for _, cpu, _ in said),
+        "decodes_a_sample": decodes / len(raw),
         "digests": sorted({digest for *_, digest in said}),
     }
 
@@ -170,7 +167,7 @@ def ingest(count: int, epochs: int, repeats: int) -> dict[str, Any]:
     raw = jpegs(count)
     found: dict[str, Any] = {"pictures": count, "epochs": epochs}
     for trials in (1, 2, 4):
-        runs: dict[str, list[dict[str, Any]]] = {"private": [], "shared": []}
+        runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
         for _ in range(repeats):
             for mode, mine in runs.items():
                 mine.append(together(mode, trials, raw, epochs))
@@ -178,6 +175,7 @@ def ingest(count: int, epochs: int, repeats: int) -> dict[str, Any]:
         medians = {mode: _medians(mine) for mode, mine in runs.items()}
         found[f"trials_{trials}"] = {
             **medians,
+            "ray_materialize": _medians(ray_data.runs(raw, trials, epochs, repeats)),
             "same_batches": len(digests) == 1,
             "cpu_ratio": medians["shared"]["cpu_s"] / medians["private"]["cpu_s"],
             "wall_ratio": medians["shared"]["wall_s"] / medians["private"]["wall_s"],
@@ -273,11 +271,24 @@ def lone_steps(rounds: int, epochs: int = 6) -> Mapping[str, float]:
     return {**us, "ratio": us["elastix_us"] / us["plain_us"]}
 
 
-def resume(rows: int = 10_000_000) -> Mapping[str, float]:
-    """Seconds until the indices of the batch in the middle are known."""
-    began = time.perf_counter()
-    indices(((rows // 2, rows // 2 + BATCH),), 1, rows, True)
-    return {"rows": rows, "seconds": time.perf_counter() - began}
+def skipped() -> Mapping[str, Mapping[str, float]]:
+    """Seconds until a stream of Hugging Face has a batch behind half of its rows, which it skips.
+
+    In the order of the rows, and shuffled in a buffer. Empty if `datasets` is not installed.
+    """
+    try:
+        from datasets import Dataset as Rows
+    except ImportError:
+        return {}
+    found = {}
+    rows = Rows.from_dict({"n": np.arange(MANY)}).to_iterable_dataset()
+    shuffled = rows.shuffle(seed=0, buffer_size=1000)
+    for name, stream in (("hugging_face", rows), ("hugging_face_shuffled", shuffled)):
+        began, used = time.perf_counter(), time.process_time()
+        next(iter(stream.skip(MANY // 2).iter(BATCH)))
+        wall, cpu = time.perf_counter() - began, time.process_time() - used
+        found[name] = {"rows": MANY, "cpu_s": cpu, "wall_s": wall}
+    return found
 
 
 def main() -> None:
@@ -293,7 +304,8 @@ def main() -> None:
         "ingest": ingest(options.pictures, options.epochs, options.repeats),
         "batch": cost_of_batches(options.repeats),
         "lone_step": lone_steps(options.rounds),
-        "resume": resume(),
+        "resume": {**resumed(), **skipped()},
+        "schedules": under_schedules(rows=1000, schedules=20),
     }
     save(options.out, results)
 

@@ -28,7 +28,6 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import elastix
-from benchmarks.data import CPU, Alone
 from benchmarks.record import save
 from elastix.data.formats.indexed import InBlocks
 from elastix.data.loader import Loader
@@ -37,6 +36,25 @@ from elastix.data.source import Source
 
 EPOCHS = 2
 LARGEST = 6
+MANY = 10_000_000
+CPU = torch.device("cpu")
+
+
+class Alone:
+    """A group of one, whose steps all count."""
+
+    me = 0
+
+    def boundary(self) -> None:
+        """Nobody comes or goes."""
+
+    def members(self) -> tuple[int, ...]:
+        """This one."""
+        return (0,)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Whatever else a loader tells its group."""
+        return lambda *_: None
 
 
 class Changing(Alone):
@@ -143,31 +161,51 @@ def collate(samples: list[Any]) -> list[int]:
     return [number_in(sample) for sample in samples]
 
 
-def resume(rows: int, name: str, make: Callable[[], Dataset[Any]]) -> tuple[str, dict[str, float]]:
-    """Seconds of CPU until a loader that goes on in the middle has its batch."""
-    took = []
+def resume(make: Callable[[], Dataset[Any]]) -> dict[str, float]:
+    """Seconds until a loader that goes on in the middle has its batch; the order is not known yet.
+
+    Its seed is a new one each time, so that nothing is remembered.
+    """
+    cpu, wall = [], []
     for seed in range(3):
         source = Source(dataset=make(), batch_size=64, seed=seed, collate=list, device=CPU)
         loader = Loader(0, source, Alone())
-        state = {**loader.state_dict(), "position": rows // 2}
-        began = time.process_time()
+        state = {**loader.state_dict(), "position": MANY // 2}
+        began, used = time.perf_counter(), time.process_time()
         loader.load_state_dict(state)
         loader.next_batch()
-        took.append(time.process_time() - began)
-    return name, {"rows": rows, "cpu_s": statistics.median(took)}
+        cpu.append(time.process_time() - used)
+        wall.append(time.perf_counter() - began)
+    return {"rows": MANY, "cpu_s": statistics.median(cpu), "wall_s": statistics.median(wall)}
 
 
 class Table(InBlocks):
     """Ten million rows in blocks of a thousand, as a table has them; sample i is i."""
 
-    blocks = (1000,) * 10_000
+    blocks = (1000,) * (MANY // 1000)
     mixed = 8
 
     def __len__(self) -> int:
-        return 10_000_000
+        return MANY
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+def under_schedules(rows: int, schedules: int) -> dict[str, Any]:
+    """By format, what was lost, joined, repeated and dropped in all schedules."""
+    found: dict[str, Any] = {"schedules": schedules, "epochs": EPOCHS}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (dataset, batch_size) in made(Path(folder), rows).items():
+            each = [schedule(dataset, batch_size, seed) for seed in range(schedules)]
+            found[name] = {what: sum(one[what] for one in each) for what in each[0]}
+            found[name]["rows"] = len(dataset)  # type: ignore[arg-type]
+    return found
+
+
+def resumed() -> dict[str, dict[str, float]]:
+    """In the middle of many rows, each by itself and in blocks."""
+    return {"by_row": resume(lambda: Numbers(MANY)), "in_blocks": resume(Table)}
 
 
 def main() -> None:
@@ -176,18 +214,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--schedules", type=int, default=20)
     options = parser.parse_args()
-    found: dict[str, Any] = {"schedules": options.schedules, "epochs": EPOCHS}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, (dataset, batch_size) in made(Path(folder), options.rows).items():
-            each = [schedule(dataset, batch_size, seed) for seed in range(options.schedules)]
-            found[name] = {what: sum(one[what] for one in each) for what in each[0]}
-            found[name]["rows"] = len(dataset)  # type: ignore[arg-type]
-    many = 10_000_000
-    found["resume_at_half"] = dict(
-        [resume(many, "by_row", lambda: Numbers(many)), resume(many, "in_blocks", Table)]
-    )
-
-    save(options.out, found)
+    found = under_schedules(options.rows, options.schedules)
+    save(options.out, {**found, "resume_at_half": resumed()})
 
 
 if __name__ == "__main__":

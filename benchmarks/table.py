@@ -363,6 +363,38 @@ ROWS = (
         for model in ("mlp", "convnet", "transformer")
     ),
     Row(
+        *("data", "decodes of a sample in two epochs, most of 1, 2 and 4 trials", "<= 1.05"),
+        lambda r: max(r["ingest"][f"trials_{n}"]["shared"]["decodes_a_sample"] for n in (1, 2, 4)),
+        at_most(1.05),
+    ),
+    *(
+        Row(
+            "data",
+            f"four trials, Shared over private DataLoaders: {what}",
+            f"<= {goal}",
+            *(_key("ingest", "trials_4", f"{key}_ratio"), at_most(goal)),
+        )
+        for key, what, goal in (("cpu", "CPU", 0.4), ("wall", "time", 0.45))
+    ),
+    Row(
+        "data",
+        "four trials, Shared over Ray Data's materialize: CPU",
+        "<= 1",
+        _ratio(
+            ("ingest", "trials_4", "shared", "cpu_s"),
+            ("ingest", "trials_4", "ray_materialize", "cpu_s"),
+        ),
+        at_most(1),
+    ),
+    Row(
+        *("data", "the loader's CPU for a batch of digits, over torch's", "<= 1"),
+        *(_key("batch", "ratio"), at_most(1)),
+    ),
+    Row(
+        *("data", "a lone trial's step, over a plain loop of torch: CPU", "<= 1.25"),
+        *(_key("lone_step", "ratio"), at_most(1.25)),
+    ),
+    Row(
         *("formats", "samples repeated or dropped, 20 schedules of losses over each format", "0"),
         lambda r: sum(r[f]["repeated"] + r[f]["dropped"] for f in _FORMATS),
         *(at_most(0), "{:.0f}"),

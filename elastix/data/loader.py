@@ -15,7 +15,7 @@ from elastix.data.drawn_batch import Draw, SlicedDraw, sliced
 from elastix.data.random_numbers import come_to
 from elastix.data.read_ahead import ReadsAhead, ShareReader
 from elastix.data.slice_assignment import Paces
-from elastix.data.source import Source
+from elastix.data.source import Source, told_from_the_end
 from elastix.errors import ConfigError
 from elastix.events import BatchShares, LoaderOpened, Span
 
@@ -238,7 +238,8 @@ class Loader:
         mine = self._source.own(share)
         self.within = count(mine) / count(share) if share else 0.0
         self._source.announce(self.epoch, self._planned, self._ahead.position, after.position)
-        batch = self._reader.fetch(mine, self._ahead)
+        with told_from_the_end():
+            batch = self._reader.fetch(mine, self._ahead)
         self._ahead = after
         self._drawn.append(draw)
         self._pace.drawn(self.number, self._batch_size, draw.ratio if binding is None else binding)
@@ -259,10 +260,11 @@ class Loader:
             at: where the batch was drawn.
         """
         mine = draw.of(self.me, draw.members)
-        if number in mine:
-            before = mine.index(number)
-            return self._reader.fetch(draw.slices[number], at, before)
-        return self._source.read(draw.slices[number])  # what was read ahead stays for its turn
+        with told_from_the_end():
+            if number in mine:
+                before = mine.index(number)
+                return self._reader.fetch(draw.slices[number], at, before)
+            return self._source.read(draw.slices[number])  # what was read ahead stays for its turn
 
     def check_done(self) -> None:
         """Before the loop over an epoch goes on: that a step of slices is not left out.

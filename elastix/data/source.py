@@ -19,7 +19,7 @@ from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.rehearsal import Memory, WithMemory
 from elastix.data.sample_order import Blocks, indices, is_scattered, runs
 from elastix.data.shared import Shared
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, TrainError
 from elastix.events import Span
 
 Collate = Callable[[list[Any]], Any]
@@ -119,9 +119,9 @@ class Source:
                 f"loader was made. Make it a multiple of slices, {near} say, or use other slices."
             )
 
-    @property
+    @cached_property
     def length(self) -> int:
-        """Samples of an epoch."""
+        """Samples of an epoch: as many as when it was first asked, though the dataset may grow."""
         return len(self.dataset)  # type: ignore[arg-type]
 
     @cached_property
@@ -181,7 +181,7 @@ class Source:
         if self.exact:
             return _Seeded(dataset, self.augment, self.seed)
         if self.augment is None:
-            return dataset
+            return _Several(dataset) if hasattr(dataset, "__getitems__") else dataset
         return _Augmented(dataset, self.augment, self.seed)
 
     def read(self, spans: Sequence[Span]) -> Any:  # noqa: ANN401
@@ -252,9 +252,42 @@ def rng_at(seed: int, position: int) -> np.random.Generator:
 
 def samples_at(dataset: Any, keys: list[Any]) -> list[Any]:  # noqa: ANN401 - whatever a sample is
     """Several samples, at once if the dataset can."""
-    if hasattr(dataset, "__getitems__"):
-        return cast("list[Any]", dataset.__getitems__(keys))
-    return [dataset[key] for key in keys]
+    if not hasattr(dataset, "__getitems__"):
+        return [dataset[key] for key in keys]
+    samples = cast("list[Any]", dataset.__getitems__(keys))
+    if len(samples) != len(keys):
+        raise TrainError(
+            f"{type(dataset).__name__}.__getitems__ gave {len(samples)} samples for {len(keys)} "
+            "positions. The batch was not used. It must give one for each, in their order."
+        )
+    return samples
+
+
+@contextmanager
+def told_from_the_end() -> Iterator[None]:
+    """Within, what a dataset raises is never taken for the end of an epoch.
+
+    Raises:
+        TrainError: StopIteration, which would end the loop over the batches in silence.
+    """
+    try:
+        yield
+    except StopIteration as error:
+        raise TrainError(
+            "the dataset, its decoding, augment or collate_fn raised StopIteration while a batch "
+            "was read. The batch was not used. A `next` in one of them has come to an end: see the "
+            "traceback above."
+        ) from error
+
+
+class _Several(Dataset[Any]):
+    """A dataset that gives several samples at once, and as many as were asked for."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        return samples_at(self._dataset, keys)
 
 
 class _Augmented(Dataset[Any]):

@@ -68,6 +68,7 @@ class _Rows(InBlocks):
         self._decode = decode
         self._columns = None if columns is None else list(columns)
         self._paths = found(paths)
+        self._names: set[str] | None = None  # of the columns, alike in all files
         self._made_from: list[Fingerprint] = []
         self._places: list[tuple[int, int]] = []  # file, block of it
         blocks: list[int] = []
@@ -76,7 +77,7 @@ class _Rows(InBlocks):
                 source = self._source(path)
                 self._made_from.append(fingerprint(source.fileno()))
                 opened, sizes = self._opened(path, source)
-                self._check_columns(path, opened.schema)
+                self._check_columns(path, opened.schema.names)
             if any(size < 0 for size in sizes):
                 raise Corrupt(f"{path} has a block of {min(sizes)} rows. It is damaged.")
             self._places += [(number, block) for block in range(len(sizes))]
@@ -101,11 +102,26 @@ class _Rows(InBlocks):
     def _block(self, opened: Any, block: int) -> pa.Table:  # noqa: ANN401 - pyarrow has no types
         """All of a block, in the columns that are wanted."""
 
-    def _check_columns(self, path: Path, schema: Any) -> None:  # noqa: ANN401
-        missing = [name for name in self._columns or () if name not in schema.names]
+    def _check_columns(self, path: Path, names: list[str]) -> None:
+        missing = [name for name in self._columns or () if name not in names]
         if missing:
             raise ConfigError(
-                f"{path} has no column {missing}; it has {schema.names}. No dataset was made."
+                f"{path} has no column {missing}; it has {names}. No dataset was made."
+            )
+        wanted = [name for name in names if self._columns is None or name in self._columns]
+        twice = sorted({name for name in wanted if wanted.count(name) > 1})
+        if twice:
+            raise ConfigError(
+                f"{path} has several columns of the name {twice}, and a row is a dict, which would "
+                "keep one of them. No dataset was made. Name others with columns=[...]."
+            )
+        if self._names is None:
+            self._names = set(wanted)
+        if self._names != set(wanted):
+            raise ConfigError(
+                f"{self._paths[0]} has the columns {sorted(self._names)}, and {path} has "
+                f"{sorted(wanted)}. No dataset was made. Name those of all with columns=[...], or "
+                "make a dataset of each and put them together with torch's ConcatDataset."
             )
 
     def __len__(self) -> int:
@@ -232,6 +248,8 @@ class Arrow(_Rows):
         return pa.memory_map(os.fspath(path))
 
     def _opened(self, path: Path, source: Any) -> tuple[Any, list[int]]:  # noqa: ANN401
+        if source.size() and source.read_at(6, 0) != b"ARROW1":
+            _refuse_stream(path, source)
         opened = pyarrow.ipc.open_file(source)
         batches = range(opened.num_record_batches)
         return opened, [opened.get_batch(n).num_rows for n in batches]
@@ -239,6 +257,18 @@ class Arrow(_Rows):
     def _block(self, opened: Any, block: int) -> pa.Table:  # noqa: ANN401
         table = pa.Table.from_batches([opened.get_batch(block)])
         return table if self._columns is None else table.select(self._columns)
+
+
+def _refuse_stream(path: Path, source: Any) -> None:  # noqa: ANN401
+    """Raise for an Arrow stream, such as the files of Hugging Face datasets."""
+    try:
+        pyarrow.ipc.open_stream(source)
+    except (pa.ArrowException, OSError, EOFError):
+        return  # it is something else, or damaged
+    raise ConfigError(
+        f"{path} is an Arrow stream, which has no index. No dataset was made. If Hugging Face's "
+        "library wrote it, use datasets.load_from_disk; else write it with pyarrow.ipc.new_file."
+    )
 
 
 @contextmanager

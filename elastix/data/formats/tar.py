@@ -37,6 +37,7 @@ from elastix.data.formats.files import (
 from elastix.errors import ConfigError, Corrupt
 
 _FORMAT = 1
+_KEY = "__key__"
 _SUFFIX = ".index"
 _MOST_OPEN = 64  # archives; a dataset may have thousands
 _ARRAYS = ("starts", "keys", "headers", "sizes", "marks", "names")
@@ -154,7 +155,7 @@ class _Shard:
         """The sample's key and its files."""
         starts, keys = self._arrays["starts"], self._arrays["keys"]
         key = bytes(self._text[keys[index] : keys[index + 1]]).decode("utf-8", "surrogateescape")
-        sample: dict[str, Any] = {"__key__": key}
+        sample: dict[str, Any] = {_KEY: key}
         for part in range(int(starts[index]), int(starts[index + 1])):
             size = int(self._arrays["sizes"][part])
             raw = _read(handle, int(self._arrays["headers"][part]), BLOCK + size)
@@ -216,6 +217,11 @@ def _grouped(
         if place is None:
             left_out += 1
             continue
+        if place[1] == _KEY:
+            raise Corrupt(
+                f"{path} has {member.name!r}, and {_KEY} is what the name of a sample is given as. "
+                "Nothing was read from it. Make the archive again with another name."
+            )
         parts = samples.setdefault(place[0], {})
         if place[1] in parts:
             raise Corrupt(
@@ -315,7 +321,7 @@ def _parsed(raw: Any, stamp: Fingerprint) -> tuple[dict[str, Any], memoryview] |
 def _sound(header: Mapping[str, Any], body: memoryview) -> bool:
     """Whether every number leads to somewhere: a digest says only that they are as written."""
     arrays = _arrays(header, body)
-    inside = all(
+    inside = _KEY not in header["names"] and all(
         bool(np.all((values >= 0) & (values <= most)))
         for values, most in (
             (arrays["starts"], header["parts"]),

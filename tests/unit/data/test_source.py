@@ -14,7 +14,7 @@ import elastix
 from elastix.data.loader import Loader
 from elastix.data.shared import dataset as shared_dataset
 from elastix.data.source import Source, rng_at
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, TrainError
 from tests.pictures import Pictures
 from tests.unit.data.test_loader import Numbers, Pace
 
@@ -174,3 +174,56 @@ def test_batches_of_a_shared_dataset_are_those_of_the_dataset(tmp_path, monkeypa
     gc.collect()
     shared.close()
     assert list(tmp_path.iterdir()) == []
+
+
+# --------------------------------------------------------------- datasets that misbehave in silence
+
+
+class Ends(Numbers):
+    """Its sample 13 calls `next` once too often."""
+
+    def __getitem__(self, index):
+        return next(iter(())) if index == 13 else index
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_that_comes_to_an_end_does_not_end_the_epoch(num_workers):
+    here = source(Ends(20), num_workers=num_workers, shuffle=False, collate=list)
+    loader = Loader(0, here, Pace())
+    for _ in range(2):
+        loader.next_batch()
+        loader.commit((0,))
+    with pytest.raises(TrainError, match="StopIteration"):
+        loader.next_batch()
+
+
+class Forgets(Numbers):
+    """Gives several samples at once, but not the last."""
+
+    def __getitems__(self, indices):
+        return indices[:-1]
+
+
+@pytest.mark.parametrize("augment", [None, lambda sample, _: sample])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_that_gives_too_few_samples_is_named(augment, num_workers):
+    here = source(Forgets(20), num_workers=num_workers, collate=list, augment=augment)
+    with pytest.raises(TrainError, match=r"Forgets\.__getitems__ gave 5 samples for 6 positions"):
+        Loader(0, here, Pace()).next_batch()
+
+
+class Grows(Numbers):
+    """One sample more each time that it is asked how many it has."""
+
+    def __len__(self):
+        self.asked = getattr(self, "asked", 19) + 1
+        return self.asked
+
+
+def test_a_dataset_that_grows_is_read_as_it_was():
+    loader = Loader(0, source(Grows(99), collate=list), Pace())
+    found = []
+    while (batch := loader.next_batch()) is not None:
+        found += batch
+        loader.commit((0,))
+    assert sorted(found) == list(range(20))

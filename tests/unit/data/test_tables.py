@@ -186,3 +186,32 @@ def test_a_damaged_footer_is_a_typed_error_and_moves_no_row(tmp_path, data):
         rows.__getitems__([0, len(rows) - 1])
     except ElastixError:
         return
+
+
+def test_files_with_other_columns_are_refused_unless_those_of_all_are_named(tmp_path, kind, path):
+    other = table().drop_columns(["text"]).select(["raw", "n", "vector"])
+    if kind == "Parquet":
+        pyarrow.parquet.write_table(other, tmp_path / "b.data")
+    else:
+        with pyarrow.ipc.new_file(str(tmp_path / "b.data"), other.schema) as writer:
+            writer.write_table(other)
+    with pytest.raises(ConfigError, match=r"a\.data has the columns.*b\.data has"):
+        getattr(elastix, kind)(tmp_path / "*.data")
+    named = getattr(elastix, kind)(tmp_path / "*.data", columns=["n", "raw"])
+    assert named[ROWS + 3] == named[3] == {"n": 3, "raw": b"333"}
+
+
+def test_columns_of_one_name_are_refused_unless_others_are_named(tmp_path):
+    columns = [pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])]
+    twice = pa.Table.from_arrays(columns, names=["n", "n", "m"])
+    pyarrow.parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="several columns of the name"):
+        elastix.Parquet(tmp_path / "a.parquet")
+    assert elastix.Parquet(tmp_path / "a.parquet", columns=["m"])[1] == {"m": 6}
+
+
+def test_an_arrow_stream_is_refused_by_its_name(tmp_path):
+    with pyarrow.ipc.new_stream(str(tmp_path / "a.arrow"), table().schema) as writer:
+        writer.write_table(table())
+    with pytest.raises(ConfigError, match="load_from_disk"):
+        elastix.Arrow(tmp_path / "a.arrow")

@@ -313,3 +313,8 @@ def test_thousands_of_archives_do_not_use_up_file_handles(tmp_path):
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert [int(data[i]["cls"]) for i in range(70)] == list(range(70))
     assert len(list(Path("/proc/self/fd").iterdir())) - before <= 64
+
+
+def test_a_file_that_would_take_the_place_of_a_samples_name_is_refused(tmp_path):
+    with pytest.raises(Corrupt, match="another name"):
+        elastix.Tar(write(tmp_path / "a.tar", [("a.__key__", b"b"), ("a.jpg", b"")]))
