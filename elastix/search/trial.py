@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from elastix.errors import ConfigError, SearchError
@@ -64,10 +65,19 @@ class Suggestion:
     parent_number: int | None = None
     in_place: bool = False
 
-    @property
+    @cached_property  # asked for half a dozen times for each trial
     def key(self) -> str:
         """What makes two suggestions the same one: the configuration, and where it goes on."""
         return config_key(self.config) + (f" on {self.parent}" if self.in_place else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, as plain values."""
+        return {
+            "config": self.config,
+            "parent": self.parent,
+            "parent_number": self.parent_number,
+            "in_place": self.in_place,
+        }
 
 
 class TrialState(StrEnum):
@@ -153,7 +163,7 @@ class Trial:
         """Plain values; `from_json` is the inverse. Infinite and NaN losses survive."""
         return {  # not asdict, which copies deeply: this is done for every change of every trial
             **vars(self),
-            "suggestion": dict(vars(self.suggestion)),
+            "suggestion": self.suggestion.to_json(),
             "losses": [repr(loss) for loss in self.losses],
         }
 

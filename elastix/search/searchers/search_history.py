@@ -110,7 +110,7 @@ class SearchHistory:
             "seed": self.seed,
             "count": self.count,
             "seen": sorted(self.seen),
-            "pending": [dict(vars(suggestion)) for suggestion in self.pending.values()],
+            "pending": [suggestion.to_json() for suggestion in self.pending.values()],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
