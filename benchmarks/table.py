@@ -183,6 +183,7 @@ _SIZE = {
 }
 """What benchmarks.size measures of the conductor, and how the documents say it."""
 
+_KEPT = {"digits": (72, 432), "mnist": (200, 1200)}
 _FORMATS = ("tar", "parquet", "arrow", "tensors", "scattered")
 
 
@@ -425,7 +426,7 @@ ROWS = (
             partial(_errors, data, f"index_less_reservoir_{size}"),
             *(at_least(-1), "{:+.1f}"),
         )
-        for data, sizes in (("digits", (72, 432)), ("mnist", (200, 1200)))
+        for data, sizes in _KEPT.items()
         for size in sizes
     ),
     Row(
@@ -654,8 +655,64 @@ def install(folder: Path = RESULTS) -> str:
     )
 
 
+def ingest(folder: Path = RESULTS) -> str:
+    """What four trials took to read the same pictures, in Markdown."""
+    results = _read(folder / "data.json")
+    if results is None:
+        return "Not measured."
+    lines = _header(["", "decodes of a sample", "CPU, s", "time, s"])
+    for mode, said in _INGEST.items():
+        found = results["ingest"]["trials_4"][mode]
+        lines.append(
+            f"| {said} | {found['decodes_a_sample']:.2f} | {found['cpu_s']:.2f} "
+            f"| {found['wall_s']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+_INGEST = {
+    "private": "a DataLoader in each trial's process",
+    "private_process": "a DataLoader with one process for each trial",
+    "ray_materialize": "Ray Data, `materialize`",
+    "shared": "`elastix.Shared`",
+}
+
+
+def rehearsal(folder: Path = RESULTS) -> str:
+    """Accuracy in percent after tasks one after another, by what is rehearsed, in Markdown."""
+    results = _read(folder / "rehearsal.json")
+    if results is None:
+        return "Not measured."
+    sizes = [(data, size) for data, several in _KEPT.items() for size in several]
+    names = {"digits": "digits", "mnist": "MNIST"}
+    lines = _header(["", *(f"{names[data]}, {size} kept" for data, size in sizes)])
+    for mode, said in _REHEARSED.items():
+        cells = []
+        for data, size in sizes:
+            found = results[data].get(f"{mode}_{size}")
+            if found is None and size == _KEPT[data][0]:  # it keeps nothing: one for both
+                found = results[data].get(mode)
+            cells.append(
+                ""
+                if found is None
+                else f"{100 * found['mean']:.1f} ± {100 * found['standard_error']:.1f}"
+            )
+        lines.append(f"| {said} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+_REHEARSED = {
+    "none": "no rehearsal",
+    "reservoir": "reservoir, one process",
+    "index": "`Rehearsal`",
+    "index_less_reservoir": "the difference, seed by seed",
+    "all": "all the data so far, at each task",
+}
+
+
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"install": install, "headline": headline},
+    "docs/data.md": {"ingest": ingest, "rehearsal": rehearsal},
     "docs/benchmarks.md": {
         "benchmarks": goals,
         "recoveries": recoveries,

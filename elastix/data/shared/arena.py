@@ -86,14 +86,20 @@ class Arena:
         """Map two files, empty ones or those of others, whose layout then counts.
 
         Raises:
-            OSError: there is no memory for the table.
+            OSError: there is no memory for the table, or what others made was damaged since.
         """
         if not _is_ready(table):
             _prepare(table, layout)
         words = np.frombuffer(os.pread(table, 8 * _WORDS, 0), np.int64)
         length, blocks, size = (int(words[n]) for n in (_LENGTH, _BLOCKS, _BLOCK_BYTES))
+        there = os.fstat(arena).st_size
+        whole = (length, size) == (layout.length, layout.block_bytes) and 0 < blocks < _LOW
+        if not (whole and 0 <= words[_FREE] <= words[_GROWN] <= words[_LIMIT] <= blocks):
+            raise OSError(errno.EINVAL, "its table was damaged")
+        if words[_GROWN] * size > there:
+            raise OSError(errno.EINVAL, "its samples were removed")
         self.layout = Layout(length, size, blocks)
-        if os.fstat(arena).st_size < blocks * size:
+        if there < blocks * size:
             os.ftruncate(arena, blocks * size)
         self._arena = os.dup(arena)  # to grow it
         self._memory = memoryview(mmap.mmap(arena, blocks * size))

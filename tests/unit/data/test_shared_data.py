@@ -400,3 +400,28 @@ def test_without_shared_memory_the_dataset_is_read_as_it_is(monkeypatch, tmp_pat
     assert same(shared[3], 3, Pictures())
     assert "cannot be shared" in caplog.text
     assert shared.folder is None
+
+
+def overwritten(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(b"\x7f" * 120)
+
+
+def emptied(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(bytes(120))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), [("table", overwritten), ("table", emptied), ("arena", Path.unlink)]
+)
+def test_what_was_damaged_by_others_is_left_and_the_dataset_is_read(memory, caplog, name, damage):
+    first = elastix.Shared(Pictures())
+    assert same(first[3], 3, Pictures())
+    damage(first.folder / name)
+    second = elastix.Shared(Pictures())
+    assert same(second[3], 3, Pictures())
+    assert second.folder is None
+    assert "was damaged" in caplog.text or "were removed" in caplog.text
