@@ -5,6 +5,8 @@ through elastix's adapter, once as the peer runs it (DistributedDataParallel). T
 take place one after the other, in rotating order. A step is the time from one batch to the next;
 the ratio of a round is that of the two runs' median steps. The first steps of a run are left out.
 Ray Train's own loop is its functions within a process group, without Ray, as is the adapter's here.
+The MLP spends its time in communication, the residual net (`..._convnet`) in its own computation.
+Trainer's adapter refuses the second: its batch norms would see parts of a batch.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import elastix
-from benchmarks.overhead import mlp
+from benchmarks.overhead import MODELS
 from benchmarks.record import save
 from elastix import Context
 from elastix.ray_train.reported_checkpoints import ReportedCheckpoints
@@ -35,7 +37,7 @@ from elastix.ray_train.torch import TrainLoop
 from elastix.testing.local import run_local
 
 _WORKERS = 2
-_BATCH = 64  # of both processes
+_BATCH = {"mlp": 64, "convnet": 16}  # of both processes
 _PARTS = 8  # of a batch that is accumulated
 _WARM = 5
 Config = Mapping[str, Any]
@@ -44,9 +46,9 @@ Config = Mapping[str, Any]
 def parts(config: Config) -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
     """The same for all scripts."""
     torch.manual_seed(0)
-    amount = _BATCH * config["steps"]
+    amount = _BATCH[config["model"]] * config["steps"]
     data = TensorDataset(torch.rand(amount, 1, 32, 32), torch.randint(10, (amount,)))
-    model = mlp()
+    model = MODELS[config["model"]][0]()
     return model, torch.optim.SGD(model.parameters(), lr=1e-3), data
 
 
@@ -84,7 +86,7 @@ def fabric(config: Config, ctx: Context | None = None) -> None:
         peer = Fabric(strategy=elastix.fabric.Strategy(ctx))
     peer.launch()
     model, optimizer = peer.setup(model, optimizer)
-    size = _BATCH if ctx else _BATCH // _WORKERS
+    size = _BATCH[config["model"]] // (1 if ctx else _WORKERS)
     loader: Any = peer.setup_dataloaders(DataLoader(data, size, shuffle=True))
     times = Times(config)
     for _ in loader.epochs(1) if ctx else range(1):
@@ -102,7 +104,7 @@ def accelerate(config: Config, ctx: Context | None = None) -> None:
 
     model, optimizer, data = parts(config)
     peer: Any = Accelerator(cpu=True) if ctx is None else elastix.accelerate.Accelerator(ctx)
-    size = _BATCH if ctx else _BATCH // _WORKERS
+    size = _BATCH[config["model"]] // (1 if ctx else _WORKERS)
     loader = DataLoader(data, size, shuffle=True)
     model, optimizer, loader = peer.prepare(model, optimizer, loader)
     times = Times(config)
@@ -147,7 +149,7 @@ def transformers(config: Config, ctx: Context | None = None) -> None:
 
     args = TrainingArguments(
         output_dir=str(Path(config["result"]).parent / "out"),
-        per_device_train_batch_size=_BATCH // _PARTS,
+        per_device_train_batch_size=_BATCH["mlp"] // _PARTS,
         gradient_accumulation_steps=_PARTS if ctx else _PARTS // _WORKERS,
         num_train_epochs=1,
         lr_scheduler_type="constant",
@@ -175,7 +177,9 @@ def ray_train(config: Config, ctx: Context | None = None) -> None:
     def loop() -> None:
         model, optimizer, data = parts(config)
         model = train.torch.prepare_model(model)
-        loader = train.torch.prepare_data_loader(DataLoader(data, _BATCH, shuffle=True))
+        loader = train.torch.prepare_data_loader(
+            DataLoader(data, _BATCH[config["model"]], shuffle=True)
+        )
         times = Times(config)
         for _ in loader.epochs(1):
             for x, y in loader:
@@ -193,7 +197,8 @@ def _ddp(config: Config) -> None:
     dist.init_process_group("gloo")
     model, optimizer, data = parts(config)
     model = DistributedDataParallel(model)
-    loader = DataLoader(data, _BATCH // _WORKERS, sampler=DistributedSampler(data))
+    size = _BATCH[config["model"]] // _WORKERS
+    loader = DataLoader(data, size, sampler=DistributedSampler(data))
     times = Times(config)
     for x, y in loader:
         times.tick()
@@ -209,6 +214,11 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "ray_train": ray_train,
     "transformers": transformers,
 }
+PAIRS: dict[str, tuple[str, str]] = {
+    **{name: (name, "mlp") for name in SCRIPTS},
+    **{f"{name}_convnet": (name, "convnet") for name in ("fabric", "accelerate", "ray_train")},
+}
+"""Key of the results to (script, model)."""
 
 
 # ------------------------------------------------------------ running them
@@ -241,11 +251,12 @@ def _rank(name: str, config: Config, rank: int, port: int) -> None:
     SCRIPTS[name](config)
 
 
-def step_s(name: str, adapted: bool, steps: int) -> float:
+def step_s(pair: str, adapted: bool, steps: int) -> float:
     """Median seconds of a step in one run."""
+    name, model = PAIRS[pair]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        config = {"steps": steps, "result": str(result)}
+        config = {"steps": steps, "result": str(result), "model": model}
         if adapted:
             where = Path(folder) / "run"
             run_local(Adapted(name), _WORKERS, config=config, directory=where, timeout_s=600.0)
@@ -270,7 +281,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=60, help="steps of a run")
-    parser.add_argument("--only", nargs="+", default=list(SCRIPTS), help="these adapters")
+    parser.add_argument("--only", nargs="+", default=list(PAIRS), choices=PAIRS, help="these pairs")
     options = parser.parse_args()
     taken: dict[tuple[str, bool], list[float]] = {}
     for number in range(options.rounds):

@@ -105,9 +105,9 @@ class ScalingConfig(_Config):
             f"got cpus_per_worker={self.cpus_per_worker}, gpus_per_worker={self.gpus_per_worker}.",
         )
         require(
-            self.cpus_per_worker >= 0 and self.gpus_per_worker >= 0,
+            0 <= self.cpus_per_worker < math.inf and 0 <= self.gpus_per_worker < math.inf,
             f"cpus_per_worker={self.cpus_per_worker} and gpus_per_worker={self.gpus_per_worker} "
-            "must not be negative.",
+            "must be finite, and not negative.",
         )
         require(
             type(self.spares) is int and self.spares >= 0,
@@ -328,6 +328,7 @@ class CheckpointConfig(_Config):
             self.every_s is None or self.every_s > 0,
             f"every_s must be > 0 or None, not {self.every_s!r}.",
         )
+        require(self.best != "", "best must be the name of a metric or None, not ''.")
         require(self.mode in ("min", "max"), f"mode must be 'min' or 'max', not {self.mode!r}.")
         require(
             type(self.keep_best) is int and self.keep_best >= 0,
@@ -462,6 +463,7 @@ class Guard(_Config):
             2 <= self.warmup <= self.window,
             f"Guard.warmup must be from 2 to window={self.window}, not {self.warmup!r}.",
         )
+        require(self.metric != "", "Guard.metric must be the name of a metric or None, not ''.")
         require(self.most >= 0, f"Guard.most must be >= 0, not {self.most!r}.")
 
 

@@ -58,6 +58,11 @@ def look(browser: webdriver.Chrome, width: int, height: int, dark: bool) -> None
 def open_page(browser: webdriver.Chrome, path: Path, timeout_s: float = 60.0) -> None:
     """Load a report and wait until it is drawn, or has failed to be."""
     browser.get(path.resolve().as_uri())
+    wait_drawn(browser, timeout_s)
+
+
+def wait_drawn(browser: webdriver.Chrome, timeout_s: float = 60.0) -> None:
+    """Until the page is drawn, or has failed to be."""
     WebDriverWait(browser, timeout_s, 0.05).until(
         lambda b: b.execute_script(
             "const d = document.documentElement.dataset; return 'drawn' in d || 'failed' in d"

@@ -2,14 +2,19 @@
 
 Two pages are of made-up data, so that they have everything; the third is of a real run whose
 workers are killed (`--readme`): its membership timeline is the picture in the README
-(docs/membership.png), the top of its page the one in docs/reports.md (docs/report.png).
+(docs/membership.png), the top of its page the one in docs/reports.md (docs/report.png), where the
+same page is also shown narrow and dark, as `elastix serve` serves it (docs/images/serve-*.png).
 """
 
 import contextlib
+import json
+import shutil
+import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from elastix.events import RunEnded
@@ -21,7 +26,7 @@ from elastix.report.training import tell
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from tests import trainables
-from tests.browser import chromium, look, missing, open_page
+from tests.browser import chromium, look, missing, open_page, wait_drawn
 from tests.report_data import BEGAN, campaign, run_events
 
 _SIZES = {"wide": 1360, "narrow": 420}
@@ -42,9 +47,10 @@ def pages(out: Path) -> dict[str, Path]:
 
 def real_page(out: Path) -> Path:
     """A run of four workers, of which three are killed and replaced."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store"
-        directory = store / "runs" / "survive-a-kill"
+    store = out.resolve() / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    directory = store / "runs" / "survive-a-kill"
+    with contextlib.chdir(out):  # the page names the store
         kills = [Kill(worker=w, phase="bucket", step=s) for w, s in ((2, 60), (0, 220), (3, 380))]
         run_local(
             with_kills(trainables.train, kills),
@@ -56,10 +62,38 @@ def real_page(out: Path) -> Path:
         )
         with Journal(directory / "journal.jsonl") as journal:
             journal.append(RunEnded(outcome="finished", step=640))
-        target = out.resolve() / "real.html"
-        with contextlib.chdir(folder):  # the page names the store
-            write_report("survive-a-kill", "store", target)
+        write_report("survive-a-kill", "store", "real.html")
     return out / "real.html"
+
+
+@contextlib.contextmanager
+def served(store: Path) -> Iterator[str]:
+    """`elastix serve` on a store: the address with its token."""
+    command = [sys.executable, "-m", "tests.integration.serve_driver", "serve", "--json"]
+    command += ["--store", str(store), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        text = ""
+        while not text.rstrip().endswith("}"):
+            text += server.stdout.readline()
+        try:
+            yield json.loads(text)["address"]
+        finally:
+            server.terminate()
+
+
+def served_pictures(browser: Chrome, address: str) -> None:
+    """The list of runs and the page of one: wide and narrow, light and dark."""
+    browser.get(address)  # which gives it the token
+    for page, path in (("runs", "/"), ("run", "/run/survive-a-kill")):
+        for size, width in _SIZES.items():
+            for dark in (False, True):
+                look(browser, width, 480 if page == "runs" else 900, dark)
+                browser.get(address.split("/?")[0] + path)
+                wait_drawn(browser)
+                target = f"docs/images/serve-{page}-{size}-{'dark' if dark else 'light'}.png"
+                browser.save_screenshot(target)
+                print(target)
 
 
 def main(out: Path, readme: bool) -> int:
@@ -69,7 +103,7 @@ def main(out: Path, readme: bool) -> int:
         print(f"no pictures: {why}", file=sys.stderr)
         return 1
     out.mkdir(parents=True, exist_ok=True)
-    with chromium() as browser:
+    with chromium(local=True) as browser:
         if readme:
             look(browser, *_README, False)
             open_page(browser, real_page(out))
@@ -78,6 +112,8 @@ def main(out: Path, readme: bool) -> int:
                 "docs/membership.png"
             )
             print("docs/report.png", "docs/membership.png", sep="\n")
+            with served(out / "store") as address:
+                served_pictures(browser, address)
             return 0
         for name, path in pages(out).items():
             for size, width in _SIZES.items():

@@ -70,6 +70,7 @@ def _membership(training: Training) -> Figure:
         traces.append(_marks(name, symbol, colour, points, clock))
     restarts = [at for at, kind, _, _ in training.marks if kind == "restart"]
     workers = len({bar.worker for bar in bars})
+    rows = [row for trace in traces for row in trace["y"]] or [0]
     return Figure(
         "membership",
         "Membership",
@@ -83,7 +84,7 @@ def _membership(training: Training) -> Figure:
             xaxis=_since(training, clock),
             yaxis={
                 "title": {"text": "worker"},
-                "autorange": "reversed",
+                "range": [max(rows) + 0.7, min(rows) - 0.7],  # the first on top; no tick beyond
                 "dtick": max(1, math.ceil(workers / 30)),
             },
             shapes=[upright(clock(at)) for at in restarts],

@@ -4,6 +4,7 @@ import http.client
 import json
 import subprocess
 import sys
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,6 +19,7 @@ from tests.report_data import run_events
 
 EVENTS = list(run_events(steps=120, ended=False))
 HALF = len(EVENTS) // 2
+STEPS = "Number(document.querySelector('.tiles > :nth-child(2) dd').firstChild.textContent)"
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +122,7 @@ def test_a_page_follows_its_run_without_being_loaded_again(browser, address, sto
     browser.execute_script("document.querySelector('a[href=\"/run/digits\"]').click()")
     until(browser, "location.pathname === '/run/digits'")
     until(browser, "document.documentElement.dataset.drawn !== undefined")
-    steps = "Number(document.querySelector('.tiles > :nth-child(2) dd').firstChild.textContent)"
-    before = browser.execute_script(f"return {steps}")
+    before = browser.execute_script(f"return {STEPS}")
     browser.execute_script(
         "window.here = document.querySelector('nav a');"
         "document.querySelector('#workers-table th:nth-child(5) button').click();"
@@ -130,7 +131,7 @@ def test_a_page_follows_its_run_without_being_loaded_again(browser, address, sto
     with Journal(store / "runs" / "digits" / "journal.jsonl") as journal:
         for event in EVENTS[HALF:]:
             journal.append(event)
-    until(browser, f"{steps} === 120")
+    until(browser, f"{STEPS} === 120")
     assert before < 120
     assert browser.execute_script("return window.here === document.querySelector('nav a')")
     order = "document.querySelector('#workers-table th:nth-child(5)').getAttribute('aria-sort')"
@@ -138,6 +139,37 @@ def test_a_page_follows_its_run_without_being_loaded_again(browser, address, sto
     until(browser, "document.getElementById('curve-0')._fullData[0].x.length === 4")
     kept = "document.getElementById('curve-0')._fullLayout.xaxis.range"
     assert browser.execute_script(f"return {kept}") == [10, 20]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_page_is_watched_for_a_minute_while_its_run_goes_on(browser, address, store):
+    """It follows in small steps, is never loaded again, asks nobody else, and nobody complains."""
+    browser.get_log("browser")
+    seen = []
+    with Journal(store / "runs" / "watched" / "journal.jsonl") as journal:
+        journal.append(EVENTS[0])
+        browser.get(address.split("/?")[0] + "/run/watched")
+        until(browser, "document.documentElement.dataset.drawn !== undefined")
+        browser.execute_script("window.unchanged = true")
+        rest = EVENTS[1:]
+        began = time.monotonic()
+        for number, event in enumerate(rest):
+            time.sleep(max(0.0, began + 60 * number / len(rest) - time.monotonic()))
+            journal.append(event)
+            seen.append(browser.execute_script(f"return {STEPS}"))
+    until(browser, f"{STEPS} === 120")
+    assert time.monotonic() - began > 55
+    shown = [steps for steps in seen if steps is not None]  # before the first step: a dash
+    assert shown == sorted(shown)
+    assert len(set(shown)) > 5
+    assert browser.execute_script("return window.unchanged")
+    asked = browser.execute_script(
+        "return performance.getEntriesByType('resource').map(entry => entry.name)"
+    )
+    assert all(name.startswith(address.split("/?")[0]) for name in asked)
+    logged = [e["message"] for e in browser.get_log("browser") if "GPU stall" not in e["message"]]
+    assert [text for text in logged if "favicon" not in text] == []
 
 
 def test_no_request_leaves_the_page_and_nobody_complains(browser, address):
@@ -151,6 +183,8 @@ def test_no_request_leaves_the_page_and_nobody_complains(browser, address):
         )
         assert asked
         assert all(name.startswith(address.split("/?")[0]) for name in asked)
+        states = "[...document.querySelectorAll('h1 .badge')].map(badge => badge.textContent)"
+        assert "" not in browser.execute_script(f"return {states}")  # an empty pill
     logged = [e["message"] for e in browser.get_log("browser") if "GPU stall" not in e["message"]]
     assert [text for text in logged if "favicon" not in text] == []
 

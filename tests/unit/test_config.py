@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -47,6 +48,8 @@ def test_impossible_numbers_of_workers_are_refused_by_value(sizes):
         ({"cpus_per_worker": 0, "gpus_per_worker": 0.0}, "gpus_per_worker=0.0"),
         ({"cpus_per_worker": -1, "gpus_per_worker": 1}, "cpus_per_worker=-1"),
         ({"gpus_per_worker": -0.5}, "gpus_per_worker=-0.5"),
+        ({"cpus_per_worker": math.inf}, "cpus_per_worker=inf"),
+        ({"gpus_per_worker": math.inf}, "gpus_per_worker=inf"),
         ({"placement": "ANYWHERE"}, "'ANYWHERE'"),
     ],
 )
@@ -114,6 +117,12 @@ def test_impossible_checkpoint_numbers_are_refused(field, value):
     with pytest.raises(ConfigError, match=field) as caught:
         CheckpointConfig(**{field: value})
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(("cls", "name"), [(CheckpointConfig, "best"), (Guard, "metric")])
+def test_a_metric_without_a_name_is_refused(cls, name):
+    with pytest.raises(ConfigError, match=f"{name} must be the name of a metric"):
+        cls(**{name: ""})
 
 
 @pytest.mark.parametrize("field", ["every_steps", "keep_last"])
