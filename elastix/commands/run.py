@@ -1,5 +1,6 @@
 """`elastix run SCRIPT`: train with the function of a Python file, as torchrun runs one."""
 
+import ast
 import importlib.util
 import json
 from pathlib import Path
@@ -35,8 +36,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train with the train function of a Python file, on this Ray cluster or a local one."""
-    with undisturbed(as_json):
-        train = getattr(load(script), function, None)
+    train = None
+    if _may_bind(script, function):  # a plain script would train before it is refused
+        with undisturbed(as_json):
+            train = getattr(load(script), function, None)
     if train is None:
         raise ConfigError(
             f"{script} has no {function!r}. Nothing was started. Name the function that takes the "
@@ -75,6 +78,27 @@ def load(script: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _may_bind(script: Path, name: str) -> bool:
+    """Whether the script could have something of that name once it has run."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return True  # loading it says what is wrong
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=found) | ast.ClassDef(name=found) | ast.Name(id=found):
+                pass
+            case ast.alias(name=whole, asname=None):
+                found = "*" if whole == "*" else whole.partition(".")[0]
+            case ast.alias(asname=found) | ast.Constant(value=found):  # globals()["train"] = ...
+                pass
+            case _:
+                continue
+        if found in (name, "*"):
+            return True
+    return False
 
 
 def _sizes(text: str) -> int | tuple[int, int]:

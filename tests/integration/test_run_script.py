@@ -59,3 +59,11 @@ def test_bad_calls_say_what_is_wrong(words, fact):
     done = CliRunner().invoke(app, ["run", *words])
     assert done.exit_code == 2
     assert fact in done.output
+
+
+@pytest.mark.parametrize("text", ["", "def train_all(): ...\n", "import os.train\n"])
+def test_a_script_without_the_function_does_not_run(tmp_path, text):
+    (tmp_path / "plain.py").write_text(f"{text}open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    result = CliRunner().invoke(app, ["run", str(tmp_path / "plain.py")])
+    assert "has no 'train'. Nothing was started" in str(result.exception) + result.output
+    assert not (tmp_path / "ran").exists()
