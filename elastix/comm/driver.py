@@ -77,37 +77,6 @@ class GroupDriver:
         self._subscribed = 0.0
         self._next_group = NextGroup(lambda: self._wiring, inbox.notify)
         inbox.on_proposal(self._next_group.begin)
-        self._answers: dict[type, Callable[[Any], Any]] = {
-            want.Await: self._await,
-            want.Build: self._build,
-            want.Connect: self._connect,
-            want.Connected: self._await_connected,
-            want.Say: lambda wanted: self._say_to_crew(wanted.word),
-            want.Abandon: self._abandon,
-            want.Meet: self._meet,
-            want.CompareLayouts: self._compare_layouts,
-            want.GiveState: self._give_state,
-            want.TakeState: self._take_state,
-            want.AllHaveState: self._all_have_state,
-            want.PassOn: self._pass_on,
-            want.ReduceBuckets: self._reduce_buckets,
-            want.Payload: self._payload,
-            want.CompareCalls: self._compare_calls,
-            want.ReducePayload: self._reduce_payload,
-            want.Conclude: self._conclude,
-            want.TellEntered: self._entered,
-            want.TellRecovered: self._recovered,
-            want.Doubt: self._doubt,
-            want.AnnounceEntry: self._announce_entry,
-            want.Subscribe: self._subscribe,
-            want.Adopt: self._adopt,
-            want.TakeDigest: self._take_digest,
-            want.Unequal: lambda wanted: participant.unequal(*wanted),
-            want.Level: lambda wanted: participant.level(equal=wanted.equal),
-            want.Lonely: lambda _wanted: participant.lonely(),
-            want.Succeed: lambda wanted: participant.succeed(equal=wanted.equal),
-            want.Imitate: self._imitate,
-        }
 
     # ------------------------------------------------------------------ what the worker calls
 
@@ -356,7 +325,7 @@ class GroupDriver:
             wanted = next(course)
             while not isinstance(wanted, want.Compute):
                 try:
-                    answer = self._answers[type(wanted)](wanted)
+                    answer = _ANSWERS[type(wanted)](self, wanted)
                 except BaseException as error:  # noqa: BLE001 - the course lets through what it does not know
                     wanted = course.throw(error)
                 else:
@@ -569,3 +538,37 @@ class GroupDriver:
 
 def _nobody_to_tell(word: Word) -> None:
     raise TrainError(f"a worker that is one process said {word}; this is a bug in elastix.")
+
+
+_ANSWERS: dict[type, Callable[[GroupDriver, Any], Any]] = {
+    want.Await: GroupDriver._await,
+    want.Build: GroupDriver._build,
+    want.Connect: GroupDriver._connect,
+    want.Connected: GroupDriver._await_connected,
+    want.Say: lambda self, wanted: self._say_to_crew(wanted.word),
+    want.Abandon: GroupDriver._abandon,
+    want.Meet: GroupDriver._meet,
+    want.CompareLayouts: GroupDriver._compare_layouts,
+    want.GiveState: GroupDriver._give_state,
+    want.TakeState: GroupDriver._take_state,
+    want.AllHaveState: GroupDriver._all_have_state,
+    want.PassOn: GroupDriver._pass_on,
+    want.ReduceBuckets: GroupDriver._reduce_buckets,
+    want.Payload: GroupDriver._payload,
+    want.CompareCalls: GroupDriver._compare_calls,
+    want.ReducePayload: GroupDriver._reduce_payload,
+    want.Conclude: GroupDriver._conclude,
+    want.TellEntered: GroupDriver._entered,
+    want.TellRecovered: GroupDriver._recovered,
+    want.Doubt: GroupDriver._doubt,
+    want.AnnounceEntry: GroupDriver._announce_entry,
+    want.Subscribe: GroupDriver._subscribe,
+    want.Adopt: GroupDriver._adopt,
+    want.TakeDigest: GroupDriver._take_digest,
+    want.Unequal: lambda self, wanted: self._participant.unequal(*wanted),
+    want.Level: lambda self, wanted: self._participant.level(equal=wanted.equal),
+    want.Lonely: lambda self, _wanted: self._participant.lonely(),
+    want.Succeed: lambda self, wanted: self._participant.succeed(equal=wanted.equal),
+    want.Imitate: GroupDriver._imitate,
+}
+"""What is done about each thing that a course wants. One table: drivers are made for each trial."""

@@ -115,11 +115,11 @@ class _Host:
     expected: int = 1  # seats
     used: int = 0  # what its seats reserve, together
     idle: dict[int, int] = field(default_factory=dict)  # bytes that each seat holds anyway
+    most: int = 0  # what one trial can have: all but what the other seats hold idle
 
-    @property
-    def most(self) -> int:
-        """What one trial can have: all but what the other seats hold idle."""
-        return self.capacity - sum(self.idle.values()) + min(self.idle.values())
+    def seated(self) -> None:
+        """Seats have come or gone."""
+        self.most = self.capacity - sum(self.idle.values()) + min(self.idle.values(), default=0)
 
 
 @dataclass
@@ -127,11 +127,13 @@ class _Seat:
     host: _Host
     idle: int
     held: dict[int, int] = field(default_factory=dict)  # trial to reservation; the first one runs
+    reserved: int = 0  # its trials run one after the other
 
-    @property
-    def reserved(self) -> int:
-        """Its trials run one after the other."""
-        return max([self.idle, *self.held.values()])
+    def reserve(self) -> None:
+        """Trials have come or gone, or it has come."""
+        before, self.reserved = self.reserved, max(self.held.values(), default=0)
+        self.reserved = max(self.reserved, self.idle)
+        self.host.used += self.reserved - before
 
 
 @dataclass(frozen=True)
@@ -174,10 +176,11 @@ class Packer:
         """
         there = self._hosts.setdefault(host, _Host(capacity))
         there.idle[seat] = max(1, idle)
-        there.used += there.idle[seat]
         there.expected = max(expected, there.expected, len(there.idle))
         there.capacity = max(there.capacity, 1 + sum(there.idle.values()))  # they are there
+        there.seated()
         self._seats[seat] = _Seat(there, there.idle[seat])
+        self._seats[seat].reserve()
         self._names[seat] = host
 
     def leave(self, seat: int) -> None:
@@ -190,6 +193,7 @@ class Packer:
             del self._at[trial]
         name = self._names.pop(seat)
         del gone.host.idle[seat]
+        gone.host.seated()
         if not gone.host.idle:
             del self._hosts[name]
             self._keeps = {trial: kept for trial, kept in self._keeps.items() if kept != name}
@@ -210,9 +214,8 @@ class Packer:
         number = self._at.pop(trial, None)
         if number is not None:
             seat = self._seats[number]
-            seat.host.used -= seat.reserved
             del seat.held[trial]
-            seat.host.used += seat.reserved
+            seat.reserve()
 
     @property
     def waiting(self) -> Mapping[int, int]:
@@ -241,6 +244,8 @@ class Packer:
         """
         placed: list[Placement] = []
         kept: set[str] = set()
+        if not self._waiting:
+            return placed
         for trial, wanted in list(self._waiting.items()):
             if len(kept) == len(self._hosts):
                 break
@@ -250,9 +255,8 @@ class Packer:
                 continue
             number, need = found
             seat = self._seats[number]
-            seat.host.used -= seat.reserved
             seat.held[trial] = need
-            seat.host.used += seat.reserved
+            seat.reserve()
             self._at[trial] = number
             self.forget(trial)
             placed.append(Placement(trial, number, need, need >= self._largest()))
