@@ -97,7 +97,10 @@ def show(name: Name, store: Where = STORE, as_json: AsJson = False) -> None:
     """Show one run: its state, its metrics, its note, how it was set up."""
     summary = catalogue.summary(Path(store), name)
     value = _value(summary, _sizes(store))
-    rows = [(key, _text(item)) for key, item in value.items() if item not in (None, "", [], {})]
+    people: dict[str, Any] = {**value, "began": _began(summary), "took": _took(summary)}
+    people["size"] = decimal(people.pop("bytes"))
+    del people["began_t"], people["last_t"]
+    rows = [(key, _text(item)) for key, item in people.items() if item not in (None, "", [], {})]
     print_table(as_json, value, ("what", "value"), rows)
 
 
@@ -232,7 +235,6 @@ def _value(summary: catalogue.Summary, sizes: dict[str, int]) -> dict[str, Any]:
 
 def _row(summary: catalogue.Summary, sizes: dict[str, int]) -> tuple[str, ...]:
     best = summary.best
-    began = f"{datetime.fromtimestamp(summary.began_t):%Y-%m-%d %H:%M}" if summary.began_t else "-"
     what = "trials" if summary.kind == "campaign" else "steps"
     return (
         summary.name,
@@ -243,9 +245,17 @@ def _row(summary: catalogue.Summary, sizes: dict[str, int]) -> tuple[str, ...]:
         shown(summary.metrics) or "-",
         str(summary.losses),
         decimal(sizes.get(summary.name, 0)),
-        f"{began}, {duration(summary.last_t - summary.began_t)}",
+        f"{_began(summary)}, {_took(summary)}",
         " ".join(summary.tags) or "-",
     )
+
+
+def _began(summary: catalogue.Summary) -> str:
+    return f"{datetime.fromtimestamp(summary.began_t):%Y-%m-%d %H:%M}" if summary.began_t else "-"
+
+
+def _took(summary: catalogue.Summary) -> str:
+    return duration(summary.last_t - summary.began_t)
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - any JSON

@@ -149,19 +149,21 @@ class Console:
         slowest = progress.slowest_recovery_s
         worst = "" if slowest is None else f", slowest recovery {slowest:.2f} s"
         self._print(f"  workers lost {len(progress.losses)}{worst}, joined {len(progress.joins)}")
-        for text in str(account).splitlines():
-            self._print(f"  {text}")
-        self._print(f"  state {ref[:12]}   {self._where}")
+        self._account(ref, account)
 
     def over(self, ref: str, metrics: Mapping[str, Any], account: object) -> None:
         """Say that there was nothing to do, what came of it before, and what makes it go on."""
         done = f"{self._name} is finished ({self.progress.step} steps); nothing to do"
         self._print(f"{done}   {shown(metrics)}", "bold green")
-        self._print(f"  samples {account}")
         self._print(
             "  another config or train function lets it go on, RestoreConfig(step=..) goes back, "
             "another name begins anew"
         )
+        self._account(ref, account)
+
+    def _account(self, ref: str, account: object) -> None:
+        for text in str(account).splitlines():
+            self._print(f"  {text}")
         self._print(f"  state {ref[:12]}   {self._where}")
 
     def failed(self, error: ElastixError) -> None:

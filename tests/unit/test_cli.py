@@ -147,3 +147,10 @@ app()
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) == 1
+
+
+def test_python_runs_the_package_too():
+    done = subprocess.run(
+        [sys.executable, "-m", "elastix", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "Usage: elastix" in done.stdout

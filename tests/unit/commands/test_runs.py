@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import datetime
 
 import pytest
 import torch
@@ -223,11 +224,15 @@ def test_notes_and_tags_stay_and_find_a_run_again(store):
     shown = json.loads(run(store, "show", "good", "--json").stdout)
     assert (shown["note"], shown["tags"]) == ("ran out of memory", ["memory"])
     assert "no memory" in run(store, "show", "good").stdout
+    told = dict(row.split("\t") for row in run(store, "show", "good").stdout.splitlines())
+    datetime.strptime(told["began"], "%Y-%m-%d %H:%M")  # for people; JSON has seconds
+    assert not {"began_t", "last_t", "bytes"} & set(told)
     assert listed(store, "--tag", "nothing") == {}
 
 
 TAGS = """
 import sys
+from datetime import datetime
 from pathlib import Path
 from elastix.observe import notes
 directory, mine = Path(sys.argv[1]), sys.argv[2]

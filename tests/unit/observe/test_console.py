@@ -123,6 +123,15 @@ def test_a_summary_comes_even_if_nothing_happens():
     assert len(file.getvalue().splitlines()) == before + 1
 
 
+@pytest.mark.parametrize("end", ["finished", "over"])
+def test_what_was_proven_has_a_line_for_each_law(end):
+    console, file, _ = console_of(False, width=200)
+    getattr(console, end)("a" * 64, {}, "samples exact: 8 steps\nreplicas equal: compared once")
+    lines = file.getvalue().splitlines()
+    assert "  samples exact: 8 steps" in lines
+    assert "  replicas equal: compared once" in lines
+
+
 @pytest.mark.parametrize("tty", [True, False])
 @pytest.mark.parametrize("end", ["finished", "failed", "interrupted"])
 def test_first_and_last_line_name_the_run_the_store_and_the_report(tty, end):
