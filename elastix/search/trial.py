@@ -72,12 +72,7 @@ class Suggestion:
 
     def to_json(self) -> dict[str, Any]:
         """Its fields, as plain values."""
-        return {
-            "config": self.config,
-            "parent": self.parent,
-            "parent_number": self.parent_number,
-            "in_place": self.in_place,
-        }
+        return {name: value for name, value in vars(self).items() if name != "key"}
 
 
 class TrialState(StrEnum):

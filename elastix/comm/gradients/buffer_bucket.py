@@ -79,9 +79,7 @@ class BufferBucket(Bucket):
     def end_slice(self, ratio: int, counts: bool) -> None:
         """A slice was computed: keep what it has changed, if it counts, and put back the rest."""
         if counts and self.reduce == "sum":
-            now = self._flat()
-            change = (now - self._base).masked_fill_(now == self._base, 0)
-            self._moved[ratio] = self._moved[ratio] + change if ratio in self._moved else change
+            self._add_moved(ratio, self._flat(), self._base)
         elif counts:
             now, before = self._flat(), self._highest
             self._highest = now if before is None else torch.maximum(now, before)
@@ -104,12 +102,13 @@ class BufferBucket(Bucket):
         """The passes of `ratio` are over for now."""
         if self.reduce != "sum":
             return
-        tensors = self._tensors()
-        _copy(self.views, tensors)
-        now = self._values.clone()
-        change = (now - self._since).masked_fill_(now == self._since, 0)
-        self._moved[ratio] = self._moved[ratio] + change if ratio in self._moved else change
+        now = self._flat()
+        self._add_moved(ratio, now, self._since)
         self._since = now
+
+    def _add_moved(self, ratio: int, now: torch.Tensor, since: torch.Tensor) -> None:
+        change = (now - since).masked_fill_(now == since, 0)  # also where both are infinite
+        self._moved[ratio] = self._moved[ratio] + change if ratio in self._moved else change
 
     def hold(self) -> None:
         """Remember the values before a forward pass that does not count."""

@@ -421,8 +421,7 @@ class Reducer:
                 bucket.added_in_slice(place)
             elif not self._active:
                 self._look_if_changed(bucket, place)
-            if torch._C._current_graph_task_id() not in self._passes or not self._active:
-                self._within_pass()
+            self._within_pass()
             if not self._fills:
                 return
             if bucket.pending is not None:

@@ -131,8 +131,7 @@ class _Seat:
 
     def reserve(self) -> None:
         """Trials have come or gone, or it has come."""
-        before, self.reserved = self.reserved, max(self.held.values(), default=0)
-        self.reserved = max(self.reserved, self.idle)
+        before, self.reserved = self.reserved, max([self.idle, *self.held.values()])
         self.host.used += self.reserved - before
 
 
@@ -244,8 +243,6 @@ class Packer:
         """
         placed: list[Placement] = []
         kept: set[str] = set()
-        if not self._waiting:
-            return placed
         for trial, wanted in list(self._waiting.items()):
             if len(kept) == len(self._hosts):
                 break

@@ -8,7 +8,6 @@ import ctypes
 import gc
 import os
 import re
-import resource
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import torch
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TRIM_ABOVE = 64 << 20  # bytes kept by malloc that are worth the time of giving them back
-_SLIGHT = 1 << 20
 _SPARED = 0.95  # of what is free: Ray ends workers above that
 _SIGNS = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|OutOfMemory|out of memory"
@@ -61,11 +59,7 @@ class PeakMemory:
         """Bytes, the base among them; 0: unknown."""
         if self._device is not None:
             return int(torch.cuda.max_memory_allocated(self._device))
-        if not self.base:
-            return 0
-        # Cheaper, and never less; it may be that of a program that this process was before.
-        ever = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        return ever if self.base <= ever < self.base + _SLIGHT else status("VmHWM")
+        return status("VmHWM") if self.base else 0
 
 
 def resident() -> int:
