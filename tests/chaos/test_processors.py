@@ -178,8 +178,9 @@ def test_a_shadow_of_another_kind_is_copied_anew_and_what_goes_on_from_it_says_s
     found = run(tmp_path / "run", "aab", *kills, workers=2, config=config, shadows=1, replace=True)
     apart = of(ShadowDiffers, found)
     assert apart
-    assert {(event.worker, event.parts) for event in apart} == {(2, ("model",))}
-    assert all(event.followed > 0 for event in apart)
+    # Later shadows may be of another kind than the one that went on, and tell it too.
+    assert 2 in {event.worker for event in apart}
+    assert all(event.parts == ("model",) and event.followed > 0 for event in apart)
     (resumed,) = of(ResumedFromShadow, found)
     assert (resumed.worker, resumed.equal) == (2, False)
     assert_exactly_once(found.events, 2)
