@@ -1,7 +1,9 @@
 """The run's journal: events as JSON lines in an append-only file. The truth that others read."""
 
 import json
+import math
 import os
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,6 +14,7 @@ from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.events import Event, from_record, to_record
 from elastix.observe.run_lock import Lock
 
+_LOOK_EVERY_S = 0.05  # a look per event would cost a third of the time of a driver of quick trials
 _KIND = b'{"event":"'  # what a line begins with
 
 
@@ -40,6 +43,7 @@ class Journal:
         self._lock = Lock(lock_of(path), what, stays=stays, patience_s=patience_s)
         is_new = not path.exists()
         self._torn: StoreError | None = None
+        self._looked_s = -math.inf
         self._file = path.open("ab", buffering=0)
         self._inode = os.fstat(self._file.fileno()).st_ino
         whole = _whole_bytes(path)
@@ -58,7 +62,10 @@ class Journal:
         """
         if self._torn is not None:
             raise self._torn
-        self._check_in_place()
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._check_in_place()
         record = to_record(event) if sequence is None else {**to_record(event), "serial": sequence}
         line = json.dumps(record, separators=(",", ":")) + "\n"
         encoded = line.encode()
@@ -77,7 +84,7 @@ class Journal:
     def _check_in_place(self) -> None:
         """What is written to a removed file is lost, and its lock keeps nobody out any more."""
         try:
-            in_place = os.stat(self._file.name).st_ino == self._inode  # noqa: PTH116 - for each event
+            in_place = self.path.stat().st_ino == self._inode
         except FileNotFoundError:
             in_place = False
         if not in_place:
@@ -100,9 +107,16 @@ class Journal:
             raise StoreError(f"{self.path} cannot be made durable: {error}.") from error
 
     def close(self) -> None:
-        """Make it durable, and let others write it."""
+        """Make it durable, and let others write it.
+
+        Raises:
+            StoreError: it is not where it was, which `append` has not noticed yet; or the disk
+                refuses.
+        """
         try:
             self.sync()
+            if self._torn is None:
+                self._check_in_place()
         finally:
             self._file.close()
             self._lock.close()

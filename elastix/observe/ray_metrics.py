@@ -5,6 +5,7 @@ Ray exports them from the process that reads, on every node's endpoint, as `ray_
 """
 
 import threading
+from collections.abc import Sequence
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
@@ -13,15 +14,15 @@ from elastix.observe.metric_series import SERIES, Readings
 
 PREFIX = "elastix_"
 
-_REFRESH_S = 2.0
+_REFRESH_S = 0.5
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Metrics:
     """Reads the events of one run (or campaign), whose name is the label `run` of all series.
 
-    Ray forgets a gauge as soon as it has exported it, so a thread says the last values again until
-    `close`, or the end of the process.
+    Ray forgets a gauge as soon as it has exported it, so a thread says the last values again and
+    again until `close`, or the end of the process.
     """
 
     def __init__(self, run: str) -> None:
@@ -53,22 +54,24 @@ class Metrics:
     def put(self, name: str, value: float, *labels: str) -> None:
         """See Sink."""
         metric, keys = self._series[name]
-        tags = {"run": self._run, **dict(zip(keys, labels, strict=True))}
         if isinstance(metric, Gauge):
-            self._gauges[name, *labels] = value
-            metric.set(value, tags)
+            self._gauges[name, *labels] = value  # the thread says it
         elif isinstance(metric, Histogram):
-            metric.observe(value, tags)
+            metric.observe(value, self._tags(keys, labels))
         elif value > 0:  # Ray refuses to count nothing
-            metric.inc(value, tags)
+            metric.inc(value, self._tags(keys, labels))
 
     def _refresh(self) -> None:
         while not self._closed.wait(_REFRESH_S):
             for name, *labels in tuple(self._gauges):
                 with self._lock:  # or one that is forgotten meanwhile would be back
                     value = self._gauges.get((name, *labels))
-                    if value is not None:
-                        self.put(name, value, *labels)
+                    metric, keys = self._series[name]
+                    if value is not None and isinstance(metric, Gauge):
+                        metric.set(value, self._tags(keys, labels))
+
+    def _tags(self, keys: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
+        return {"run": self._run, **dict(zip(keys, labels, strict=True))}
 
     def forget(self, name: str, *labels: str) -> None:
         """See Sink."""

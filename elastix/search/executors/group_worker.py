@@ -4,9 +4,8 @@ The run is that of an ElasticTrainer, with its controller and workers; it surviv
 by forward recovery. Not here: what becomes of the trial when this actor dies (pool).
 """
 
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ray
 
@@ -42,19 +41,19 @@ class GroupWorker(PoolWorker):
         super().__init__(number, train)
         self._how = (scaling, checkpoint, failure, store)
 
-    def _carry_out(self, work: Work, halt: threading.Event) -> Ended:
+    def _carry_out(self, work: Work, halted: Callable[[], bool]) -> Ended:
         train: TrainFunction = ray.cloudpickle.loads(self._train)
-        run = _Run(work, self._reports, halt)
+        run = _Run(work, self._reports, halted)
         return run.carry_out(train, *self._how, worker=f"worker {self._number}")
 
 
 class _Run:
     """One trial."""
 
-    def __init__(self, work: Work, reports: Reports, halt: threading.Event) -> None:
+    def __init__(self, work: Work, reports: Reports, halted: Callable[[], bool]) -> None:
         self._work = work
         self._found = Findings(work.number, reports.tell)
-        self._halt = halt
+        self._halted = halted
         self._reason = ""
         self._epochs = 0.0
         self._peak = 0.0
@@ -124,7 +123,7 @@ class _Run:
             elif isinstance(event, WorkersMeasured):  # now and then, so it may miss the very peak
                 held = [row.get("memory", 0.0) for row in event.workers.values()]
                 self._peak = max(self._peak, *held)
-        if self._halt.is_set():
+        if self._halted():
             raise KeyboardInterrupt
 
 

@@ -1,9 +1,7 @@
 """One piece of work in this process, at world size 1. No Ray: the executors' common core."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +51,12 @@ def execute(
     worker: str,
     tell: Callable[[WorkReport], None],
     device: torch.device | None = None,
-    halt: threading.Event | None = None,
+    halted: Callable[[], bool] = lambda: False,
 ) -> Ended:
-    """Run a piece of work to its end, here. Raises nothing but KeyboardInterrupt."""
+    """Run a piece of work to its end, here. Raises nothing but KeyboardInterrupt.
+
+    The train function has the very config of `work`, and may change it.
+    """
     settings = Settings(
         directory=_NOWHERE,
         run=work.name,
@@ -69,9 +70,8 @@ def execute(
     )
     found = Findings(work.number, tell)
     started_s = time.time()
-    config = deepcopy(work.config)  # what the train function does to it is not what was tried
     memory = PeakMemory(device or torch.device("cpu"))
-    outcome = run_alone(train, config, settings, found.hear, device=device, halt=halt)
+    outcome = run_alone(train, work.config, settings, found.hear, device=device, halted=halted)
     kind, peak = _kind(outcome), memory.read()
     if kind is EndedKind.STARVED and peak:
         peak += refused_bytes(_summary(outcome))  # what it would have come to

@@ -116,10 +116,12 @@ class _Host:
     used: int = 0  # what its seats reserve, together
     idle: dict[int, int] = field(default_factory=dict)  # bytes that each seat holds anyway
     most: int = 0  # what one trial can have: all but what the other seats hold idle
+    equal_part: int = 0  # what a trial gets that wants nothing in particular
 
     def seated(self) -> None:
         """Seats have come or gone."""
         self.most = self.capacity - sum(self.idle.values()) + min(self.idle.values(), default=0)
+        self.equal_part = min(max(1, self.capacity // self.expected), self.most)
 
 
 @dataclass
@@ -243,12 +245,13 @@ class Packer:
         """
         placed: list[Placement] = []
         kept: set[str] = set()
+        largest = max((host.most for host in self._hosts.values()), default=0)
         for trial, wanted in list(self._waiting.items()):
             if len(kept) == len(self._hosts):
                 break
-            found = self._best(wanted, depth, kept)
+            found = self._best(min(wanted, largest), depth, kept)
             if found is None:
-                kept.add(self._keeps.setdefault(trial, self._target(wanted)))
+                kept.add(self._keeps.setdefault(trial, self._target(min(wanted, largest))))
                 continue
             number, need = found
             seat = self._seats[number]
@@ -256,38 +259,30 @@ class Packer:
             seat.reserve()
             self._at[trial] = number
             self.forget(trial)
-            placed.append(Placement(trial, number, need, need >= self._largest()))
+            placed.append(Placement(trial, number, need, need >= largest))
         return placed
 
     # ------------------------------------------------------------------ by the numbers
 
-    def _largest(self) -> int:
-        return max(host.most for host in self._hosts.values())
-
-    def _need(self, host: _Host, wanted: int) -> int:
-        if wanted:
-            return min(wanted, self._largest())
-        return min(max(1, host.capacity // host.expected), host.most)
-
     def _best(self, wanted: int, depth: int, kept: set[str]) -> tuple[int, int] | None:
         """The seat with least to do, of these the one whose host has least left afterwards."""
-        needs = {name: self._need(host, wanted) for name, host in self._hosts.items()}
         fit = []
         for number, seat in self._seats.items():
-            name = self._names[number]
-            left = seat.host.capacity - seat.host.used - max(0, needs[name] - seat.reserved)
-            if left >= 0 and len(seat.held) < depth and name not in kept:
-                fit.append((len(seat.held), left, number))
+            if len(seat.held) < depth and self._names[number] not in kept:
+                host, need = seat.host, wanted or seat.host.equal_part
+                left = host.capacity - host.used - max(0, need - seat.reserved)
+                if left >= 0:
+                    fit.append((len(seat.held), left, number, need))
         if not fit:
             return None
-        _, _, number = min(fit)
-        return number, needs[self._names[number]]
+        _, _, number, need = min(fit)
+        return number, need
 
     def _target(self, wanted: int) -> str:
         """The host that will have room for it: of those that can, the one with least to do."""
         able = [
             (host.used, name)
             for name, host in self._hosts.items()
-            if host.most >= self._need(host, wanted)
+            if host.most >= (wanted or host.equal_part)
         ]
         return min(able)[1]

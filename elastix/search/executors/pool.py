@@ -190,10 +190,10 @@ class Pool:
             over, _ = ray.wait(list(places), timeout=0, num_returns=len(places))
         happened: list[WorkReport | Ended] = [*self._turned_back]
         self._turned_back.clear()
-        for ref in over:
+        for ref, answer in zip(over, _answers(over), strict=True):
             handle = places[ref]
             if handle.number in self._handles:  # it may have been found dead a moment ago
-                happened += self._take(handle, ref)
+                happened += self._take(handle, ref, answer)
         self._place()
         self._check_start()
         return happened
@@ -243,27 +243,25 @@ class Pool:
                 found.append((handle.asked, handle))
         return found
 
-    def _take(self, handle: _WorkerHandle, ref: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
-        if ref in [queued.ref for queued in islice(handle.inhand, 1, None)]:
+    def _take(self, handle: _WorkerHandle, ref: Any, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
+        if handle.inhand and ref == handle.inhand[0].ref:
+            if isinstance(answer, ray.exceptions.RayActorError):
+                return self._dead(handle, answer)
+            return [self._over(handle, answer)]
+        if any(ref == queued.ref for queued in handle.inhand):
             return []  # heard of before the one ahead of it; it comes again
-        try:
-            value = ray.get(ref)
-        except ray.exceptions.RayActorError as error:
-            return self._dead(handle, error)
-        except ray.exceptions.RayTaskError as error:
-            if ref == handle.greeting:
-                return self._dead(handle, error)
-            value = error
+        if isinstance(answer, ray.exceptions.RayActorError):
+            return self._dead(handle, answer)
         if ref == handle.greeting:
-            self._welcome(handle, value)
+            if isinstance(answer, BaseException):
+                return self._dead(handle, answer)
+            self._welcome(handle, answer)
             return []
-        if ref == handle.asked:
-            handle.asked = None
-            if isinstance(value, BaseException):
-                return []
-            handle.seen, told = value
-            return list(told)
-        return [self._over(handle, value)]
+        handle.asked = None
+        if isinstance(answer, BaseException):
+            return []
+        handle.seen, told = answer
+        return list(told)
 
     def _over(self, handle: _WorkerHandle, value: Any) -> Ended:  # noqa: ANN401
         given = handle.inhand.popleft()
@@ -421,6 +419,21 @@ class Pool:
                 f"{ray.available_resources()}. Nothing is lost. Stop what else runs on the "
                 "cluster, or wait longer."
             )
+
+
+def _answers(refs: list[Any]) -> list[Any]:
+    """What the calls gave, or the error in its place. All at once, unless one of them failed."""
+    try:
+        return list(ray.get(refs)) if refs else []
+    except ray.exceptions.RayError:
+        return [_answer(ref) for ref in refs]
+
+
+def _answer(ref: Any) -> Any:  # noqa: ANN401 - of any call
+    try:
+        return ray.get(ref)
+    except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+        return error
 
 
 def _hear_of_deaths(handle: _WorkerHandle) -> None:

@@ -6,9 +6,9 @@ Not here: which trial, and what becomes of it when this process dies (pool).
 """
 
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,7 +75,7 @@ class PoolWorker(ABC):
         self._number = number
         self._train = train
         self._reports = Reports()
-        self._halts: dict[int, threading.Event] = {}
+        self._halted: set[int] = set()
         self._at = "idle"
 
     def __repr__(self) -> str:
@@ -90,16 +90,15 @@ class PoolWorker(ABC):
     def run(self, work: Work) -> Ended:
         """Run a trial to its end. What it raises is part of the answer."""
         self._at = f"trial={work.number}"
-        halt = self._halts.setdefault(work.number, threading.Event())
         try:
-            return self._carry_out(work, halt)
+            return self._carry_out(work, lambda: work.number in self._halted)
         finally:
-            self._halts.pop(work.number, None)
+            self._halted.discard(work.number)
             self._at = "idle"
 
     @abstractmethod
-    def _carry_out(self, work: Work, halt: threading.Event) -> Ended:
-        """Run a trial to its end, or until `halt` is set."""
+    def _carry_out(self, work: Work, halted: Callable[[], bool]) -> Ended:
+        """Run a trial to its end, or until `halted`."""
 
     @ray.method(concurrency_group="control")
     def reports(self, seen: int) -> tuple[int, list[WorkReport]]:
@@ -114,7 +113,7 @@ class PoolWorker(ABC):
     @ray.method(concurrency_group="control")
     def halt(self, number: int) -> None:
         """End a trial soon."""
-        self._halts.setdefault(number, threading.Event()).set()
+        self._halted.add(number)
 
 
 class LoneWorker(PoolWorker):
@@ -129,21 +128,21 @@ class LoneWorker(PoolWorker):
         super().__init__(number, train)
         self._threads = threads
         self._unpickled: TrainFunction | None = None
+        self._device = _device()
 
     def hello(self) -> Hello:
         """Import what every trial needs."""
         import_frozen("torch._dynamo")  # making the first optimizer imports it, in most of a second
         torch.set_num_threads(self._threads)
         said = super().hello()
-        device = _device()
-        if device.type == "cuda":
+        if self._device.type == "cuda":
             host = f"{said.node} GPU {ray.get_gpu_ids()[0]}"
-            return replace(said, host=host, capacity_bytes=trial_memory.free(device))
+            return replace(said, host=host, capacity_bytes=trial_memory.free(self._device))
         idle = trial_memory.resident()
         room = trial_memory.free() + idle
         return replace(said, host=said.node, idle_bytes=idle, capacity_bytes=room)
 
-    def _carry_out(self, work: Work, halt: threading.Event) -> Ended:
+    def _carry_out(self, work: Work, halted: Callable[[], bool]) -> Ended:
         if self._unpickled is None:
             self._unpickled = ray.cloudpickle.loads(self._train)
         ended = execute(
@@ -151,8 +150,8 @@ class LoneWorker(PoolWorker):
             work,
             worker=f"worker {self._number} pid {os.getpid()}",
             tell=self._reports.tell,
-            device=_device(),
-            halt=halt,
+            device=self._device,
+            halted=halted,
         )
         return _sendable(ended)
 

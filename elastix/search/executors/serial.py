@@ -1,8 +1,9 @@
 """Trials one after the other in this process: for tests, and for a debugger."""
 
-import threading
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 
 from elastix.errors import ConfigError
 from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
@@ -49,12 +50,14 @@ class Local:
         if not self._waiting or self._train is None:
             return []
         work = self._waiting.popleft()
-        halt = threading.Event()
-        if work.number in self._halted:
-            halt.set()
-            self._halted.discard(work.number)
+        # What the train function does to its config is not what was tried.
+        work = replace(work, config=deepcopy(work.config))
+        is_halted = work.number in self._halted
+        self._halted.discard(work.number)
         told: list[WorkReport | Ended] = []
-        ended = execute(self._train, work, worker="local", tell=told.append, halt=halt)
+        ended = execute(
+            self._train, work, worker="local", tell=told.append, halted=lambda: is_halted
+        )
         return [*told, ended]
 
     def halt(self, number: int) -> None:

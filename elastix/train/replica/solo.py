@@ -4,7 +4,6 @@ The same Member, Context and loader as in a group of many, so a train function c
 it costs beside the function itself is some tens of microseconds.
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,7 +63,7 @@ def run_alone(
     listen: Callable[[Event], None],
     *,
     device: torch.device | None = None,
-    halt: threading.Event | None = None,
+    halted: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Call `train` with a Context of world size 1. Blocks until it is through.
 
@@ -74,7 +73,7 @@ def run_alone(
         settings: `alone` must be set; what is to be stored goes to its model source.
         listen: is called with every event, in this thread.
         device: where models and batches go; the CPU by default.
-        halt: when set, the run ends at the next boundary of a step or report: kind "halted".
+        halted: once it is so, the run ends at the next boundary of a step or report: kind "halted".
 
     Raises:
         KeyboardInterrupt: Ctrl-C; nothing else is ever raised.
@@ -83,13 +82,12 @@ def run_alone(
     inbox.publish(Membership(1, (0,), cause="start"))
     device = device or torch.device("cpu")
     member = Member(_WIRING, device, settings, inbox, _SoloLink(listen))
-    if halt is not None:
 
-        def look(name: str, _detail: int) -> None:
-            if halt.is_set() and name in _MAY_END:
-                raise Halted
+    def look(name: str, _detail: int) -> None:
+        if name in _MAY_END and halted():
+            raise Halted
 
-        member.on_phase(look)
+    member.on_phase(look)
     try:
         return run_train(train, member, config)
     finally:

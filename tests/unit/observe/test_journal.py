@@ -131,23 +131,44 @@ def test_a_full_disk_is_told_of_and_nothing_follows_what_was_not_written(tmp_pat
     assert list(read(path)) == [event(1), event(4)]
 
 
-@pytest.mark.parametrize("how", ["folder removed", "file replaced", "folder moved"])
-def test_a_journal_that_was_taken_away_is_written_no_more(tmp_path, how):
-    path = tmp_path / "run" / "journal.jsonl"
-    journal = Journal(path)
-    journal.append(event(1))
+def take_away(path, how):
     if how == "folder removed":
         shutil.rmtree(path.parent)
     elif how == "folder moved":
-        path.parent.rename(tmp_path / "elsewhere")
+        path.parent.rename(path.parent.with_name("elsewhere"))
     else:
         path.unlink()
         path.write_text("")
+
+
+@pytest.mark.parametrize("how", ["folder removed", "file replaced", "folder moved"])
+def test_a_journal_that_was_taken_away_is_written_no_more(tmp_path, how, monkeypatch):
+    monkeypatch.setattr("elastix.observe.journal._LOOK_EVERY_S", 0.0)
+    path = tmp_path / "run" / "journal.jsonl"
+    journal = Journal(path)
+    journal.append(event(1))
+    take_away(path, how)
     for step in (2, 3):
         with pytest.raises(StoreError, match="removed or replaced"):
             journal.append(event(step))
     journal.close()
     assert not path.exists() or not path.read_text()
+
+
+@pytest.mark.parametrize("how", ["folder removed", "file replaced", "folder moved"])
+def test_a_journal_that_was_taken_away_a_moment_ago_does_not_close_in_silence(
+    tmp_path, how, monkeypatch
+):
+    monkeypatch.setattr("elastix.observe.journal._LOOK_EVERY_S", 60.0)
+    path = tmp_path / "run" / "journal.jsonl"
+    journal = Journal(path)
+    journal.append(event(1))
+    take_away(path, how)
+    journal.append(event(2))  # nobody has looked since
+    with pytest.raises(StoreError, match="removed or replaced"):
+        journal.close()
+    path.parent.mkdir(exist_ok=True)
+    Journal(path).close()  # the lock was let go of
 
 
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"a":' * 50_000, b"1" * 5000, b"\xff", b"null"])

@@ -159,7 +159,7 @@ def test_halted_between_steps(tmp_path):
         ctx.on_phase(lambda name, step: halt.set() if (name, step) == ("round", 1) else None)
         train(ctx)
 
-    outcome = run_alone(stops, {"models": []}, settings(tmp_path), print, halt=halt)
+    outcome = run_alone(stops, {"models": []}, settings(tmp_path), print, halted=halt.is_set)
     assert (outcome.kind, outcome.step) == ("halted", 1)
 
 
