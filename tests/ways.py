@@ -452,6 +452,67 @@ class Sometimes(Twice):
         return self.head(x)
 
 
+class Lowest(nn.Module):
+    """Observers of quantization begin like this: what is infinite has no change to add up."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("lowest", torch.full((WIDTH,), torch.inf))
+        self.register_buffer("unknown", torch.full((), torch.nan))
+
+    def forward(self, x):
+        self.lowest = torch.minimum(self.lowest, x.detach().amin(0))
+        if self.unknown.isnan():
+            self.unknown.copy_(x.mean())
+        return self.linear(x - self.lowest) * self.unknown
+
+
+def lowest_seen(ctx):
+    return plain(ctx, Lowest().double())
+
+
+def lowest_seen_in_slices(ctx):
+    model = Lowest().double()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for one in batches(ctx, slices=5):
+        optimizer.zero_grad()
+        for x, y in one:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def norm_moved_in_backward(ctx):
+    """By a hook, where no version tells of it, when buffers have been sent already."""
+    model = mlp(norm=True)
+    mean = model[1].running_mean.data
+
+    def move(gradient):
+        mean.add_(gradient.sum(1), alpha=0.1)
+
+    model[0].weight.register_hook(move)
+    return plain(ctx, model)
+
+
+class Late(nn.Module):
+    """Its running mean is registered by the first forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", x.detach().mean(0), persistent=False)
+        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return self.linear(x - self.mean)
+
+
+def buffer_registered_late(ctx):
+    return plain(ctx, Late().double())
+
+
 def checkpointing_sometimes(ctx):
     return plain(ctx, Sometimes(nn.BatchNorm1d(WIDTH)).double())
 
@@ -593,6 +654,12 @@ def freezing_after_prepare(ctx):
             parameter.requires_grad_(ctx.step >= 4)
         step(model, optimizer, x, y)
     return model, optimizer
+
+
+def without_elements(ctx):
+    model = nn.Linear(WIDTH, CLASSES, device="meta")
+    ctx.prepare(model, sgd(model))
+    raise AssertionError("prepared")
 
 
 def unfreezing(ctx):
@@ -910,6 +977,9 @@ WAYS = {
                 checkpointing_sometimes,
                 checkpointing_sometimes_in_silence,
                 checkpointing_whole_reentrant,
+                lowest_seen,
+                lowest_seen_in_slices,
+                norm_moved_in_backward,
             )
         ),
         (
@@ -973,6 +1043,8 @@ WAYS = {
             Way(unfreezing, _UNFREEZE),
             Way(layer_added, _UNFREEZE),
             Way(sparse_adam, "sparse=False"),
+            Way(buffer_registered_late, "Register buffers before ctx.prepare"),
+            Way(without_elements, "to_empty"),
             Way(impossible_buffer, "Keep it in another type"),
         ),
     )

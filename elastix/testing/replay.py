@@ -158,14 +158,20 @@ def compare(
     worst, relative = "", 0.0
     for name, tensor in theirs.items():
         if not tensor.is_floating_point():
-            difference = float(not torch.equal(tensor, ours[name]))
+            gap = float(not torch.equal(tensor, ours[name]))
         else:
-            scale = float(tensor.abs().max()) if tensor.numel() else 1.0
-            gap = float((tensor - ours[name].cpu()).abs().max()) if tensor.numel() else 0.0
-            difference = gap / (scale or 1.0)
-        if not worst or difference > relative:
-            worst, relative = name, difference
+            gap = difference(tensor, ours[name].cpu())
+        if not worst or gap > relative:
+            worst, relative = name, gap
     return Difference(stored[-1].step, worst, relative)
+
+
+def difference(stored: torch.Tensor, replayed: torch.Tensor) -> float:
+    """The largest, relative to the largest finite value; infinite where one alone is finite."""
+    same = (stored == replayed) | (stored.isnan() & replayed.isnan())
+    gaps = (stored - replayed).abs().masked_fill(same, 0).nan_to_num(nan=math.inf, posinf=math.inf)
+    scale = stored.abs().masked_fill(~stored.isfinite(), 0)
+    return float(gaps.max()) / (float(scale.max()) or 1.0) if stored.numel() else 0.0
 
 
 def _compare_bytes(
@@ -522,20 +528,30 @@ class _Replica:
         self.buffers_moved = [torch.zeros_like(buffer) for buffer in self.buffers()]
 
     def _move_buffers(self) -> None:
-        """They change as far as the passes count."""
-        for buffer, then, moved in zip(
-            self.buffers(), self._buffers_then, self.buffers_moved, strict=True
+        """They change as far as the passes count; what was not finite is averaged by its value."""
+        for buffer, then, moved, base in zip(
+            self.buffers(),
+            self._buffers_then,
+            self.buffers_moved,
+            self.buffers_before,
+            strict=True,
         ):
+            if not self._slicing:
+                moved.masked_fill_(~base.isfinite(), 0)  # that of the last passes counts
             if not self.scale:
                 buffer.data.copy_(then)
             elif buffer.is_floating_point() or buffer.is_complex():
-                moved += torch.where(buffer == then, 0, (buffer - then) * self.scale)
+                change = torch.where(buffer == then, 0, buffer - then)
+                moved += torch.where(base.isfinite(), change, buffer) * self.scale
         self._buffers_then = [buffer.clone() for buffer in self.buffers()]
 
     def backward_over(self) -> None:
         """The outermost backward pass has ended; if it brought gradients, this is the step."""
-        if not self._active or self._slicing:
-            return
+        if self._active and not self._slicing:
+            self._move_buffers()
+            self._step_over()
+
+    def _step_over(self) -> None:
         replayed = self._replay.replayed_steps[self.step]
         batches = len(replayed.committed.batches)
         if len(self.drawn) != batches:
@@ -544,7 +560,6 @@ class _Replica:
                 f"the train function drew {len(self.drawn)}. Nothing can be compared. Was the "
                 "train function changed since?"
             )
-        self._move_buffers()
         self._together()
         if self.me == 0:
             _average(self._replay.replicas)
@@ -568,8 +583,8 @@ class _Replica:
             self._put(self.buffers_before)
             self._buffers_then = self.buffers_before
         self._put(highest)
-        self._slicing, self._active = False, True
-        self.backward_over()
+        self._slicing = False
+        self._step_over()
 
     def _put(self, values: Sequence[torch.Tensor]) -> None:
         for buffer, value in zip(self.buffers(), values, strict=True):
@@ -600,7 +615,8 @@ def _average(replicas: Sequence[_Replica]) -> None:
             buffers = [replica.buffers()[place] for replica in replicas]
             if base.is_floating_point() or base.is_complex():
                 change = torch.stack([replica.buffers_moved[place] for replica in replicas]).sum(0)
-                value = torch.where(change == 0, base, base + change)
+                moved = torch.where(change == 0, base, base + change)
+                value = torch.where(base.isfinite(), moved, change)
             else:
                 value = torch.stack(buffers).amax(0)
             for buffer in buffers:

@@ -1,11 +1,14 @@
 """A bucket of buffers of modules: what a step has changed in them, averaged over workers."""
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from elastix.comm.gradients.bucket import Bucket
 from elastix.comm.network.process_group import Reduce
+from elastix.errors import ConfigError
 
 WIDER = {
     torch.bool: torch.uint8,
@@ -20,7 +23,8 @@ class BufferBucket(Bucket):
     """Buffers of modules: floating ones take the weighted mean, others the maximum.
 
     What is averaged is the change since the last step, so that constants stay what they are to
-    the last bit. In a step of several ratios it is the sum of the changes under each.
+    the last bit. In a step of several ratios it is the sum of the changes under each. What was
+    infinite or not a number has no change that could be added up: it is averaged by its value.
 
     A buffer is written only if it has another value than it should, and in the way in which it was
     changed. Batch norm updates its statistics past their version counters, for a graph that was
@@ -37,19 +41,22 @@ class BufferBucket(Bucket):
         self._kept: list[torch.Tensor] = []  # the places in it
         self._seen = torch.empty(0)
         self._seen_places: list[torch.Tensor] = []
-        tensors = self._tensors()
+        tensors: list[Any] = [module._buffers[name] for module, name in self._places]
         super().__init__(tensors, reduce, WIDER.get(tensors[0].dtype, tensors[0].dtype))
+        self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        self._sizes = [tensor.numel() for tensor in tensors]
+        self._known = tensors  # as they were when last looked at: of these kinds
         self._ends = torch.tensor([0, *(t.numel() for t in tensors)], device=tensors[0].device)
         self._ends = self._ends.cumsum(0)
         self._base = torch.empty(0)
+        self._unbounded: torch.Tensor | None = None  # where these are not finite; None: nowhere
+        self._sliced = False  # the step is one in slices
         self._since = self._base  # the values when the ratio of now began
         self._moved: dict[int, torch.Tensor] = {}  # changes under earlier ones
         self._highest: torch.Tensor | None = None  # over slices, of what takes the maximum
         self._versions: list[int] = []
         self._filled_with = self._base  # the values that were copied in
-        self._filled_at: list[int] = []  # their versions then
         self._over: torch.Tensor | None = None  # the values at the end of backward
-        self._counted = all(_counts_passes(module) for module, _ in places)
 
     def begin(self) -> None:
         """See Bucket."""
@@ -66,10 +73,15 @@ class BufferBucket(Bucket):
 
     def _from_base(self) -> None:
         self._since, self._moved, self._highest = self._base, {}, None
+        self._sliced, self._unbounded = False, None
+        if self.reduce == "sum":
+            finite = torch.isfinite(self._base)
+            self._unbounded = None if bool(finite.all()) else ~finite
 
     def begin_slices(self) -> None:
         """A step in slices begins: each of them starts from the values of now."""
         self._held = self._since = self._flat()
+        self._sliced = True
 
     def count_from_now(self) -> None:
         """Whatever changed the values since the last step has done so on all workers alike."""
@@ -79,7 +91,11 @@ class BufferBucket(Bucket):
     def end_slice(self, ratio: int, counts: bool) -> None:
         """A slice was computed: keep what it has changed, if it counts, and put back the rest."""
         if counts and self.reduce == "sum":
-            self._add_moved(ratio, self._flat(), self._base)
+            now = self._flat()
+            change = self._change(now, self._base)
+            if self._unbounded is not None:
+                change = torch.where(self._unbounded, now, change)
+            self._add_moved(ratio, change)
         elif counts:
             now, before = self._flat(), self._highest
             self._highest = now if before is None else torch.maximum(now, before)
@@ -91,7 +107,11 @@ class BufferBucket(Bucket):
         if not self._seen_places:
             self._seen = torch.empty_like(self._values)
             self._seen_places = self._views_of(self._seen)
-        _copy(self._seen_places, self._tensors())
+        tensors = self._tensors()
+        if [tensor.numel() for tensor in tensors] != self._sizes:  # resized where they were
+            for place, tensor in enumerate(tensors):
+                self._check(place, tensor)
+        _copy(self._seen_places, tensors)
         return self._seen
 
     def _flat(self) -> torch.Tensor:
@@ -103,12 +123,18 @@ class BufferBucket(Bucket):
         if self.reduce != "sum":
             return
         now = self._flat()
-        self._add_moved(ratio, now, self._since)
+        self._add_moved(ratio, self._change(now, self._since))
         self._since = now
 
-    def _add_moved(self, ratio: int, now: torch.Tensor, since: torch.Tensor) -> None:
-        change = (now - since).masked_fill_(now == since, 0)  # also where both are infinite
+    def _add_moved(self, ratio: int, change: torch.Tensor) -> None:
         self._moved[ratio] = self._moved[ratio] + change if ratio in self._moved else change
+
+    def _change(
+        self, now: torch.Tensor, since: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """From these values to those; 0 where there is none to speak of."""
+        change = torch.sub(now, since, out=out).masked_fill_(now == since, 0)  # also inf - inf
+        return change if self._unbounded is None else change.masked_fill_(self._unbounded, 0)
 
     def hold(self) -> None:
         """Remember the values before a forward pass that does not count."""
@@ -116,7 +142,7 @@ class BufferBucket(Bucket):
 
     def let_go(self) -> None:
         """The forward pass counts after all."""
-        self._held = None
+        self._held, self._sliced = None, False
 
     def undo(self) -> None:
         """Put back what was held. After backward, which may still need what forward left."""
@@ -163,13 +189,16 @@ class BufferBucket(Bucket):
     def _fill(self, now: torch.Tensor, scales: Sequence[float], ratio: int) -> None:
         self._over = None
         self._filled_with = now.clone()
-        self._filled_at = [tensor._version for tensor in self._tensors()]
         if self.reduce == "sum":
-            torch.sub(now, self._since, out=self._values).mul_(scales[ratio])
-            same = now == self._since  # also where both are infinite, as in a mask
-            self._values.masked_fill_(same, 0)
+            scale = scales[ratio]
+            self._change(now, self._since, out=self._values).mul_(scale)
+            if not scale:
+                self._values.zero_()  # 0 * inf is no number
+            elif self._unbounded is not None and not self._sliced:
+                torch.where(self._unbounded, now * scale, self._values, out=self._values)
             for of, change in self._moved.items():
-                self._values.add_(change, alpha=scales[of])
+                if scales[of]:
+                    self._values.add_(change, alpha=scales[of])
         elif self._highest is not None:
             torch.maximum(now, self._highest, out=self._values)
         else:
@@ -177,21 +206,17 @@ class BufferBucket(Bucket):
         self.missing = 0
 
     def moved(self) -> bool:
-        """At the end of backward: whether buffers have changed since they were copied in.
-
-        Statistics of batch norm have done so if a count of batches has, in a bucket of its own.
-        """
-        tensors = self._tensors()
-        if self._counted and self._filled_at == [tensor._version for tensor in tensors]:
-            self._over = self._filled_with
-            return False
+        """At the end of backward: whether buffers have changed since they were copied in."""
         self._over = self._look()
         return not torch.equal(self._over, self._filled_with)
 
     def accept(self, factor: float) -> None:
         """The step is agreed: buffers change in place."""
         if self.reduce == "sum":
-            self._values.mul_(factor).add_(self._base)
+            known = self._base
+            if self._unbounded is not None:
+                known = known.masked_fill(self._unbounded, 0)
+            self._values.mul_(factor).add_(known)
             self._base.copy_(self._values)
         self._from_base()
         self._write(self._values, self._over)
@@ -204,11 +229,44 @@ class BufferBucket(Bucket):
         self._from_base()
         self._write(self._values)
 
+    def holds(self) -> set[int]:
+        """The ids of the buffers as they are now."""
+        return set(map(id, self._tensors()))
+
     def _tensors(self) -> list[torch.Tensor]:
-        try:  # one may have been given to its module anew; get_buffer takes ten times as long
-            return [module._buffers[name] for module, name in self._places]  # type: ignore[misc]
-        except KeyError:
-            return [module.get_buffer(name) for module, name in self._places]
+        # One may have been given to its module anew; get_buffer takes ten times as long.
+        tensors: list[Any] = [module._buffers.get(name) for module, name in self._places]
+        if not all(map(operator.is_, tensors, self._known)):
+            for place, (tensor, known) in enumerate(zip(tensors, self._known, strict=True)):
+                if tensor is not known:
+                    self._check(place, tensor)
+            self._known = tensors
+        return tensors
+
+    def _check(self, place: int, tensor: torch.Tensor | None) -> None:
+        """That it can be averaged as the buffer that was prepared.
+
+        Raises:
+            ConfigError: it cannot; names it.
+        """
+        dtype, shape = self._kinds[place]
+        if tensor is None:
+            now = "gone"
+        elif (tensor.dtype, tensor.shape) != (dtype, shape):
+            now = f"{tensor.dtype}{list(tensor.shape)} now"
+        elif tensor.is_inference():
+            now = "a tensor of inference mode now"
+        elif _overlaps(tensor):
+            now = "expanded from fewer elements now"
+        else:
+            return
+        module, name = self._places[place]
+        raise ConfigError(
+            f"buffer {name} of {type(module).__name__} was {dtype}{list(shape)} at ctx.prepare "
+            f"and is {now}, so workers cannot average it. The step was not taken; the run ends. "
+            "Give buffers their type and shape before ctx.prepare, by a forward pass if need be, "
+            "and clone what is expanded or computed in inference mode."
+        )
 
     def _write(self, values: torch.Tensor, now: torch.Tensor | None = None) -> None:
         """Buffers take these values, as the class says.
@@ -234,13 +292,11 @@ class BufferBucket(Bucket):
         self._versions = [tensor._version for tensor in tensors]
 
 
-def _counts_passes(module: torch.nn.Module) -> bool:
-    """Whether no forward pass changes buffers unless it changes the version of one of them.
-
-    Batch norm does not move the versions of its statistics, but that of its count of batches.
-    """
-    batch_norm = type(module).forward is torch.nn.modules.batchnorm._BatchNorm.forward
-    return batch_norm and module._buffers.get("num_batches_tracked") is not None
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, so that they cannot be written one by one."""
+    return any(
+        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _copy(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:

@@ -374,16 +374,18 @@ class Reducer:
         """Between steps: that the last one has ended, and nothing was left out of it.
 
         Args:
-            thoroughly: look for parameters that were added, too; it takes a walk over the modules.
+            thoroughly: look for parameters and buffers that were added, too; it takes a walk over
+                the modules.
 
         Raises:
-            ConfigError: backward was left by an exception, or a parameter is trained that was not
-                prepared for it.
+            ConfigError: backward was left by an exception, a parameter is trained that was not
+                prepared for it, or a buffer was not.
         """
         if self._active:
             raise self._abandoned()
         named = self._frozen
         if thoroughly:
+            self._check_buffers()
             every = [pair for module in self._modules for pair in module.named_parameters()]
             named = [(name, p) for name, p in every if id(p) not in self._averaged]
         for name, parameter in named:
@@ -394,6 +396,19 @@ class Reducer:
                     "replicas part. Prepare the model with everything trainable that ever will "
                     "be, and freeze after ctx.prepare what is not to be trained yet."
                 )
+
+    def _check_buffers(self) -> None:
+        averaged = set[int]().union(*(buffers.holds() for buffers in self._buffers))
+        for module in self._modules:
+            for name, buffer in module.named_buffers():
+                if id(buffer) not in averaged:
+                    raise ConfigError(
+                        f"buffer {name} of the prepared {type(module).__name__} was not there at "
+                        "ctx.prepare, or was one tensor with another buffer, so no worker has the "
+                        "other workers' part of it. The run ends before replicas part. Register "
+                        "buffers before ctx.prepare, by a forward pass if need be; to one that two "
+                        "modules share, write in place."
+                    )
 
     def _abandoned(self) -> ConfigError:
         return ConfigError(

@@ -19,8 +19,10 @@ _REMEMBERED = 64
 _NAMED = 5  # entries, in a message
 _LOOK_FOR = (
     "Look for code that treats workers differently (a change of weights, buffers or optimizer on "
-    "one rank alone; a tracked object fed with one worker's own values: feed it with what all "
-    "have, or do not track it); and, if none of this is so, for "
+    "one rank alone; a forward pass in training mode between backward and the next batch, which "
+    "moves batch norm's statistics by one worker's samples: use model.eval(); a tracked object fed "
+    "with one worker's own values: feed it with what all have, or do not track it); and, if none "
+    "of this is so, for "
 )
 
 Parts = Mapping[str, str]

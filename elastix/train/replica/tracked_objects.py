@@ -89,6 +89,8 @@ class TrackedObjects:
             raise ConfigError(
                 f"ctx.prepare got no torch.nn.Module, only {[type(o).__name__ for o in objects]}."
             )
+        for module in modules:
+            _check_elements(module)
         prefixes = ["", *(f"@module{i}/" for i in range(1, len(modules)))]
         self.modules = dict(zip(prefixes, (m.to(device) for m in modules), strict=True))
         names = states.parameter_names(self.modules)
@@ -317,3 +319,12 @@ def _unwatch(over: TrackedObjects | None) -> None:
 
 
 _watching: list[tuple[weakref.ref[TrackedObjects], RemovableHandle]] = []
+
+
+def _check_elements(module: torch.nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise ConfigError(
+                f"{name} of {type(module).__name__} is on the device meta and has no elements. "
+                "Nothing was prepared. Give it some before ctx.prepare: module.to_empty(device=...)"
+            )

@@ -240,8 +240,63 @@ def test_a_buffer_that_its_module_has_no_more_is_named():
     module.register_buffer("scale", torch.ones(2))
     buffers = next(b for b in build_buckets([module]) if isinstance(b, BufferBucket))
     del module.scale
-    with pytest.raises(AttributeError, match="scale"):
+    with pytest.raises(ConfigError, match=r"buffer scale of Linear was .* and is gone"):
         buffers.remember()
+
+
+def _in_inference(scale):
+    with torch.inference_mode():
+        return scale.clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "now"),
+    [
+        (lambda scale: torch.ones(3), r"float32\[3\] now"),
+        (lambda scale: torch.ones(1), r"float32\[1\] now"),  # could be copied into two elements
+        (lambda scale: torch.ones(2).double(), r"float64\[2\] now"),
+        (lambda scale: torch.ones(1).expand(2), "expanded from fewer"),
+        (lambda scale: scale.resize_(1), r"float32\[1\] now"),
+        (lambda scale: scale.resize_(0), r"float32\[0\] now"),
+        (lambda scale: None, "is gone"),
+        (_in_inference, "inference mode"),
+    ],
+)
+def test_a_buffer_that_became_something_else_is_refused_by_name(change, now):
+    module = nn.Linear(2, 2)
+    module.register_buffer("scale", torch.ones(2))
+    buffers = next(b for b in build_buckets([module]) if isinstance(b, BufferBucket))
+    buffers.begin()
+    module.scale = change(module.scale)
+    with pytest.raises(ConfigError, match=f"buffer scale of Linear was .*{now}"):
+        buffers.fill_missing([1.0], 0)
+
+
+def test_what_was_not_finite_is_averaged_by_its_value():
+    """Of two workers with half of the samples each; the other has seen 4 everywhere."""
+    module = nn.Linear(2, 2)
+    start = torch.tensor([torch.inf, torch.nan, -torch.inf, 0.0])
+    module.register_buffer("lowest", start.clone())
+    buffers = next(b for b in build_buckets([module]) if isinstance(b, BufferBucket))
+    buffers.begin()
+    module.lowest.fill_(2.0)
+    buffers.fill_missing([0.5], 0)
+    buffers.views[0].add_(0.5 * 4.0)
+    buffers.accept(1.0)
+    assert module.lowest.tolist() == [3.0, 3.0, 3.0, 3.0]
+
+
+def test_what_stays_infinite_does_so_and_a_worker_without_samples_adds_nothing():
+    module = nn.Linear(2, 2)
+    module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    buffers = next(b for b in build_buckets([module]) if isinstance(b, BufferBucket))
+    for scale, filled in ((0.5, [0.0, -torch.inf]), (0.0, [0.0, 0.0])):
+        buffers.begin()
+        buffers.fill_missing([scale], 0)
+        assert buffers.views[0].tolist() == filled
+    buffers.views[0].fill_(-torch.inf)[0] = 0.0
+    buffers.accept(1.0)
+    assert module.mask.tolist() == [0.0, -torch.inf]
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint16, torch.uint32])
