@@ -123,11 +123,23 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str], ...]], ...] = (
 )
 
 
-_STALLS = "rate(ray_elastix_checkpoint_stall_seconds_bucket[15m])"
+def _more(series: str, window: str) -> str:
+    """By how much the series of a run have grown, those that are new since then included.
+
+    Each lost worker has a series of its own, which begins at 1. `increase` sees no growth in it.
+    """
+    now, before = f"sum by (run) ({series})", f"sum by (run) ({series} offset {window})"
+    return f"({now} - ({before} or 0 * {now}))"
+
+
+_STALLS = "ray_elastix_checkpoint_stall_seconds_bucket"
+_LONG_STALLS = (
+    _more(f'{_STALLS}{{le="+Inf"}}', "15m") + " - " + _more(f'{_STALLS}{{le=~"1|1.0"}}', "15m")
+)
 _RULES: tuple[tuple[str, str, str, str, str], ...] = (
     (
         "ElastixWorkersLost",
-        "sum by (run) (increase(ray_elastix_workers_lost_total[30m])) >= 2",
+        _more("ray_elastix_workers_lost_total", "30m") + " >= 2",
         "0m",
         "warning",
         "{{ $labels.run }} has lost workers twice within half an hour.",
@@ -148,14 +160,14 @@ _RULES: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     (
         "ElastixCheckpointStalls",
-        f"histogram_quantile(0.95, sum by (run, le) ({_STALLS})) > 1",
+        _LONG_STALLS + " > 0",
         "0m",
         "warning",
-        "States hold up the training of {{ $labels.run }} for {{ $value | humanizeDuration }}.",
+        "{{ $value }} States have held up the training of {{ $labels.run }} for over a second.",
     ),
     (
         "ElastixReplicasDiverged",
-        "sum by (run) (increase(ray_elastix_workers_diverged_total[30m])) > 0",
+        _more("ray_elastix_workers_diverged_total", "30m") + " > 0",
         "0m",
         "critical",
         "A worker of {{ $labels.run }} held another State than most.",
