@@ -2,8 +2,10 @@
 
 The founders' placement group is reserved by the trainer; every further slot is a placement group
 of one bundle. Those that do not fit yet stay requested: they are taken as soon as there is room,
-and an autoscaler sees them. Where workers are crews, each worker's room is a group of its own, of a
-bundle for each process (CrewSlots). Not here: what runs in a slot.
+and an autoscaler sees them. Not more than 64 at once are: each costs Ray work all the time, and a
+maximum of a million workers means as many as there is room for. Where workers are crews, each
+worker's room is a group of its own, of a bundle for each process (CrewSlots). Not here: what runs
+in a slot.
 
 Ray needs ten seconds and more to find out that a node is gone, and places workers there until then.
 So a slot counts as free only while its node is alive to Ray, answers, and is not to be taken away.
@@ -29,6 +31,7 @@ from elastix.train.on_ray.answering_nodes import answering
 from elastix.train.on_ray.preemption_notices import draining_nodes
 
 SLOT = "/slot-"  # in the names of groups that a controller asks for
+_WAITING = 64  # slots that are requested at once and are not there yet
 _LOOK_S = 0.5
 _ANSWER_S = 0.3
 
@@ -166,8 +169,9 @@ class Slots:
             idle = [*self._free, *self._resting]
             self._free = [slot for slot in idle if slot in usable]
             self._resting = [slot for slot in idle if slot not in usable]
-            missing, self._missing = self._missing, 0
-        requested = [self._request() for _ in range(missing)]
+            asked = _to_ask(self._missing, len(self._requested))
+            self._missing -= asked
+        requested = [self._request() for _ in range(asked)]
         self._requested += requested
         self._own += requested
 
@@ -286,9 +290,10 @@ class CrewSlots:
             self._free = [slot for slot in self._free if slot.node in alive]
             self._free += [slot for slot in seen if slot.node in alive]
             self._unseen = [slot for slot in seen if slot.node not in alive]
-            missing, self._missing = self._missing, 0
+            asked = _to_ask(self._missing, len({slot.group.id for slot in self._unseen}))
+            self._missing -= asked
         requested = []
-        for _ in range(missing):
+        for _ in range(asked):
             name = f"{self._name}{SLOT}{secrets.token_hex(4)}"
             bundles = [dict(bundle) for bundle in self._bundles]
             requested.append(
@@ -305,6 +310,11 @@ class CrewSlots:
             own, self._own, self._unseen, self._free = self._own, [], [], []
         for group in own:
             remove_placement_group(group)
+
+
+def _to_ask(missing: int, waiting: int) -> int:
+    """How many to request now, of those that are missing, while others are waited for."""
+    return min(missing, max(0, _WAITING - waiting))
 
 
 def _nodes(group: PlacementGroup) -> dict[int, str]:
