@@ -1,18 +1,112 @@
-"""Whether what a user gave is of the type that is asked for, before anything is done with it.
+"""Whether a call is what its signature asks for, by names and by types, before anything is done.
 
-Not here: whether a value of the right type makes sense (the class that it belongs to).
+`checked` is put on every class and function that users call with settings. Not here: whether a
+value of the right type makes sense (the class that it belongs to).
 """
 
+import difflib
+import functools
+import inspect
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from elastix.errors import ConfigError
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
 
-_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+MOST = 2**63 - 1  # a State and the index of a store hold no larger number
+LONGEST_S = 1e9  # thirty years; nobody can wait longer than threading.TIMEOUT_MAX
+_WORDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text"}
+_CONFIGURATIONS: dict[str, Sequence[str]] = {}  # the arguments of each
+
+
+def checked(call: C) -> C:
+    """Refuse calls that do not fit the signature with a ConfigError instead of a TypeError.
+
+    It names the argument that was probably meant, or the configuration that has it. Of a class
+    that is no dataclass, arguments that are annotated as plain values are looked at as well; a
+    dataclass calls `check_fields` when it has converted them.
+    """
+    if not isinstance(call, type):
+        return _checked(call, call.__qualname__, values=False)
+    plain_class = not is_dataclass(call)
+    made: Any = call
+    parameters = inspect.signature(call).parameters
+    if parameters and all(each.kind is each.KEYWORD_ONLY for each in parameters.values()):
+        _CONFIGURATIONS[call.__name__] = list(parameters)
+    made.__init__ = _checked(made.__init__, None, values=plain_class)
+    return call
+
+
+def _checked(function: C, name: str | None, *, values: bool) -> C:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(self: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever is given
+        owner = name or type(self).__name__
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise ConfigError(_misfit(owner, signature, args, kwargs, error)) from None
+        for given_name, value in bound.arguments.items() if values else ():
+            check_value(owner, given_name, signature.parameters[given_name].annotation, value)
+        return function(self, *args, **kwargs)
+
+    return call  # type: ignore[return-value]  # the same signature
+
+
+def _misfit(
+    owner: str,
+    signature: inspect.Signature,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    error: TypeError,
+) -> str:
+    """What is wrong with a call that does not fit, and what was probably meant."""
+    parameters = list(signature.parameters.values())[1:]  # without self
+    names = [parameter.name for parameter in parameters]
+    listed = f"It has {', '.join(names)}." if names else "It has none."
+    unknown = [name for name in kwargs if name not in names]
+    if unknown:
+        hint = _meant(owner, unknown[0], names)
+        return f"{owner} has no argument {unknown[0]!r}. Nothing was done. {hint}{listed}"
+    by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_place):
+        some = f"only {' and '.join(by_place)}" if by_place else "no argument"
+        return (
+            f"{owner} takes {some} without a name, and was given {args[len(by_place)]!r}. Nothing "
+            f"was done. Write name=value. {listed}"
+        )
+    given_names = {*by_place[: len(args)], *kwargs}
+    missing = [
+        each.name
+        for each in parameters
+        if each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and each.name not in given_names
+    ]
+    if missing:
+        return f"{owner} needs {' and '.join(missing)}. Nothing was done. {listed}"
+    return f"{owner}: {error}. Nothing was done."
+
+
+def _meant(owner: str, name: str, names: Sequence[str]) -> str:
+    """A sentence with a blank behind it; empty if nobody can tell."""
+    owners = [other for other, its in _CONFIGURATIONS.items() if name in its and other != owner]
+    if owners:
+        return f"{' and '.join(owners)} has it: {owners[0]}({name}=...). "
+    close = difflib.get_close_matches(name, names, 1)
+    return f"Did you mean {close[0]!r}? " if close else ""
+
+
+def is_whole(value: object, least: int = 0) -> bool:
+    """Whether it is a whole number from there on; True is none, nor is one of more than 63 bits."""
+    return type(value) is int and least <= value <= MOST
 
 
 def require(condition: bool, message: str) -> None:
@@ -127,14 +221,26 @@ def check_fields(owner: object) -> None:
         ConfigError: names the first, and its value.
     """
     for name, hint in get_type_hints(type(owner)).items():
-        kind, may_be_none = _plain(hint)
-        value = getattr(owner, name)
-        if kind is None or (value is None and may_be_none):
-            continue
-        words = _WORDS[kind] + (" or None" if may_be_none else "")
+        check_value(type(owner).__name__, name, hint, getattr(owner, name))
+
+
+def check_value(owner: str, name: str, hint: object, value: object) -> None:
+    """Refuse a value that is not what a plain annotation says; others are not looked at.
+
+    Raises:
+        ConfigError: it is of another class, not finite, or larger than anything can be.
+    """
+    kind, may_be_none = _plain(hint)
+    if kind is None or (value is None and may_be_none):
+        return
+    words = _WORDS[kind] + (" or None" if may_be_none else "")
+    what = f"{owner}: {name} must be {words}, not {value!r}. Nothing was started."
+    require(_is(value, kind), what)
+    if isinstance(value, int | float):
+        most = LONGEST_S if name.endswith("_s") else MOST
         require(
-            _is(value, kind),
-            f"{type(owner).__name__}: {name} must be {words}, not {value!r}. Nothing was started.",
+            abs(value) <= most,
+            f"{owner}: {name} must be at most {most:g}, not {value!r}. Nothing was started.",
         )
 
 
@@ -148,5 +254,7 @@ def _plain(hint: Any) -> tuple[type | None, bool]:  # noqa: ANN401 - an annotati
 
 
 def _is(value: object, kind: type) -> bool:
-    """Of this very class: True is no number, and 2.0 no whole one."""
-    return type(value) in (int, float) if kind is float else type(value) is kind
+    """Of this very class: True is no number, 2.0 no whole one, and infinity not finite."""
+    if kind is float:
+        return type(value) is int or (type(value) is float and math.isfinite(value))
+    return type(value) is kind

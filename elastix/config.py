@@ -7,11 +7,11 @@ field. Every class survives `from_dict(to_dict())`.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from elastix.arguments import check_fields, of_kind, require
+from elastix.arguments import check_fields, checked, is_whole, of_kind, require
 
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 Recovery = Literal["forward", "rollback"]
@@ -38,13 +38,11 @@ class _Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of to_dict. Unknown fields are a ConfigError."""
-        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-        unknown = sorted(set(values) - known)
-        require(not unknown, f"{cls.__name__} has no field {unknown}; it has {sorted(known)}.")
+        """The inverse of to_dict."""
         return cls(**values)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig(_Config):
     """How many workers, and what each of them occupies.
@@ -93,9 +91,9 @@ class ScalingConfig(_Config):
             sizes = tuple(sizes)
             object.__setattr__(self, "num_workers", sizes)
         pair = sizes if isinstance(sizes, tuple) else (sizes, sizes)
-        whole = len(pair) == 2 and all(type(n) is int for n in pair)
+        whole = len(pair) == 2 and all(is_whole(n, 1) for n in pair)
         require(
-            whole and 1 <= pair[0] <= pair[-1],
+            whole and pair[0] <= pair[-1],
             f"num_workers must be a whole number >= 1 or (min, max) with 1 <= min <= max, "
             f"not {self.num_workers!r}.",
         )
@@ -105,21 +103,15 @@ class ScalingConfig(_Config):
             f"got cpus_per_worker={self.cpus_per_worker}, gpus_per_worker={self.gpus_per_worker}.",
         )
         require(
-            0 <= self.cpus_per_worker < math.inf and 0 <= self.gpus_per_worker < math.inf,
+            self.cpus_per_worker >= 0 and self.gpus_per_worker >= 0,
             f"cpus_per_worker={self.cpus_per_worker} and gpus_per_worker={self.gpus_per_worker} "
-            "must be finite, and not negative.",
+            "must not be negative.",
         )
-        require(
-            type(self.spares) is int and self.spares >= 0,
-            f"spares must be a whole number >= 0, not {self.spares!r}.",
-        )
-        require(
-            type(self.shadows) is int and self.shadows >= 0,
-            f"shadows must be a whole number >= 0, not {self.shadows!r}.",
-        )
+        require(self.spares >= 0, f"spares must be >= 0, not {self.spares!r}.")
+        require(self.shadows >= 0, f"shadows must be >= 0, not {self.shadows!r}.")
         memory: Any = self.memory_per_worker
         require(
-            memory in (None, "auto") or (type(memory) is int and memory > 0),
+            memory in (None, "auto") or is_whole(memory, 1),
             f'memory_per_worker must be a whole number of bytes > 0, "auto" or None, not '
             f"{memory!r}.",
         )
@@ -160,6 +152,7 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(_Config):
     """Which run this is. The same name and the same store mean: continue it.
@@ -200,7 +193,7 @@ class RunConfig(_Config):
             f"or digit, not {self.name!r}: it names a directory.",
         )
         require(
-            type(self.seed) is int and 0 <= self.seed < 2**63,
+            self.seed >= 0,
             f"seed must be a whole number from 0 to 2**63 - 1, not {self.seed!r}.",
         )
 
@@ -217,6 +210,7 @@ InheritProvider = Literal["parent", "store"]
 """From which model: the one that a configuration was made from, or the best match in the store."""
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class InheritConfig(_Config):
     """What a trial of a campaign inherits from models that are already trained.
@@ -247,6 +241,7 @@ class InheritConfig(_Config):
         super().__post_init__()
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Budget(_Config):
     """When a campaign ends: at the first limit that it reaches.
@@ -265,20 +260,13 @@ class Budget(_Config):
     epochs: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trials", "parallel"):
+        super().__post_init__()
+        for name in ("trials", "parallel", "time_s", "epochs"):
             value = getattr(self, name)
+            least = ">= 1" if name in ("trials", "parallel") else "> 0"
             require(
-                value is None or (type(value) is int and value >= 1),
-                f"Budget.{name} must be a whole number >= 1 or None, not {value!r}: nothing could "
-                "be tried.",
-            )
-        for name in ("time_s", "epochs"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            require(
-                value is None or (number and 0 < value < float("inf")),
-                f"Budget.{name} must be a finite number > 0 or None, not {value!r}: nothing could "
-                "be tried.",
+                value is None or value > 0,
+                f"Budget.{name} must be {least} or None, not {value!r}: nothing could be tried.",
             )
         require(
             any(limit is not None for limit in (self.trials, self.time_s, self.epochs)),
@@ -292,6 +280,7 @@ class Budget(_Config):
         return min(limits, default=None)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(_Config):
     """When States are stored while a run goes on. The final State is always stored.
@@ -320,22 +309,17 @@ class CheckpointConfig(_Config):
         super().__post_init__()
         for name in ("every_steps", "keep_last"):
             value = getattr(self, name)
-            require(
-                value is None or (type(value) is int and value >= 1),
-                f"{name} must be a whole number >= 1 or None, not {value!r}.",
-            )
+            require(value is None or value >= 1, f"{name} must be >= 1 or None, not {value!r}.")
         require(
             self.every_s is None or self.every_s > 0,
             f"every_s must be > 0 or None, not {self.every_s!r}.",
         )
         require(self.best != "", "best must be the name of a metric or None, not ''.")
         require(self.mode in ("min", "max"), f"mode must be 'min' or 'max', not {self.mode!r}.")
-        require(
-            type(self.keep_best) is int and self.keep_best >= 0,
-            f"keep_best must be a whole number >= 0, not {self.keep_best!r}.",
-        )
+        require(self.keep_best >= 0, f"keep_best must be >= 0, not {self.keep_best!r}.")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class RestoreConfig(_Config):
     """Where a run continues from, if not from its last State.
@@ -359,15 +343,15 @@ class RestoreConfig(_Config):
         )
         object.__setattr__(self, "leave_out", tuple(numbers))
         require(
-            self.step is None or (type(self.step) is int and self.step >= 0),
-            f"step must be a whole number >= 0 or None, not {self.step!r}.",
+            self.step is None or self.step >= 0, f"step must be >= 0 or None, not {self.step!r}."
         )
         require(
-            all(type(step) is int and step >= 1 for step in self.leave_out),
+            all(is_whole(step, 1) for step in self.leave_out),
             f"leave_out has the numbers of steps, counted from 1, not {self.leave_out!r}.",
         )
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig(_Config):
     """Which steps of a run are written to its timeline.
@@ -389,7 +373,7 @@ class ProfileConfig(_Config):
             object.__setattr__(self, "steps", steps)
         pair = steps if isinstance(steps, tuple) else (1, steps)
         require(
-            len(pair) == 2 and all(type(n) is int for n in pair) and 1 <= pair[0] <= pair[1],
+            len(pair) == 2 and all(is_whole(n, 1) for n in pair) and pair[0] <= pair[1],
             f"steps must be a whole number >= 1 or (first, last) with 1 <= first <= last, "
             f"not {self.steps!r}.",
         )
@@ -405,6 +389,7 @@ class ProfileConfig(_Config):
         return committed, committed + self.steps
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ExchangeConfig(_Config):
     """How workers exchange their gradients.
@@ -428,6 +413,7 @@ class ExchangeConfig(_Config):
         )
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Guard(_Config):
     """Which steps are discarded because their gradient or loss is not finite or far too large.
@@ -467,6 +453,7 @@ class Guard(_Config):
         require(self.most >= 0, f"Guard.most must be >= 0, not {self.most!r}.")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig(_Config):
     """What counts as a failure, and how many are too many.
@@ -527,13 +514,13 @@ class FailureConfig(_Config):
         )
         losses = self.max_worker_losses
         require(
-            losses is None or (type(losses) is int and losses >= 0),
-            f"max_worker_losses must be a whole number >= 0 or None, not {losses!r}.",
+            losses is None or losses >= 0,
+            f"max_worker_losses must be >= 0 or None, not {losses!r}.",
         )
         every = self.recompute_every
         require(
-            every is None or (type(every) is int and every >= 1),
-            f"recompute_every must be a whole number >= 1 or None, not {every!r}.",
+            every is None or every >= 1,
+            f"recompute_every must be >= 1 or None, not {every!r}.",
         )
         self._check_notices()
         for name in ("hang_timeout_s", "wait_s", "start_timeout_s"):
@@ -582,7 +569,7 @@ def _check_axes(crew: Mapping[str, int]) -> None:
             "tensors, and 'tensor', which splits its tensors alone.",
         )
         require(
-            type(size) is int and size >= 1,
+            is_whole(size, 1),
             f"crew has {axis!r}: {size!r}; it must be a whole number >= 1, the processes along it.",
         )
 

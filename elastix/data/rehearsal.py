@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from blake3 import blake3
 from torch.utils.data import Dataset, TensorDataset
 
 from elastix import state as states
+from elastix.arguments import checked
 from elastix.data import kept_samples
 from elastix.data.cursor import count
 from elastix.data.formats.indexed import by_position
@@ -36,6 +37,7 @@ ENTRY = "rehearsal"
 _FINEST = 1000  # a ratio is a fraction of two whole numbers, the second at most this
 
 
+@checked
 class Rehearsal:
     """Samples of the datasets that came before, beside those of the present one.
 
@@ -427,12 +429,12 @@ def _classes(dataset: Any, labels: Labels | None) -> Indices:  # noqa: ANN401 - 
 
 
 def _check(
-    capacity: object, ratio: object, labels: object, keep: object, past: object, seed: object
+    capacity: int, ratio: float, labels: object, keep: object, past: object, seed: int
 ) -> None:
     end = "Nothing is rehearsed."
-    if type(capacity) is not int or capacity < 1:
-        raise ConfigError(f"capacity must be a whole number >= 1, not {capacity!r}. {end}")
-    if type(ratio) not in (int, float) or not 1 / _FINEST <= cast("float", ratio) <= _FINEST:
+    if capacity < 1:
+        raise ConfigError(f"capacity must be >= 1, not {capacity!r}. {end}")
+    if not 1 / _FINEST <= ratio <= _FINEST:
         raise ConfigError(
             f"ratio must be a number from {1 / _FINEST} to {_FINEST}, not {ratio!r}: 0.5 puts one "
             f"rehearsed sample beside two new ones. {end}"
@@ -446,5 +448,5 @@ def _check(
         raise ConfigError(f"keep must be 'index' or 'samples', not {keep!r}. {end}")
     if not isinstance(past, list | tuple):
         raise ConfigError(f"past must be a list of datasets, not a {type(past).__name__}. {end}")
-    if type(seed) is not int or seed < 0:
-        raise ConfigError(f"seed must be a whole number >= 0, not {seed!r}. {end}")
+    if seed < 0:
+        raise ConfigError(f"seed must be >= 0, not {seed!r}. {end}")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from elastix.arguments import checked
 from elastix.errors import ConfigError
 from elastix.flat import flatten
 from elastix.observe.loggers import Heading, Record, Records
@@ -22,6 +23,7 @@ _FORBIDDEN = re.compile(r"[^\w\-./ ]")
 _LONGEST = 500  # characters of a parameter
 
 
+@checked
 class MLflow(Records):
     """A Logger: an MLflow run for each run; for each trial one below the campaign's.
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastix.arguments import checked, require
 from elastix.errors import ConfigError
 from elastix.flat import flatten
 from elastix.observe.loggers import Heading, Record, Records
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+@checked
 class TensorBoard(Records):
     """A Logger: event files in DIRECTORY/NAME, a trial's in DIRECTORY/CAMPAIGN/NAME.
 
@@ -23,6 +25,10 @@ class TensorBoard(Records):
     """
 
     def __init__(self, directory: str | Path) -> None:
+        require(
+            isinstance(directory, str | Path) and directory != "",
+            f"directory must be the path of one, not {directory!r}. Nothing was started.",
+        )
         try:
             import torch.utils.tensorboard as library
         except ImportError as error:

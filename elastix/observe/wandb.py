@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from elastix.arguments import checked
 from elastix.errors import ConfigError
 from elastix.observe.loggers import Heading, Record, Records
 
@@ -11,6 +12,7 @@ _STEP = "elastix/step"
 _WELL = ("finished", "stopped", "paused")  # a trial that rungs stopped has not failed
 
 
+@checked
 class WandB(Records):
     """A Logger: a W&B run for each run; for each trial one in the campaign's group.
 

@@ -25,7 +25,7 @@ import torch
 from blake3 import blake3
 from ConfigSpace import ConfigurationSpace
 
-from elastix.arguments import able, all_able, flag, given, of_kind, require
+from elastix.arguments import able, all_able, checked, flag, given, is_whole, of_kind, require
 from elastix.config import (
     Budget,
     CheckpointConfig,
@@ -96,6 +96,7 @@ def _measured(name: str, bus: Events) -> Iterator[None]:
         metrics.close()
 
 
+@checked
 class Campaign:
     """Searches a space with a train function, inherits weights, and survives being killed.
 
@@ -155,7 +156,7 @@ class Campaign:
         _check_train(train)
         self.objectives = Objectives.of(metric, mode)
         again = 5 if rerank == "scratch" else rerank
-        if type(again) is not int or again < 0 or type(retries) is not int or retries < 0:
+        if not is_whole(again) or retries < 0:
             raise ConfigError(
                 f'rerank={rerank!r}, retries={retries!r}: rerank is "scratch" or a number of '
                 "trials, retries a number >= 0. Nothing was started."
@@ -186,6 +187,10 @@ class Campaign:
         self._quiet = flag("quiet", quiet)
         self._gate = None if gate is None else of_kind("gate", gate, Gate)
         self._enqueued: list[Config] = []
+        require(
+            isinstance(enqueued, list | tuple),
+            f"enqueued must be a list of configurations, not {enqueued!r}. Nothing was started.",
+        )
         self.enqueue(*enqueued)
 
     def enqueue(self, *configs: Config) -> None:
@@ -520,7 +525,7 @@ def _check_train(train: TrainFunction) -> None:
         raise ConfigError(f"train must be a function of one argument, not {train!r}.")
     try:
         inspect.signature(train).bind(None)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(
             f"train must take exactly one argument, the Context: {error}. Give it what else it "
             "needs through the space, as a Constant."

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from elastix.arguments import checked
 from elastix.errors import ConfigError, NotFound, StateError
 from elastix.search.trial import Config, Trial
 from elastix.state import Ref, State, capture
@@ -35,6 +36,7 @@ _LEAST = 1e-12  # of a probability whose logarithm is taken
 _TEMPERATURES = torch.exp(torch.linspace(-1.6, 1.6, 161, dtype=torch.float64))  # 0.2 to 5, with 1
 
 
+@checked
 class Ensemble(nn.Module):
     """The weighted mean of several classifiers' probabilities, calibrated by one temperature.
 
@@ -52,11 +54,19 @@ class Ensemble(nn.Module):
         self, members: Sequence[nn.Module], weights: Sequence[float], temperature: float = 1.0
     ) -> None:
         super().__init__()
-        if not members or len(members) != len(weights) or not min(weights) > 0:
+        lists = isinstance(members, list | tuple) and isinstance(weights, list | tuple)
+        if not (
+            lists
+            and 0 < len(members) == len(weights)
+            and all(isinstance(member, nn.Module) for member in members)
+            and all(type(share) in (int, float) and 0 < share < math.inf for share in weights)
+        ):
             raise ConfigError(
-                f"an ensemble of {len(members)} members with the weights {list(weights)}: one "
-                "member at least, and a positive weight for each. Nothing was made."
+                f"an ensemble of the members {_kinds(members)} with the weights {weights!r}: a "
+                "list of one module at least, and of a positive weight for each. Nothing was made."
             )
+        if temperature <= 0:
+            raise ConfigError(f"temperature must be > 0, not {temperature!r}. Nothing was made.")
         self.members = nn.ModuleList(members)
         shares = torch.tensor(weights, dtype=torch.float64)
         self.register_buffer("weights", (shares / shares.sum()).float())
@@ -246,3 +256,8 @@ def _ask(model: nn.Module, batches: Sequence[Batch], what: str) -> torch.Tensor:
             )
         said.append(F.log_softmax(logits.float(), dim=1))
     return torch.cat(said)
+
+
+def _kinds(members: object) -> object:
+    """The classes of members, whose texts are long."""
+    return [type(each).__name__ for each in members] if isinstance(members, list) else members

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
-from elastix.arguments import require
+from elastix.arguments import checked, require
 from elastix.errors import ConfigError
 from elastix.search.executors.packer import Experience
 from elastix.search.trial import Config, Trial
@@ -39,6 +39,7 @@ class Foreseen:
     refusal: str = ""
 
 
+@checked
 class Gate:
     """Refuses what would take too much.
 
@@ -78,12 +79,17 @@ class Gate:
         device: str = "here",
     ) -> None:
         limits = [limit for limit in (memory, seconds, parameters) if limit is not None]
-        numbers = all(type(n) in (int, float) and n > 0 for n in limits)
+        numbers = all(n > 0 for n in limits)
         require(
             callable(build) and callable(inputs) and bool(limits) and numbers,
             f"Gate(memory={memory!r}, seconds={seconds!r}, parameters={parameters!r}): build and "
             "inputs are functions of a configuration, and at least one limit is given, a number "
             "above 0. Nothing was started.",
+        )
+        require(
+            loss is None or callable(loss),
+            f"Gate(loss={loss!r}): it must be a function of the model's output. Nothing was "
+            "started.",
         )
         from elastix.cost.devices import DEVICES
         from elastix.cost.trace import OPTIMIZERS

@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from elastix.arguments import check_fields, checked
 from elastix.errors import ConfigError
 from elastix.search.pareto import Losses, order
 
@@ -133,6 +134,7 @@ def _take(ordered: list[tuple[float, int]], losses: Losses, number: int) -> None
         del ordered[bisect_left(ordered, (losses[0], number))]
 
 
+@checked
 @dataclass
 class Asha:
     """Asynchronous successive halving that pauses and promotes.
@@ -159,8 +161,8 @@ class Asha:
     _paused: dict[int, int] = field(default_factory=dict, init=False, repr=False)  # by trial
 
     def __post_init__(self) -> None:
-        given = (self.first, self.eta, self.last)
-        if not _whole(*given) or not (1 <= self.first <= self.last and self.eta >= 2):
+        check_fields(self)
+        if not 1 <= self.first <= self.last or self.eta < 2:
             raise ConfigError(
                 f"Asha(first={self.first!r}, eta={self.eta!r}, last={self.last!r}): whole numbers "
                 "with 1 <= first <= last, and eta >= 2. Nothing was started."
@@ -285,6 +287,7 @@ class _Level:
             del self.ordered[bisect_left(self.ordered, mean[0])]
 
 
+@checked
 @dataclass
 class Median:
     """Stops a trial whose best report so far is worse than what most others had by then.
@@ -311,7 +314,8 @@ class Median:
     _levels: dict[int, _Level] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not _whole(self.grace, self.others) or self.grace < 0 or self.others < 1:
+        check_fields(self)
+        if self.grace < 0 or self.others < 1:
             raise ConfigError(
                 f"Median(grace={self.grace!r}, others={self.others!r}): whole numbers with "
                 "grace >= 0 and others >= 1. Nothing was started."
@@ -382,11 +386,6 @@ class Median:
         for number, reports in state_dict["reports"]:
             for level, losses in reports:
                 self._learn(number, level, _floats(losses))
-
-
-def _whole(*values: object) -> bool:
-    """Whether all are whole numbers; True is none."""
-    return all(type(value) is int for value in values)
 
 
 def _each(of: Callable[[Losses], float], a: Losses, b: Losses) -> Losses:

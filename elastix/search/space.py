@@ -25,7 +25,7 @@ from ConfigSpace.forbidden import ForbiddenLike
 from ConfigSpace.hyperparameters import Hyperparameter
 from numpy.random import RandomState
 
-from elastix.arguments import of_kind
+from elastix.arguments import checked, is_whole, of_kind
 from elastix.errors import ConfigError, EmptySpace
 from elastix.search import config_values
 from elastix.search.config_values import Parameter, Values, generator
@@ -63,6 +63,7 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
     return space
 
 
+@checked
 @dataclass(frozen=True, init=False)
 class Blocks:
     """A sequence of `min` to `max` blocks, each a configuration of `block`.
@@ -96,7 +97,7 @@ class Blocks:
         Raises:
             ConfigError: impossible lengths, or no such block.
         """
-        lengths = type(min) is int and type(max) is int and 0 <= min <= max and max >= 1
+        lengths = is_whole(min) and is_whole(max, 1) and min <= max
         if not isinstance(name, str) or not lengths:
             raise ConfigError(
                 f"Blocks({name!r}, min={min!r}, max={max!r}): name must be text, and min and max "
@@ -155,6 +156,7 @@ class Blocks:
         return [*blocks[:place], *swapped, *blocks[place + 2 :]]
 
 
+@checked
 class Space:
     """A ConfigSpace with block sequences.
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from blake3 import blake3
 
+from elastix.arguments import checked, flag, require
 from elastix.errors import ConfigError, NotFound, ReadOnly, StateError, StoreError
 from elastix.lazy_import import later
 from elastix.notebook import facts, size, table
@@ -79,6 +80,7 @@ class Match:
     score: float | None
 
 
+@checked
 class Store:
     """A directory of packs and their index. Thread-safe; any number of processes may use it."""
 
@@ -110,6 +112,11 @@ class Store:
             TooNew: a later version of elastix wrote the store.
             StoreError: it cannot be opened.
         """
+        require(
+            isinstance(path, str | os.PathLike),
+            f"path must be a directory or a URI, not {path!r}. No store was opened.",
+        )
+        flag("read_only", read_only)
         root, remote, folder = locate(path, filesystem, index)
         self._packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
         self._where = str(path)

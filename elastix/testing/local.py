@@ -5,7 +5,6 @@ signals. It starts a worker in some 50 ms where Ray takes seconds; the conductor
 recovery, reducer and loader are the very same code.
 """
 
-import math
 import multiprocessing
 import pickle
 import tempfile
@@ -17,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from elastix.arguments import LONGEST_S
 from elastix.comm.network.door import draw_secret
 from elastix.comm.network.meeting import Rendezvous
 from elastix.config import (
@@ -135,7 +135,7 @@ def run_local(
     _refuse_within_import()
     directory = directory or Path(tempfile.mkdtemp(prefix="elastix-local-"))
     failure = FailureConfig(
-        hang_timeout_s=math.inf if hang_timeout_s is None else hang_timeout_s,
+        hang_timeout_s=LONGEST_S if hang_timeout_s is None else hang_timeout_s,
         evict_slower_than=evict_slower_than,
         replace=replace,
         recovery=recovery,  # type: ignore[arg-type]

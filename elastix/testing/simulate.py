@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from elastix.arguments import LONGEST_S
 from elastix.config import FailureConfig
 from elastix.errors import ConfigError
 from elastix.events import (
@@ -164,7 +165,7 @@ class _Cluster:
     """
 
     def __init__(self, plan: Scenario, start_s: float, now: float) -> None:
-        never = math.inf
+        never = LONGEST_S
         failure = FailureConfig(hang_timeout_s=never, wait_s=never, start_timeout_s=never)
         terms = RunTerms(
             founders=plan.workers,

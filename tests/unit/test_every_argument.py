@@ -3,8 +3,12 @@
 import inspect
 import json
 import math
+import threading
 
 import pytest
+import torch
+from ConfigSpace import ConfigurationSpace, Float
+from torch.utils.data import TensorDataset
 
 import elastix
 from elastix.config import _Config
@@ -14,29 +18,64 @@ ODD = [
     *(object(), "x", "", b"x", [], {}, (1,), (2, 1), {1}, print, int),
     *(-1, 0, 1.5, 10**30, math.nan, math.inf, -math.inf, True, False, None),
 ]
-NEEDED = {elastix.Budget: {"trials": 3}}
 CONFIGS = [
     *(elastix.ScalingConfig, elastix.RunConfig, elastix.InheritConfig, elastix.CheckpointConfig),
     *(elastix.RestoreConfig, elastix.ProfileConfig, elastix.Guard, elastix.FailureConfig),
     *(elastix.ExchangeConfig, elastix.Budget),
 ]
-OTHERS = [
+RULES = [
     *(elastix.Asha, elastix.Median, elastix.Evolution, elastix.ScreenedEvolution),
-    *(elastix.Random, elastix.DeepHyper, elastix.Optuna),
+    *(elastix.Random, elastix.DeepHyper, elastix.Optuna, elastix.Population),
 ]
+WITH_DATA = [
+    *(elastix.Blocks, elastix.Gate, elastix.Rehearsal, elastix.Shared, elastix.Ensemble),
+    *(elastix.Campaign, elastix.ElasticTrainer),
+]
+# Opened on files or by other libraries; their names alone are looked at here.
+OPENED = [
+    *(elastix.Parquet, elastix.Arrow, elastix.Tar, elastix.Store, elastix.Space),
+    *(elastix.TensorBoard, elastix.MLflow, elastix.WandB),
+]
+MADE_BY_ELASTIX = {elastix.Context, elastix.Ref, elastix.Result, elastix.Results, elastix.State}
+X = Float("x", (0.0, 1.0))
+
+
+def train(ctx):
+    pass
+
+
+NEEDED = {
+    elastix.Budget: {"trials": 3},
+    elastix.Blocks: {"name": "blocks", "block": [X]},
+    elastix.Gate: {"build": train, "inputs": train, "parameters": 9},
+    elastix.Rehearsal: {"capacity": 9},
+    elastix.Shared: {"dataset": TensorDataset(torch.zeros(4, 2))},
+    elastix.Ensemble: {"members": [torch.nn.Linear(1, 2)], "weights": [1.0]},
+    elastix.ElasticTrainer: {"train": train},
+    elastix.Campaign: {
+        "train": train,
+        "space": ConfigurationSpace(space=[X]),
+        "metric": "m",
+        "budget": elastix.Budget(trials=3),
+    },
+}
+BY_A_LIBRARY = {elastix.DeepHyper, elastix.Optuna}
 TAKEN_BY_A_LIBRARY = inspect.Parameter.VAR_KEYWORD
+SOMETHING_ELSE = {"dataset", "past", "build", "inputs", "loss", "labels", "train"}
 
 
 def parameters():
-    for cls in CONFIGS + OTHERS:
+    for cls in CONFIGS + RULES + WITH_DATA:
         for name, parameter in inspect.signature(cls).parameters.items():
-            if parameter.kind is not TAKEN_BY_A_LIBRARY:
+            if parameter.kind is not TAKEN_BY_A_LIBRARY and name not in SOMETHING_ELSE:
                 yield pytest.param(cls, name, id=f"{cls.__name__}-{name}")
 
 
 def test_every_configuration_is_among_them():
-    found = {cls for cls in vars(elastix).values() if isinstance(cls, type)}
-    assert {cls for cls in found if issubclass(cls, _Config)} == set(CONFIGS)
+    public = [getattr(elastix, name) for name in elastix.__all__]
+    found = {cls for cls in public if cls.__module__.startswith("elastix.")}
+    found = {cls for cls in found if not issubclass(cls, Exception)} - MADE_BY_ELASTIX
+    assert found == {*CONFIGS, *RULES, *WITH_DATA, *OPENED}
 
 
 @pytest.mark.parametrize(("cls", "name"), list(parameters()))
@@ -52,6 +91,59 @@ def test_a_value_is_taken_or_refused_by_its_name(cls, name, value):
         return
     assert not isinstance(value, bytes | type)
     assert value is not print
+    assert value != 10**30
+    assert not (isinstance(value, float) and not math.isfinite(value))
+    if isinstance(value, bool):
+        assert inspect.signature(cls).parameters[name].annotation in (bool, bool | None)
     if isinstance(made, _Config):
         text = json.dumps(made.to_dict())
         assert cls.from_dict(json.loads(text)) == made
+
+
+OWN_WORDS = [cls for cls in CONFIGS + RULES + WITH_DATA + OPENED if cls not in BY_A_LIBRARY]
+
+
+@pytest.mark.parametrize("cls", OWN_WORDS, ids=lambda cls: cls.__name__)
+def test_an_unknown_name_is_refused_with_those_there_are(cls):
+    names = list(inspect.signature(cls).parameters)
+    with pytest.raises(ConfigError, match=f"{cls.__name__} has no argument 'qqqq'") as caught:
+        cls(**NEEDED.get(cls, {}), qqqq=1)
+    assert ("It has " + (", ".join(names) or "none")) in str(caught.value)
+
+
+@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)
+def test_a_configuration_from_json_is_no_exception(cls):
+    with pytest.raises(ConfigError, match=f"{cls.__name__} has no argument 'qqqq'"):
+        cls.from_dict({**NEEDED.get(cls, {}), "qqqq": 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (lambda: elastix.RunConfig(nmae="digits"), "Did you mean 'name'?"),
+        (lambda: elastix.FailureConfig(hang_timeout=3), "Did you mean 'hang_timeout_s'?"),
+        (
+            lambda: elastix.ElasticTrainer(train, num_workers=4),
+            "ScalingConfig has it: ScalingConfig(num_workers=...)",
+        ),
+        (lambda: elastix.Campaign(train, trials=4), "Budget has it: Budget(trials=...)"),
+        (lambda: elastix.Random(seed=4), "RunConfig has it: RunConfig(seed=...)"),
+        (lambda: elastix.Campaign(train), "needs space and metric and budget"),
+        (lambda: elastix.RunConfig("digits"), "takes no argument without a name"),
+        (lambda: elastix.ElasticTrainer(train, {"lr": 1}), "takes only train without a name"),
+        (lambda: elastix.Median(1, grace=1), "multiple values for argument 'grace'"),
+        (lambda: elastix.Context.loader(None, [], batchsize=4), "Did you mean 'batch_size'?"),
+        (lambda: elastix.Context.evaluate(None, batch_size=4), "needs metric and dataset"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_what_was_meant(call, meant):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert meant in str(caught.value)
+    assert "Nothing was done" in str(caught.value)
+
+
+def test_a_time_is_one_that_somebody_can_wait():
+    assert elastix.FailureConfig(wait_s=1e9).wait_s <= threading.TIMEOUT_MAX
+    with pytest.raises(ConfigError, match=r"wait_s must be at most 1e\+09"):
+        elastix.FailureConfig(wait_s=1e10)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from elastix.arguments import checked
 from elastix.data.formats.files import (
     Fingerprint,
     Paths,
@@ -37,6 +38,7 @@ Row = dict[str, Any]
 _MOST_OPEN = 16
 
 
+@checked
 class _Rows(InBlocks):
     """What both kinds of files have in common."""
 
@@ -57,8 +59,8 @@ class _Rows(InBlocks):
             mixed: blocks (row groups, record batches) that are kept in memory, and whose rows come
                 mixed when the loader shuffles. More mixes better, and takes memory.
         """
-        if type(mixed) is not int or mixed < 1:
-            raise ConfigError(f"mixed must be a whole number of blocks >= 1, not {mixed!r}.")
+        if mixed < 1:
+            raise ConfigError(f"mixed must be a number of blocks >= 1, not {mixed!r}.")
         if columns is not None and (
             not isinstance(columns, list | tuple) or not all(isinstance(n, str) for n in columns)
         ):

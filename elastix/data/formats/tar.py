@@ -24,6 +24,7 @@ import numpy.typing as npt
 from blake3 import blake3
 from torch.utils.data import Dataset
 
+from elastix.arguments import checked
 from elastix.data.formats.archive import BLOCK, ArchiveMember, mark_of, members
 from elastix.data.formats.files import (
     Fingerprint,
@@ -43,6 +44,7 @@ _MOST_OPEN = 64  # archives; a dataset may have thousands
 _ARRAYS = ("starts", "keys", "headers", "sizes", "marks", "names")
 
 
+@checked
 class Tar(Dataset[Any]):
     """Samples of tar archives by position, as WebDataset groups files: by name up to the first dot.
 

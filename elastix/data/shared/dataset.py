@@ -24,6 +24,7 @@ import numpy as np
 from blake3 import blake3
 from torch.utils.data import Dataset
 
+from elastix.arguments import MOST, checked
 from elastix.data.cache_eviction import NEVER, Horizon, Indices, ReaderPosition, victims
 from elastix.data.formats.indexed import InBlocks, by_position
 from elastix.data.sample_order import order_of, runs
@@ -62,6 +63,7 @@ class Counts:
     waited_s: float = 0.0
 
 
+@checked
 class Shared(InBlocks):
     """A map-style dataset that is decoded once on each host, by whoever comes first.
 
@@ -505,4 +507,7 @@ def _bytes(budget: int | str) -> int:
         raise ConfigError(f'a budget is a number of bytes, or "8GB", not {budget!r}.')
     number, unit, binary = match.groups()
     exponent = "KMGT".index(unit.upper()) + 1 if unit else 0
-    return int(float(number) * (1024 if binary else 1000) ** exponent)
+    found = float(number) * (1024 if binary else 1000) ** exponent
+    if found > MOST:
+        raise ConfigError(f"a budget of {budget} is more than memory can be.")
+    return int(found)

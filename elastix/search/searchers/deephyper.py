@@ -28,6 +28,7 @@ from deephyper.hpo import CBO, HpProblem
 from deephyper.hpo.utils import get_inactive_value_of_hyperparameter
 from deephyper.skopt.optimizer.optimizer import is_not_improving
 
+from elastix.arguments import checked
 from elastix.errors import ConfigError
 from elastix.search.config_values import generator, plain
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
@@ -52,6 +53,7 @@ def problem(space: Space) -> HpProblem:
     return HpProblem(space.flat)
 
 
+@checked
 class DeepHyper:
     """Bayesian optimisation with DeepHyper's CBO.
 
@@ -79,11 +81,11 @@ class DeepHyper:
                 f'acq_optimizer={acq_optimizer!r}: it is "auto", "sampling" or "mixedga". Nothing '
                 "was started."
             )
-        if not (initial is None or (type(initial) is int and initial >= 1)):
+        if initial is not None and initial < 1:
             raise ConfigError(
                 f"initial={initial!r}: a whole number >= 1, or None. Nothing was started."
             )
-        if type(trial_s) not in (int, float) or not trial_s >= 0:
+        if trial_s < 0:
             raise ConfigError(f"trial_s={trial_s!r}: seconds, a number >= 0. Nothing was started.")
         self.initial = initial
         chosen = "mixedga" if trial_s >= _LONG_S else "sampling"

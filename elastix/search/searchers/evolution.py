@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from ConfigSpace import ConfigurationSpace
 from numpy.random import RandomState
 
+from elastix.arguments import checked
 from elastix.errors import ConfigError
 from elastix.search.pareto import order
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
@@ -45,6 +46,7 @@ def survivors(living: list[_Scored], population: int) -> list[_Scored]:
     return [living[place] for place in sorted(best)]
 
 
+@checked
 class Evolution:
     """Aging evolution.
 
@@ -61,7 +63,7 @@ class Evolution:
 
     def __init__(self, population: int | None = None, sample: int | None = None) -> None:
         for given in (population, sample):
-            if given is not None and (type(given) is not int or given < 1):
+            if given is not None and given < 1:
                 raise ConfigError(
                     f"Evolution(population={population!r}, sample={sample!r}): whole numbers >= 1. "
                     "Nothing was started."

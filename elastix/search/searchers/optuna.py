@@ -21,6 +21,7 @@ from optuna.distributions import (
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState as State
 
+from elastix.arguments import checked
 from elastix.search.config_values import Parameter, Values, active, plain
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
@@ -71,6 +72,7 @@ def parameters(space: Space, config: Config) -> tuple[Values, dict[str, BaseDist
     return params, distributions
 
 
+@checked
 class Optuna:
     """Optuna's TPE (tree-structured Parzen estimator).
 

@@ -25,7 +25,7 @@ from typing import Any
 from ConfigSpace import ConfigurationSpace
 from numpy.random import RandomState
 
-from elastix.arguments import require
+from elastix.arguments import checked, require
 from elastix.search.pareto import dominates, order
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
@@ -35,6 +35,7 @@ _TRIES = 20
 _AGAIN = 0.5  # of the children have a second change
 
 
+@checked
 class Population:
     """Population based training with restarts.
 
@@ -61,9 +62,8 @@ class Population:
     def __init__(
         self, members: int = 8, interval: int = 1, share: float = 0.25, patience: int = 5
     ) -> None:
-        whole = all(type(n) is int and n >= 1 for n in (members, interval, patience))
         require(
-            whole and type(share) in (int, float) and 0 <= share <= 0.5,
+            min(members, interval, patience) >= 1 and 0 <= share <= 0.5,
             f"Population(members={members!r}, interval={interval!r}, share={share!r}, "
             f"patience={patience!r}): whole numbers >= 1, and a share of 0 to 0.5. Nothing was "
             "started.",

@@ -5,15 +5,20 @@ from typing import Any
 
 from ConfigSpace import ConfigurationSpace
 
+from elastix.arguments import checked
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Suggestion, Trial
 
 
+@checked
 class Random:
     """Draws configurations from the space's distributions, none of them twice."""
 
     history = HistoryOnceStarted()
+
+    def __init__(self) -> None:
+        pass
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0

@@ -13,7 +13,6 @@ among neighbours of the good and random configurations); White et al., BANANAS, 
 (mutations, chosen by a model).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ import numpy as np
 from ConfigSpace import ConfigurationSpace
 from numpy.random import RandomState
 
+from elastix.arguments import checked
 from elastix.errors import ConfigError
 from elastix.search.pareto import order
 from elastix.search.searchers.evolution import survivors
@@ -43,6 +43,7 @@ class _Observed(NamedTuple):
     number: int
 
 
+@checked
 class ScreenedEvolution:
     """Evolution in which a random forest selects the most promising of many candidates.
 
@@ -69,19 +70,11 @@ class ScreenedEvolution:
         candidates: int = 80,
         kappa: float = 1.5,
     ) -> None:
-        whole = all(type(n) is int for n in (population, sample, initial, candidates))
-        if (
-            not (whole and isinstance(kappa, int | float))
-            or not 1 <= sample <= population
-            or initial < 1
-            or candidates < 2
-            or not 0 <= kappa < math.inf
-        ):
+        if not 1 <= sample <= population or initial < 1 or candidates < 2 or kappa < 0:
             raise ConfigError(
                 f"ScreenedEvolution(population={population!r}, sample={sample!r}, "
-                f"initial={initial!r}, candidates={candidates!r}, kappa={kappa!r}): whole numbers "
-                "1 <= sample <= population, initial >= 1 and candidates >= 2, and a finite kappa "
-                ">= 0. Nothing was started."
+                f"initial={initial!r}, candidates={candidates!r}, kappa={kappa!r}): 1 <= sample "
+                "<= population, initial >= 1, candidates >= 2 and kappa >= 0. Nothing was started."
             )
         self.population = population
         self.sample = sample

@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix.arguments import all_able, flag, given, of_kind, plain
+from elastix.arguments import all_able, checked, flag, given, of_kind, plain
 from elastix.config import (
     CheckpointConfig,
     ExchangeConfig,
@@ -60,6 +60,7 @@ _PATIENCE_S = 5.0
 _MOST_BYTES = 64_000  # of 100 KiB, from which on Ray keeps arguments with their owner
 
 
+@checked
 class ElasticTrainer:
     """Trains with a group of workers that may lose and gain members in the middle of a step.
 
@@ -101,7 +102,7 @@ class ElasticTrainer:
             raise ConfigError(f"train must be a function of one argument, not {train!r}.")
         try:
             inspect.signature(train).bind(None)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"train must take exactly one argument, the Context: {error}. Give it what else it "
                 "needs through config."

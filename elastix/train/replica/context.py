@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, cast, overload
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from elastix.arguments import checked
 from elastix.comm.network.crew_world import DeviceMesh
 from elastix.data.loader import Loader
 from elastix.data.rehearsal import Rehearsal
@@ -244,6 +245,7 @@ class Context:
         """
         self._member.track(objects)
 
+    @checked
     def loader(
         self,
         dataset: Dataset[Any],
@@ -308,6 +310,7 @@ class Context:
         loader: Loader = self._member.open_loader(source)
         return loader
 
+    @checked
     def evaluate(
         self,
         metric: Metric,
@@ -380,6 +383,7 @@ class Context:
             self._need_prepare("report")
         self._member.report({name: _plain(name, value) for name, value in metrics.items()})
 
+    @checked
     def scale_rate(
         self,
         optimizer: torch.optim.Optimizer,
