@@ -20,6 +20,7 @@ from elastix.events import (
     Event,
     Events,
     GenerationFormed,
+    ReplicasDiverged,
     Resumed,
     ResumedFromShadow,
     ShadowDiffers,
@@ -136,6 +137,21 @@ def test_one_that_differs_says_so_once_and_is_given_the_state_anew(tmp_path):
     assert [e.worker for e in result.events if isinstance(e, ShadowDiffers)] == [2]
     (resumed,) = resumptions(result.events)
     assert (resumed.steps_lost, resumed.equal) == (0, True)  # of it, or of its replacement
+    check(result, "convnet")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "phase", "parts"),
+    [("conv1.weight", "boundary", ("model",)), ("@backward/conv1.weight", "again", ("gradients",))],
+)
+def test_it_follows_while_the_group_finds_out_who_has_parted(tmp_path, tensor, phase, parts):
+    """What they tell each other comes to it as they have told it."""
+    flip = Flip(worker=1, tensor=tensor, phase=phase, step=6, bit=3, lasting=True)
+    train, recomputed = with_kills(exact_programs.train, [flip]), {"recompute_every": 1}
+    result = run(tmp_path, train, workers=3, replace=False, **recomputed)
+    (found,) = [event for event in result.events if isinstance(event, ReplicasDiverged)]
+    assert (found.apart, found.parts) == ((1,), parts)
+    assert lost(result.events) == {1}
     check(result, "convnet")
 
 

@@ -20,14 +20,14 @@ def head_of(watched: Watched) -> tuple[dict[str, Any], Sequence[torch.Tensor]]:
         "contributors": watched.contributors,
         "complete": watched.complete,
         "generation": watched.generation,
-        "tensors": [(dtype_name(tensor), tensor.numel()) for tensor in tensors],
+        "tensors": [(dtype_name(tensor), tensor.shape) for tensor in tensors],
     }
     return head, tensors
 
 
 def read_watched(head: dict[str, Any], stream: BinaryIO) -> tuple[Watched, int]:
     """The operation of that line, and the bytes of its tensors, which are next in `stream`."""
-    tensors = [torch.empty(size, dtype=getattr(torch, dtype)) for dtype, size in head["tensors"]]
+    tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for dtype, shape in head["tensors"]]
     for tensor in tensors:
         read_into(stream, raw_bytes(tensor))
     watched = Watched(

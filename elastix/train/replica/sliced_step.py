@@ -199,10 +199,12 @@ class Slices:
         return self._driver.watching and not self._driver.shadow
 
     def more(self, step: "Step") -> list[int]:
-        """Numbers of the slices that this worker computes once more, before its own."""
-        if self._driver.watching:
-            return []
-        return self.again.begin(step.draw, self._me, self.missing(step))
+        """Numbers of the slices that this worker computes once more, before its own.
+
+        Who follows the group computes none, but has to know which ones they speak of.
+        """
+        more = self.again.begin(step.draw, self._me, self.missing(step))
+        return [] if self._driver.watching else more
 
     def at(self, phase: str, number: int) -> None:
         """A slice begins; one of a lost worker that was "handed" over, or once more: "again".

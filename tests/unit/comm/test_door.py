@@ -1,6 +1,8 @@
 """Strangers at the ports of a run: they get nothing, and disturb nobody."""
 
+import io
 import json
+import math
 import os
 import socket
 import struct
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 from elastix.comm.network import door
 from elastix.comm.network.catch_up_stream import CatchUpReceiver, CatchUpSender
+from elastix.comm.network.catch_up_wire import head_of, read_watched
 from elastix.comm.network.door import (
     CATCH_UP,
     MEETING,
@@ -27,7 +30,7 @@ from elastix.comm.network.door import (
 )
 from elastix.comm.network.meeting import MeetingStore, Rendezvous
 from elastix.comm.protocol.catch_up_messages import Watched
-from elastix.state import State
+from elastix.state import State, raw_bytes
 
 HOST = "127.0.0.1"
 SECRET = draw_secret()
@@ -378,6 +381,20 @@ def test_a_step_that_is_larger_than_the_queue_can_be_followed(monkeypatch):
                 time.sleep(0.01)
             assert not watch.failed
             assert torch.equal(watch.pop().parts[0], torch.ones(1 << 19))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+def test_what_an_operation_gave_has_the_shape_that_it_had(shape):
+    """A roll call gives a table, with a row for each member."""
+    result = torch.arange(math.prod(shape)).reshape(shape)
+    told = Watched(5, 1, (0,), (0,), 1, 1, result, (torch.zeros(shape), torch.ones(2)))
+    head, tensors = head_of(told)
+    stream = io.BytesIO(b"".join(raw_bytes(tensor).numpy().tobytes() for tensor in tensors))
+    read, size = read_watched(json.loads(json.dumps(head)), stream)
+    assert size == len(stream.getvalue())
+    for ours, theirs in zip((read.result, *read.parts), tensors, strict=True):
+        assert ours.shape == theirs.shape
+        assert torch.equal(ours, theirs)
 
 
 def test_a_joiner_that_takes_nothing_is_dropped(monkeypatch):
