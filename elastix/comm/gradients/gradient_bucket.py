@@ -233,7 +233,7 @@ class GradientBucket(Bucket):
         if self._narrow:
             self._home.copy_(self._values)
         everywhere = all(self._used)
-        used = self._used if everywhere else [flag > 0 for flag in self._flags.tolist()]
+        used = self._used if everywhere else [flag > 0 for flag in self._flags.real.tolist()]
         views = self._homes
         if self._sharded:
             views = [like(view, p) for view, p in zip(views, self.parameters, strict=True)]

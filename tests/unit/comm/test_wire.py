@@ -126,6 +126,18 @@ def test_other_types_travel_as_they_are(own):
     assert bucket_of(model, torch.bfloat16).dtype == own
 
 
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_gradient_that_nobody_has_is_none_for_who_reduced_it_and_who_is_sent_it(own):
+    theirs, ours = (bucket_of(nn.Linear(5, 3, dtype=own), None) for _ in range(2))
+    theirs.parameters[0].grad = torch.ones_like(theirs.parameters[0])
+    filled(theirs).accept(1.0)
+    for bucket in (theirs, ours):
+        if bucket is ours:
+            ours.imitate(theirs.accepted())
+        assert torch.equal(bucket.parameters[0].grad, torch.ones_like(bucket.parameters[0]))
+        assert bucket.parameters[1].grad is None
+
+
 @pytest.mark.parametrize("norm", [True, False])
 def test_samples_are_counted_without_rounding_and_buffers_travel_as_they_are(norm):
     model = Model()
