@@ -180,6 +180,27 @@ def sparse_embeddings(ctx):
     plain(ctx, model, optimizer, called=lambda x: model((x.flatten(1) * 16).long()))
 
 
+class Waves(nn.Module):
+    """Complex parameters, one of which is used for some slices only, and one for none."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 16, dtype=torch.complex64)
+        self.shift = nn.Parameter(torch.ones(16, dtype=torch.complex64))
+        self.never = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        hidden = self.first(x.flatten(1).to(torch.complex64))
+        if bool((x[:, 0, 0, 0] > 1.5).any()):
+            hidden = hidden * self.shift
+        return self.head(hidden.abs())
+
+
+def complex_parameters(ctx):
+    plain(ctx, Waves())
+
+
 def gradients_kept(ctx):
     """zero_grad before the slices, and gradients that stay for a while."""
     model = net()
@@ -268,6 +289,7 @@ WORK = {
         tied_weights,
         weight_norm,
         sparse_embeddings,
+        complex_parameters,
         gradients_kept,
         noise_before_slices,
         noise_past_the_counters,
@@ -355,6 +377,12 @@ def nondeterministic(ctx):
     plain(ctx, model, loss=loss)
 
 
+def changed_by_forward(ctx):
+    """Rows that a slice uses are made shorter, in place, by whoever computes it."""
+    model = nn.Sequential(nn.Embedding(40, 4, max_norm=1.0), nn.Flatten(), nn.Linear(256, 10))
+    plain(ctx, model, called=lambda x: model((x.flatten(1) * 16).long()))
+
+
 def other_threads(ctx):
     torch.set_num_threads(2 if ctx.worker == 1 else 1)
     ctx.prepare(net())
@@ -382,6 +410,7 @@ REFUSED = {
     between_steps: "outside of the slices",
     lbfgs: "outside of the slices",
     accumulated: "ctx.accumulate",
+    changed_by_forward: "parameter 0.weight was changed within the loop",
     nondeterministic: "put_: torch has no implementation",
 }
 

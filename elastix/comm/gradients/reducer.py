@@ -172,12 +172,9 @@ class Reducer:
         self._void = False  # the last step was
         self._set_out = False  # at a boundary, and there was no gradient since
         self._averaged = {id(p) for bucket in self._gradients for p in bucket.parameters}
-        self._frozen = [
-            (name, p)
-            for module in modules
-            for name, p in module.named_parameters()
-            if id(p) not in self._averaged
-        ]
+        self._named = [pair for module in modules for pair in module.named_parameters()]
+        self._frozen = [(name, p) for name, p in self._named if id(p) not in self._averaged]
+        self._versions: list[int] = []  # of all these, when the loop over slices began
         for bucket in self._gradients:
             bucket.measured = measured
             for place, parameter in enumerate(bucket.parameters):
@@ -250,6 +247,7 @@ class Reducer:
         self._steps.carried([p for gradients in self._gradients for p in gradients.carried])
         for buffers in self._buffers:
             buffers.begin_slices()
+        self._versions = [parameter._version for _, parameter in self._named]
 
     def begin_slice(self, number: int, ratio: int, last: bool) -> None:
         """Further passes are about a slice.
@@ -315,16 +313,31 @@ class Reducer:
                 "that loop, before or after optimizer.step()."
             )
 
+    def _look_if_moved(self) -> None:
+        for (name, parameter), version in zip(self._named, self._versions, strict=True):
+            if parameter._version != version:
+                raise ConfigError(
+                    f"parameter {name} was changed within the loop over a step's slices; an "
+                    "embedding with max_norm does so in forward, say. Each worker computes other "
+                    "slices, so replicas would part. The step was not taken; the run ends. Change "
+                    "parameters before or after that loop, and keep what forward changes in "
+                    "buffers."
+                )
+
     def end_slices(self) -> bool:
         """All slices that fall to this worker are computed: do the rest of the step. Collective.
 
         Returns:
             Whether it is over. If not, slices of lost workers fall to this one; to be called again
             when they are computed.
+
+        Raises:
+            ConfigError: parameters were changed meanwhile.
         """
         if self._slices.suspended:
             outcome = self._driver.resume()
         else:
+            self._look_if_moved()
             self._driver.phase("filled", len(self._buckets))
             outcome = self._driver.begin(self)
         self._slices.suspended = outcome is None
