@@ -141,17 +141,6 @@ def of_kind(name: str, value: object, kind: type[T]) -> T:
     raise ConfigError(f"{what}{hint} Nothing was started.")
 
 
-def flag(name: str, value: object) -> bool:
-    """The argument called `name`.
-
-    Raises:
-        ConfigError: it is neither True nor False.
-    """
-    what = f"{name} must be True or False, not {value!r}."
-    require(isinstance(value, bool), f"{what} Nothing was started.")
-    return value is True
-
-
 def able(name: str, value: T, protocol: type[Any]) -> T:
     """The argument called `name`.
 

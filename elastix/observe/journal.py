@@ -14,7 +14,7 @@ from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.events import Event, from_record, to_record
 from elastix.observe.run_lock import Lock
 
-_LOOK_EVERY_S = 0.05  # a look per event would cost a third of the time of a driver of quick trials
+_LOOK_EVERY_S = 0.05  # a look gives up the interpreter lock, which others take
 _KIND = b'{"event":"'  # what a line begins with
 
 
@@ -58,7 +58,8 @@ class Journal:
 
         Raises:
             StoreError: the disk refuses, or refused an earlier one: there are no events after that.
-                Or the file was removed or moved away.
+                Or the file was removed or moved away: noticed within a twentieth of a second, or
+                by `close`.
         """
         if self._torn is not None:
             raise self._torn

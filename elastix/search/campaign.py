@@ -25,7 +25,7 @@ import torch
 from blake3 import blake3
 from ConfigSpace import ConfigurationSpace
 
-from elastix.arguments import able, all_able, checked, flag, given, is_whole, of_kind, require
+from elastix.arguments import able, all_able, checked, given, is_whole, of_kind, require
 from elastix.config import (
     Budget,
     CheckpointConfig,
@@ -184,7 +184,7 @@ class Campaign:
         self._retries = retries
         self._executor = None if executor is None else able("executor", executor, Executor)
         self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
-        self._quiet = flag("quiet", quiet)
+        self._quiet = quiet
         self._gate = None if gate is None else of_kind("gate", gate, Gate)
         self._enqueued: list[Config] = []
         require(

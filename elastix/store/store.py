@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from blake3 import blake3
 
-from elastix.arguments import checked, flag, require
+from elastix.arguments import check_value, checked, require
 from elastix.errors import ConfigError, NotFound, ReadOnly, StateError, StoreError
 from elastix.lazy_import import later
 from elastix.notebook import facts, size, table
@@ -116,7 +116,7 @@ class Store:
             isinstance(path, str | os.PathLike),
             f"path must be a directory or a URI, not {path!r}. No store was opened.",
         )
-        flag("read_only", read_only)
+        check_value("Store", "read_only", bool, read_only)
         root, remote, folder = locate(path, filesystem, index)
         self._packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
         self._where = str(path)

@@ -244,11 +244,7 @@ class Pool:
         return found
 
     def _take(self, handle: _WorkerHandle, ref: Any, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
-        if handle.inhand and ref == handle.inhand[0].ref:
-            if isinstance(answer, ray.exceptions.RayActorError):
-                return self._dead(handle, answer)
-            return [self._over(handle, answer)]
-        if any(ref == queued.ref for queued in handle.inhand):
+        if any(ref == queued.ref for queued in islice(handle.inhand, 1, None)):
             return []  # heard of before the one ahead of it; it comes again
         if isinstance(answer, ray.exceptions.RayActorError):
             return self._dead(handle, answer)
@@ -257,11 +253,13 @@ class Pool:
                 return self._dead(handle, answer)
             self._welcome(handle, answer)
             return []
-        handle.asked = None
-        if isinstance(answer, BaseException):
-            return []
-        handle.seen, told = answer
-        return list(told)
+        if ref == handle.asked:
+            handle.asked = None
+            if isinstance(answer, BaseException):
+                return []
+            handle.seen, told = answer
+            return list(told)
+        return [self._over(handle, answer)]
 
     def _over(self, handle: _WorkerHandle, value: Any) -> Ended:  # noqa: ANN401
         given = handle.inhand.popleft()

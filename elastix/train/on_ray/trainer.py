@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix.arguments import all_able, checked, flag, given, of_kind, plain
+from elastix.arguments import all_able, checked, given, of_kind, plain
 from elastix.config import (
     CheckpointConfig,
     ExchangeConfig,
@@ -126,8 +126,8 @@ class ElasticTrainer:
             profile=self._profile,
         )
         self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
-        self._metrics = flag("metrics", metrics)
-        self._quiet = flag("quiet", quiet)
+        self._metrics = metrics
+        self._quiet = quiet
         self._model_source: ModelSource | None = None
         self._until_reports: int | None = None
         self._watch: Watch | None = None
