@@ -11,8 +11,9 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from numbers import Integral, Real
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from elastix.errors import ConfigError
 
@@ -21,7 +22,12 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 MOST = 2**63 - 1  # a State and the index of a store hold no larger number
 LONGEST_S = 1e9  # thirty years; nobody can wait longer than threading.TIMEOUT_MAX
-_WORDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text"}
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "True or False",
+    str: "text",
+}
 _CONFIGURATIONS: dict[str, Sequence[str]] = {}  # the arguments of each
 
 
@@ -54,8 +60,9 @@ def _checked(function: C, name: str | None, *, values: bool) -> C:
         except TypeError as error:
             raise ConfigError(_misfit(owner, signature, args, kwargs, error)) from None
         for given_name, value in bound.arguments.items() if values else ():
-            check_value(owner, given_name, signature.parameters[given_name].annotation, value)
-        return function(self, *args, **kwargs)
+            hint = signature.parameters[given_name].annotation
+            bound.arguments[given_name] = check_value(owner, given_name, hint, value)
+        return function(*bound.args, **bound.kwargs)
 
     return call  # type: ignore[return-value]  # the same signature
 
@@ -102,6 +109,35 @@ def _meant(owner: str, name: str, names: Sequence[str]) -> str:
         return f"{' and '.join(owners)} has it: {owners[0]}({name}=...). "
     close = difflib.get_close_matches(name, names, 1)
     return f"Did you mean {close[0]!r}? " if close else ""
+
+
+def check_train(train: Callable[..., object], elsewhere: str) -> None:
+    """Refuse what cannot be a train function.
+
+    Args:
+        train: what was given.
+        elsewhere: how it is given what else it needs.
+
+    Raises:
+        ConfigError: it cannot be called with a Context alone, or such a call would do nothing.
+    """
+    require(callable(train), f"train must be a function of one argument, not {train!r}.")
+    try:
+        inspect.signature(train).bind(None)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"train must take exactly one argument, the Context: {error}. Give it what else it "
+            f"needs through {elsewhere}."
+        ) from error
+    for kind, found in (
+        ("with `async def`", inspect.iscoroutinefunction(train)),
+        ("with `yield`", inspect.isgeneratorfunction(train) or inspect.isasyncgenfunction(train)),
+    ):
+        require(
+            not found,
+            f"train is a function {kind}: a call of it runs nothing of what it says. Nothing was "
+            "started. Write a plain function.",
+        )
 
 
 def is_whole(value: object, least: int = 0) -> bool:
@@ -204,46 +240,95 @@ def plain(name: str, values: object) -> dict[str, Any]:
 def check_fields(owner: object) -> None:
     """Refuse fields that are annotated as plain values and hold something else.
 
-    Fields with alternatives beyond None are left to their class.
+    Numbers and text of other classes, such as numpy's, become Python's own. Fields with
+    alternatives that are not plain are left to their class.
 
     Raises:
         ConfigError: names the first, and its value.
     """
-    for name, hint in get_type_hints(type(owner)).items():
-        check_value(type(owner).__name__, name, hint, getattr(owner, name))
+    cls: Any = type(owner)
+    for name, hint in _hints(cls).items():
+        value = check_value(cls.__name__, name, hint, getattr(owner, name))
+        object.__setattr__(owner, name, value)  # it may be frozen
 
 
-def check_value(owner: str, name: str, hint: object, value: object) -> None:
-    """Refuse a value that is not what a plain annotation says; others are not looked at.
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
+    """They take longer to find than to check."""
+    return get_type_hints(cls)
+
+
+def check_value(owner: str, name: str, hint: object, value: object) -> object:
+    """The value as a plain annotation says; any value where the annotation is not plain.
 
     Raises:
         ConfigError: it is of another class, not finite, or larger than anything can be.
     """
-    kind, may_be_none = _plain(hint)
-    if kind is None or (value is None and may_be_none):
-        return
-    words = _WORDS[kind] + (" or None" if may_be_none else "")
-    what = f"{owner}: {name} must be {words}, not {value!r}. Nothing was started."
-    require(_is(value, kind), what)
-    if isinstance(value, int | float):
+    allowed = _allowed(hint)
+    if not allowed:
+        return value
+    for one in allowed:
+        found = _as(one, value)
+        if found is not None or one is None is value:
+            break
+    else:
+        raise ConfigError(
+            f"{owner}: {name} must be {_listed(allowed)}, not {value!r}. Nothing was started."
+        )
+    if isinstance(found, int | float):
         most = LONGEST_S if name.endswith("_s") else MOST
         require(
-            abs(value) <= most,
+            abs(found) <= most,
             f"{owner}: {name} must be at most {most:g}, not {value!r}. Nothing was started.",
         )
+    return found
 
 
-def _plain(hint: Any) -> tuple[type | None, bool]:  # noqa: ANN401 - an annotation
-    """The class of plain values that an annotation names, and whether None is one too."""
-    parts = set(get_args(hint)) if get_origin(hint) is UnionType else {hint}
-    classes = parts - {type(None)}
-    if len(classes) != 1 or not classes <= _WORDS.keys():
-        return None, False
-    return classes.pop(), type(None) in parts
+def _allowed(hint: Any) -> tuple[object, ...]:  # noqa: ANN401 - an annotation
+    """The classes of plain values that it names, its literals, and None; () if it has others."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        return get_args(hint)
+    if origin in (UnionType, Union):
+        parts = [_allowed(part) for part in get_args(hint)]
+        return tuple(one for part in parts for one in part) if all(parts) else ()
+    if hint is type(None):
+        return (None,)
+    return (hint,) if hint in _WORDS else ()
 
 
-def _is(value: object, kind: type) -> bool:
-    """Of this very class: True is no number, 2.0 no whole one, and infinity not finite."""
-    if kind is float:
-        return type(value) is int or (type(value) is float and math.isfinite(value))
-    return type(value) is kind
+def _listed(allowed: Sequence[object]) -> str:
+    words = [_WORDS[one] if isinstance(one, type) else repr(one) for one in allowed]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+
+
+def _as(one: object, value: object) -> object:
+    """The value as that class or that literal; None if it is neither."""
+    if one is bool:
+        return value if isinstance(value, bool) else None
+    if one is int:
+        found = whole(value)
+        return found if type(found) is int else None
+    if one is float:
+        return _finite(value)
+    if not isinstance(value, str):
+        return None
+    text = str.__str__(value)
+    return text if one in (str, text) else None
+
+
+def whole(value: object) -> object:
+    """A whole number of any class, such as numpy's, as an int; other values as they are."""
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+
+
+def _finite(value: object) -> int | float | None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    if isinstance(value, Integral):
+        return int(value)
+    try:
+        found = float(value)
+    except OverflowError:  # a fraction
+        return None
+    return found if math.isfinite(found) else None

@@ -26,6 +26,8 @@ The class tells what kind of fault it is. A message says what happened, with the
 elastix did about it; and what to do next.
 """
 
+_SHOWN, _BEGIN, _END = 3000, 2000, 500  # characters of a message
+
 
 class ElastixError(Exception):
     """Base class: `except elastix.ElastixError` catches all errors of elastix and no others."""
@@ -33,6 +35,11 @@ class ElastixError(Exception):
 
 class ConfigError(ElastixError, ValueError):
     """The call itself is wrong. Raised before any work starts."""
+
+    def __init__(self, message: str = "") -> None:
+        """Leave out the middle of a message that quotes a whole data set."""
+        long = len(message) > _SHOWN
+        super().__init__(f"{message[:_BEGIN]} [...] {message[-_END:]}" if long else message)
 
 
 class EmptySpace(ConfigError):

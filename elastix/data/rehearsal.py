@@ -78,7 +78,7 @@ class Rehearsal:
         Raises:
             ConfigError: impossible arguments.
         """
-        _check(capacity, ratio, labels, keep, past, seed)
+        _check(capacity, ratio, labels, past, seed)
         self.capacity = capacity
         self.ratio = Fraction(ratio).limit_denominator(_FINEST)
         self.keep = keep
@@ -428,9 +428,7 @@ def _classes(dataset: Any, labels: Labels | None) -> Indices:  # noqa: ANN401 - 
     return found.astype(np.int64)
 
 
-def _check(
-    capacity: int, ratio: float, labels: object, keep: object, past: object, seed: int
-) -> None:
+def _check(capacity: int, ratio: float, labels: object, past: object, seed: int) -> None:
     end = "Nothing is rehearsed."
     if capacity < 1:
         raise ConfigError(f"capacity must be >= 1, not {capacity!r}. {end}")
@@ -444,8 +442,6 @@ def _check(
             f"labels must be a function that gives a whole number for each sample of a dataset, "
             f"not {labels!r}. {end}"
         )
-    if keep not in ("index", "samples"):
-        raise ConfigError(f"keep must be 'index' or 'samples', not {keep!r}. {end}")
     if not isinstance(past, list | tuple):
         raise ConfigError(f"past must be a list of datasets, not a {type(past).__name__}. {end}")
     if seed < 0:

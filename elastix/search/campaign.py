@@ -9,7 +9,6 @@ pending ones are started again.
 """
 
 import copy
-import inspect
 import logging
 import platform
 import sys
@@ -25,7 +24,7 @@ import torch
 from blake3 import blake3
 from ConfigSpace import ConfigurationSpace
 
-from elastix.arguments import able, all_able, checked, given, is_whole, of_kind, require
+from elastix.arguments import able, all_able, check_train, checked, given, of_kind, require
 from elastix.config import (
     Budget,
     CheckpointConfig,
@@ -153,10 +152,10 @@ class Campaign:
         enqueued: Sequence[Config] = (),
         gate: Gate | None = None,
     ) -> None:
-        _check_train(train)
+        check_train(train, "the space, as a Constant")
         self.objectives = Objectives.of(metric, mode)
-        again = 5 if rerank == "scratch" else rerank
-        if not is_whole(again) or retries < 0:
+        again = 5 if isinstance(rerank, str) else rerank
+        if again < 0 or retries < 0:
             raise ConfigError(
                 f'rerank={rerank!r}, retries={retries!r}: rerank is "scratch" or a number of '
                 "trials, retries a number >= 0. Nothing was started."
@@ -518,18 +517,6 @@ def _over(results: Results, outcome: str, message: str) -> CampaignEnded:
         best=best[0].trial.number if best else -1,
         message=message,
     )
-
-
-def _check_train(train: TrainFunction) -> None:
-    if not callable(train):
-        raise ConfigError(f"train must be a function of one argument, not {train!r}.")
-    try:
-        inspect.signature(train).bind(None)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"train must take exactly one argument, the Context: {error}. Give it what else it "
-            "needs through the space, as a Constant."
-        ) from error
 
 
 def _kind(rungs: Rungs | None) -> str:

@@ -50,7 +50,10 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
     what = f"{what} must be a ConfigurationSpace, or a list of {kinds}"
     if not isinstance(parts, Iterable) or isinstance(parts, Hyperparameter):
         raise ConfigError(f"{what}, not {parts!r}. Nothing was made.")
-    given = list(parts)
+    try:
+        given = list(parts)
+    except TypeError as error:  # a tensor without dimensions
+        raise ConfigError(f"{what}, not {parts!r}. Nothing was made.") from error
     for part in given:
         if not isinstance(part, _CLAUSES):
             raise ConfigError(f"{what}; {part!r} is none of these. Nothing was made.")

@@ -113,7 +113,7 @@ class Store:
             StoreError: it cannot be opened.
         """
         require(
-            isinstance(path, str | os.PathLike),
+            isinstance(path, str | os.PathLike) and str(path) != "" and "\0" not in str(path),
             f"path must be a directory or a URI, not {path!r}. No store was opened.",
         )
         check_value("Store", "read_only", bool, read_only)

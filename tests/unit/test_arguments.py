@@ -1,8 +1,13 @@
 """Arguments of the wrong type are refused where they are given, before Ray and the disk."""
 
+import json
+import pickle
 import sys
+from enum import IntEnum, StrEnum
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ConfigSpace import ConfigurationSpace, Float
 
@@ -82,6 +87,35 @@ def test_a_comma_too_many_is_named(make):
         make(scaling=(elastix.ScalingConfig(num_workers=2),))
 
 
+async def waits(ctx):
+    pass
+
+
+def yields(ctx):
+    yield
+
+
+async def waits_and_yields(ctx):
+    yield
+
+
+@pytest.mark.parametrize("make", [elastix.ElasticTrainer, elastix.Campaign])
+@pytest.mark.parametrize("function", [waits, yields, waits_and_yields])
+def test_a_function_whose_call_does_nothing_is_no_train_function(make, function):
+    needed = {} if make is elastix.ElasticTrainer else {"space": SPACE, "metric": "m"}
+    budget = {} if make is elastix.ElasticTrainer else {"budget": elastix.Budget(trials=1)}
+    with pytest.raises(ConfigError, match="Write a plain function"):
+        make(function, **needed, **budget)
+
+
+def test_a_message_does_not_quote_a_whole_data_set():
+    with pytest.raises(ConfigError, match=r"num_workers must be a whole number") as caught:
+        elastix.ScalingConfig(num_workers=list(range(10**5)))
+    assert len(str(caught.value)) < 4000
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+
+
 def test_the_entry_of_a_config_is_named():
     with pytest.raises(ConfigError, match="model=<object"):
         trainer(config={"lr": 0.1, "model": object()})
@@ -140,6 +174,65 @@ def test_a_configuration_refuses(cls, name, value):
     with pytest.raises(ConfigError, match=name) as caught:
         cls(**{name: value})
     assert repr(value) in str(caught.value)
+
+
+class Number(int):
+    pass
+
+
+class Text(str):  # as tomlkit and ruamel.yaml have them
+    __slots__ = ()
+
+
+class Size(IntEnum):
+    TWO = 2
+
+
+class Name(StrEnum):
+    PACK = "PACK"
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "value", "plain"),
+    [
+        (elastix.ScalingConfig, "spares", np.int64(2), 2),
+        (elastix.ScalingConfig, "spares", Number(2), 2),
+        (elastix.ScalingConfig, "spares", Size.TWO, 2),
+        (elastix.ScalingConfig, "num_workers", np.int32(2), 2),
+        (elastix.ScalingConfig, "num_workers", (Number(1), np.int64(2)), (1, 2)),
+        (elastix.ScalingConfig, "memory_per_worker", np.int64(2**40), 2**40),
+        (elastix.ScalingConfig, "memory_per_worker", Text("auto"), "auto"),
+        (elastix.ScalingConfig, "crew", {"shard": np.int64(2)}, {"shard": 2}),
+        (elastix.ScalingConfig, "cpus_per_worker", np.float32(0.5), 0.5),
+        (elastix.ScalingConfig, "cpus_per_worker", Fraction(1, 2), 0.5),
+        (elastix.ScalingConfig, "placement", Name.PACK, "PACK"),
+        (elastix.RunConfig, "seed", np.uint8(3), 3),
+        (elastix.RunConfig, "name", np.str_("digits"), "digits"),
+        (elastix.RunConfig, "store", Text("runs"), "runs"),
+        (elastix.RestoreConfig, "leave_out", [np.int64(3)], (3,)),
+        (elastix.ProfileConfig, "steps", [np.int64(3), Size.TWO + 2], (3, 4)),
+    ],
+)
+def test_numbers_and_text_of_other_classes_become_pythons_own(cls, name, value, plain):
+    found = getattr(cls(**{name: value}), name)
+    assert repr(found) == repr(plain)
+    assert json.loads(json.dumps(cls(**{name: value}).to_dict())) == json.loads(
+        json.dumps(cls(**{name: plain}).to_dict())
+    )
+
+
+def test_what_is_no_number_to_python_is_none_here():
+    for value in (np.True_, Fraction(10**400), "2", b"2", 2 + 0j):
+        with pytest.raises(ConfigError, match="cpus_per_worker must be a finite number"):
+            elastix.ScalingConfig(cpus_per_worker=value)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_a_store_has_a_path(path):
+    with pytest.raises(ConfigError, match="path must be a directory"):
+        elastix.Store(path)
+    with pytest.raises(ConfigError, match="store must be the path"):
+        elastix.RunConfig(store=path)
 
 
 def test_a_path_may_be_a_store():

@@ -1,10 +1,13 @@
 """Whatever is given to whatever is set up: it is taken, or refused with its name and its value."""
 
+import http
 import inspect
 import json
 import math
 import threading
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from ConfigSpace import ConfigurationSpace, Float
@@ -17,6 +20,8 @@ from elastix.errors import ConfigError
 ODD = [
     *(object(), "x", "", b"x", [], {}, (1,), (2, 1), {1}, print, int),
     *(-1, 0, 1.5, 10**30, math.nan, math.inf, -math.inf, True, False, None),
+    *(np.int64(2), np.float32(0.5), np.array([1, 2]), torch.tensor([1, 2]), torch.tensor(2)),
+    *(Fraction(1, 2), http.HTTPStatus.OK, "a\0b"),
 ]
 CONFIGS = [
     *(elastix.ScalingConfig, elastix.RunConfig, elastix.InheritConfig, elastix.CheckpointConfig),

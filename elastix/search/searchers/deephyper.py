@@ -76,11 +76,6 @@ class DeepHyper:
         acq_optimizer: AcqOptimizer = "auto",
         **options: Any,  # noqa: ANN401 - DeepHyper's own
     ) -> None:
-        if acq_optimizer not in ("auto", "sampling", "mixedga"):
-            raise ConfigError(
-                f'acq_optimizer={acq_optimizer!r}: it is "auto", "sampling" or "mixedga". Nothing '
-                "was started."
-            )
         if initial is not None and initial < 1:
             raise ConfigError(
                 f"initial={initial!r}: a whole number >= 1, or None. Nothing was started."

@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix.arguments import all_able, checked, given, of_kind, plain
+from elastix.arguments import all_able, check_train, checked, given, of_kind, plain
 from elastix.config import (
     CheckpointConfig,
     ExchangeConfig,
@@ -98,15 +98,7 @@ class ElasticTrainer:
         metrics: bool = True,
         quiet: bool = False,
     ) -> None:
-        if not callable(train):
-            raise ConfigError(f"train must be a function of one argument, not {train!r}.")
-        try:
-            inspect.signature(train).bind(None)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"train must take exactly one argument, the Context: {error}. Give it what else it "
-                "needs through config."
-            ) from error
+        check_train(train, "config")
         self._train = train
         self._config = plain("config", config)
         self._scaling = given("scaling", scaling, ScalingConfig)
