@@ -38,7 +38,7 @@ _GROWN, _FREE, _NUMBER, _DIRTY, _USUAL_NS = range(5, 10)
 _NUMBERS = (1 << 31) - 1
 _LOW = (1 << 32) - 1
 _ATTEMPTS = 5
-_EXTENTS = 16  # in so many steps memory is taken from the machine
+_LEAST_EXTENT = 1 << 20  # bytes that are taken from the machine at once; later an eighth more
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,18 @@ class Layout:
         """
         block = max(256, -(-(sample_bytes + _HEAD.size) // 4 + 63) // 64 * 64)
         fixed = 8 * (_WORDS + READERS * FIELDS + length)
-        return cls(length, block, max(0, budget - fixed) // (block + 16))
+        blocks = max(0, budget - fixed) // (block + 2 * 8)
+        return cls(length, block, min(blocks, _LOW - 1))
+
+    @property
+    def fixed(self) -> int:
+        """Words of the table that do not go with the blocks."""
+        return _WORDS + READERS * FIELDS + self.length
 
     @property
     def table_bytes(self) -> int:
-        """Of all but the samples."""
-        return 8 * (_WORDS + READERS * FIELDS + self.length + 2 * self.blocks)
+        """Of all but the samples, if all blocks are used."""
+        return 8 * (self.fixed + 2 * self.blocks)
 
     def blocks_for(self, nbytes: int) -> int:
         """How many a sample of so many bytes takes."""
@@ -90,7 +96,8 @@ class Arena:
         """
         if not _is_ready(table):
             _prepare(table, layout)
-        words = np.frombuffer(os.pread(table, 8 * _WORDS, 0), np.int64)
+        raw = os.pread(table, 8 * _WORDS, 0)
+        words = np.frombuffer(raw.ljust(8 * _WORDS, b"\0"), np.int64)
         length, blocks, size = (int(words[n]) for n in (_LENGTH, _BLOCKS, _BLOCK_BYTES))
         there = os.fstat(arena).st_size
         whole = (length, size) == (layout.length, layout.block_bytes) and 0 < blocks < _LOW
@@ -99,9 +106,11 @@ class Arena:
         if words[_GROWN] * size > there:
             raise OSError(errno.EINVAL, "its samples were removed")
         self.layout = Layout(length, size, blocks)
+        if os.fstat(table).st_size < self.layout.table_bytes:
+            raise OSError(errno.EINVAL, "its table was damaged")
         if there < blocks * size:
             os.ftruncate(arena, blocks * size)
-        self._arena = os.dup(arena)  # to grow it
+        self._files = os.dup(table), os.dup(arena)  # to grow them
         self._memory = memoryview(mmap.mmap(arena, blocks * size))
         mapped = mmap.mmap(table, self.layout.table_bytes)
         self._words = memoryview(mapped).cast("q")
@@ -116,7 +125,8 @@ class Arena:
 
     def close(self) -> None:
         """What was mapped goes when nothing refers to it any more."""
-        os.close(self._arena)
+        for file in self._files:
+            os.close(file)
 
     # ------------------------------------------------------------------------------- reading
 
@@ -173,7 +183,8 @@ class Arena:
     @property
     def used_bytes(self) -> int:
         """Memory that is taken from the machine."""
-        return self.layout.table_bytes + int(self._words[_GROWN]) * self.layout.block_bytes
+        each = self.layout.block_bytes + 2 * 8
+        return 8 * self.layout.fixed + int(self._words[_GROWN]) * each
 
     @property
     def usual_ns(self) -> int:
@@ -253,10 +264,9 @@ class Arena:
         """Take more memory from the machine while there is some: a write without any would kill."""
         while self._words[_FREE] < need and self._words[_GROWN] < self._words[_LIMIT]:
             grown, size = self._words[_GROWN], self.layout.block_bytes
-            extent = max(need, self.layout.blocks // _EXTENTS)
-            until = min(grown + extent, self._words[_LIMIT])
+            until = min(grown + max(need, grown // 8, _LEAST_EXTENT // size), self._words[_LIMIT])
             try:
-                os.posix_fallocate(self._arena, grown * size, (until - grown) * size)
+                self._allocate(grown, until)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                     raise
@@ -268,6 +278,14 @@ class Arena:
             self._words[_GROWN] = until
             self._words[_FREE] = free + until - grown
             self._words[_DIRTY] = 0
+
+    def _allocate(self, grown: int, until: int) -> None:
+        """Memory for blocks, and for their places in the chains and in the list of free ones."""
+        table, arena = self._files
+        size, layout = self.layout.block_bytes, self.layout
+        os.posix_fallocate(arena, grown * size, (until - grown) * size)
+        for first in (layout.fixed, layout.fixed + layout.blocks):
+            os.posix_fallocate(table, 8 * (first + grown), 8 * (until - grown))
 
     def _repair(self) -> None:
         """Free is what no sample leads to."""
@@ -292,7 +310,8 @@ def _is_ready(table: int) -> bool:
 def _prepare(table: int, layout: Layout) -> None:
     """Its first word is stored last: whoever dies before has made nothing."""
     os.ftruncate(table, 0)
-    os.posix_fallocate(table, 0, layout.table_bytes)
+    os.posix_fallocate(table, 0, 8 * layout.fixed)
+    os.ftruncate(table, layout.table_bytes)  # the rest is taken with the blocks
     words = np.zeros(_WORDS, "<i8")
     words[_LENGTH], words[_BLOCK_BYTES] = layout.length, layout.block_bytes
     words[_BLOCKS] = words[_LIMIT] = layout.blocks

@@ -30,8 +30,9 @@ from elastix.data.formats.indexed import InBlocks, by_position
 from elastix.data.sample_order import order_of, runs
 from elastix.data.shared.arena import READERS, Arena, Layout
 from elastix.data.shared.folder import SharedFolder, enter
+from elastix.data.shared.identity import digest_into
 from elastix.data.shared.locks import Locks, available
-from elastix.data.shared.packing import pack, pickle_into, unpack
+from elastix.data.shared.packing import pack, unpack
 from elastix.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -82,8 +83,10 @@ class Shared(InBlocks):
         """Nothing is shared before the first sample is read.
 
         Args:
-            dataset: map-style, and it can be pickled: processes whose dataset has the same pickle
-                and the same first sample share. Worth it from 50 microseconds a sample upwards.
+            dataset: map-style. Processes share whose dataset holds the same, is of the same code
+                and has the same first sample; what it reads from files must stay as it is while
+                they do. What it holds can be pickled, but for functions and classes, which any
+                may be. Worth it from 50 microseconds a sample upwards.
             budget: bytes of memory, or "8GB", for all who share; the first one's counts. It is
                 taken as samples come. When it is used up, what is wanted last goes.
 
@@ -181,8 +184,17 @@ class Shared(InBlocks):
         return unpack(copy)
 
     def _alone(self, index: int) -> Any:  # noqa: ANN401
+        return self._made(index)[0]
+
+    def _made(self, index: int) -> tuple[Any, bytes | None]:
+        """A sample as a hit gives it, and packed if it can be: who comes first gains nothing."""
         self._counts.decodes += 1
-        return self._dataset[index]
+        sample = self._dataset[index]
+        try:
+            packed = pack(sample)
+        except _UNPICKLABLE:  # this one alone: the first was none of them
+            return sample, None
+        return unpack(bytearray(packed)), packed
 
     def _missed(self, shared: "_Attached", index: int) -> Any:  # noqa: ANN401
         with self._lock:
@@ -215,16 +227,12 @@ class Shared(InBlocks):
 
     def _decoded(self, shared: "_Attached", index: int) -> Any:  # noqa: ANN401
         began = time.perf_counter_ns()
-        sample = self._dataset[index]
+        sample, packed = self._made(index)
         shared.arena.took(time.perf_counter_ns() - began)
-        self._counts.decodes += 1
-        try:
-            packed = pack(sample)
-        except _UNPICKLABLE:  # this one alone: the first was none of them
-            return sample
-        kept, evicted = shared.put(index, packed)
-        self._counts.kept += kept
-        self._counts.evicted += evicted
+        if packed is not None:
+            kept, evicted = shared.put(index, packed)
+            self._counts.kept += kept
+            self._counts.evicted += evicted
         return sample
 
     # ------------------------------------------------------------------------- attaching
@@ -298,7 +306,7 @@ class Shared(InBlocks):
     def _digest(self) -> Any:  # noqa: ANN401 - blake3 has no types
         digest = blake3(b"elastix.Shared 1 %d " % self._length)
         try:
-            pickle_into(_Digesting(digest), self._dataset)
+            digest_into(digest, self._dataset)
         except _UNPICKLABLE as error:
             raise self._unpicklable("it", error) from error
         return digest
@@ -306,8 +314,8 @@ class Shared(InBlocks):
     def _unpicklable(self, what: str, error: Exception) -> ConfigError:
         return ConfigError(
             f"{type(self._dataset).__name__}: {what} cannot be pickled ({error}), so processes "
-            "cannot tell that they mean the same dataset. Nothing is shared. Give it functions of "
-            "a module instead of lambdas, and open files when they are first read."
+            "cannot tell that they mean the same dataset. Nothing is shared. Open files when they "
+            "are first read, and give samples classes of a module."
         )
 
     def _check_budget(self) -> None:
@@ -323,17 +331,6 @@ class Shared(InBlocks):
 
 
 _TRAVELS = ("_dataset", "_length", "_budget", "_sample_bytes", "_decode_ns", "_key")
-
-
-class _Digesting:
-    """A file that keeps nothing but a digest."""
-
-    def __init__(self, digest: Any) -> None:  # noqa: ANN401 - blake3 has no types
-        self._digest = digest
-
-    def write(self, raw: bytes | memoryview) -> int:
-        self._digest.update(raw)
-        return len(raw)
 
 
 class _NotReady(Exception):

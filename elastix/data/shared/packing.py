@@ -6,7 +6,7 @@ What is unpacked has memory of its own, which may be written to.
 import io
 import pickle
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,6 @@ import torch
 
 _WORD = struct.Struct("<q")
 _ALIGNMENT = 16
-
-
-def pickle_into(
-    file: Any,  # noqa: ANN401 - whatever has `write`
-    value: Any,  # noqa: ANN401
-    beside: Callable[[pickle.PickleBuffer], object] | None = None,
-) -> None:
-    """Pickle in a way that is the same in each process; torch's own has an address in it."""
-    _Pickler(file, protocol=5, buffer_callback=beside).dump(value)
 
 
 def pack(sample: Any) -> bytes:  # noqa: ANN401
@@ -33,7 +24,9 @@ def pack(sample: Any) -> bytes:  # noqa: ANN401
     """
     buffers: list[memoryview] = []
     text = io.BytesIO()
-    pickle_into(text, sample, lambda buffer: buffers.append(buffer.raw()))
+    Pickler(text, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw())).dump(
+        sample
+    )
     parts = [text.getbuffer(), *buffers]
     lengths = [len(part) for part in parts]
     packed = bytearray(_WORD.pack(len(parts)) + b"".join(map(_WORD.pack, lengths)))
@@ -57,8 +50,11 @@ def unpack(packed: bytearray) -> Any:  # noqa: ANN401
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
-class _Pickler(pickle.Pickler):
+class Pickler(pickle.Pickler):
+    """Pickles in a way that is the same in each process; torch's own has an address in it."""
+
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - as pickle has it
+        """How pickle is to write a value, if not in its own way."""
         if type(value) is np.ndarray and not value.flags.forc:
             return np.ascontiguousarray(value).__reduce_ex__(5)  # else it loses its byte order
         if type(value) is not torch.Tensor:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import elastix
 from elastix.data.cache_eviction import ReaderPosition
@@ -138,13 +138,15 @@ def test_a_copy_that_is_not_whole_is_seen_by_its_digest(tmp_path, monkeypatch):
     model.close()
 
 
-def test_where_the_machine_has_no_more_memory_the_arena_stays_as_it_is(tmp_path, monkeypatch):
+@pytest.mark.parametrize("refused_at", [9, 10, 11], ids=["blocks", "chains", "free ones"])
+def test_where_the_machine_has_no_more_memory_the_arena_stays(tmp_path, monkeypatch, refused_at):
+    monkeypatch.setattr(arenas, "_LEAST_EXTENT", 4 * 256)
     model = Model(tmp_path, blocks=64)
     real = os.posix_fallocate
     given_out = []
 
     def refuse(file, at, size):
-        if len(given_out) == 3:
+        if len(given_out) == refused_at:
             raise OSError(28, "No space left on device")
         given_out.append(size)
         real(file, at, size)
@@ -358,9 +360,56 @@ def test_what_cannot_be_shared_is_refused(data, budget, said):
 
 def test_what_cannot_be_pickled_is_refused():
     data = Pictures()
-    data.transform = lambda sample: sample
-    with pytest.raises(ConfigError, match=r"cannot be pickled.*instead of lambdas"):
+    data.lock = threading.Lock()
+    with pytest.raises(
+        ConfigError, match=r"cannot be pickled.*Open files when they are first read"
+    ):
         elastix.Shared(data)
+
+
+class Views(Dataset):
+    """Samples are views of what the dataset holds, or all of one buffer."""
+
+    def __init__(self, buffer: bool) -> None:
+        self.rows = torch.arange(40.0).reshape(8, 5)
+        self.buffer = torch.zeros(5) if buffer else None
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        row = self.rows[index].as_strided((5,), (1,))
+        return row if self.buffer is None else self.buffer.copy_(row)
+
+
+@pytest.mark.parametrize("buffer", [True, False], ids=["one buffer", "views of its data"])
+@pytest.mark.parametrize("there_is_memory", [True, False])
+def test_who_decodes_a_sample_is_given_one_of_its_own(memory, buffer, there_is_memory):
+    if not there_is_memory:
+        memory.rmdir()
+    data = Views(buffer)
+    expected = data.rows.clone()
+    shared = elastix.Shared(data)
+    samples = [*shared.__getitems__([1, 2, 3]), shared[4]]
+    assert torch.equal(torch.stack(samples), expected[1:5])
+    samples[0] += 1
+    assert torch.equal(data.rows, expected)
+    assert torch.equal(shared[1], expected[1])
+
+
+def test_a_sample_is_the_same_whoever_decodes_it(memory):
+    columns = torch.randn(4, 3, 6, 5).to(memory_format=torch.channels_last)
+    shared = elastix.Shared(TensorDataset(columns))
+    decoded, there = shared[1], shared[1]
+    assert shared.counts.hits == 1
+    assert decoded[0].stride() == there[0].stride()  # on which last bits of a batch depend
+
+
+def test_memory_is_taken_as_samples_come(memory):
+    shared = elastix.Shared(TensorDataset(torch.zeros(10, 4)), "400GB")
+    shared[0]
+    used = sum(file.stat().st_blocks * 512 for file in shared.folder.iterdir())
+    assert used < 2 * 2**20
 
 
 @pytest.mark.parametrize(
