@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 import elastix
 from elastix.comm.gradients import buckets
 from elastix.comm.network import shared_memory
-from tests.trainables import Tied, accuracy, await_worker, samples, usher
+from tests.trainables import Tied, accuracy, await_worker, samples, shadow_hold, usher
 
 SLICES = 8
 
@@ -75,12 +75,14 @@ def train(ctx: elastix.Context) -> None:
 
     `holds` says by step for which newcomer to wait then, until it is ready to be let in; `ushers`
     from which step on to wait for one, until the group is about to let it in. Before that they wait
-    for the `leaver`, if there is one, to be let go.
+    for the `leaver`, if there is one, to be let go. They wait at steps 2 and 3 for the `shadow`,
+    until it has the State.
     """
     config = ctx.config
     meeting = Path(config.get("meeting", "."))
     if "holds" in config or "ushers" in config:
         ctx.on_phase(lambda name, _: name == "wait" and (meeting / str(ctx.worker)).touch())
+    hold = shadow_hold(ctx)
     shared_memory.FROM_BYTES = 1 << 10  # so that some buckets go this way, and some through sockets
     buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = config.get("bucket_bytes", 64 << 10)
     model = MODELS[config.get("model", "mlp")]()
@@ -120,6 +122,7 @@ def train(ctx: elastix.Context) -> None:
                 await_worker(meeting / str(newcomer))
             if "ushers" in config:
                 usher_all(ctx, meeting)
+            hold()
         scores = ctx.evaluate(loss_and_accuracy, plain, batch_size=16)
         scheduler.step(scores["loss"])
         ctx.report(**scores)

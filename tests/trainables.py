@@ -127,6 +127,7 @@ def train(ctx: elastix.Context) -> None:
     model, optimizer, dataset = make(config)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
     meeting = Path(config["meeting"]) if "meeting" in config else None
+    hold = shadow_hold(ctx)
     if meeting is not None:  # ready to be let in
         ctx.on_phase(lambda name, _: name == "wait" and (meeting / str(ctx.worker)).touch())
     model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
@@ -155,8 +156,9 @@ def train(ctx: elastix.Context) -> None:
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            if meeting is not None and ctx.step == config["hold_step"]:
+            if "hold_step" in config and ctx.step == config["hold_step"]:
                 await_worker(meeting / str(config["hold_for"]))
+            hold()
             if log is not None:
                 others = {"optimizer": optimizer, "scheduler": scheduler}
                 note(log, ctx.step, digest(capture({"": model}, others)))
@@ -238,6 +240,49 @@ def usher(ctx, meeting, newcomer, steps):
         hold(lambda: all(s.wants_digest or s.steps > 1 for s in subscribers(member, newcomer)))
     if steps == 2:
         member._inbox.wait(called)
+
+
+def shadow_hold(ctx):
+    """To be called after each step: waits at steps 2 and 3 until the `shadow` has the State.
+
+    It is given that between the two; the donor knows that it has it when the group goes on. Made
+    before ctx.prepare, where a shadow begins to follow.
+    """
+    shadow = ctx.config.get("shadow")
+    if shadow is None:
+        return lambda: None
+    folder, member = Path(ctx.config["meeting"]), ctx._member
+    connected, level, held = (folder / f"shadow-{sign}" for sign in ("connected", "level", "held"))
+    if ctx.worker == shadow:
+        tell_level(ctx, lambda equal: level.touch())
+        return lambda: None
+
+    def look(sign):
+        followers = subscribers(member, shadow)
+        told = sign is connected or (
+            level.exists() and not any(s.fed and math.isinf(s.holds) for s in followers)
+        )
+        if followers and told:
+            sign.touch()
+
+    def hold():
+        sign = {2: connected, 3: held}.get(ctx.step)
+        while sign is not None and not sign.exists():
+            look(sign)
+            time.sleep(0.005)
+
+    return hold
+
+
+def tell_level(ctx, tell):
+    """Have `tell` called whenever this shadow has said that it has a State."""
+    level = ctx._member.level
+
+    def say(*, equal):
+        level(equal=equal)
+        tell(equal)
+
+    ctx._member.level = say
 
 
 def subscribers(member, newcomer):

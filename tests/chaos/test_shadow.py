@@ -52,9 +52,9 @@ def lost(events: list[Event]) -> set[int]:
     return {event.worker for event in events if isinstance(event, WorkerLost)}
 
 
-def run(tmp_path, train, workers=2, config=None, held_until_level=True, **options):
-    """A run of an exact program that waits at step 2 until its shadow is up."""
-    held = {"holds": {"2": [workers]}, "meeting": str(tmp_path)} if held_until_level else {}
+def run(tmp_path, train, workers=2, config=None, **options):
+    """A run of an exact program that waits at step 3 until its shadow has the State."""
+    held = {"shadow": workers, "meeting": str(tmp_path)}
     settings = {"shadows": 1, "replace": True, "exact": True, **options}
     directory = tmp_path / "run"
     return run_local(
@@ -142,11 +142,7 @@ class Mended:
     folder: Path
 
     def __call__(self, ctx: elastix.Context) -> None:
-        member = ctx._member
-        level = member.level
-
-        def tell_level(*, equal: bool) -> None:
-            level(equal=equal)
+        def told(_equal: bool) -> None:
             if self._seen("differs"):
                 (self.folder / "again").touch()
 
@@ -154,9 +150,9 @@ class Mended:
             if phase == "unequal":
                 (self.folder / "differs").touch()
             if phase == "boundary" and ctx.worker < 2:
-                self.wait(member, number)
+                self.wait(ctx._member, number)
 
-        member.level = tell_level
+        trainables.tell_level(ctx, told)
         ctx.on_phase(see)
         self.train(ctx)
 
@@ -297,8 +293,8 @@ def test_a_shadow_that_differs_stores_nothing(tmp_path):
 
 def test_a_group_without_slices_goes_on_too(tmp_path):
     """A replay of all that was committed agrees with what came out."""
-    config = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
-    meeting = {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 2}
+    config = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4}
+    meeting = {"meeting": str(tmp_path), "shadow": 2}
     kills = [Kill(worker=worker, phase="bucket", step=20) for worker in (0, 1)]
     result = run_local(
         with_kills(trainables.train, kills),
@@ -424,10 +420,9 @@ class Seated:
 
     def __call__(self, ctx: elastix.Context) -> None:
         member = ctx._member
-        level, doomed = member.level, set()
+        member, doomed = ctx._member, set()
 
-        def tell_level(*, equal: bool) -> None:
-            level(equal=equal)
+        def told(equal: bool) -> None:
             if equal:
                 (self.folder / f"level-{ctx.worker}").touch()
 
@@ -448,7 +443,7 @@ class Seated:
             if phase == "slice" and ctx.step in doomed and (ctx.step == 13 or ctx.worker == 1):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        member.level = tell_level
+        trainables.tell_level(ctx, told)
         ctx.on_phase(see)
         self.train(ctx)
 
@@ -467,7 +462,7 @@ class Seated:
 def test_a_shadow_takes_a_seat_with_what_it_has_and_the_spare_is_the_shadow_then(tmp_path):
     """Nothing is copied when it comes in; and when all die after that, no step is lost."""
     seated = Seated(exact_programs.train, tmp_path)
-    result = run(tmp_path, seated, config={"holds": {"2": [2, 3]}}, spares=1)
+    result = run(tmp_path, seated, config={"holds": {"2": [2, 3]}, "shadow": None}, spares=1)
     (join,) = [join for join in joins(result.events) if join.step < 13]
     assert join.worker in (2, 3)
     assert join.copy_bytes == 0
