@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import wait
@@ -51,6 +52,7 @@ class ProcessReader:
         self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[Any] | None = None
         self._processes: set[BaseProcess] = set()
+        _READERS.add(self)
 
     def begin(self) -> None:
         """Read anew from where the DataLoader's sampler begins.
@@ -77,6 +79,13 @@ class ProcessReader:
             raise ProcessDied("nothing is being read")
         return self._guarded(lambda: next(batches))
 
+    def close(self) -> None:
+        """End its processes, whatever they are at. Blocks until they are gone, for a moment."""
+        processes = self._processes
+        self._discard()
+        for process in processes:
+            process.join(_MOMENT_S)
+
     def _guarded(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401
         said = "a process of the DataLoader exited unexpectedly"
         try:
@@ -100,6 +109,15 @@ class ProcessReader:
         self._loader = self._batches = None
         if batches is not None:  # it may wait for a lock that a dead process had: not in our thread
             threading.Thread(target=batches.__del__, name="discard", daemon=True).start()
+
+
+_READERS: "weakref.WeakSet[ProcessReader]" = weakref.WeakSet()
+
+
+def end_all() -> None:
+    """End the processes of all readers of this one."""
+    for reader in list(_READERS):
+        reader.close()
 
 
 def _defer() -> None:

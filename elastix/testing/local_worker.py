@@ -20,6 +20,7 @@ import torch
 from elastix.comm.network.process_group import Wiring
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+from elastix.data.leaving import leave
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store
@@ -139,6 +140,7 @@ def work(
     threading.Thread(target=_pulse, args=(link, member), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: link.leave())
     outcome = run_train(train, member, config)
+    leave()
     member.saver.close()
     link.tell(outcome)
     if outcome.kind is OutcomeKind.LEFT:
@@ -228,6 +230,7 @@ def work_in_crews(
             now.member.disband()
         now.link.tell(outcome)
         if outcome.kind is not OutcomeKind.FREE:
+            leave()
             break
         del now
         gc.collect()  # models, their connections, processes that read samples for them

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import elastix
 from elastix.data.cache_eviction import ReaderPosition
@@ -18,6 +19,8 @@ from elastix.data.loader import Loader
 from elastix.data.sample_order import order
 from elastix.data.shared import arena, dataset, folder, locks
 from elastix.data.source import Source
+from elastix.events import Reported
+from elastix.testing.local import run_local
 from tests.pictures import Pictures, check, same
 from tests.unit.data.test_loader import Pace
 
@@ -256,3 +259,27 @@ def test_what_was_left_by_those_who_were_all_killed_goes_when_the_next_one_comes
     assert list(memory.iterdir()) == [shared.folder]
     shared.close()
     assert list(memory.iterdir()) == []
+
+
+def numbers(seed: int) -> TensorDataset:
+    return TensorDataset(torch.rand(24, 3, generator=torch.Generator().manual_seed(seed)))
+
+
+def train_on_shared(ctx):
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = elastix.Shared(numbers(ctx.config["seed"]))
+    for epoch in ctx.loader(data, 4, num_workers=1).epochs(1):
+        for (x,) in epoch:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+    ctx.report(shared=float(data.folder.exists()))
+
+
+def test_a_run_leaves_nothing_though_its_processes_are_ended_from_outside():
+    seed = int.from_bytes(os.urandom(4))  # a dataset that nobody else has
+    folder = f"elastix-{os.geteuid()}-{elastix.Shared(numbers(seed))._key}"
+    run = run_local(train_on_shared, 2, config={"seed": seed})
+    assert [e.metrics["shared"] for e in run.events if isinstance(e, Reported)] == [1.0]
+    assert not Path("/dev/shm", folder).exists()

@@ -29,7 +29,7 @@ from elastix.data.cache_eviction import NEVER, Horizon, Indices, ReaderPosition,
 from elastix.data.formats.indexed import InBlocks, by_position
 from elastix.data.sample_order import order_of, runs
 from elastix.data.shared.arena import READERS, Arena, Layout
-from elastix.data.shared.folder import SharedFolder, enter
+from elastix.data.shared.folder import SharedFolder, enter, sweep
 from elastix.data.shared.identity import digest_into
 from elastix.data.shared.locks import Locks, available
 from elastix.data.shared.packing import pack, unpack
@@ -113,6 +113,7 @@ class Shared(InBlocks):
         self._process = 0
         self._lock, self._locks_process = threading.RLock(), os.getpid()
         self._row: int | None = None
+        _SHARERS.add(self)
 
     def __len__(self) -> int:
         return self._length
@@ -249,6 +250,8 @@ class Shared(InBlocks):
         return self._attached
 
     def _opened(self) -> "_Attached | None":
+        if _LEFT.is_set():
+            return None
         if not (available() and _MEMORY.is_dir()):
             _LOG.warning("memory cannot be shared on this system: samples are decoded by each.")
             return None
@@ -328,6 +331,21 @@ class Shared(InBlocks):
                 f"needed for {self._length} places and one of {self._sample_bytes} bytes. Nothing "
                 "is shared. Give it a larger budget."
             )
+
+
+_SHARERS: "weakref.WeakSet[Shared]" = weakref.WeakSet()
+_LEFT = threading.Event()
+
+
+def leave() -> None:
+    """This process is about to be killed: from here on it reads datasets directly.
+
+    What others who were killed have left behind goes as well.
+    """
+    _LEFT.set()
+    for shared in list(_SHARERS):
+        shared.close()
+    sweep(_MEMORY)
 
 
 _TRAVELS = ("_dataset", "_length", "_budget", "_sample_bytes", "_decode_ns", "_key")

@@ -50,10 +50,8 @@ def enter(root: Path, key: str, wait_s: float) -> SharedFolder | None:
         Conflict: the folder belongs to somebody else, or others may look into it.
         OSError: it cannot be made.
     """
-    prefix = f"elastix-{os.geteuid()}-"
-    path = root / (prefix + key)
-    for other in root.glob(prefix + "*"):
-        _sweep(other)
+    path = root / (_prefix() + key)
+    sweep(root)
     deadline = time.monotonic() + wait_s
     while True:
         with suppress(FileExistsError):
@@ -90,14 +88,20 @@ def _refusal(path: Path, what: str) -> Conflict:
     )
 
 
-def _sweep(path: Path) -> None:
-    with suppress(OSError, Conflict):
-        handle = _opened(path)
-        if handle is not None:
-            try:
-                _remove_if_unused(path, handle)
-            finally:
-                os.close(handle)
+def sweep(root: Path) -> None:
+    """Remove what our processes have left behind who were all killed."""
+    for path in root.glob(_prefix() + "*"):
+        with suppress(OSError, Conflict):
+            handle = _opened(path)
+            if handle is not None:
+                try:
+                    _remove_if_unused(path, handle)
+                finally:
+                    os.close(handle)
+
+
+def _prefix() -> str:
+    return f"elastix-{os.geteuid()}-"
 
 
 def _remove_if_unused(path: Path, handle: int) -> None:

@@ -49,6 +49,7 @@ _SHORT_S = 0.05
 _VERY_SHORT_S = 0.005
 _DEATHS_AT_START = 3
 _NEAR_S = 1.0
+_LEAVING_S = 1.0
 
 
 @dataclass
@@ -209,6 +210,9 @@ class Pool:
 
     def close(self) -> None:
         """See Executor."""
+        leaving = [handle.actor.leave.remote() for handle in self._handles.values() if handle.ready]
+        if leaving:
+            ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVING_S)
         for handle in self._handles.values():
             _end(handle)
         self._handles.clear()

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 import torch
 
+from elastix.data.leaving import leave
 from elastix.errors import ElastixError
 from elastix.frozen_imports import import_frozen
 from elastix.search.executors import trial_memory
@@ -109,6 +110,11 @@ class PoolWorker(ABC):
     def kills(self) -> int:
         """How often the system has ended a process here for want of memory."""
         return trial_memory.kills()
+
+    @ray.method(concurrency_group="control")
+    def leave(self) -> None:
+        """The process is about to be killed."""
+        leave()
 
     @ray.method(concurrency_group="control")
     def halt(self, number: int) -> None:

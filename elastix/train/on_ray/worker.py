@@ -28,6 +28,7 @@ from elastix.comm.network.process_group import Backend, Wiring
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.config import ProfileConfig
+from elastix.data.leaving import leave
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.frozen_imports import import_frozen
@@ -411,6 +412,8 @@ class Worker:
             outcome = run_train(train, member, self.job.config, before=together)
             if outcome.kind is OutcomeKind.FREE:
                 member.disband()
+            else:
+                leave()  # before the controller hears that it may end this process
             member.saver.close()
         finally:
             stop.set()
