@@ -37,10 +37,12 @@ def estimate(
         str, typer.Argument(help="MODULE[:FUNCTION] or FILE.py[:FUNCTION]; the default is :build.")
     ],
     shape: Annotated[str, typer.Option(help="Of one sample, without the batch: 3,224,224.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="Of the whole group.")] = 256,
-    samples: Annotated[int, typer.Option(min=1, help="In one epoch.")] = 50_000,
-    epochs: Annotated[float, typer.Option(min=0.001, help="Passes over the samples.")] = 1.0,
-    workers: Annotated[int, typer.Option(min=1, help="One device each.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, max=10**12, help="Of the whole group.")] = 256,
+    samples: Annotated[int, typer.Option(min=1, max=10**15, help="In one epoch.")] = 50_000,
+    epochs: Annotated[
+        float, typer.Option(min=0.001, max=1e9, help="Passes over the samples.")
+    ] = 1.0,
+    workers: Annotated[int, typer.Option(min=1, max=10**9, help="One device each.")] = 1,
     device: Annotated[
         str, typer.Option(help=f"One of {', '.join(DEVICES)}; or here: this CPU, measured.")
     ] = "here",
@@ -49,7 +51,8 @@ def estimate(
         typer.Option(help="Share of the device's peak, 0 to 1. Default: a roofline per operator."),
     ] = None,
     within_hours: Annotated[
-        float | None, typer.Option(help="Add workers until it is through in so many hours.")
+        float | None,
+        typer.Option(min=1e-9, max=1e9, help="Add workers until it is through in so many hours."),
     ] = None,
     config: Annotated[
         str | None,

@@ -36,15 +36,6 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train with the train function of a Python file, on this Ray cluster or a local one."""
-    train = None
-    if _may_bind(script, function):  # a plain script would train before it is refused
-        with undisturbed(as_json):
-            train = getattr(load(script), function, None)
-    if train is None:
-        raise ConfigError(
-            f"{script} has no {function!r}. Nothing was started. Name the function that takes the "
-            "Context: --function NAME."
-        )
     scaling = ScalingConfig(
         num_workers=_sizes(workers),
         spares=spares,
@@ -53,11 +44,21 @@ def run(
         gpus_per_worker=gpus,
     )
     chosen = RunConfig(name=name or script.stem, store=store, seed=seed)
+    settings = dict(map(_pair, config or []))
+    train = None
+    if _may_bind(script, function):  # a plain script would train before it is refused
+        from elastix.train.record.loaded_script import loading  # not for --help
+
+        with undisturbed(as_json), loading(script):
+            train = getattr(load(script), function, None)
+    if train is None:
+        raise ConfigError(
+            f"{script} has no {function!r}. Nothing was started. Name the function that takes the "
+            "Context: --function NAME."
+        )
     from elastix.train.on_ray.trainer import ElasticTrainer  # Ray is imported when it is needed
 
-    trainer = ElasticTrainer(
-        train, config=dict(map(_pair, config or [])), scaling=scaling, run=chosen, quiet=as_json
-    )
+    trainer = ElasticTrainer(train, config=settings, scaling=scaling, run=chosen, quiet=as_json)
     with undisturbed(as_json):
         result = trainer.fit()
     if as_json:

@@ -148,8 +148,9 @@ def trace(
             "shapes. Nothing was estimated. Leave the branch out for the estimate."
         ) from error
     except (RuntimeError, TypeError) as error:
+        why = str(error).partition("\nException raised from")[0]  # torch's own lines follow
         raise ConfigError(
-            f"the model does not run on such a batch: {str(error).rstrip('.')}. Nothing was "
+            f"the model does not run on such a batch: {why.rstrip('.')}. Nothing was "
             "estimated. Give the shape of one sample without the batch, and its dtype."
         ) from error
     finally:

@@ -71,6 +71,7 @@ from elastix.search.trial import (
 )
 from elastix.search.trial_database import Role, TrialDatabase
 from elastix.store import Store
+from elastix.train.record.loaded_script import refuse_while_loading
 
 logger = logging.getLogger(__name__)
 
@@ -229,6 +230,7 @@ class Campaign:
             Full, StoreError: the store cannot be written; what is in it stays.
             KeyboardInterrupt: Ctrl-C; `run()` again goes on.
         """
+        refuse_while_loading("run()")
         if self._gate is not None:
             self._gate.check(self._checked_space.get_default_configuration())
         searcher = copy.deepcopy(self._searcher)

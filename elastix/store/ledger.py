@@ -493,11 +493,13 @@ class Ledger:
         Raises:
             NotFound: none, or it was retired. Conflict: several. ConfigError: no text.
         """
-        if not isinstance(name, str):
+        try:
+            name.encode()
+        except (AttributeError, UnicodeEncodeError) as error:  # no text, or none that can be kept
             raise ConfigError(
                 f"a model is named by a tag, a ref or the beginning of one, not by {name!r}. "
                 "Nothing was done."
-            )
+            ) from error
         try:
             return self._find(name)
         except NotFound:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from blake3 import blake3
 
-from elastix.arguments import check_value, checked, require
+from elastix.arguments import check_value, checked, of_kind, require
 from elastix.errors import ConfigError, NotFound, ReadOnly, StateError, StoreError
 from elastix.lazy_import import later
 from elastix.notebook import facts, size, table
@@ -216,6 +216,7 @@ class Store:
             Full: no space left. ReadOnly, StoreError: see the message. Nothing was stored.
         """
         writer = self._check_writable()
+        of_kind("state", state, State)
         if state.parts:
             raise StateError(
                 f"the State holds parts of {len(state.parts)} tensors, {min(state.parts)!r} among "
@@ -232,7 +233,7 @@ class Store:
             lineage.inherited(manifest, above),
             tied,
             signature.to_json() if signature else None,
-            None if score is None else float(score),
+            _score(score),
             time.time(),
         )
         digests = {bytes.fromhex(info.digest): name for name, info in infos.items()}
@@ -397,7 +398,12 @@ class Store:
 
     @staticmethod
     def _check_tag(name: str) -> None:
-        if _TAG.fullmatch(name) is None or ".." in name or _looks_like_ref(name):
+        if (
+            not isinstance(name, str)
+            or _TAG.fullmatch(name) is None
+            or ".." in name
+            or _looks_like_ref(name)
+        ):
             raise ConfigError(
                 f"{name!r} cannot be a tag: 1 to 200 letters, digits or '._/@-', not beginning "
                 "with a sign, without '..', and no 4 or more hexadecimal digits alone."
@@ -409,7 +415,7 @@ class Store:
         Raises:
             Conflict: the tag is not where it was expected. NotFound: there is no such tag.
         """
-        if name not in self._ledger.tags():
+        if not isinstance(name, str) or name not in self._ledger.tags():
             raise NotFound(f"there is no tag {name!r} in this store.")
         self._submit(Tag(name, None, expected))
 
@@ -493,7 +499,9 @@ class Store:
         return self._ledger.tags()
 
     def log(self, ref: str | None = None, limit: int | None = None) -> list[Entry]:
-        """Models, the latest first: all of them, or `ref` and its ancestors."""
+        """Models, the latest first: all of them, or `ref` and its ancestors; `limit` at most."""
+        check_value("Store.log", "limit", int | None, limit)
+        require(limit is None or limit >= 0, f"limit must be >= 0 or None, not {limit!r}.")
         names: dict[Ref, list[str]] = {}
         for tag, tagged in self._ledger.tags().items():
             names.setdefault(tagged, []).append(tag)
@@ -667,7 +675,7 @@ class Store:
         """
         state = self.get(ref)
         chosen = state if whole else State(state.model, state.meta, state.parents)
-        exchange.export(chosen, Path(path))
+        exchange.export(chosen, _file(path))
 
     def consolidate(self, ref: str) -> Ref:
         """Store a model that is kept in parts again, with whole tensors, and move its tags.
@@ -695,11 +703,11 @@ class Store:
         Raises:
             NotFound: no such file. Corrupt: it cannot be read.
         """
-        return self.put(exchange.read(Path(path)), **options)
+        return self.put(exchange.read(_file(path)), **options)
 
     def catalogue(self, path: str | os.PathLike[str]) -> None:
         """Write `log` as a Parquet table, with the metadata as JSON text."""
-        exchange.catalogue(self.log(), Path(path))
+        exchange.catalogue(self.log(), _file(path))
 
 
 def _check_folder(root: Path, index: Path, begin: bool) -> None:
@@ -709,6 +717,19 @@ def _check_folder(root: Path, index: Path, begin: bool) -> None:
         )
     if not begin and not (root / "packs").is_dir() and not (index / "index.sqlite").exists():
         raise NotFound(f"there is no store at {root}: it has neither packs nor an index.")
+
+
+def _file(path: str | os.PathLike[str]) -> Path:
+    named = isinstance(path, str | os.PathLike) and Path(path).name != "" and "\0" not in str(path)
+    require(named, f"path must be the path of a file, not {path!r}. Nothing was read or written.")
+    return Path(path)
+
+
+def _score(given: float | None) -> float | None:
+    try:
+        return None if given is None else float(given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"score must be a number, not {given!r}. Nothing was stored.") from error
 
 
 def _is_ref(name: str) -> bool:

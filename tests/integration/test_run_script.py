@@ -61,6 +61,32 @@ def test_bad_calls_say_what_is_wrong(words, fact):
     assert fact in done.output
 
 
+@pytest.mark.parametrize(
+    "words", [["--workers", "0"], ["--cpus", "nan"], ["--seed", "-1"], ["--spares", "-1"]]
+)
+def test_a_script_is_not_loaded_for_numbers_that_make_no_sense(tmp_path, words):
+    (tmp_path / "one.py").write_text("def train(ctx): ...\nprint('loaded')\n")
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "one.py"), *words])
+    assert done.exit_code == 2
+    assert "loaded" not in done.output
+
+
+SPACE = "elastix.Space([elastix.Float('x', (0.0, 1.0))])"
+CAMPAIGN = f"space={SPACE}, metric='m', budget=elastix.Budget(trials=1)"
+
+
+@pytest.mark.parametrize(
+    "call", ["ElasticTrainer(train).fit()", f"Campaign(train, {CAMPAIGN}).run()"]
+)
+def test_a_script_that_trains_when_it_is_loaded_is_refused(tmp_path, call):
+    script = tmp_path / "one.py"
+    script.write_text(f"import elastix\ndef train(ctx): ...\nelastix.{call}\n")
+    done = CliRunner().invoke(app, ["run", str(script)])
+    assert done.exit_code == 2
+    assert f"Run it with `python {script}`" in done.output
+    assert list(tmp_path.iterdir()) == [script]
+
+
 @pytest.mark.parametrize("text", ["", "def train_all(): ...\n", "import os.train\n"])
 def test_a_script_without_the_function_does_not_run(tmp_path, text):
     (tmp_path / "plain.py").write_text(f"{text}open({str(tmp_path / 'ran')!r}, 'w').close()\n")

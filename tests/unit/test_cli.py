@@ -154,3 +154,19 @@ def test_python_runs_the_package_too():
         [sys.executable, "-m", "elastix", "--help"], capture_output=True, text=True, check=True
     )
     assert "Usage: elastix" in done.stdout
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e30", "99999999999999999999", ""])
+@pytest.mark.parametrize("option", ["--batch-size", "--samples", "--epochs", "--workers"])
+def test_an_estimate_is_of_numbers_that_make_sense(option, value):
+    done = CliRunner().invoke(cli.app, ["estimate", "nothing.py", "--shape", "4", option, value])
+    assert done.exit_code == 2
+    assert "there is no file" not in done.output
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e30"])
+def test_an_estimate_is_for_a_time_that_makes_sense(value):
+    words = ["estimate", "nothing.py", "--shape", "4", "--within-hours", value]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 2
+    assert "there is no file" not in done.output

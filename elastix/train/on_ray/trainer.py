@@ -44,6 +44,7 @@ from elastix.train.on_ray.crew_controller import CrewController, crew_strategy
 from elastix.train.on_ray.driver_view import follow, is_over, stop
 from elastix.train.on_ray.find_ray import find_or_start_ray
 from elastix.train.record.finished import mark, over, same
+from elastix.train.record.loaded_script import refuse_while_loading
 from elastix.train.record.pickled_function import TRAIN, digest, keep_code
 from elastix.train.record.provenance import origin, versions
 from elastix.train.record.result import Result
@@ -172,6 +173,7 @@ class ElasticTrainer:
             KeyboardInterrupt: Ctrl-C; fit() again goes on from the last stored State, or attaches
                 to the run if it is detached.
         """
+        refuse_while_loading("fit()")
         train = pickle_train(self._train)
         self._check_size()
         directory = self._run.directory.resolve()
