@@ -13,6 +13,7 @@ import typer
 from rich.filesize import decimal
 
 from elastix.commands import campaigns, data, exit_codes, output
+from elastix.commands.bench import bench
 from elastix.commands.dashboard import grafana
 from elastix.commands.doctor import doctor
 from elastix.commands.estimate import estimate
@@ -35,7 +36,7 @@ app.add_typer(store_app, name="store")
 app.add_typer(runs_app, name="runs")
 app.add_typer(campaigns.app, name="campaign")
 app.add_typer(data.app, name="data")
-for verb in (doctor, estimate, grafana, report, run, serve, status):
+for verb in (bench, doctor, estimate, grafana, report, run, serve, status):
     app.command()(_says(verb))
 
 Where = Annotated[

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -44,18 +45,9 @@ def run(
         gpus_per_worker=gpus,
     )
     chosen = RunConfig(name=name or script.stem, store=store, seed=seed)
-    settings = dict(map(_pair, config or []))
-    train = None
-    if _may_bind(script, function):  # a plain script would train before it is refused
-        from elastix.train.record.loaded_script import loading  # not for --help
-
-        with undisturbed(as_json), loading(script):
-            train = getattr(load(script), function, None)
-    if train is None:
-        raise ConfigError(
-            f"{script} has no {function!r}. Nothing was started. Name the function that takes the "
-            "Context: --function NAME."
-        )
+    settings = pairs(config or [])
+    with undisturbed(as_json):
+        train = train_function(script, function)
     from elastix.train.on_ray.trainer import ElasticTrainer  # Ray is imported when it is needed
 
     trainer = ElasticTrainer(train, config=settings, scaling=scaling, run=chosen, quiet=as_json)
@@ -65,6 +57,27 @@ def run(
         found = {"ref": result.ref, "metrics": dict(result.metrics), "exact": result.audit.exact}
         found["replicas_equal"] = result.audit.replicas.equal
         print_table(True, found, (), [])
+
+
+def train_function(script: Path, name: str) -> Callable[..., None]:
+    """The function of that name in a Python file.
+
+    Raises:
+        ConfigError: there is no such file, or no such function in it.
+    """
+    train = None
+    if _may_bind(script, name):  # a plain script would train before it is refused
+        from elastix.train.record.loaded_script import loading  # not for --help
+
+        with loading(script):
+            train = getattr(load(script), name, None)
+    if train is None:
+        raise ConfigError(
+            f"{script} has no {name!r}. Nothing was started. Name the function that takes the "
+            "Context: --function NAME."
+        )
+    found: Callable[..., None] = train
+    return found
 
 
 def load(script: Path) -> ModuleType:
@@ -110,6 +123,15 @@ def _sizes(text: str) -> int | tuple[int, int]:
         raise ConfigError(
             f"--workers {text}: give a number, or MIN:MAX. Nothing was started."
         ) from error
+
+
+def pairs(texts: Sequence[str]) -> dict[str, Any]:
+    """What `--set` says, for ctx.config.
+
+    Raises:
+        ConfigError: one is no KEY=VALUE.
+    """
+    return dict(map(_pair, texts))
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -1,0 +1,1 @@
+"""A train function measured at several group sizes, with kills, and beside torch's DDP."""

@@ -1,0 +1,125 @@
+"""The elastix side of a benchmark: an ordinary run on a Ray of its own, watched and killed at."""
+
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from elastix.bench.ddp_group import ended_early
+from elastix.bench.endless import Endless
+from elastix.bench.measures import Observation, SizeMeasured, Timing, Turn, Victim
+from elastix.config import RunConfig, ScalingConfig
+from elastix.errors import ConfigError, TrainError
+from elastix.events import Event
+from elastix.train.replica.context import Context
+
+_NAME = "bench"
+
+
+@contextmanager
+def own_ray(cpus: float) -> Iterator[None]:
+    """A Ray cluster of this process alone, on this machine, with so many CPUs."""
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=max(len(os.sched_getaffinity(0)), -int(-cpus // 1)),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def pickled(train: Callable[[Context], None], config: Mapping[str, Any], seed: int) -> bytes:
+    """The endless train function as both systems get it, all else looked at beforehand.
+
+    Raises:
+        ConfigError: it takes other arguments or cannot be pickled, or the config or seed is wrong.
+    """
+    from elastix.train.on_ray.trainer import ElasticTrainer, pickle_train
+
+    ElasticTrainer(train, config=config, run=RunConfig(name=_NAME, seed=seed))
+    pickle_train(train)  # which names the culprit in the function itself
+    return pickle_train(Endless(train))
+
+
+def measure_elastix(
+    train: Callable[[Context], None],
+    config: Mapping[str, Any],
+    size: int,
+    timing: Timing,
+    folder: Path,
+    *,
+    cpus: float,
+    seed: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> SizeMeasured:
+    """Rate, stalls and goodput of one size; Ray must be up. Blocks.
+
+    Args:
+        train: the train function.
+        config: for ctx.config.
+        size: number of workers.
+        timing: of the window and of the kills.
+        folder: an empty one, in which the run's store lies.
+        cpus: of each worker.
+        seed: of weights and of the order of samples.
+        progress: told of each kill.
+
+    Raises:
+        ConfigError: the function draws no samples from ctx.loader.
+        TrainError: as ElasticTrainer.fit; or it ended too early.
+    """
+    from elastix.train.on_ray.trainer import ElasticTrainer
+
+    seen = Observation(size, timing, random.Random(seed))
+    refusal: list[ConfigError] = []
+
+    def watch(events: Sequence[Event]) -> None:
+        for event in events:
+            seen.add(event)
+        if seen.steps and not seen.counts_samples:
+            refusal.append(
+                ConfigError(
+                    "the train function draws no samples from ctx.loader, so they cannot be "
+                    "counted. The benchmark was stopped. Draw the batches from ctx.loader."
+                )
+            )
+            raise KeyboardInterrupt  # ends a run in good order
+        turn = seen.decide(time.time())
+        if isinstance(turn, Victim):
+            with suppress(ProcessLookupError):  # it was lost by itself, and that counts as well
+                os.kill(turn.pid, signal.SIGKILL)
+            seen.killed(turn, time.time())
+            progress(f"killed worker {turn.worker} of {size}")
+        elif turn is Turn.OVER:
+            raise KeyboardInterrupt
+
+    trainer = ElasticTrainer(
+        Endless(train),
+        config=config,
+        scaling=ScalingConfig(num_workers=(1, size), cpus_per_worker=cpus),
+        run=RunConfig(name=_NAME, store=str(folder), seed=seed),
+        metrics=False,
+        quiet=True,
+    ).as_trial(None, None, watch)
+    try:
+        trainer.fit()
+    except KeyboardInterrupt:
+        if refusal:
+            raise refusal[0] from None
+        if seen.rate is None or not seen.over:
+            raise  # somebody else's
+        return SizeMeasured(
+            workers=size, elastix=seen.rate, deaths=seen.deaths, goodput=seen.goodput
+        )
+    raise TrainError(ended_early("elastix", size, seen.steps))

@@ -1,0 +1,160 @@
+"""`elastix bench SCRIPT`: how a user's own train function scales, beside DDP, and under kills."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elastix.bench.measures import (
+    Rate,
+    ScalingMeasured,
+    SizeMeasured,
+    Timing,
+    parse_sizes,
+)
+from elastix.commands.output import AsJson, complain, print_table, undisturbed
+from elastix.commands.run import pairs, train_function
+from elastix.config import ScalingConfig
+from elastix.errors import ConfigError
+from elastix.observe.progress import number
+from elastix.report.scaling import COLUMNS, cells, scaling_page
+
+
+def bench(
+    script: Annotated[Path, typer.Argument(help="Python file with the train function.")],
+    function: Annotated[str, typer.Option(help="Its name; it takes one argument, ctx.")] = "train",
+    workers: Annotated[str, typer.Option("--workers", "-w", help="1..4, or 1,2,4.")] = "1..2",
+    kill: Annotated[int, typer.Option(help="Workers to kill at each size from 2 on.")] = 1,
+    kill_every: Annotated[float, typer.Option(help="Seconds from one kill to the next.")] = 15.0,
+    seconds: Annotated[float, typer.Option(help="Undisturbed training that is measured.")] = 10.0,
+    warmup: Annotated[float, typer.Option(help="Seconds before that.")] = 3.0,
+    ddp: Annotated[bool, typer.Option("--ddp/--no-ddp", help="Measure DDP as well.")] = True,
+    cpus: Annotated[float, typer.Option(help="Of each worker.")] = 1.0,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE for ctx.config; VALUE is JSON, or text."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, the order of samples, and victims.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page; SCRIPT-bench.html by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how a train function scales on this machine's CPUs, beside DDP and under kills.
+
+    For each number of workers it is run on a Ray of its own, then under plain DDP, with endless
+    epochs and a store that is thrown away. Nothing of your own runs and stores is touched.
+    """
+    sizes = parse_sizes(workers)
+    timing = Timing(warmup, seconds, kill, kill_every)
+    for size in sizes:
+        ScalingConfig(num_workers=size, cpus_per_worker=cpus)  # refuses what cannot be
+    chosen = pairs(config or [])
+    page = out or Path(f"{script.stem}-bench.html")
+    if page.is_dir() or not page.absolute().parent.is_dir():
+        raise ConfigError(f"{page} cannot be a file. Nothing was started. Name another: --out.")
+    with undisturbed(as_json):
+        train = train_function(script, function)
+        measured = _measure(train, chosen, sizes, timing, ddp=ddp, cpus=cpus, seed=seed)
+    found = ScalingMeasured(
+        script=str(script),
+        function=function,
+        cores=len(os.sched_getaffinity(0)),
+        cpus=cpus,
+        timing=timing,
+        sizes=measured,
+        versions=_versions(),
+    )
+    from elastix.report.page import write
+
+    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    write(scaling_page(found, shlex.join(["elastix", *sys.argv[1:]]), made), page)
+    rows = [[cell.text for cell in cells(found, size)] for size in found.sizes]
+    print_table(as_json, as_values(found, page), COLUMNS, rows)
+    for note in found.notes:
+        complain(note)
+    if not as_json:
+        complain(f"page: {page}")
+
+
+def _measure(
+    train: Callable[..., None],
+    config: Mapping[str, Any],
+    sizes: list[int],
+    timing: Timing,
+    *,
+    ddp: bool,
+    cpus: float,
+    seed: int,
+) -> list[SizeMeasured]:
+    """Every size, elastix and DDP in turn, so that what the machine does besides hits both.
+
+    Ray starts processes ahead of their use when it comes up; DDP comes second, when that is over.
+    """
+    from elastix.bench.ddp_group import measure_ddp  # not for --help
+    from elastix.bench.elastic_group import measure_elastix, own_ray, pickled
+
+    code = pickled(train, config, seed)
+    measured = []
+    with (
+        tempfile.TemporaryDirectory(prefix="elastix-scaling-", ignore_cleanup_errors=True) as name,
+        own_ray(max(sizes) * cpus),
+    ):
+        folder = Path(name)
+        for size in sizes:
+            complain(f"{size} under elastix ...")
+            one = measure_elastix(
+                train,
+                config,
+                size,
+                timing,
+                folder / f"elastix-{size}",
+                cpus=cpus,
+                seed=seed,
+                progress=complain,
+            )
+            complain(f"{size} under elastix: {number(one.elastix.samples_per_s)} samples/s")
+            rate: Rate | None = None
+            if ddp:
+                complain(f"{size} under DDP ...")
+                rate = measure_ddp(
+                    code, config, size, timing, folder / f"ddp-{size}", cpus=cpus, seed=seed
+                )
+                complain(f"{size} under DDP: {number(rate.samples_per_s)} samples/s")
+            measured.append(replace(one, ddp=rate))
+    return measured
+
+
+def as_values(found: ScalingMeasured, page: Path) -> dict[str, Any]:
+    """All of it as JSON values."""
+    return {
+        **{k: v for k, v in asdict(found).items() if k != "sizes"},
+        "sizes": [
+            {
+                **asdict(size),
+                "oversubscribed": found.oversubscribed(size),
+                "elastix_efficiency": found.efficiency(size, "elastix"),
+                "ddp_efficiency": found.efficiency(size, "ddp"),
+                "of_ddp": size.of_ddp,
+                "stall_s": size.stall_s,
+            }
+            for size in found.sizes
+        ],
+        "notes": found.notes,
+        "page": str(page),
+    }
+
+
+def _versions() -> dict[str, str]:
+    from elastix.train.record.provenance import versions
+
+    return {name: version for name, version in versions().items() if name != "cpus"}

@@ -1,0 +1,177 @@
+"""`elastix bench`: a real run of each system, and what it refuses to compare."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
+
+from elastix.bench.ddp_group import measure_ddp
+from elastix.bench.endless import Endless
+from elastix.bench.measures import Timing
+from elastix.cli import app
+from elastix.errors import ConfigError, TrainError
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(ROOT / "examples" / "plain_torch" / "after.py")
+SHORT = Timing(warmup_s=0.0, seconds=0.5, kills=0, kill_every_s=1.0)
+
+
+def ranks_alive():
+    found = psutil.Process().children(recursive=True)
+    return [one for one in found if "elastix.bench.ddp_rank" in one.cmdline()]
+
+
+def loop(ctx, inner=lambda model, x: model(x), epochs=1, **options):
+    torch.manual_seed(ctx.rank)  # DDP has to make them equal
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)
+    )
+    ctx.prepare(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(42, 4)
+    loader = ctx.loader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=12, **options)
+    for epoch in loader.epochs(epochs):
+        for samples, labels in epoch:
+            optimizer.zero_grad()
+            F.cross_entropy(inner(model, samples), labels).backward()
+            optimizer.step()
+            if ctx.step % 5 == 0:
+                ctx.report(**ctx.mean(rank=float(ctx.rank)))
+        found = ctx.evaluate(
+            lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+            TensorDataset(x, (x[:, 0] > 0).long()),
+            batch_size=7,
+        )
+        assert 0 < found["<lambda>"] < 10
+
+
+def around_ddp(ctx):
+    loop(ctx, inner=lambda model, x: model[2](model[1](model[0](x))))
+
+
+def in_slices(ctx):
+    loop(ctx, slices=2)
+
+
+def raises(ctx):
+    raise ValueError("no such thing")
+
+
+def returns(ctx):
+    ctx.prepare(torch.nn.Linear(1, 1))
+
+
+def measured(train, tmp_path, size):
+    train = Endless(train)
+    return measure_ddp(pickle.dumps(train), {}, size, SHORT, tmp_path / "ddp", cpus=1.0, seed=0)
+
+
+def test_ddp_trains_one_model_on_all_ranks(tmp_path):
+    rate = measured(loop, tmp_path, 3)
+    assert rate.samples_per_s > 0
+    assert rate.step_samples <= 12
+    ranks = [(tmp_path / "ddp" / f"digests-{rank}").read_text().split()[:2] for rank in range(3)]
+    assert ranks[0][0] == "4"
+    assert ranks[0] == ranks[1] == ranks[2]
+    assert ranks_alive() == []
+
+
+@pytest.mark.parametrize(
+    ("train", "error", "fact"),
+    [
+        (around_ddp, TrainError, "the models differ after 4 batches"),
+        (raises, TrainError, "ValueError: no such thing"),
+        (returns, TrainError, "the train function was through after 0 counted steps"),
+        (in_slices, ConfigError, "slices=...) has no counterpart in DDP"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, train, error, fact):
+    with pytest.raises(error, match=r"--no-ddp|--seconds") as caught:
+        measured(train, tmp_path, 2)
+    assert fact in str(caught.value)
+    assert ranks_alive() == []
+
+
+def started(tmp_path, *words):
+    (tmp_path / "tmp").mkdir()
+    return subprocess.Popen(
+        [sys.executable, "-m", "elastix", "bench", SCRIPT, "--cpus", "0.5", *words],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "TMPDIR": str(tmp_path / "tmp"),
+            "RAY_TMPDIR": "/tmp",
+        },  # short, for sockets
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_short_run_of_both_systems_with_a_kill(tmp_path):
+    times = ["--seconds", "0.5", "--warmup", "0", "--kill", "1", "--kill-every", "0.5"]
+    process = started(tmp_path, "-w", "2", *times, "--out", "p.html", "--json")
+    output, told = process.communicate()
+    assert process.returncode == 0, told
+    (two,) = json.loads(output)["sizes"]
+    for system in ("elastix", "ddp"):
+        assert two[system]["samples_per_s"] > 0
+        assert two[system]["step_samples"] == pytest.approx(60, rel=0.01)
+    (death,) = two["deaths"]
+    assert two["goodput"] >= 0  # 0 if no step came in a minute
+    assert f"killed worker {death['worker']} of 2" in told
+    assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["p.html", "tmp"]
+    assert list((tmp_path / "tmp").glob("elastix-scaling-*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("phase", ["elastix", "DDP"])
+def test_ctrl_c_leaves_nothing_behind(tmp_path, phase):
+    process = started(tmp_path, "-w", "1", "--seconds", "1" if phase == "DDP" else "600")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if f"under {phase} ..." in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate()
+    assert process.returncode == 130, told
+    assert "Traceback" not in told
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tmp"]
+    assert list((tmp_path / "tmp").glob("elastix-scaling-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (["nowhere.py"], "nowhere.py is not a Python file"),
+        ([SCRIPT, "--workers", "none"], "give numbers of workers"),
+        ([SCRIPT, "--seconds", "0"], "--seconds is a number of seconds from"),
+        ([SCRIPT, "--kill", "-1"], "--kill is a number of kills"),
+        ([SCRIPT, "--cpus", "0"], "must occupy some CPU"),
+        ([SCRIPT, "--seed", "-1"], "seed"),
+        ([SCRIPT, "--set", "lr"], "give KEY=VALUE"),
+        ([SCRIPT, "--out", "/no/such/place/x.html"], "cannot be a file"),
+        ([SCRIPT, "--function", "fit"], "has no 'fit'"),
+    ],
+)
+def test_bad_calls_start_nothing(words, fact, monkeypatch):
+    def started_after_all(*_):
+        raise AssertionError("work was started")
+
+    monkeypatch.setattr("elastix.bench.elastic_group.own_ray", started_after_all)
+    done = CliRunner().invoke(app, ["bench", *words])
+    assert done.exit_code == 2, done.output
+    assert fact in done.output
