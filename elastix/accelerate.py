@@ -23,6 +23,7 @@ from accelerate.utils import DistributedType
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from elastix.arguments import checked, is_whole, require, whole, with_arguments_of
 from elastix.errors import ConfigError
 from elastix.script_adapter import LoneLoader, LoneScript
 from elastix.state import Stateful
@@ -63,6 +64,8 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
             shards models, batches would be dispatched, or `accelerate launch` started the process.
     """
 
+    @checked
+    @with_arguments_of(_Accelerator.__init__)
     def __init__(self, ctx: Context, **settings: Any) -> None:  # noqa: ANN401
         global _last
         self._script = LoneScript(ctx, _PEER)
@@ -72,6 +75,12 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
             wrong.append("dataloader_config with dispatch_batches=True")
         if settings.get("mixed_precision") == "fp8":
             wrong.append("mixed_precision='fp8'")
+        steps = settings.get("gradient_accumulation_steps", 1)
+        require(
+            is_whole(whole(steps), 1),
+            f"gradient_accumulation_steps must be a whole number >= 1, not {steps!r}. Nothing was "
+            "set up.",
+        )
         if wrong:
             raise ConfigError(
                 f"{_PEER} got {', '.join(wrong)}. Nothing was set up. Each worker has a whole "

@@ -39,7 +39,7 @@ def checked(call: C) -> C:
     dataclass calls `check_fields` when it has converted them.
     """
     if not isinstance(call, type):
-        return _checked(call, call.__qualname__, values=False)
+        return _checked(call, call.__qualname__.removesuffix(".__init__"), values=False)
     plain_class = not is_dataclass(call)
     made: Any = call
     parameters = inspect.signature(call).parameters
@@ -47,6 +47,25 @@ def checked(call: C) -> C:
         _CONFIGURATIONS[call.__name__] = list(parameters)
     made.__init__ = _checked(made.__init__, None, values=plain_class)
     return call
+
+
+def with_arguments_of(peer: Callable[..., Any]) -> Callable[[C], C]:
+    """Of a constructor with `**named`: these are the arguments of `peer`.
+
+    So `checked` refuses all others, and `help()` and editors show them.
+    """
+
+    def describe(call: C) -> C:
+        kind = inspect.Parameter
+        every = list(inspect.signature(call).parameters.values())
+        own = [one for one in every if one.kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)]
+        theirs = list(inspect.signature(peer).parameters.values())[1:]  # without self
+        if kind.VAR_POSITIONAL not in [one.kind for one in every]:
+            theirs = [one.replace(kind=kind.KEYWORD_ONLY) for one in theirs]
+        call.__signature__ = inspect.Signature([*own, *theirs])  # type: ignore[attr-defined]
+        return call
+
+    return describe
 
 
 def _checked(function: C, name: str | None, *, values: bool) -> C:
@@ -59,7 +78,9 @@ def _checked(function: C, name: str | None, *, values: bool) -> C:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError as error:
             raise ConfigError(_misfit(owner, signature, args, kwargs, error)) from None
-        for given_name, value in bound.arguments.items() if values else ():
+        if not values:
+            return function(self, *args, **kwargs)
+        for given_name, value in bound.arguments.items():
             hint = signature.parameters[given_name].annotation
             bound.arguments[given_name] = check_value(owner, given_name, hint, value)
         return function(*bound.args, **bound.kwargs)
@@ -78,9 +99,10 @@ def _misfit(
     parameters = list(signature.parameters.values())[1:]  # without self
     names = [parameter.name for parameter in parameters]
     listed = f"It has {', '.join(names)}." if names else "It has none."
-    unknown = [name for name in kwargs if name not in names]
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    unknown = [name for name in kwargs if name not in names and not takes_all]
     if unknown:
-        hint = _meant(owner, unknown[0], names)
+        hint = meant(owner, unknown[0], names)
         return f"{owner} has no argument {unknown[0]!r}. Nothing was done. {hint}{listed}"
     by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_place):
@@ -102,8 +124,8 @@ def _misfit(
     return f"{owner}: {error}. Nothing was done."
 
 
-def _meant(owner: str, name: str, names: Sequence[str]) -> str:
-    """A sentence with a blank behind it; empty if nobody can tell."""
+def meant(owner: str, name: str, names: Sequence[str]) -> str:
+    """What a wrong name was to be: a sentence with a blank behind it, or nothing."""
     owners = [other for other, its in _CONFIGURATIONS.items() if name in its and other != owner]
     if owners:
         return f"{' and '.join(owners)} has it: {owners[0]}({name}=...). "

@@ -23,6 +23,7 @@ from lightning_fabric.strategies.strategy import _BackwardSyncControl
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
+from elastix.arguments import checked
 from elastix.errors import ConfigError
 from elastix.script_adapter import LoneLoader, LoneScript
 from elastix.state import Stateful
@@ -31,6 +32,7 @@ from elastix.train.replica.context import Context
 T = TypeVar("T")
 
 
+@checked
 class Strategy(_Strategy):
     """Pass it to Fabric as `strategy`.
 

@@ -34,6 +34,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
+from elastix.arguments import (
+    check_value,
+    checked,
+    is_whole,
+    of_kind,
+    require,
+    with_arguments_of,
+)
 from elastix.comm.gradients.buckets import keep_whole
 from elastix.errors import ConfigError
 from elastix.script_adapter import LoneLoader, LoneScript, digest
@@ -118,6 +126,8 @@ class Trainer(_Trainer):  # type: ignore[misc]
             that a group cannot do.
     """
 
+    @checked
+    @with_arguments_of(_Trainer.__init__)
     def __init__(self, ctx: Context, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
         self._script = LoneScript(ctx, _PEER)
         bound = inspect.signature(_Trainer.__init__).bind(self, *arguments, **named).arguments
@@ -673,6 +683,16 @@ def _slices(accumulation: int, batch_size: int) -> int:
 
 def _check(args: TrainingArguments, ctx: Context) -> None:
     """Raise if there is something among the arguments that a group cannot do."""
+    of_kind("args", args, TrainingArguments)
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        value = getattr(args, name)
+        require(
+            is_whole(value, 1),
+            f"{_PEER} got TrainingArguments({name}={value!r}). Nothing was set up. It must be a "
+            "whole number >= 1.",
+        )
+    check_value("TrainingArguments", "max_steps", int, args.max_steps)
+    check_value("TrainingArguments", "num_train_epochs", float, args.num_train_epochs)
     for name, instead in _REFUSED.items():
         if getattr(args, name, None):
             raise ConfigError(

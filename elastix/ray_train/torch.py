@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
+from elastix.arguments import checked, meant, require
 from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from elastix.errors import ConfigError
 from elastix.ray_train.reported_checkpoints import ReportedCheckpoints
@@ -72,6 +73,7 @@ class TrainLoop:
             self.loop(*([dict(ctx.config)] if takes else []))
 
 
+@checked
 class TorchTrainer:
     """Ray Train's TorchTrainer, with the same arguments.
 
@@ -104,11 +106,26 @@ class TorchTrainer:
     ) -> None:
         known = set(inspect.signature(ElasticTrainer).parameters) - {"train", "config"}
         for name, value in options.items():
-            if name not in known and value is not None:
+            if name in _INSTEAD and value is not None:
                 raise ConfigError(
                     f"TorchTrainer got {name}={value!r}, which works in Ray Train alone. Nothing "
-                    f"was started. {_INSTEAD.get(name, 'Leave it out.')}"
+                    f"was started. {_INSTEAD[name]}"
                 )
+            if name not in _INSTEAD and name not in known:
+                names = ["train_loop_config", "scaling_config", "run_config", *sorted(known)]
+                raise ConfigError(
+                    f"TorchTrainer has no argument {name!r}. Nothing was started. "
+                    f"{meant('TorchTrainer', name, names)}It has {', '.join(names)}."
+                )
+        for given, theirs, ours in (
+            (scaling_config, "use_gpu", "scaling=elastix.ScalingConfig(...)"),
+            (run_config, "storage_path", "run=elastix.RunConfig(...)"),
+        ):
+            require(
+                given is None or hasattr(given, theirs),
+                f"TorchTrainer got {given!r} where a setting of Ray Train's belongs. Nothing was "
+                f"started. Give train.ScalingConfig or train.RunConfig, or {ours}.",
+            )
         options = {name: value for name, value in options.items() if name in known}
         for name, given in (("scaling", scaling_config), ("run", run_config)):
             if given is not None and name in options:
@@ -216,6 +233,7 @@ _INSTEAD = {
     "dataset_config": "Make a DataLoader in the train loop.",
     "resume_from_checkpoint": "A run of the same name goes on by itself; to begin with other "
     "weights load them in the train loop.",
+    "backend_config": "elastix makes the connections itself.",
     "torch_config": "elastix makes the connections itself.",
     "validation_config": "Evaluate in the train loop.",
     "metadata": "Use train_loop_config.",
@@ -263,7 +281,13 @@ def _scaling(scaling: Any) -> ScalingConfig:  # noqa: ANN401
         "use_tpu",
         "topology",
     )
-    resources = dict(scaling.resources_per_worker or {})
+    given = scaling.resources_per_worker or {}
+    require(
+        isinstance(given, Mapping),
+        f"resources_per_worker must be a mapping, like {{'CPU': 2}}, not {given!r}. Nothing was "
+        "started.",
+    )
+    resources = dict(given)
     gpus = resources.pop("GPU", 1.0 if scaling.use_gpu else 0.0)
     cpus = resources.pop("CPU", 1.0)
     if resources:
@@ -274,8 +298,8 @@ def _scaling(scaling: Any) -> ScalingConfig:  # noqa: ANN401
     most = scaling.num_workers
     return ScalingConfig(
         num_workers=most if isinstance(most, tuple) else (1, most),
-        cpus_per_worker=float(cpus),
-        gpus_per_worker=float(gpus),
+        cpus_per_worker=cpus,
+        gpus_per_worker=gpus,
         placement=scaling.placement_strategy,
     )
 

@@ -1,6 +1,7 @@
 """Accelerate's kind of script, with two lines changed, under kills; what is refused."""
 
 import ast
+import inspect
 import re
 
 import pytest
@@ -160,6 +161,9 @@ REFUSED = [
         "dispatch_batches=True",
     ),
     (calling("print", mixed_precision="fp8"), "fp8"),
+    (calling("print", gradient_acumulation_steps=2), "Did you mean 'gradient_accumulation_steps'?"),
+    (calling("print", gradient_accumulation_steps=0), "must be a whole number >= 1, not 0"),
+    (calling("print", gradient_accumulation_steps="2"), "must be a whole number >= 1, not '2'"),
     (calling("print", fsdp_plugin=FullyShardedDataParallelPlugin), "docs/large-models.md"),
 ]
 
@@ -177,6 +181,10 @@ def test_what_accelerate_alone_can_do_is_refused(tmp_path):
         run_local(all_refused, 1, directory=tmp_path / "run", timeout_s=60)
     with pytest.raises(ConfigError, match=re.escape("train(ctx)")):
         elastix.accelerate.Accelerator(None)
+    with pytest.raises(ConfigError, match="Accelerator needs ctx"):
+        elastix.accelerate.Accelerator(mixed_precision="no")
+    shown = inspect.signature(elastix.accelerate.Accelerator).parameters
+    assert list(shown)[:2] == ["ctx", "device_placement"]
 
 
 # ------------------------------------------------------------ further words of Accelerate

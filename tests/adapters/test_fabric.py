@@ -177,6 +177,13 @@ def with_no_context(ctx):
     elastix.fabric.Strategy(None)
 
 
+def test_a_strategy_says_what_it_needs():
+    with pytest.raises(ConfigError, match="Strategy needs ctx"):
+        elastix.fabric.Strategy()
+    with pytest.raises(ConfigError, match="Did you mean 'accelerator'"):
+        elastix.fabric.Strategy(None, acclerator=None)
+
+
 @pytest.mark.parametrize(
     ("train", "workers", "says"),
     [

@@ -263,11 +263,35 @@ def test_the_settings_mean_what_they_mean_in_ray_train(tmp_path):
         ({"resume_from_checkpoint": 1}, "goes on by itself"),
         ({"train_loop_config": {"model": torch.nn.Linear(1, 1)}}, "which the run's journal"),
         ({"run": elastix.RunConfig()}, "both run_config and run"),
+        ({"train_loop_confg": {}}, "Did you mean 'train_loop_config'?"),
+        ({"faliure": None}, "Did you mean 'failure'?"),
+        ({"backend_config": 1}, "makes the connections itself"),
     ],
 )
 def test_settings_of_ray_train_alone_are_refused(tmp_path, settings, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         made(tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"scaling_config": elastix.ScalingConfig()}, "scaling=elastix.ScalingConfig"),
+        ({"scaling_config": 2}, "Give train.ScalingConfig"),
+        ({"run_config": "digits"}, "run=elastix.RunConfig"),
+        ({"scaling_config": ScalingConfig(resources_per_worker={"CPU": "x"})}, "cpus_per_worker"),
+    ],
+)
+def test_a_setting_of_the_wrong_class_is_refused(settings, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        train.torch.TorchTrainer(loop, **settings)
+
+
+def test_a_trainer_without_a_loop_says_what_it_needs():
+    with pytest.raises(ConfigError, match="TorchTrainer needs train_loop_per_worker"):
+        train.torch.TorchTrainer(train_loop_config={})
+    with pytest.raises(ConfigError, match="takes only train_loop_per_worker without a name"):
+        train.torch.TorchTrainer(loop, {"lr": 1})
 
 
 def test_scaling_of_ray_train_alone_is_refused():

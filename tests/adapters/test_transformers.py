@@ -1,6 +1,7 @@
 """A script of Hugging Face's Trainer, with two lines changed, under kills; what is refused."""
 
 import json
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -370,6 +371,11 @@ REFUSED = [
     (lambda ctx: trainer(ctx, auto_find_batch_size=True), "Choose one"),
     (lambda ctx: trainer(ctx, optim="lomo"), "within the backward pass"),
     (lambda ctx: trainer(ctx, per_device_train_batch_size=11), "gradient_accumulation_steps for"),
+    (lambda ctx: trainer(ctx, per_device_train_batch_size=0), "a whole number >= 1"),
+    (lambda ctx: trainer(ctx, gradient_accumulation_steps=-1), "a whole number >= 1"),
+    (lambda ctx: trainer(ctx, num_train_epochs=math.nan), "num_train_epochs must be"),
+    (lambda ctx: Trainer(ctx, modl=Classifier()), "Did you mean 'model'?"),
+    (lambda ctx: Trainer(ctx, Classifier(), {"output_dir": "x"}), "args must be a Training"),
     (lambda ctx: trainer(ctx).train(resume_from_checkpoint="x"), "by itself"),
     (lambda ctx: trainer(ctx).hyperparameter_search(), "elastix.Campaign"),
     (lambda ctx: trainer(ctx).save_model("x"), "before a loader was used"),
@@ -407,3 +413,5 @@ def test_what_trainer_alone_can_do_is_refused(tmp_path):
         run_local(all_refused, 1, directory=tmp_path / "run", timeout_s=60)
     with pytest.raises(ConfigError, match=re.escape("train(ctx)")):
         Trainer(None)
+    with pytest.raises(ConfigError, match="Trainer needs ctx"):
+        Trainer(model=Classifier())
