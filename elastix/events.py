@@ -454,6 +454,13 @@ class WorkerRaised(Event):
     traceback: str
 
 
+def where_raised(worker: int, rank: int, step: int) -> str:
+    """Which worker it was, and when; it has no rank before it has joined the group."""
+    if rank < 0:
+        return f"worker {worker}, before it joined the group"
+    return f"worker {worker}, rank {rank}, after step {step}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
     """The run is over: "finished", "failed" or "interrupted"."""

@@ -27,6 +27,7 @@ from elastix.events import (
     WorkerNotStarted,
     WorkerRaised,
     WorkerSlow,
+    where_raised,
 )
 from elastix.observe.progress import number
 
@@ -111,7 +112,7 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             return f"{left_out} samples of loader {event.loader} are left out on purpose", "yellow"
         case WorkerRaised():
             last = event.traceback.strip().splitlines()[-1:] or ["an error"]
-            where = f"worker {event.worker}, rank {event.rank}, after step {event.step}"
+            where = where_raised(event.worker, event.rank, event.step)
             return f"the train function raised on {where}: {last[0]}", "bold red"
     return "", ""
 

@@ -34,6 +34,7 @@ from elastix.events import (
     WorkerSlow,
     WorkersMeasured,
     WorkerStarted,
+    where_raised,
 )
 from elastix.observe.event_text import line
 from elastix.observe.progress import Progress
@@ -259,7 +260,8 @@ class Training:
                 text = line(event)[0]
                 self._mark(t, "join", event.worker, text)
             case WorkerRaised():
-                text = f"the train function raised on worker {event.worker}, rank {event.rank}"
+                where = where_raised(event.worker, event.rank, event.step)
+                text = f"the train function raised on {where}"
                 self._mark(t, "error", event.worker, text)
             case StepCommitted():
                 self.rates.add(t, sum(batch.samples for batch in event.batches))

@@ -7,6 +7,7 @@ from rich.filesize import decimal
 
 from elastix.data.audit import ReplicasAudit
 from elastix.data.cursor import count
+from elastix.events import where_raised
 from elastix.flat import flatten
 from elastix.observe.event_text import plain_lines
 from elastix.observe.progress import Loss, Progress, duration, number
@@ -89,7 +90,7 @@ def failure(progress: Progress) -> Failure | None:
     """The first one of the process that ended the run, or is about to."""
     raised = progress.first_failure
     if raised is not None:
-        where = f"rank {raised.rank} (worker {raised.worker}) after step {raised.step}"
+        where = where_raised(raised.worker, raised.rank, raised.step)
         text = "\n".join(plain_lines(raised.traceback.strip()))
         return Failure(f"First failure: the train function raised on {where}", text)
     if progress.outcome == "failed":

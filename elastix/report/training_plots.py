@@ -23,7 +23,8 @@ from elastix.report.training import Training
 
 def training_figures(training: Training) -> list[Figure]:
     """All that a run has."""
-    return [_membership(training), _rates(training), *_curves(training)]
+    rates = [_rates(training)] if training.rates.samples else []
+    return [_membership(training), *rates, *_curves(training)]
 
 
 def _membership(training: Training) -> Figure:

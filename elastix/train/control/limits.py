@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from elastix.config import FailureConfig
 from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
+from elastix.events import where_raised
 from elastix.train.control.messages import Outcome
 
 _IN_A_ROW = 8
@@ -55,7 +56,7 @@ def diverges_often(steps: Sequence[int]) -> bool:
 
 def raised(outcome: Outcome, worker: int) -> ElastixError:
     """The train function raised on a worker."""
-    where = f"worker {worker}, rank {outcome.rank}, after step {outcome.step}"
+    where = where_raised(worker, outcome.rank, outcome.step)
     if outcome.error is not None:
         outcome.error.add_note(f"Raised on {where}; the other workers were stopped.")
         return outcome.error

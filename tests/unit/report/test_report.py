@@ -141,6 +141,19 @@ def test_the_first_failure_is_on_the_page(how):
     assert page.failure.text == ("KeyError: 1" if how == "raised" else "too few <workers>")
 
 
+def test_a_run_that_failed_before_its_first_step_has_no_plot_of_rates_and_no_rank():
+    events = [
+        RunStarted(t=BEGAN, name="r", seed=0, config={}, scaling={}, versions={}),
+        WorkerRaised(t=BEGAN + 1, worker=2, rank=-1, step=0, traceback="KeyError: 'lr'"),
+        RunEnded(t=BEGAN + 1, outcome="failed", step=0, message="KeyError: 'lr'"),
+    ]
+    page = training_page("r", "s", tell(events), None, BEGAN + 2)
+    assert "worker 2, before it joined the group" in page.failure.title
+    assert "rank -1" not in render(page)
+    assert "goodput" not in [figure.id for figure in training_figures(tell(events))]
+    assert "goodput" in [figure.id for figure in training_figures(tell(run_events(steps=5)))]
+
+
 def test_a_run_that_goes_on_can_be_looked_at_and_says_so():
     training = tell(run_events(steps=30, ended=False))
     last = training.progress.last_t
