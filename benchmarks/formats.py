@@ -29,7 +29,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import elastix
 from benchmarks.record import save
-from elastix.data.formats.indexed import InBlocks
+from elastix.data.formats.indexed import Indexed
 from elastix.data.loader import Loader
 from elastix.data.permutation import FROM
 from elastix.data.source import Source
@@ -179,7 +179,7 @@ def resume(make: Callable[[], Dataset[Any]]) -> dict[str, float]:
     return {"rows": MANY, "cpu_s": statistics.median(cpu), "wall_s": statistics.median(wall)}
 
 
-class Table(InBlocks):
+class Table(Indexed):
     """Ten million rows in blocks of a thousand, as a table has them; sample i is i."""
 
     blocks = (1000,) * (MANY // 1000)

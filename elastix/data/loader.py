@@ -182,6 +182,7 @@ class Loader:
             "shuffle": self._source.shuffle,
             **({**in_blocks, "mixed": self._source.mixed} if self._source.blocks else {}),
             **({"scattered": True} if self._source.scattered else {}),
+            **({"files": self._source.files} if self._source.files else {}),
             **({"paces": self.paces.state_dict()} if self._source.slices else {}),
         }
 
@@ -207,6 +208,12 @@ class Loader:
                     f"made with {name}={here}, so its cursor means other samples. Nothing was "
                     "read. Use the same dataset and arguments, or another run name."
                 )
+        if state_dict.get("files", source.files) != source.files:
+            raise ConfigError(
+                f"the files of loader {self.number} are not those that it was at work with, though "
+                "they have as many samples, so its cursor means other ones. Nothing was read. Put "
+                "the former files back, or choose another run name."
+            )
         owed, left_out = (
             tuple((start, stop) for start, stop in state_dict.get(name, ()))
             for name in ("owed", "left_out")

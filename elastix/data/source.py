@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from elastix.data.cache_eviction import ReaderPosition
 from elastix.data.cursor import count, split
-from elastix.data.formats.indexed import InBlocks, by_position
+from elastix.data.formats.indexed import Indexed, by_position
 from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.rehearsal import Memory, WithMemory
 from elastix.data.sample_order import Blocks, indices, is_scattered, runs
@@ -128,12 +128,17 @@ class Source:
     def blocks(self) -> Blocks:
         """Blocks in which the order is shuffled, for a dataset whose rows are dear to reach."""
         dataset = self.dataset
-        return runs(dataset.blocks) if self.shuffle and isinstance(dataset, InBlocks) else ()
+        return runs(dataset.blocks) if self.shuffle and isinstance(dataset, Indexed) else ()
 
     @property
     def mixed(self) -> int:
         """How many blocks are shuffled together."""
-        return self.dataset.mixed if self.blocks and isinstance(self.dataset, InBlocks) else 0
+        return self.dataset.mixed if self.blocks and isinstance(self.dataset, Indexed) else 0
+
+    @property
+    def files(self) -> str:
+        """By which the files of the dataset are known again; empty if nobody knows."""
+        return self.dataset.files if isinstance(self.dataset, Indexed) else ""
 
     @property
     def scattered(self) -> bool:

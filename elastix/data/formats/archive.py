@@ -18,7 +18,8 @@ BLOCK = 512
 _ZEROS = bytes(BLOCK)
 _MOST_EXTRA = 1 << 20  # of a long name or a pax header: a hostile one must not fill the memory
 _REGULAR = b"0\x007"
-_OTHERS = b"123456"  # links, devices, directories, pipes: they hold no bytes
+_HARD_LINK = b"1"
+_OTHERS = b"23456"  # symbolic links, devices, directories, pipes: they hold no bytes
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL = b"L", b"K", b"x", b"g"
 
@@ -92,6 +93,12 @@ def members(read: Read, size: int, what: str) -> Iterator[ArchiveMember]:
                 raise _odd(what, at, "a sparse file")
             length = _number(said.get("size", str(length)), at, what)
             name = said.get("path") or _name(header)
+            if kind == _HARD_LINK:
+                raise Corrupt(
+                    f"{what} has {name!r} as a hard link at byte {at}: its bytes stand under "
+                    "another name, so a sample would lack them. Nothing was read from it. Make the "
+                    "archive again with `tar --hard-dereference`."
+                )
             if kind in _REGULAR:
                 _check_inside(at, length, size, what)
                 yield ArchiveMember(name, at, length, mark_of(header))

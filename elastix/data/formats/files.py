@@ -2,6 +2,7 @@
 
 import operator
 import os
+from collections import Counter
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
@@ -19,7 +20,7 @@ def found(paths: Paths) -> list[Path]:
     """The files, those of a pattern sorted by name.
 
     Raises:
-        ConfigError: one of them names no file.
+        ConfigError: one of them names no file, or two of them the same one.
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(several, list | tuple) or not all(
@@ -32,7 +33,7 @@ def found(paths: Paths) -> list[Path]:
     files: list[Path] = []
     for entry in several:
         path = Path(entry)
-        matching = [path] if path.is_file() else [Path(name) for name in sorted(glob(str(path)))]  # noqa: PTH207 - patterns may be absolute
+        matching = [path] if path.is_file() else [Path(name) for name in _matching(path)]
         matching = [match for match in matching if match.is_file()]
         if not matching:
             raise ConfigError(
@@ -42,7 +43,19 @@ def found(paths: Paths) -> list[Path]:
         files += matching
     if not files:
         raise ConfigError("no file was given. Nothing was opened.")
+    places = [os.path.abspath(path) for path in files]  # noqa: PTH100 - resolve() follows links
+    twice = next((place for place, times in Counter(places).items() if times > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{twice} was given twice, so its samples would come twice. Nothing was opened. If "
+            "that is meant, put two datasets together with torch's ConcatDataset."
+        )
     return files
+
+
+def _matching(pattern: Path) -> list[str]:
+    """By name; `**` stands for any number of folders."""
+    return sorted(glob(str(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
 
 
 def check_decode(decode: object) -> None:

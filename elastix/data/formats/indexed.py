@@ -11,16 +11,20 @@ from torch.utils.data import Dataset, IterableDataset
 from elastix.errors import ConfigError
 
 
-class InBlocks(Dataset[Any]):
-    """A dataset whose samples are read in blocks, so that the loader shuffles in blocks too.
+class Indexed(Dataset[Any]):
+    """A dataset of files: whether they are the same ones when a run goes on, and their blocks.
+
+    Where samples are read in blocks, the loader shuffles in blocks too.
 
     Attributes:
         blocks: samples of each block, in the order of positions; none to shuffle without.
         mixed: blocks that the dataset keeps, and that are shuffled together.
+        files: a digest of what its files say is in them; empty if nobody knows.
     """
 
     blocks: tuple[int, ...] = ()
     mixed: int = 0
+    files: str = ""
 
 
 _COMMAND = (

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
+from blake3 import blake3
 
 from elastix.arguments import checked
 from elastix.data.formats.files import (
@@ -31,7 +32,7 @@ from elastix.data.formats.files import (
     fingerprint,
     found,
 )
-from elastix.data.formats.indexed import InBlocks
+from elastix.data.formats.indexed import Indexed
 from elastix.errors import ConfigError, Corrupt
 
 Row = dict[str, Any]
@@ -39,7 +40,7 @@ _MOST_OPEN = 16
 
 
 @checked
-class _Rows(InBlocks):
+class _Rows(Indexed):
     """What both kinds of files have in common."""
 
     def __init__(
@@ -70,7 +71,8 @@ class _Rows(InBlocks):
         self._decode = decode
         self._columns = None if columns is None else list(columns)
         self._paths = found(paths)
-        self._names: set[str] | None = None  # of the columns, alike in all files
+        self._types: dict[str, pa.DataType] | None = None  # of the columns, alike in all files
+        footers = blake3()
         self._made_from: list[Fingerprint] = []
         self._places: list[tuple[int, int]] = []  # file, block of it
         blocks: list[int] = []
@@ -79,12 +81,14 @@ class _Rows(InBlocks):
                 source = self._source(path)
                 self._made_from.append(fingerprint(source.fileno()))
                 opened, sizes = self._opened(path, source)
-                self._check_columns(path, opened.schema.names)
+                self._check_columns(path, opened.schema)
+                footers.update(_footer(source))
             if any(size < 0 for size in sizes):
                 raise Corrupt(f"{path} has a block of {min(sizes)} rows. It is damaged.")
             self._places += [(number, block) for block in range(len(sizes))]
             blocks += sizes
         self.blocks = tuple(blocks)
+        self.files = footers.hexdigest(16)
         self._starts = [0, *accumulate(blocks)]
         self._files: OrderedDict[int, tuple[Any, Any]] = OrderedDict()  # source, reader
         self._kept: OrderedDict[int, tuple[Any, pa.Table]] = OrderedDict()  # source, rows
@@ -104,7 +108,8 @@ class _Rows(InBlocks):
     def _block(self, opened: Any, block: int) -> pa.Table:  # noqa: ANN401 - pyarrow has no types
         """All of a block, in the columns that are wanted."""
 
-    def _check_columns(self, path: Path, names: list[str]) -> None:
+    def _check_columns(self, path: Path, schema: pa.Schema) -> None:
+        names = schema.names
         missing = [name for name in self._columns or () if name not in names]
         if missing:
             raise ConfigError(
@@ -117,14 +122,24 @@ class _Rows(InBlocks):
                 f"{path} has several columns of the name {twice}, and a row is a dict, which would "
                 "keep one of them. No dataset was made. Name others with columns=[...]."
             )
-        if self._names is None:
-            self._names = set(wanted)
-        if self._names != set(wanted):
+        types = {name: schema.field(name).type for name in wanted}
+        if self._types is None:
+            self._types = types
+        if self._types.keys() != types.keys():
             raise ConfigError(
-                f"{self._paths[0]} has the columns {sorted(self._names)}, and {path} has "
+                f"{self._paths[0]} has the columns {sorted(self._types)}, and {path} has "
                 f"{sorted(wanted)}. No dataset was made. Name those of all with columns=[...], or "
                 "make a dataset of each and put them together with torch's ConcatDataset."
             )
+        for name, first in self._types.items():
+            if not _same_values(first, types[name]):
+                raise ConfigError(
+                    f"column {name!r} is {types[name]} in {path}, and {first} in the files before "
+                    "it, so its values would be of several types. No dataset was made. Write the "
+                    "files with one schema, or leave the column out with columns=[...]."
+                )
+            if pa.types.is_null(first):
+                self._types[name] = types[name]  # nothing was said of it yet
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -259,6 +274,48 @@ class Arrow(_Rows):
     def _block(self, opened: Any, block: int) -> pa.Table:  # noqa: ANN401
         table = pa.Table.from_batches([opened.get_batch(block)])
         return table if self._columns is None else table.select(self._columns)
+
+
+def _footer(source: Any) -> bytes:  # noqa: ANN401 - pyarrow has no types
+    """The end of a file, which says what is where in it, with its length."""
+    size = source.size()
+    least = min(size, 10)  # a length of four bytes and what both kinds of files end with
+    tail = source.read_at(least, size - least)
+    length = int.from_bytes(tail[-8:-4] if tail.endswith(b"PAR1") else tail[:4], "little")
+    length = min(size, length + least)
+    end: bytes = source.read_at(length, size - length)
+    return size.to_bytes(8, "little") + end
+
+
+def _same_values(a: pa.DataType, b: pa.DataType) -> bool:
+    """Whether values of both are of the same types in Python; where all are null, of any."""
+    a, b = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (a, b))
+    if pa.types.is_null(a) or pa.types.is_null(b):
+        return True
+    if _is_list(a) and _is_list(b):
+        return _same_values(a.value_type, b.value_type)
+    if pa.types.is_struct(a) and pa.types.is_struct(b):
+        fields = [
+            {f.name: f.type for f in map(kind.field, range(kind.num_fields))} for kind in (a, b)
+        ]
+        return fields[0].keys() == fields[1].keys() and all(
+            _same_values(inner, fields[1][name]) for name, inner in fields[0].items()
+        )
+    return bool(a == b) or any(is_it(a) and is_it(b) for is_it in _ALIKE)
+
+
+def _is_any(*names: str) -> Callable[[pa.DataType], bool]:
+    several = [getattr(pa.types, f"is_{name}") for name in names]
+    return lambda kind: any(is_it(kind) for is_it in several)
+
+
+_is_list = _is_any("list", "large_list", "fixed_size_list")
+_ALIKE = (
+    _is_any("integer"),
+    _is_any("floating"),
+    _is_any("string", "large_string", "string_view"),
+    _is_any("binary", "large_binary", "fixed_size_binary", "binary_view"),
+)
 
 
 def _refuse_stream(path: Path, source: Any) -> None:  # noqa: ANN401

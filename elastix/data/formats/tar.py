@@ -22,7 +22,6 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
-from torch.utils.data import Dataset
 
 from elastix.arguments import checked
 from elastix.data.formats.archive import BLOCK, ArchiveMember, mark_of, members
@@ -35,6 +34,7 @@ from elastix.data.formats.files import (
     fingerprint,
     found,
 )
+from elastix.data.formats.indexed import Indexed
 from elastix.errors import ConfigError, Corrupt
 
 _FORMAT = 1
@@ -45,7 +45,7 @@ _ARRAYS = ("starts", "keys", "headers", "sizes", "marks", "names")
 
 
 @checked
-class Tar(Dataset[Any]):
+class Tar(Indexed):
     """Samples of tar archives by position, as WebDataset groups files: by name up to the first dot.
 
     A sample is a dict with `"__key__"`, the name, and the bytes of each of its files by what stands
@@ -72,7 +72,8 @@ class Tar(Dataset[Any]):
         """
         check_decode(decode)
         self._decode = decode
-        self._shards = [_Shard.of(path) for path in found(paths)]
+        self._shards = [_Shard.of(path) for path in _archives(paths)]
+        self.files = blake3("".join(s.digest for s in self._shards).encode()).hexdigest(16)
         self._starts = [0, *accumulate(len(shard) for shard in self._shards)]
         self._open: OrderedDict[int, int] = OrderedDict()
         if not len(self):
@@ -131,6 +132,7 @@ class _Shard:
         self.path = path
         self.made_from: Fingerprint = (header["size"], header["mtime_ns"])
         self.left_out: int = header["left_out"]
+        self.digest: str = header["digest"]
         self._names: list[str] = header["names"]
         self._arrays = _arrays(header, body)
         self._text = body[len(body) - header["text"] :]
@@ -170,6 +172,13 @@ class _Shard:
                 )
             sample[self._names[int(self._arrays["names"][part])]] = raw[BLOCK:]
         return sample
+
+
+def _archives(paths: Paths) -> list[Path]:
+    """The files, but not the indexes that were written beside them."""
+    files = found(paths)
+    indexes = {path.with_name(path.name + _SUFFIX) for path in files}
+    return [path for path in files if path not in indexes]
 
 
 def make_index(path: Path) -> tuple[int, int]:
@@ -299,9 +308,12 @@ def _replace(path: Path, raw: bytes) -> None:
 
 def _opened(path: Path, stamp: Fingerprint) -> tuple[dict[str, Any], memoryview] | None:
     """What an index file holds; None if it is not the index of this archive."""
-    if not path.is_file() or path.stat().st_size == 0:
+    try:
+        if not path.is_file() or path.stat().st_size == 0:
+            return None
+        return _parsed(cast("Any", np.memmap(path, np.uint8, "r")).data, stamp)
+    except OSError:  # of somebody else, say
         return None
-    return _parsed(cast("Any", np.memmap(path, np.uint8, "r")).data, stamp)
 
 
 def _parsed(raw: Any, stamp: Fingerprint) -> tuple[dict[str, Any], memoryview] | None:  # noqa: ANN401
@@ -315,22 +327,28 @@ def _parsed(raw: Any, stamp: Fingerprint) -> tuple[dict[str, Any], memoryview] |
         body = memory[begin:]
         whole = len(body) == 8 * sum(_lengths(header).values()) + header["text"]
         whole = whole and blake3(body).hexdigest() == header["digest"]
-    except (ValueError, KeyError, TypeError):
+        return (header, body) if whole and _sound(header, body) else None
+    except (ValueError, KeyError, TypeError):  # another program's, or made up
         return None
-    return (header, body) if whole and _sound(header, body) else None
 
 
 def _sound(header: Mapping[str, Any], body: memoryview) -> bool:
     """Whether every number leads to somewhere: a digest says only that they are as written."""
-    arrays = _arrays(header, body)
-    inside = _KEY not in header["names"] and all(
-        bool(np.all((values >= 0) & (values <= most)))
-        for values, most in (
-            (arrays["starts"], header["parts"]),
-            (arrays["keys"], header["text"]),
-            (arrays["headers"], header["size"]),
-            (arrays["sizes"], header["size"]),
-            (arrays["names"], len(header["names"]) - 1),
+    arrays, names = _arrays(header, body), header["names"]
+    inside = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    inside = (
+        inside
+        and type(header["left_out"]) is int
+        and _KEY not in names
+        and all(
+            bool(np.all((values >= 0) & (values <= most)))
+            for values, most in (
+                (arrays["starts"], header["parts"]),
+                (arrays["keys"], header["text"]),
+                (arrays["headers"], header["size"]),
+                (arrays["sizes"], header["size"]),
+                (arrays["names"], len(names) - 1),
+            )
         )
     )
     ends = arrays["headers"] + BLOCK + arrays["sizes"]

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from elastix.arguments import MOST, checked
 from elastix.data.cache_eviction import NEVER, Horizon, Indices, ReaderPosition, victims
-from elastix.data.formats.indexed import InBlocks, by_position
+from elastix.data.formats.indexed import Indexed, by_position
 from elastix.data.sample_order import order_of, runs
 from elastix.data.shared.arena import READERS, Arena, Layout
 from elastix.data.shared.folder import SharedFolder, enter, sweep
@@ -65,7 +65,7 @@ class Counts:
 
 
 @checked
-class Shared(InBlocks):
+class Shared(Indexed):
     """A map-style dataset that is decoded once on each host, by whoever comes first.
 
     For a dataset whose samples are expensive to make, such as decoded images: all processes of a
@@ -121,12 +121,17 @@ class Shared(InBlocks):
     @property
     def blocks(self) -> tuple[int, ...]:  # type: ignore[override]
         """Those of the dataset, if it is read in blocks."""
-        return self._dataset.blocks if isinstance(self._dataset, InBlocks) else ()
+        return self._dataset.blocks if isinstance(self._dataset, Indexed) else ()
 
     @property
     def mixed(self) -> int:  # type: ignore[override]
         """Of the dataset, if it is read in blocks."""
-        return self._dataset.mixed if isinstance(self._dataset, InBlocks) else 0
+        return self._dataset.mixed if isinstance(self._dataset, Indexed) else 0
+
+    @property
+    def files(self) -> str:  # type: ignore[override]
+        """Of the dataset."""
+        return self._dataset.files if isinstance(self._dataset, Indexed) else ""
 
     @property
     def counts(self) -> Counts:

@@ -160,6 +160,20 @@ def test_a_cursor_of_other_blocks_is_refused_and_one_of_the_same_goes_on(rows):
     assert not {"blocks", "mixed"} & set(unblocked)
 
 
+def test_files_that_were_replaced_between_are_refused_though_they_are_as_long(tmp_path):
+    def loader(first):
+        table = pa.table({"text": [f"row {n}" * first for n in range(20)]})
+        pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+        return Loader(0, source(elastix.Parquet(tmp_path / "rows.parquet")), Pace())
+
+    state = loader(first=1).state_dict()
+    loader(first=1).load_state_dict(state)
+    with pytest.raises(ConfigError, match="files of loader 0 are not those"):
+        loader(first=2).load_state_dict(state)
+    del state["files"]  # of an earlier version
+    loader(first=2).load_state_dict(state)
+
+
 def test_the_journal_and_the_audit_know_of_blocks(rows):
     opened = Loader(0, source(rows), Pace()).opened()
     assert (opened.blocks, opened.mixed) == (((5, 7), (1, 5)), 2)

@@ -201,6 +201,61 @@ def test_files_with_other_columns_are_refused_unless_those_of_all_are_named(tmp_
     assert named[ROWS + 3] == named[3] == {"n": 3, "raw": b"333"}
 
 
+def files_of(tmp_path, kind, *tables) -> list:
+    paths = [tmp_path / f"{n}.data" for n in range(len(tables))]
+    for path, rows in zip(paths, tables, strict=True):
+        if kind == "Parquet":
+            pyarrow.parquet.write_table(rows, path)
+        else:
+            with pyarrow.ipc.new_file(str(path), rows.schema) as writer:
+                writer.write_table(rows)
+    return paths
+
+
+INT, TEXT = pa.array([1, 2]), pa.array(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (INT, pa.array([1.5, 2.0])),  # as pandas writes whole numbers beside a missing one
+        (INT, TEXT),
+        (pa.array([[1], []]), pa.array([["a"], []])),
+        (pa.array([{"x": 1}] * 2), pa.array([{"x": "a"}] * 2)),
+        (pa.array([{"x": 1}] * 2), pa.array([{"y": 1}] * 2)),
+    ],
+)
+def test_columns_of_other_types_are_refused(tmp_path, kind, first, second):
+    tables = [pa.table({"n": column, "m": TEXT}) for column in (first, second)]
+    paths = files_of(tmp_path, kind, *tables)
+    with pytest.raises(ConfigError, match=r"column 'n' is .* in .*1\.data, and"):
+        getattr(elastix, kind)(paths)
+    assert getattr(elastix, kind)(paths, columns=["m"])[3] == {"m": "b"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (INT, INT.cast(pa.int16())),
+        (TEXT, TEXT.cast(pa.large_string())),
+        (TEXT, TEXT.dictionary_encode()),
+        (pa.nulls(2), INT),
+        (pa.array([[], []]), pa.array([[1], []])),
+    ],
+)
+def test_columns_of_the_same_values_are_taken(tmp_path, kind, first, second):
+    tables = [pa.table({"n": first}), pa.table({"n": second})]
+    data = getattr(elastix, kind)(files_of(tmp_path, kind, *tables))
+    assert [row["n"] for row in data] == first.to_pylist() + second.to_pylist()
+
+
+def test_files_are_known_again_by_what_is_in_them(tmp_path, kind):
+    rows = [pa.table({"n": [f"{value}" * n for n in range(9)]}) for value in ("a", "a", "bb")]
+    same, again, others = files_of(tmp_path, kind, *rows)
+    made = getattr(elastix, kind)
+    assert made(same).files == made(again).files != made(others).files
+
+
 def test_columns_of_one_name_are_refused_unless_others_are_named(tmp_path):
     columns = [pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])]
     twice = pa.Table.from_arrays(columns, names=["n", "n", "m"])

@@ -185,6 +185,31 @@ def test_an_index_that_points_outside_is_not_believed(path):
             assert found == whole
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"samples": 9.0},
+        {"samples": -1},
+        {"parts": 10**30},
+        {"text": "much"},
+        {"names": None},
+        {"names": [1, 2]},
+        {"names": {"a": 1, "b": 2}},
+        {"left_out": "\x1b[31m"},
+    ],
+)
+def test_an_index_that_somebody_made_up_is_not_believed(path, forged):
+    whole = [elastix.Tar(path)[i] for i in range(9)]
+    beside = path.with_name("a.tar.index")
+    raw = beside.read_bytes()
+    length = 8 + int.from_bytes(raw[:8], "little")
+    text = json.dumps({**json.loads(raw[8:length]), **forged}).encode()
+    text += b" " * (-len(text) % 8)
+    beside.write_bytes(len(text).to_bytes(8, "little") + text + raw[length:])
+    data = elastix.Tar(path)
+    assert [data[i] for i in range(len(data))] == whole
+
+
 def test_a_folder_that_may_not_be_written_to_costs_the_index_only(path, monkeypatch):
     def refuse(*_):
         raise PermissionError("read-only")
@@ -260,7 +285,6 @@ def test_links_devices_and_folders_are_no_samples_and_names_are_only_keys(tmp_pa
         add(archive, "/root/x.txt", b"nor this")
         add(archive, "folder.d", type=tarfile.DIRTYPE)
         add(archive, "link.jpg", type=tarfile.SYMTYPE, linkname="/etc/passwd")
-        add(archive, "hard.jpg", type=tarfile.LNKTYPE, linkname="a.jpg")
         add(archive, "null.jpg", type=tarfile.CHRTYPE)
         add(archive, "README", b"no dot")
         add(archive, ".hidden", b"no name")
@@ -272,6 +296,37 @@ def test_links_devices_and_folders_are_no_samples_and_names_are_only_keys(tmp_pa
     ]
     assert make_index(path) == (2, 3)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["odd.tar", "odd.tar.index"]
+
+
+def test_a_hard_link_is_refused_as_a_sample_would_be_without_its_bytes(tmp_path):
+    path = write(tmp_path / "a.tar", [("a.jpg", b"1")])
+    with tarfile.open(path, "a") as archive:
+        add(archive, "b.jpg", type=tarfile.LNKTYPE, linkname="a.jpg")
+    with pytest.raises(Corrupt, match=r"'b\.jpg' as a hard link.*--hard-dereference"):
+        elastix.Tar(path)
+
+
+def test_a_pattern_does_not_find_the_indexes_that_it_made(path):
+    assert len(elastix.Tar(path.parent / "*")) == len(elastix.Tar(path.parent / "*")) == 9
+
+
+def test_two_stars_stand_for_any_number_of_folders(tmp_path, path):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    write(tmp_path / "deep" / "er" / "b.tar", pairs(9, 2))
+    assert len(elastix.Tar(tmp_path / "**" / "*.tar")) == 11
+
+
+def test_a_file_that_is_given_twice_is_refused(path):
+    with pytest.raises(ConfigError, match=r"a\.tar was given twice"):
+        elastix.Tar([path, path.parent / "*.tar"])
+
+
+def test_files_are_known_again_by_what_is_in_them(tmp_path, path):
+    first = elastix.Tar(path)
+    assert pickle.loads(pickle.dumps(first)).files == first.files
+    copied = write(tmp_path / "copy.tar", pairs(0, 9))
+    assert elastix.Tar(copied).files == first.files
+    assert elastix.Tar(write(tmp_path / "b.tar", pairs(1, 9))).files != first.files
 
 
 def test_a_file_that_is_there_twice_is_refused_by_name(tmp_path):
