@@ -278,13 +278,12 @@ class Arrow(_Rows):
 
 def _footer(source: Any) -> bytes:  # noqa: ANN401 - pyarrow has no types
     """The end of a file, which says what is where in it, with its length."""
-    size = source.size()
+    size: int = source.size()
     least = min(size, 10)  # a length of four bytes and what both kinds of files end with
     tail = source.read_at(least, size - least)
     length = int.from_bytes(tail[-8:-4] if tail.endswith(b"PAR1") else tail[:4], "little")
     length = min(size, length + least)
-    end: bytes = source.read_at(length, size - length)
-    return size.to_bytes(8, "little") + end
+    return size.to_bytes(8, "little") + bytes(source.read_at(length, size - length))
 
 
 def _same_values(a: pa.DataType, b: pa.DataType) -> bool:

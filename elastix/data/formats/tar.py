@@ -51,7 +51,7 @@ class Tar(Indexed):
     A sample is a dict with `"__key__"`, the name, and the bytes of each of its files by what stands
     behind the first dot, in lower case: `{"__key__": "train/0007", "jpg": b"...", "cls": b"3"}`.
     The files of a sample may stand anywhere in its archive; samples come in the order in which the
-    archive begins them. Left out are what is no regular file, files without a dot, and names
+    archive begins them. Left out are symbolic links and devices, files without a dot, and names
     within two underscores (WebDataset's own).
 
     Names are keys and nothing else: nothing is ever unpacked, so it does not matter whether one
