@@ -1,6 +1,6 @@
 """A dataset and how it is read: which samples stand at which positions, and a batch of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from elastix.arguments import check_value, require
 from elastix.data.cache_eviction import ReaderPosition
 from elastix.data.cursor import count, split
 from elastix.data.formats.indexed import Indexed, by_position
@@ -26,6 +27,11 @@ Collate = Callable[[list[Any]], Any]
 Augment = Callable[[Any, np.random.Generator], Any]
 """`augment(sample, rng)`: what is collated in place of the sample."""
 
+_PLAIN: Mapping[str, object] = {
+    **dict.fromkeys(("batch_size", "seed", "num_workers", "prefetch"), int),
+    **dict.fromkeys(("per_worker", "shuffle"), bool),
+    "slices": int | None,
+}
 _LOW = (1 << 64) - 1
 _REHEARSED = 1 << 63
 """Above all positions of a stream are those of what is rehearsed beside it."""
@@ -70,35 +76,22 @@ class Source:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", by_position(self.dataset))
-        if type(self.batch_size) is not int or self.batch_size < 1:
-            raise ConfigError(f"batch_size must be a whole number >= 1, not {self.batch_size!r}.")
+        for name, hint in _PLAIN.items():
+            said = "prefetch_factor" if name == "prefetch" else name
+            value = check_value("ctx.loader", said, hint, getattr(self, name))
+            object.__setattr__(self, name, value)
+        self._check_least("batch_size", self.batch_size, 1)
+        self._check_least("seed", self.seed, 0)
+        self._check_least("num_workers", self.num_workers, 0)
+        self._check_least("prefetch_factor", self.prefetch, 1)
         if self.slices is not None:
             self._check_slices(self.slices)
         if self.length < 1:
             raise ConfigError(f"the {type(self.dataset).__name__} is empty. No loader was made.")
-        self._check_types()
         if self.augment is not None and not callable(self.augment):
             raise ConfigError(
                 f"augment must be a function of a sample and a NumPy Generator, not "
                 f"{self.augment!r}. No loader was made."
-            )
-        whole = type(self.num_workers) is type(self.prefetch) is int
-        if not whole or self.num_workers < 0 or self.prefetch < 1:
-            raise ConfigError(
-                f"num_workers must be a whole number >= 0 and prefetch_factor one >= 1, not "
-                f"{self.num_workers!r} and {self.prefetch!r}. No loader was made."
-            )
-
-    def _check_types(self) -> None:
-        for name, value in (("per_worker", self.per_worker), ("shuffle", self.shuffle)):
-            if not isinstance(value, bool):
-                raise ConfigError(
-                    f"{name} must be True or False, not {value!r}. No loader was made."
-                )
-        if type(self.seed) is not int or not 0 <= self.seed <= _LOW:
-            raise ConfigError(
-                f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed!r}. No loader "
-                "was made."
             )
         if not callable(self.collate):
             raise ConfigError(
@@ -106,11 +99,15 @@ class Source:
                 "loader was made. Leave it out for torch's default_collate."
             )
 
-    def _check_slices(self, slices: object) -> None:
-        if type(slices) is not int or slices < 1:
+    @staticmethod
+    def _check_least(name: str, value: int, least: int) -> None:
+        require(value >= least, f"{name} must be >= {least}, not {value}. No loader was made.")
+
+    def _check_slices(self, slices: int) -> None:
+        if slices < 1:
             raise ConfigError(
-                f"slices must be a whole number >= 1, not {slices!r}. No loader was made. It is "
-                "into how many equal parts each batch is cut; leave it out for a share a worker."
+                f"slices must be >= 1, not {slices}. No loader was made. It is into how many equal "
+                "parts each batch is cut; leave it out for a share a worker."
             )
         if self.batch_size % slices:
             near = max(slices, self.batch_size // slices * slices)

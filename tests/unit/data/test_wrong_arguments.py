@@ -33,7 +33,7 @@ LOADER = {
     "batch_size": [*NUMBERS, float("nan")],
     "per_worker": ["yes", 1, None],
     "shuffle": ["yes", 1, None],
-    "seed": [-1, 2.5, "0", True, 2**64],
+    "seed": [-1, 2.5, "0", True, 2**63],
     "collate_fn": [None, "stack", 3],
     "num_workers": [-1, 2.5, "2", None, True],
     "prefetch_factor": [-1, 0, 2.5, "2", None, True],
