@@ -30,6 +30,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 import elastix
+from benchmarks.goals import BUFFERS
 from benchmarks.record import save
 from elastix.config import CheckpointConfig
 from elastix.data.audit import audit
@@ -43,7 +44,6 @@ from elastix.train.replica.solo import run_alone
 
 TASKS = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
 BATCH, RATIO = 32, 0.5
-BUFFERS = {"digits": (72, 432), "mnist": (200, 1200)}  # 5 and 30 percent
 EPOCHS = {"digits": 20, "mnist": 6}
 SEEDS = {"digits": 300, "mnist": 20}  # 5 or 20 left the digits in doubt: a seed is off by 2 points
 BOUND_SEEDS = 20  # of what needs no close comparison
