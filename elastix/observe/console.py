@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastix.errors import ElastixError
-from elastix.events import Event, Recovered, Reported
+from elastix.events import Event, Recovered, Reported, where_raised
 from elastix.observe.event_text import line, plain, plain_lines
 from elastix.observe.notebook_cell import NotebookCell, here, terminal_of
 from elastix.observe.progress import Loss, Progress, duration, shown
@@ -212,7 +212,7 @@ class Console:
             if left_out > 0:  # both ends say something: where it began, and what it was
                 half = _TRACEBACK // 2
                 lines = [*lines[:half], f"... {left_out} lines ...", *lines[-half:]]
-            where = f"worker {raised.worker}, rank {raised.rank}, after step {raised.step}"
+            where = where_raised(raised.worker, raised.rank, raised.step)
             return f"first failure: {where}", lines
         lines = plain_lines(str(error))
         if self.progress.losses:
@@ -336,7 +336,8 @@ def _goodput(progress: Progress) -> str:
 
 
 def _told(loss: Loss, since: float) -> str:
-    return f"worker {loss.worker} (rank {loss.rank}) {loss.cause} at {loss.t - since:.1f} s"
+    place = f"rank {loss.rank}" if loss.rank >= 0 else "not in the group yet"
+    return f"worker {loss.worker} ({place}) {loss.cause} at {loss.t - since:.1f} s"
 
 
 def _what_became_of(loss: Loss) -> str:

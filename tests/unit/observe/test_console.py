@@ -166,6 +166,21 @@ def test_the_first_failure_stands_at_the_end(tty):
     assert "worker 2, rank 1, after step 7" in end
 
 
+def test_a_worker_outside_of_the_group_has_no_rank():
+    console, file, clock = console_of(tty=False)
+    with console:
+        console.show(WorkerRaised(t=clock.now, worker=2, rank=-1, step=0, traceback="KeyError: 1"))
+        console.failed(WorkerFailed("the train function raised KeyError: 1"))
+    assert "first failure: worker 2, before it joined the group" in file.getvalue()
+    console, file, clock = console_of(tty=False)
+    with console:
+        lost = WorkerLost(t=clock.now, worker=3, rank=-1, generation=0, cause="died")
+        console.show(lost)
+        console.failed(QuorumLost("no worker is left."))
+    assert "first failure: worker 3 (not in the group yet) died" in file.getvalue()
+    assert "rank -1" not in file.getvalue()
+
+
 def test_without_a_traceback_the_first_loss_and_the_reason_stand_there():
     console, file, clock = console_of(tty=False)
     with console:
