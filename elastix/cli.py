@@ -18,6 +18,7 @@ from elastix.commands.dashboard import grafana
 from elastix.commands.doctor import doctor
 from elastix.commands.estimate import estimate
 from elastix.commands.exit_codes import says as _says
+from elastix.commands.export import export
 from elastix.commands.output import AsJson
 from elastix.commands.output import print_table as _print
 from elastix.commands.report import report
@@ -25,7 +26,8 @@ from elastix.commands.run import run
 from elastix.commands.runs import app as runs_app
 from elastix.commands.serve import serve
 from elastix.commands.status import status
-from elastix.errors import ConfigError, ElastixError
+from elastix.commands.store_arguments import STORE, Name, Where
+from elastix.errors import ConfigError
 
 if TYPE_CHECKING:
     from elastix.store import Entry, Store
@@ -38,11 +40,6 @@ app.add_typer(campaigns.app, name="campaign")
 app.add_typer(data.app, name="data")
 for verb in (bench, doctor, estimate, grafana, report, run, serve, status):
     app.command()(_says(verb))
-
-Where = Annotated[
-    str,
-    typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory or URI of the store."),
-]
 
 
 def _read(path: str) -> "Store":
@@ -65,22 +62,7 @@ def _existing(path: str) -> "Store":
     return _written(path)
 
 
-def _names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Tags and refs, for a shell that completes them."""
-    try:
-        with _read(ctx.params.get("store") or _STORE) as opened:
-            known = [*opened.tags(), *(entry.ref[:12] for entry in opened.log(limit=50))]
-    except ElastixError:
-        return []
-    return [name for name in known if name.startswith(incomplete)]
-
-
-Name = Annotated[
-    str,
-    typer.Argument(help="Tag, ref, or the first digits of a ref.", autocompletion=_names),
-]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-_STORE = "runs/store"
 _META = 400  # characters of a model's metadata
 
 
@@ -106,7 +88,7 @@ def _line(entry: "Entry") -> tuple[str, ...]:
 @_says
 def log(
     ref: Annotated[str | None, typer.Argument(help="Only this model and its ancestors.")] = None,
-    store: Where = _STORE,
+    store: Where = STORE,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -122,7 +104,7 @@ def log(
 
 @store_app.command()
 @_says
-def show(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+def show(ref: Name, store: Where = STORE, as_json: AsJson = False) -> None:
     """Show one model: its tensors, who first wrote each, its metadata."""
     from elastix.store.whole_tensors import wholes  # not for --help
 
@@ -163,7 +145,7 @@ def _short(text: str) -> str:
 
 @store_app.command()
 @_says
-def diff(a: Name, b: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+def diff(a: Name, b: Name, store: Where = STORE, as_json: AsJson = False) -> None:
     """Compare two models: tensors and metadata."""
     with _read(store) as opened:
         found = opened.diff(a, b)
@@ -178,7 +160,7 @@ def diff(a: Name, b: Name, store: Where = _STORE, as_json: AsJson = False) -> No
 @_says
 def nearest(
     ref: Name,
-    store: Where = _STORE,
+    store: Where = STORE,
     mode: Annotated[str, typer.Option(help="lp (prefix) or lcs (subsequence).")] = "lcs",
     tagged: Annotated[str | None, typer.Option(help="Only models with such a tag (glob).")] = None,
     as_json: AsJson = False,
@@ -202,40 +184,14 @@ def nearest(
         raise typer.Exit(1)
 
 
-@store_app.command()
-@_says
-def export(
-    ref: Name,
-    path: Annotated[Path, typer.Argument(help="X.safetensors: the model; X.parquet: the list.")],
-    store: Where = _STORE,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing file.")] = False,
-    whole: Annotated[bool, typer.Option("--whole", help="With the optimizer's State.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Write a model as safetensors; `export all X.parquet` writes the catalogue."""
-    catalogue = path.suffix == ".parquet"
-    if catalogue and ref != "all":
-        raise ConfigError(
-            f"a .parquet file holds the list of all models, not {ref!r}. Nothing was written. "
-            "Say `export all X.parquet`, or give a .safetensors file for the model."
-        )
-    if path.exists() and not (force and path.is_file()):
-        how = "Give another name." if path.is_dir() else "Give another name, or --force."
-        raise ConfigError(f"{path} exists. Nothing was written. {how}")
-    with _read(store) as opened:
-        if catalogue:
-            opened.catalogue(path)
-        else:
-            opened.export(ref, path, whole=whole)
-    size = path.stat().st_size
-    _print(as_json, {"path": str(path), "bytes": size}, ("path", "size"), [(path, decimal(size))])
+store_app.command()(_says(export))
 
 
 @store_app.command("import")
 @_says
 def import_(
     path: Annotated[Path, typer.Argument(help="A safetensors file.")],
-    store: Where = _STORE,
+    store: Where = STORE,
     tag: Annotated[str | None, typer.Option(help="Tag the model with this name.")] = None,
     parent: Annotated[list[str] | None, typer.Option(help="Tag or ref it derives from.")] = None,
     as_json: AsJson = False,
@@ -250,7 +206,7 @@ def import_(
 
 @store_app.command()
 @_says
-def verify(store: Where = _STORE, as_json: AsJson = False) -> None:
+def verify(store: Where = STORE, as_json: AsJson = False) -> None:
     """Read every byte and compare digests. Exit code 1 if anything is damaged."""
     with _read(store) as opened:
         damage = opened.verify()
@@ -266,7 +222,7 @@ def verify(store: Where = _STORE, as_json: AsJson = False) -> None:
 
 @store_app.command()
 @_says
-def gc(store: Where = _STORE, as_json: AsJson = False) -> None:
+def gc(store: Where = STORE, as_json: AsJson = False) -> None:
     """Give back the bytes of retired models. Works on a full disk."""
     with _existing(store) as opened:
         found = opened.gc()
@@ -277,7 +233,7 @@ def gc(store: Where = _STORE, as_json: AsJson = False) -> None:
 
 @store_app.command()
 @_says
-def stats(store: Where = _STORE, as_json: AsJson = False) -> None:
+def stats(store: Where = STORE, as_json: AsJson = False) -> None:
     """Count models and bytes."""
     with _read(store) as opened:
         found = opened.stats()
@@ -288,7 +244,7 @@ def stats(store: Where = _STORE, as_json: AsJson = False) -> None:
 
 @store_app.command()
 @_says
-def consolidate(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+def consolidate(ref: Name, store: Where = STORE, as_json: AsJson = False) -> None:
     """Put a model that is kept in the parts of a mesh again as whole tensors; its tags move."""
     with _existing(store) as opened:
         before = opened.manifest(ref).ref
@@ -304,7 +260,7 @@ def consolidate(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> No
 
 @store_app.command()
 @_says
-def retire(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+def retire(ref: Name, store: Where = STORE, as_json: AsJson = False) -> None:
     """Drop a model; gc gives its bytes back."""
     with _existing(store) as opened:
         full = opened.manifest(ref).ref
@@ -317,7 +273,7 @@ def retire(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
 def tag(
     name: Annotated[str, typer.Argument(help="The tag.")],
     ref: Annotated[str | None, typer.Argument(help="What it shall mean; none lists it.")] = None,
-    store: Where = _STORE,
+    store: Where = STORE,
     delete: Annotated[bool, typer.Option("--delete", "-d", help="Remove the tag.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -335,7 +291,7 @@ def tag(
 
 @store_app.command()
 @_says
-def tags(store: Where = _STORE, as_json: AsJson = False) -> None:
+def tags(store: Where = STORE, as_json: AsJson = False) -> None:
     """List the tags."""
     with _read(store) as opened:
         found = opened.tags()
@@ -344,7 +300,7 @@ def tags(store: Where = _STORE, as_json: AsJson = False) -> None:
 
 @store_app.command()
 @_says
-def lineage(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
+def lineage(ref: Name, store: Where = STORE, as_json: AsJson = False) -> None:
     """List what a model derives from and what derives from it, nearest first."""
     with _read(store) as opened:
         above, below = opened.ancestors(ref), opened.descendants(ref)
@@ -354,7 +310,7 @@ def lineage(ref: Name, store: Where = _STORE, as_json: AsJson = False) -> None:
 
 @store_app.command()
 @_says
-def rebuild(store: Where = _STORE, as_json: AsJson = False) -> None:
+def rebuild(store: Where = STORE, as_json: AsJson = False) -> None:
     """Make the index anew from the packs, when it is damaged or lost."""
     with _written(store) as opened:
         opened.rebuild()

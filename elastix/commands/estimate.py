@@ -83,13 +83,13 @@ def estimate(
         raise ConfigError(f"--device is here or one of {sorted(DEVICES)}, not {device!r}.")
     axes = parsed(mesh) if mesh else {}
     share = math.ceil(batch_size / workers / axes.get("shard", 1))
-    made, sample = _dtype(dtype, "--dtype"), _dtype(input_dtype, "--input-dtype")
+    made, sample = _dtype(dtype, "--dtype"), input_dtype_of(input_dtype)
     if sample.is_floating_point:
         sample = made
-    sizes = _shape(shape)
+    sizes = shape_of(shape)
     with undisturbed(as_json):
         cost = trace(
-            _builder(model, config),
+            builder(model, config),
             lambda: (torch.zeros(share, *sizes, dtype=sample),),
             optimizer=optimizer,
             dtype=made,
@@ -164,7 +164,21 @@ def _dtype(name: str, option: str) -> torch.dtype:
     return dtype
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def input_dtype_of(name: str) -> torch.dtype:
+    """What --input-dtype says.
+
+    Raises:
+        ConfigError: there is no such type.
+    """
+    return _dtype(name, "--input-dtype")
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """What --shape says.
+
+    Raises:
+        ConfigError: it is no list of numbers.
+    """
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
@@ -173,7 +187,7 @@ def _shape(text: str) -> tuple[int, ...]:
         ) from error
 
 
-def _builder(target: str, config: str | None) -> Callable[[], torch.nn.Module]:
+def builder(target: str, config: str | None) -> Callable[[], torch.nn.Module]:
     """What makes the model: FUNCTION(config), or FUNCTION() if there is no config and no space."""
     module_name, _, name = target.partition(":")
     module = _module(module_name)

@@ -1,0 +1,237 @@
+"""A stored model with its code, as a Hugging Face folder or as ONNX. What is written is tried.
+
+Both are written beside their place and loaded again; only what gives the same is put there.
+"""
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from elastix.commands.estimate import builder, input_dtype_of, shape_of
+from elastix.errors import ConfigError, StoreError
+from elastix.state import State
+from elastix.store.packs import storage_errors
+
+BATCHES = (1, 3, 7)
+"""Sizes of the batches on which an ONNX file is compared with its model."""
+_TOLERANCE = 1e-4
+_MOST_INSIDE = 1_500_000_000  # bytes in one ONNX file, which protobuf limits
+
+
+def write(
+    state: State,
+    kind: str,
+    path: Path,
+    model: str,
+    config: object,
+    shape: str,
+    dtype: str,
+) -> None:
+    """Write `path` and what belongs beside it.
+
+    Args:
+        state: from the store.
+        kind: "huggingface" or "onnx".
+        path: DIR/model.safetensors or DIR/model.onnx.
+        model: what builds the module; see `elastix estimate`. Or a config.json.
+        config: JSON or its text for the function; None to call it without.
+        shape: of one sample.
+        dtype: of a sample.
+
+    Raises:
+        ConfigError: the words name no such model, or a package is missing.
+        StateError: the model is another one than was stored.
+        StoreError: it cannot be exported, gives something else there, or cannot be written.
+    """
+    put: Callable[[torch.nn.Module, Path], None]
+    if kind == "huggingface":
+        put, module = _put_huggingface, _transformers_model(model, config)
+    else:
+        sizes, kind_of_sample = shape_of(shape), input_dtype_of(dtype)
+        samples = [_sample(batch, sizes, kind_of_sample) for batch in BATCHES]
+        module = _built(model, config)
+
+        def put(module: torch.nn.Module, draft: Path) -> None:
+            _put_onnx(module, draft, samples)
+
+    state.load_into(module)
+    draft = path.parent.with_name(f".{path.parent.name}.{secrets.token_hex(4)}")
+    with storage_errors(f"writing {path}"):
+        try:
+            draft.mkdir(parents=True)
+            put(module, draft)
+            usual = draft / "usual"  # safetensors makes files that nobody else may read
+            usual.touch()
+            mode = usual.stat().st_mode
+            usual.unlink()
+            path.parent.mkdir(exist_ok=True)
+            for file in draft.iterdir():
+                file.chmod(mode)
+                file.replace(path.parent / file.name)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _built(model: str, config: object) -> torch.nn.Module:
+    text = config if config is None or isinstance(config, str) else json.dumps(config)
+    build = builder(model, text)
+    try:
+        module: object = build()
+    except Exception as error:
+        raise ConfigError(
+            f"{model} raised when it was to build the model: {_first_line(error)}. Nothing was "
+            "written. It is called with --config, or with the config that a trial was stored "
+            "with, or with nothing if there is neither."
+        ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            f"{model} gave {type(module).__name__}, which is no torch.nn.Module. Nothing was "
+            "written. Name the function that builds the model."
+        )
+    return module
+
+
+# ---------------------------------------------------------------------- Hugging Face
+
+
+def _transformers_model(model: str, config: object) -> torch.nn.Module:
+    """A model with a config that says how to build it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            "--format huggingface needs transformers, which is not installed. Nothing was written. "
+            "pip install 'elastix[transformers]'"
+        ) from error
+    path = Path(model)
+    if path.suffix == ".json" or path.is_dir():
+        return _by_config(transformers, path)
+    module = _built(model, config)
+    if not isinstance(module, cast("type", transformers.PreTrainedModel)):
+        raise ConfigError(
+            f"{model} builds a {type(module).__name__}, which is no model of transformers, and a "
+            "Hugging Face folder needs its config. Nothing was written. Take --format "
+            "safetensors for the weights, or onnx."
+        )
+    return module
+
+
+def _by_config(transformers: Any, path: Path) -> torch.nn.Module:  # noqa: ANN401 - a module
+    try:
+        path.stat()  # or transformers would look for it on its hub
+        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+        (name,) = config.architectures or [""]
+        kind = getattr(transformers, name)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} does not say which model of transformers to build: {error}. Nothing was "
+            'written. It has to be a config.json with one name under "architectures"; or name '
+            "the function that builds the model: --model FILE.py:FUNCTION."
+        ) from error
+    built: torch.nn.Module = kind(config)
+    return built
+
+
+def _put_huggingface(module: Any, draft: Path) -> None:  # noqa: ANN401 - PreTrainedModel
+    module.save_pretrained(draft)
+    again = type(module).from_pretrained(draft).state_dict()
+    for name, tensor in module.state_dict().items():
+        if name not in again or not torch.equal(again[name], tensor):
+            raise StoreError(
+                f"transformers reads another {name!r} than was written. Nothing was put in place. "
+                "Export as safetensors, which holds every tensor under its own name."
+            )
+
+
+# ---------------------------------------------------------------------- ONNX
+
+
+def _sample(batch: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Of zeros and ones where it is whole numbers: tokens of any vocabulary."""
+    generator = torch.Generator().manual_seed(batch)
+    if dtype.is_floating_point:
+        return torch.randn(batch, *sizes, generator=generator, dtype=dtype)
+    return torch.randint(2, (batch, *sizes), generator=generator).to(dtype)
+
+
+def _put_onnx(module: torch.nn.Module, draft: Path, samples: Sequence[torch.Tensor]) -> None:
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch.onnx needs it, and says so late
+    except ImportError as error:
+        raise ConfigError(
+            f"--format onnx needs a package that is not installed: {error}. Nothing was written. "
+            "pip install 'elastix[onnx]'"
+        ) from error
+    settings: Any = getattr(module, "config", None)
+    if getattr(settings, "use_cache", False):
+        settings.use_cache = False  # what transformers keeps for the next token is no answer
+    expected = [_answers(module, sample) for sample in samples]
+    path = draft / "model.onnx"
+    large = sum(t.nbytes for t in module.state_dict().values()) > _MOST_INSIDE
+    try:
+        torch.onnx.export(
+            module,
+            (samples[1],),
+            path,
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            external_data=large,
+            verbose=False,
+        )
+        onnx.checker.check_model(str(path))
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+        found = [session.run(None, {name: sample.numpy()}) for sample in samples]
+    except Exception as error:  # whatever torch, onnx and the runtime have
+        raise StoreError(
+            f"torch cannot export this model to ONNX: {_first_line(error)}. Nothing was written. "
+            "Usual reasons are a forward pass that branches on values, or a batch that it does not "
+            "pass through. Export as safetensors, and run it in torch."
+        ) from error
+    for batch, ours, theirs in zip(BATCHES, expected, found, strict=True):
+        _compare(batch, ours, [torch.from_numpy(one) for one in theirs])
+
+
+def _answers(module: torch.nn.Module, sample: torch.Tensor) -> list[torch.Tensor]:
+    try:
+        with torch.no_grad():
+            answer = module(sample)
+    except Exception as error:
+        raise ConfigError(
+            f"the model does not take a batch of shape {tuple(sample.shape)} and type "
+            f"{sample.dtype}: {_first_line(error)}. Nothing was written. Look at --shape, which is "
+            "of one sample without the batch, and --input-dtype. A model of several inputs cannot "
+            "be exported here."
+        ) from error
+    return [leaf for leaf in tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
+
+
+def _compare(batch: int, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        scale = max(1.0, float(one.abs().max())) if one.numel() else 1.0
+        same = one.shape == other.shape and torch.allclose(
+            one.double(), other.double(), rtol=0.0, atol=_TOLERANCE * scale, equal_nan=True
+        )
+        if not same:
+            raise StoreError(
+                f"run by onnxruntime on a batch of {batch} the exported model gives something "
+                f"else than the stored one, by more than {_TOLERANCE:g} of its largest value. "
+                "Nothing was written. Its forward pass may depend on the batch, or draw random "
+                "numbers."
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong first, in one line without a terminal's colours."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]

@@ -1,0 +1,198 @@
+"""Stored models in the formats of others: each is run, and gives what the stored one gives."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from elastix.cli import app
+from elastix.state import State
+from elastix.store import Store
+
+MODELS = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+def sized(config):
+    return nn.Linear(6, config["classes"])
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+class Draws(Branches):
+    def forward(self, x):
+        return self.layer(x) + torch.rand_like(self.layer(x))
+
+def gpt(**more):
+    from transformers import GPT2Config, GPT2LMHeadModel
+    small = {"vocab_size": 16, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**small, **tokens))
+
+def broken():
+    raise RuntimeError("no such layer")
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "models.py").write_text(MODELS)
+    return tmp_path
+
+
+def models(folder):
+    found = {}
+    exec(compile(MODELS, "models.py", "exec"), found)
+    return found
+
+
+def stored(folder, model, **meta):
+    torch.manual_seed(3)
+    module = models(folder)[model](**meta)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.add_(0.5)  # statistics of a model that was trained
+    tensors = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with Store(folder / "store") as store:
+        store.tag("model", store.put(State(tensors, meta)))
+    return module.eval()
+
+
+def export(folder, *words, code=0):
+    done = CliRunner().invoke(
+        app, ["store", "export", "model", *words, "--store", str(folder / "store")]
+    )
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    return done
+
+
+def onnx(folder, function, *words, code=0):
+    target = ["--format", "onnx", "--model", f"{folder / 'models.py'}:{function}"]
+    return export(folder, str(folder / "out"), *target, "--shape", "6", *words, code=code)
+
+
+def run_onnx(path, *inputs):
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    return torch.from_numpy(session.run(None, dict(zip(names, inputs, strict=True)))[0])
+
+
+def test_onnx_gives_what_the_stored_model_gives_for_any_batch(folder):
+    pytest.importorskip("onnx")
+    module = stored(folder, "build")
+    told = json.loads(onnx(folder, "build", "--json").stdout)
+    assert told["path"] == str(folder / "out" / "model.onnx")
+    for batch in (1, 4, 33):
+        x = torch.randn(batch, 6)
+        assert torch.allclose(run_onnx(told["path"], x.numpy()), module(x), atol=1e-5)
+    assert [entry.name for entry in (folder / "out").iterdir()] == ["model.onnx"]
+
+
+def test_a_trial_is_built_with_the_config_that_it_was_stored_with(folder):
+    pytest.importorskip("onnx")
+    module = stored(folder, "sized", config={"classes": 5})
+    onnx(folder, "sized")
+    x = torch.randn(2, 6)
+    assert torch.allclose(run_onnx(folder / "out" / "model.onnx", x.numpy()), module(x), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "fact"),
+    [("Branches", "branches on values"), ("Draws", "gives something else")],
+)
+def test_what_onnx_cannot_hold_is_not_written(folder, function, fact):
+    pytest.importorskip("onnx")
+    stored(folder, function)
+    said = onnx(folder, function, code=1).stderr
+    assert fact in said
+    assert "Nothing was written" in said
+    assert sorted(entry.name for entry in folder.iterdir()) == ["models.py", "store"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fact"),
+    [
+        (["--format", "gguf"], 2, "--format is one of"),
+        (["--format", "onnx"], 2, "a store has tensors and no code"),
+        (["--format", "onnx", "--model", "{}:build"], 2, "needs the --shape of one sample"),
+        (["--format", "onnx", "--model", "{}:build", "--shape", "six"], 2, "numbers with commas"),
+        (["--format", "onnx", "--model", "{}:build", "--shape", "5"], 2, "does not take a batch"),
+        (["--format", "onnx", "--model", "{}:none", "--shape", "6"], 2, "has no function"),
+        (["--format", "onnx", "--model", "{}:broken", "--shape", "6"], 2, "no such layer"),
+        (["--format", "onnx", "--model", "{}:nothing", "--shape", "6"], 2, "no torch.nn.Module"),
+        (["--format", "onnx", "--model", "{}:Branches", "--shape", "6"], 1, "another model than"),
+        (["--format", "huggingface", "--model", "{}:build"], 2, "no model of transformers"),
+        (["--format", "huggingface", "--model", "none.json"], 2, "does not say which model"),
+        (["--format", "huggingface", "--model", "{}", "--shape", "6"], 2, "no other format"),
+        (["--format", "huggingface", "--model", "{}", "--whole"], 2, "has no place for"),
+        (["--model", "{}"], 2, "safetensors needs neither"),
+    ],
+)
+def test_what_cannot_be_exported_says_what_to_do(folder, words, code, fact):
+    pytest.importorskip("transformers")
+    pytest.importorskip("onnx")
+    stored(folder, "build")
+    words = [word.format(folder / "models.py") for word in words]
+    said = export(folder, str(folder / "out"), *words, code=code).output
+    assert fact in said
+    assert not (folder / "out").exists()
+    assert not list(folder.glob(".out*"))
+
+
+def test_an_existing_file_is_replaced_by_force_alone(folder):
+    pytest.importorskip("onnx")
+    stored(folder, "build")
+    (folder / "out").mkdir()
+    (folder / "out" / "mine.txt").write_text("mine")
+    (folder / "out" / "model.onnx").write_text("old")
+    assert "exists" in onnx(folder, "build", code=2).output
+    onnx(folder, "build", "--force")
+    assert (folder / "out" / "mine.txt").read_text() == "mine"
+    assert (folder / "out" / "model.onnx").stat().st_size > 100
+
+
+def test_a_hugging_face_folder_is_read_by_transformers(folder):
+    transformers = pytest.importorskip("transformers")
+    module = stored(folder, "gpt")
+    words = ["--format", "huggingface", "--model"]
+    export(folder, str(folder / "out"), *words, f"{folder / 'models.py'}:gpt")
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder / "out")
+    tokens = torch.randint(16, (2, 8))
+    assert torch.equal(again(tokens).logits, module(tokens).logits)
+    # Its config alone says how to build it.
+    export(folder, str(folder / "second"), *words, str(folder / "out" / "config.json"))
+    names = {entry.name for entry in (folder / "second").iterdir()}
+    assert {"config.json", "model.safetensors"} <= names
+    first, second = (folder / name / "model.safetensors" for name in ("out", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    assert first.stat().st_mode & 0o777 == (folder / "models.py").stat().st_mode & 0o777
+
+
+def test_a_language_model_as_onnx(folder):
+    pytest.importorskip("transformers")
+    pytest.importorskip("onnx")
+    module = stored(folder, "gpt")
+    onnx(folder, "gpt", "--input-dtype", "int64")
+    tokens = torch.randint(16, (5, 6))
+    found = run_onnx(folder / "out" / "model.onnx", tokens.numpy())
+    assert torch.allclose(found, module(tokens).logits, atol=1e-5)
+
+
+def test_without_onnx_it_says_what_to_install(folder, monkeypatch):
+    stored(folder, "build")
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    assert "pip install 'elastix[onnx]'" in onnx(folder, "build", code=2).output
