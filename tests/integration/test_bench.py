@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -101,28 +102,32 @@ def test_what_cannot_be_compared_is_refused(tmp_path, train, error, fact):
     assert ranks_alive() == []
 
 
+@contextmanager
 def started(tmp_path, *words):
     (tmp_path / "tmp").mkdir()
-    return subprocess.Popen(
+    short = {"TMPDIR": str(tmp_path / "tmp"), "RAY_TMPDIR": "/tmp"}  # for Ray's sockets
+    process = subprocess.Popen(
         [sys.executable, "-m", "elastix", "bench", SCRIPT, "--cpus", "0.5", *words],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "TMPDIR": str(tmp_path / "tmp"),
-            "RAY_TMPDIR": "/tmp",
-        },  # short, for sockets
+        env={**os.environ, **short},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_short_run_of_both_systems_with_a_kill(tmp_path):
     times = ["--seconds", "0.5", "--warmup", "0", "--kill", "1", "--kill-every", "0.5"]
-    process = started(tmp_path, "-w", "2", *times, "--out", "p.html", "--json")
-    output, told = process.communicate()
+    with started(tmp_path, "-w", "2", *times, "--out", "p.html", "--json") as process:
+        output, told = process.communicate()
     assert process.returncode == 0, told
     (two,) = json.loads(output)["sizes"]
     for system in ("elastix", "ddp"):
@@ -140,13 +145,13 @@ def test_a_short_run_of_both_systems_with_a_kill(tmp_path):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("phase", ["elastix", "DDP"])
 def test_ctrl_c_leaves_nothing_behind(tmp_path, phase):
-    process = started(tmp_path, "-w", "1", "--seconds", "1" if phase == "DDP" else "600")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if f"under {phase} ..." in line:
-            break
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate()
+    seconds = "1" if phase == "DDP" else "600"
+    with started(tmp_path, "-w", "1", "--seconds", seconds) as process:
+        for line in process.stderr:
+            if f"under {phase} ..." in line:
+                break
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate()
     assert process.returncode == 130, told
     assert "Traceback" not in told
     assert [entry.name for entry in tmp_path.iterdir()] == ["tmp"]
