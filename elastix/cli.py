@@ -25,6 +25,7 @@ from elastix.commands.report import report
 from elastix.commands.run import run
 from elastix.commands.runs import app as runs_app
 from elastix.commands.serve import serve
+from elastix.commands.serve_model import serve_model
 from elastix.commands.status import status
 from elastix.commands.store_arguments import STORE, Name, Where
 from elastix.errors import ConfigError
@@ -38,7 +39,7 @@ app.add_typer(store_app, name="store")
 app.add_typer(runs_app, name="runs")
 app.add_typer(campaigns.app, name="campaign")
 app.add_typer(data.app, name="data")
-for verb in (bench, doctor, estimate, grafana, report, run, serve, status):
+for verb in (bench, doctor, estimate, grafana, report, run, serve, serve_model, status):
     app.command()(_says(verb))
 
 

@@ -3,8 +3,6 @@
 Both are written beside their place and loaded again; only what gives the same is put there.
 """
 
-import json
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,7 +12,8 @@ from typing import Any, cast
 import torch
 from torch.utils._pytree import tree_leaves
 
-from elastix.commands.estimate import builder, input_dtype_of, shape_of
+from elastix.commands.built_model import built_model, first_line, without_cache
+from elastix.commands.estimate import input_dtype_of, shape_of
 from elastix.errors import ConfigError, StoreError
 from elastix.state import State
 from elastix.store.packs import storage_errors
@@ -56,7 +55,7 @@ def write(
     else:
         sizes, kind_of_sample = shape_of(shape), input_dtype_of(dtype)
         samples = [_sample(batch, sizes, kind_of_sample) for batch in BATCHES]
-        module = _built(model, config)
+        module = built_model(model, config)
 
         def put(module: torch.nn.Module, draft: Path) -> None:
             _put_onnx(module, draft, samples)
@@ -79,25 +78,6 @@ def write(
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _built(model: str, config: object) -> torch.nn.Module:
-    text = config if config is None or isinstance(config, str) else json.dumps(config)
-    build = builder(model, text)
-    try:
-        module: object = build()
-    except Exception as error:
-        raise ConfigError(
-            f"{model} raised when it was to build the model: {_first_line(error)}. Nothing was "
-            "written. It is called with --config, or with the config that a trial was stored "
-            "with, or with nothing if there is neither."
-        ) from error
-    if not isinstance(module, torch.nn.Module):
-        raise ConfigError(
-            f"{model} gave {type(module).__name__}, which is no torch.nn.Module. Nothing was "
-            "written. Name the function that builds the model."
-        )
-    return module
-
-
 # ---------------------------------------------------------------------- Hugging Face
 
 
@@ -113,7 +93,7 @@ def _transformers_model(model: str, config: object) -> torch.nn.Module:
     path = Path(model)
     if path.suffix == ".json" or path.is_dir():
         return _by_config(transformers, path)
-    module = _built(model, config)
+    module = built_model(model, config)
     if not isinstance(module, cast("type", transformers.PreTrainedModel)):
         raise ConfigError(
             f"{model} builds a {type(module).__name__}, which is no model of transformers, and a "
@@ -171,9 +151,7 @@ def _put_onnx(module: torch.nn.Module, draft: Path, samples: Sequence[torch.Tens
             f"--format onnx needs a package that is not installed: {error}. Nothing was written. "
             "pip install 'elastix[onnx]'"
         ) from error
-    settings: Any = getattr(module, "config", None)
-    if getattr(settings, "use_cache", False):
-        settings.use_cache = False  # what transformers keeps for the next token is no answer
+    without_cache(module)
     expected = [_answers(module, sample) for sample in samples]
     path = draft / "model.onnx"
     large = sum(t.nbytes for t in module.state_dict().values()) > _MOST_INSIDE
@@ -192,7 +170,7 @@ def _put_onnx(module: torch.nn.Module, draft: Path, samples: Sequence[torch.Tens
         found = [session.run(None, {name: sample.numpy()}) for sample in samples]
     except Exception as error:  # whatever torch, onnx and the runtime have
         raise StoreError(
-            f"torch cannot export this model to ONNX: {_first_line(error)}. Nothing was written. "
+            f"torch cannot export this model to ONNX: {first_line(error)}. Nothing was written. "
             "Usual reasons are a forward pass that branches on values, or a batch that it does not "
             "pass through. Export as safetensors, and run it in torch."
         ) from error
@@ -207,7 +185,7 @@ def _answers(module: torch.nn.Module, sample: torch.Tensor) -> list[torch.Tensor
     except Exception as error:
         raise ConfigError(
             f"the model does not take a batch of shape {tuple(sample.shape)} and type "
-            f"{sample.dtype}: {_first_line(error)}. Nothing was written. Look at --shape, which is "
+            f"{sample.dtype}: {first_line(error)}. Nothing was written. Look at --shape, which is "
             "of one sample without the batch, and --input-dtype. A model of several inputs cannot "
             "be exported here."
         ) from error
@@ -227,11 +205,3 @@ def _compare(batch: int, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Te
                 "Nothing was written. Its forward pass may depend on the batch, or draw random "
                 "numbers."
             )
-
-
-def _first_line(error: BaseException) -> str:
-    """What went wrong first, in one line without a terminal's colours."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]

@@ -44,7 +44,7 @@ def print_table(
     The first of the lines names the columns; a single column has no name, as in `$(...)`.
     """
     if as_json:
-        typer.echo(json.dumps(_strict(value), indent=1, allow_nan=False))
+        typer.echo(json.dumps(strict(value), indent=1, allow_nan=False))
         return
     if not sys.stdout.isatty():
         if len(columns) > 1:
@@ -60,10 +60,10 @@ def print_table(
     Console().print(table)
 
 
-def _strict(value: Any) -> Any:  # noqa: ANN401 - any JSON
+def strict(value: Any) -> Any:  # noqa: ANN401 - any JSON
     """With null for NaN and infinity, for which JSON has no word."""
     if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
+        return {key: strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
+        return [strict(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -41,7 +41,10 @@ def test_no_listing_and_no_help_waits_for_torch_or_ray(tmp_path):
     where = ["--store", str(tmp_path)]
     verbs = [
         ["--help"],
-        *([verb, "--help"] for verb in ("run", "bench", "status", "doctor", "estimate", "data")),
+        *(
+            [verb, "--help"]
+            for verb in ("run", "bench", "serve-model", "status", "doctor", "estimate", "data")
+        ),
         ["grafana", "--out", str(tmp_path / "grafana")],
         *(["store", verb, *where] for verb in ("log", "tags", "stats", "verify", "gc")),
         *(["store", verb, "best", *where] for verb in ("show", "lineage")),

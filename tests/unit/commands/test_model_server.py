@@ -1,0 +1,167 @@
+"""A model behind HTTP: what it answers, what it refuses, and that it follows its tag."""
+
+import asyncio
+import json
+import math
+import threading
+
+import pytest
+import torch
+from aiohttp.test_utils import TestClient, TestServer
+
+from elastix.commands.model_server import ServedModel, application, following
+from elastix.errors import ConfigError, NotFound, StateError
+from elastix.state import State
+from elastix.store import Store
+
+MODELS = """
+from torch import nn
+
+def build():
+    return nn.Linear(2, 1, bias=False)
+
+def other():
+    return nn.Linear(3, 1)
+"""
+
+
+def put(folder, weight, tag="best"):
+    with Store(folder / "store") as store:
+        ref = store.put(State({"weight": torch.full((1, 2), float(weight))}))
+        store.tag(tag, ref)
+    return ref
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "models.py").write_text(MODELS)
+    put(tmp_path, 1)
+    return tmp_path
+
+
+def served(folder, name="best", function="build"):
+    target = f"{folder / 'models.py'}:{function}"
+    return ServedModel(str(folder / "store"), name, target, None, torch.float32)
+
+
+def asked(model, *requests):
+    """Status and JSON of each: a path, or what `post` takes."""
+
+    async def ask():
+        found = []
+        async with TestClient(TestServer(application(model))) as client:
+            for request in requests:
+                if isinstance(request, str):
+                    answer = await client.get(request)
+                else:
+                    answer = await client.post("/predict", **request)
+                found.append((answer.status, await answer.json()))
+        return found
+
+    return asyncio.run(ask())
+
+
+def test_it_answers_what_the_model_says_and_who_it_is(folder):
+    model = served(folder)
+    (status, found), (_, about) = asked(model, {"json": {"inputs": [[1, 2], [3, 4]]}}, "/")
+    assert (status, found) == (200, {"ref": model.ref, "outputs": [[3.0], [7.0]]})
+    assert about["name"] == "best"
+    assert (about["ref"], about["failure"]) == (model.ref, "")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "fact"),
+    [
+        ({"data": "{", "headers": {"Content-Type": "application/json"}}, 400, "no JSON"),
+        ({"data": '{"inputs": [[1, 2]]}', "headers": {"Content-Type": "text/plain"}}, 415, "JSON"),
+        ({"json": [1]}, 400, "send {"),
+        ({"json": {"input": [[1, 2]]}}, 400, "send {"),
+        ({"json": {"inputs": "text"}}, 422, "no tensor"),
+        ({"json": {"inputs": [[1, 2], [3]]}}, 422, "no tensor"),
+        ({"json": {"inputs": []}}, 422, "at least one"),
+        ({"json": {"inputs": 5}}, 422, "at least one"),
+        ({"json": {"inputs": [[1, 2, 3]]}}, 422, "does not take inputs of shape (1, 3)"),
+    ],
+)
+def test_what_is_no_batch_is_refused_and_the_next_is_answered(folder, request_, status, fact):
+    found, after = asked(served(folder), request_, {"json": {"inputs": [[1, 2]]}})
+    assert found[0] == status
+    assert fact in found[1]["error"]
+    assert after[0] == 200
+
+
+def test_what_is_not_finite_is_null(folder):
+    put(folder, math.inf)
+    ((_, found),) = asked(served(folder), {"json": {"inputs": [[1, 1]]}})
+    assert found["outputs"] == [[None]]
+
+
+def test_another_model_answers_once_the_tag_has_moved(folder):
+    model = served(folder)
+    first = model.ref
+    assert not model.refresh()
+    second = put(folder, 5)
+    assert model.ref == first
+    assert model.refresh()
+    assert model.ref == second
+    assert json.loads(model.answer([[1, 1]])) == {"ref": second, "outputs": [[10.0]]}
+
+
+def test_what_cannot_be_loaded_changes_nothing_and_is_told_of(folder):
+    model = served(folder)
+    first = model.ref
+    with Store(folder / "store") as store:
+        store.tag("best", store.put(State({"bias": torch.zeros(3)})))
+    assert not model.refresh()
+    assert (model.ref, "another model than was stored" in model.failure) == (first, True)
+    with Store(folder / "store") as store:
+        store.untag("best")
+    assert not model.refresh()
+    assert "best" in model.failure
+    assert json.loads(model.answer([[1, 1]]))["outputs"] == [[2.0]]
+    put(folder, 3)
+    assert model.refresh()
+    assert model.failure == ""
+
+
+def test_what_is_not_there_at_the_beginning_is_an_error(folder):
+    with pytest.raises(NotFound):
+        served(folder, name="worst")
+    with pytest.raises(StateError):
+        served(folder, function="other")
+    with pytest.raises(ConfigError):
+        served(folder, function="none")
+
+
+def test_no_request_fails_while_the_tag_moves(folder):
+    """Requests run all the time, from several clients, and see each model at last."""
+    model = served(folder)
+    heard = []
+
+    async def ask(client, over):
+        while not over.is_set():
+            answer = await client.post("/predict", json={"inputs": [[1, 1]]})
+            found = await answer.json()
+            heard.append((answer.status, found["ref"], found["outputs"][0][0]))
+
+    async def move(over):
+        expected = {model.ref: 2.0}
+        async with TestClient(TestServer(application(model))) as client:
+            clients = [asyncio.create_task(ask(client, over)) for _ in range(4)]
+            for weight in (2, 3, 4):
+                ref = await asyncio.to_thread(put, folder, weight)
+                expected[ref] = 2.0 * weight
+                while not any(who == ref for _, who, _ in heard):
+                    await asyncio.sleep(0)
+            over.set()
+            await asyncio.gather(*clients)
+        return expected
+
+    told = []
+    with following(model, 0.01, told.append) as thread:
+        expected = asyncio.run(move(threading.Event()))
+    thread.join()
+    assert {status for status, _, _ in heard} == {200}
+    assert {ref for _, ref, _ in heard} == set(expected)
+    assert all(expected[ref] == value for _, ref, value in heard)
+    assert sum(line.endswith(" now") for line in told) == 3
