@@ -7,8 +7,9 @@ they are read, in worker processes if asked (read_ahead.py), and when a step cou
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from elastix.arguments import is_whole, whole
 from elastix.data.backward_window import Ratio, lowest
 from elastix.data.cursor import Cursor, count, merge, split, split_like
 from elastix.data.drawn_batch import Draw, SlicedDraw, sliced
@@ -95,7 +96,15 @@ class Loader:
 
         Samples left over by a `break` come first in the next epoch; none is skipped. The last one
         may come twice: when all of its batches were drawn in advance, and some were lost after.
+
+        Raises:
+            ConfigError: `total` is no whole number, when the first epoch is asked for.
         """
+        total = cast("int", whole(total))
+        if not is_whole(total):
+            raise ConfigError(
+                f"loader.epochs must be given a whole number, not {total!r}. Nothing was read."
+            )
         self._pace.planned(self.number, total)
         self._within, self._planned = True, total
         try:

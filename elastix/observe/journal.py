@@ -57,7 +57,8 @@ class Journal:
         """Add one event; `serial` numbers those that several workers may send.
 
         Raises:
-            StoreError: the disk refuses, or refused an earlier one: there are no events after that.
+            StoreError: JSON has no word for what is in it. Or the disk refuses, or refused an
+                earlier one: there are no events after that.
                 Or the file was removed or moved away: noticed within a twentieth of a second, or
                 by `close`.
         """
@@ -68,8 +69,13 @@ class Journal:
             self._looked_s = now_s
             self._check_in_place()
         record = to_record(event) if sequence is None else {**to_record(event), "serial": sequence}
-        line = json.dumps(record, separators=(",", ":")) + "\n"
-        encoded = line.encode()
+        try:
+            encoded = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+        except (TypeError, ValueError) as error:
+            raise StoreError(
+                f"{self.path} cannot hold {str(event)[:200]}: {error}. It was not added. This is a "
+                "bug in elastix."
+            ) from error
         rest = memoryview(encoded)
         try:
             while rest:

@@ -6,7 +6,7 @@ be read from its beginning, and differently by each number of readers.
 
 from typing import Any, cast
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elastix.errors import ConfigError
 
@@ -59,6 +59,12 @@ def by_position(dataset: Any) -> Dataset[Any]:  # noqa: ANN401 - whatever the us
         raise ConfigError(
             f"{dataset!r:.80} is no dataset. No loader was made. Give an object with __len__ and "
             "__getitem__; elastix.Tar and elastix.Parquet make one of files."
+        )
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(
+            "ctx.loader was given a DataLoader. No loader was made. Give it the dataset of that: "
+            "ctx.loader(loader.dataset, batch_size=...). It draws the batches itself, so that each "
+            "sample is used once whoever comes and goes."
         )
     if not (_has(dataset, "__len__") and _has(dataset, "__getitem__")):
         raise ConfigError(

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import elastix
 from elastix.data.audit import audit
@@ -191,3 +191,8 @@ def test_blocks_of_somebody_elses_dataset_mean_nothing():
     data = Plain()
     data.blocks, data.mixed = [1, 2], "many"
     assert Loader(0, source(data), Pace()).opened().blocks == ()
+
+
+def test_a_data_loader_is_answered_with_its_dataset():
+    with pytest.raises(ConfigError, match=r"ctx\.loader\(loader\.dataset, batch_size=\.\.\.\)"):
+        by_position(DataLoader(Plain(), batch_size=2))

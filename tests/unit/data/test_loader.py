@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -136,6 +137,14 @@ def test_every_sample_of_an_epoch_is_committed_once_whatever_happens(
     while going:
         going = group.step(set())
     assert group.used == Counter(range(length))
+
+
+def test_a_number_of_epochs_is_a_whole_one():
+    loader, _ = loader_of(length=20, batch_size=6)
+    for wrong in ("2", 2.0, -1, None, True, 10**30):
+        with pytest.raises(ConfigError, match="must be given a whole number"):
+            next(loader.epochs(wrong))
+    next(loader.epochs(np.int64(2)))
 
 
 def test_the_batches_follow_the_order_of_seed_and_epoch():

@@ -26,6 +26,17 @@ def test_what_is_appended_is_read_in_order(tmp_path):
     assert list(read(path)) == [event(1), event(2), event(3)]
 
 
+@pytest.mark.parametrize("what", [{1}, object(), b"x"])
+def test_what_json_has_no_word_for_is_a_store_error_and_nothing_is_torn(tmp_path, what):
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(event(1))
+        with pytest.raises(StoreError, match="cannot hold Resumed"):
+            journal.append(Resumed(t=2.0, step=2, ref=what))
+        journal.append(event(3))
+    assert list(read(path)) == [event(1), event(3)]
+
+
 def test_an_event_can_be_read_before_the_journal_is_closed(tmp_path):
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
