@@ -3,6 +3,7 @@
 Both are written beside their place and loaded again; only what gives the same is put there.
 """
 
+import logging
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
@@ -154,6 +155,7 @@ def _put_onnx(module: torch.nn.Module, draft: Path, samples: Sequence[torch.Tens
     without_cache(module)
     expected = [_answers(module, sample) for sample in samples]
     path = draft / "model.onnx"
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # each package that is not installed
     large = sum(t.nbytes for t in module.state_dict().values()) > _MOST_INSIDE
     try:
         torch.onnx.export(
