@@ -60,8 +60,11 @@ def bench(
         ScalingConfig(num_workers=size, cpus_per_worker=cpus)  # refuses what cannot be
     chosen = pairs(config or [])
     page = out or Path(f"{script.stem}-bench.html")
-    if page.is_dir() or not page.absolute().parent.is_dir():
-        raise ConfigError(f"{page} cannot be a file. Nothing was started. Name another: --out.")
+    if page.suffix != ".html" or page.is_dir() or not page.absolute().parent.is_dir():
+        raise ConfigError(
+            f"{page} cannot be the page: it is no .html file in a directory that exists. Nothing "
+            "was started. Name another: --out."
+        )
     with undisturbed(as_json):
         train = train_function(script, function)
         measured = _measure(train, chosen, sizes, timing, ddp=ddp, cpus=cpus, seed=seed)

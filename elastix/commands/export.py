@@ -82,6 +82,11 @@ def _target(ref: str, path: Path, kind: str, force: bool) -> Path:
             f"a .parquet file holds the list of all models, not {ref!r}. Nothing was written. "
             "Say `export all X.parquet`, or give a .safetensors file for the model."
         )
+    if catalogue and kind != "safetensors":
+        raise ConfigError(
+            f"the list of all models is written as Parquet, not as {kind}. Nothing was written. "
+            "Leave --format out."
+        )
     if kind == "safetensors":
         written = path
     else:

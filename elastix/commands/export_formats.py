@@ -1,12 +1,13 @@
 """A stored model with its code, as a Hugging Face folder or as ONNX. What is written is tried.
 
-Both are written beside their place and loaded again; only what gives the same is put there.
+Both are written to a folder within theirs and loaded again; only what gives the same is put there.
 """
 
 import logging
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,7 +63,9 @@ def write(
             _put_onnx(module, draft, samples)
 
     state.load_into(module)
-    draft = path.parent.with_name(f".{path.parent.name}.{secrets.token_hex(4)}")
+    folder = path.parent
+    made = not folder.exists()
+    draft = folder / f".{secrets.token_hex(8)}"  # within, so on the same file system
     with storage_errors(f"writing {path}"):
         try:
             draft.mkdir(parents=True)
@@ -71,12 +74,14 @@ def write(
             usual.touch()
             mode = usual.stat().st_mode
             usual.unlink()
-            path.parent.mkdir(exist_ok=True)
             for file in draft.iterdir():
                 file.chmod(mode)
-                file.replace(path.parent / file.name)
+                file.replace(folder / file.name)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+            if made:
+                with suppress(OSError):
+                    folder.rmdir()  # nothing came of it
 
 
 # ---------------------------------------------------------------------- Hugging Face

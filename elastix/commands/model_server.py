@@ -7,14 +7,15 @@ A request is answered by one model from its beginning to its end: a newer one is
 and takes its place in one assignment. What cannot be loaded is told of and changes nothing.
 
 A page of another site in a browser of this machine can send no JSON without asking first, and is
-never allowed to: other types of content are refused.
+never allowed to: other types of content are refused. Nor is a name answered to that is not this
+machine's own while it listens to this machine alone: such a site could have its name resolved here.
 """
 
 import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,9 @@ from elastix.errors import ConfigError, ElastixError
 from elastix.state import Ref
 from elastix.store import Store
 
+HOST = "127.0.0.1"
 MOST_BYTES = 64 * 1024**2  # of one request
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,16 @@ class ServedModel:
         return {"name": self.name, "ref": now.ref, "since": now.since, "failure": self.failure}
 
 
-def application(served: ServedModel) -> web.Application:
+def application(served: ServedModel, host: str = HOST) -> web.Application:
     """The two addresses. One request is computed at a time; the others wait."""
+    own = ("localhost", HOST) if host in ("localhost", HOST) else ()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if own and request.url.host not in own:
+            return _refused(403, "this is served to its own machine alone")
+        return await handler(request)
+
     worker = ThreadPoolExecutor(1, "model")
 
     async def about(_request: web.Request) -> web.Response:
@@ -142,7 +153,7 @@ def application(served: ServedModel) -> web.Application:
             return _refused(415, "send JSON: Content-Type: application/json")
         try:
             asked = json.loads(await request.read())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return _refused(400, f"that is no JSON: {error}")
         if not isinstance(asked, dict) or "inputs" not in asked:
             return _refused(400, 'send {"inputs": [sample, ...]}')
@@ -154,7 +165,7 @@ def application(served: ServedModel) -> web.Application:
             return _refused(422, str(error))
         return web.Response(text=found, content_type="application/json")
 
-    app = web.Application(client_max_size=MOST_BYTES)
+    app = web.Application(middlewares=[guard], client_max_size=MOST_BYTES)
     app.router.add_get("/", about)
     app.router.add_post("/predict", predict)
 
@@ -200,7 +211,7 @@ def serve(served: ServedModel, host: str, port: int, told: Callable[[str], None]
     Raises:
         ConfigError: the port is taken.
     """
-    asyncio.run(_serve(application(served), host, port, told))
+    asyncio.run(_serve(application(served, host), host, port, told))
 
 
 async def _serve(app: web.Application, host: str, port: int, told: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from elastix.commands.output import AsJson, complain, print_table, say
+from elastix.commands.output import AsJson, complain, print_table, say, undisturbed
 from elastix.commands.store_arguments import STORE, Name, Where
 from elastix.errors import ConfigError
 
@@ -40,7 +40,8 @@ def serve_model(
     from elastix.commands.estimate import input_dtype_of  # not for --help
     from elastix.commands.model_server import ServedModel, following, serve
 
-    served = ServedModel(store, ref, model, config, input_dtype_of(input_dtype))
+    with undisturbed(as_json):
+        served = ServedModel(store, ref, model, config, input_dtype_of(input_dtype))
 
     def told(address: str) -> None:
         if as_json:

@@ -87,17 +87,17 @@ def test_ddp_trains_one_model_on_all_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("train", "error", "fact"),
+    ("train", "size", "error", "fact"),
     [
-        (around_ddp, TrainError, "the models differ after 4 batches"),
-        (raises, TrainError, "ValueError: no such thing"),
-        (returns, TrainError, "the train function was through after 0 counted steps"),
-        (in_slices, ConfigError, "slices=...) has no counterpart in DDP"),
+        (around_ddp, 2, TrainError, "the models differ after 4 batches"),
+        (raises, 1, TrainError, "ValueError: no such thing"),
+        (returns, 1, TrainError, "the train function was through after 0 counted steps"),
+        (in_slices, 1, ConfigError, "slices=...) has no counterpart in DDP"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(tmp_path, train, error, fact):
+def test_what_cannot_be_compared_is_refused(tmp_path, train, size, error, fact):
     with pytest.raises(error, match=r"--no-ddp|--seconds") as caught:
-        measured(train, tmp_path, 2)
+        measured(train, tmp_path, size)
     assert fact in str(caught.value)
     assert ranks_alive() == []
 
@@ -168,7 +168,8 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path, phase):
         ([SCRIPT, "--cpus", "0"], "must occupy some CPU"),
         ([SCRIPT, "--seed", "-1"], "seed"),
         ([SCRIPT, "--set", "lr"], "give KEY=VALUE"),
-        ([SCRIPT, "--out", "/no/such/place/x.html"], "cannot be a file"),
+        ([SCRIPT, "--out", "/no/such/place/x.html"], "cannot be the page"),
+        ([SCRIPT, "--out", SCRIPT], "cannot be the page"),
         ([SCRIPT, "--function", "fit"], "has no 'fit'"),
     ],
 )

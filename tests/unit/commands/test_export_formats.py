@@ -165,6 +165,24 @@ def test_an_existing_file_is_replaced_by_force_alone(folder):
     assert (folder / "out" / "model.onnx").stat().st_size > 100
 
 
+def test_into_the_directory_that_one_is_in(folder, monkeypatch):
+    pytest.importorskip("onnx")
+    stored(folder, "build")
+    (folder / "here").mkdir()
+    monkeypatch.chdir(folder / "here")
+    target = ["--format", "onnx", "--model", str(folder / "models.py"), "--shape", "6"]
+    export(folder, ".", *target)
+    assert [entry.name for entry in (folder / "here").iterdir()] == ["model.onnx"]
+
+
+def test_the_list_of_all_models_has_one_format(folder):
+    stored(folder, "build")
+    words = ["store", "export", "all", str(folder / "x.parquet"), "--store", str(folder / "store")]
+    done = CliRunner().invoke(app, [*words, "--format", "onnx"])
+    assert (done.exit_code, "as Parquet" in done.output) == (2, True)
+    assert not (folder / "x.parquet").exists()
+
+
 def test_a_hugging_face_folder_is_read_by_transformers(folder):
     transformers = pytest.importorskip("transformers")
     module = stored(folder, "gpt")

@@ -74,6 +74,8 @@ def test_it_answers_what_the_model_says_and_who_it_is(folder):
     [
         ({"data": "{", "headers": {"Content-Type": "application/json"}}, 400, "no JSON"),
         ({"data": '{"inputs": [[1, 2]]}', "headers": {"Content-Type": "text/plain"}}, 415, "JSON"),
+        ({"data": "[" * 10**5, "headers": {"Content-Type": "application/json"}}, 400, "no JSON"),
+        ({"json": {}, "headers": {"Host": "evil.example"}}, 403, "its own machine"),
         ({"json": [1]}, 400, "send {"),
         ({"json": {"input": [[1, 2]]}}, 400, "send {"),
         ({"json": {"inputs": "text"}}, 422, "no tensor"),
