@@ -97,9 +97,11 @@ def _misfit(
 ) -> str:
     """What is wrong with a call that does not fit, and what was probably meant."""
     parameters = list(signature.parameters.values())[1:]  # without self
-    names = [parameter.name for parameter in parameters]
-    listed = f"It has {', '.join(names)}." if names else "It has none."
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    listed = f"It has {', '.join(names)}." if names else "It has none."
+    if takes_all and not names:
+        listed = "There may be any."
     unknown = [name for name in kwargs if name not in names and not takes_all]
     if unknown:
         hint = meant(owner, unknown[0], names)

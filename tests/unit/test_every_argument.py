@@ -138,6 +138,11 @@ def test_a_configuration_from_json_is_no_exception(cls):
         (lambda: elastix.ElasticTrainer(train, {"lr": 1}), "takes only train without a name"),
         (lambda: elastix.Median(1, grace=1), "multiple values for argument 'grace'"),
         (lambda: elastix.Context.loader(None, [], batchsize=4), "Did you mean 'batch_size'?"),
+        (
+            lambda: elastix.Context.report(None, {"loss": 1}),
+            "Context.report takes no argument without a name, and was given {'loss': 1}. Nothing",
+        ),
+        (lambda: elastix.Context.mean(None, 1.0), "Context.mean takes no argument without a name"),
         (lambda: elastix.Context.evaluate(None, batch_size=4), "needs metric and dataset"),
     ],
 )

@@ -338,6 +338,7 @@ class Context:
             raise ConfigError("ctx.evaluate needs a dataset with samples and a batch_size >= 1.")
         return self._member.evaluate(metric, dataset, batch_size, collate_fn)
 
+    @checked
     def mean(self, **values: float | torch.Tensor) -> dict[str, float]:
         """Means over the group of numbers that each worker has of its own share of the batch.
 
@@ -373,6 +374,7 @@ class Context:
                 )
         return self._member.mean({name: float(value) for name, value in numbers.items()})
 
+    @checked
     def report(self, **metrics: float | str | torch.Tensor | None) -> None:
         """Write metrics to journal and console, with the values of the lowest rank. Never blocks.
 
