@@ -49,6 +49,8 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             versions = ", ".join(f"{name} {value}" for name, value in event.versions.items())
             return f"run {event.name} starts, seed {event.seed} ({versions})", "dim"
         case Resumed():
+            if event.step == 0 and not event.ref:
+                return "begins anew: no State was stored", "cyan"
             return f"goes on from the State after step {event.step}", "cyan"
         case ResumedFromShadow():
             lost = f"{event.steps_lost} steps lost"
@@ -113,7 +115,7 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
         case WorkerRaised():
             last = event.traceback.strip().splitlines()[-1:] or ["an error"]
             where = where_raised(event.worker, event.rank, event.step)
-            return f"the train function raised on {where}: {last[0]}", "bold red"
+            return f"the train function raised on {where}: {last[0].strip()}", "bold red"
     return "", ""
 
 

@@ -9,6 +9,7 @@ from elastix.errors import QuorumLost, WorkerFailed
 from elastix.events import (
     GenerationFormed,
     Reported,
+    Resumed,
     SlicesHandedOver,
     WorkerLost,
     WorkerRaised,
@@ -164,6 +165,20 @@ def test_the_first_failure_stands_at_the_end(tty):
     assert "ValueError: the cause" in end
     assert "a symptom" not in end
     assert "worker 2, rank 1, after step 7" in end
+
+
+def test_the_last_line_of_an_error_of_many_is_shown_without_its_tab():
+    console, file, clock = console_of(tty=False)
+    with console:
+        text = "Traceback:\nRuntimeError: it does not fit:\n\tsize mismatch for bias"
+        console.show(WorkerRaised(t=clock.now, worker=0, rank=0, step=3, traceback=text))
+        console.show(Resumed(t=clock.now, step=0, ref=""))
+        console.show(Resumed(t=clock.now, step=7, ref="ab"))
+    told = file.getvalue()
+    assert "rank 0, after step 3: size mismatch for bias" in told
+    assert "begins anew: no State was stored" in told
+    assert "goes on from the State after step 7" in told
+    assert "after step 0" not in told
 
 
 def test_a_worker_outside_of_the_group_has_no_rank():
