@@ -23,9 +23,18 @@ _NAME = "bench"
 
 @contextmanager
 def own_ray(cpus: float) -> Iterator[None]:
-    """A Ray cluster of this process alone, on this machine, with so many CPUs."""
+    """A Ray cluster of this process alone, on this machine, with so many CPUs.
+
+    Raises:
+        ConfigError: this process has connected to another one.
+    """
     import ray
 
+    if ray.is_initialized():
+        raise ConfigError(
+            "the script has called ray.init when it was loaded, and a benchmark starts a Ray of "
+            'its own. Nothing was measured. Put that call under `if __name__ == "__main__":`.'
+        )
     ray.init(
         address="local",
         num_cpus=max(len(os.sched_getaffinity(0)), -int(-cpus // 1)),
@@ -100,7 +109,7 @@ def measure_elastix(
             with suppress(ProcessLookupError):  # it was lost by itself, and that counts as well
                 os.kill(turn.pid, signal.SIGKILL)
             seen.killed(turn, time.time())
-            progress(f"killed worker {turn.worker} of {size}")
+            progress(f"killed worker {turn.worker}, {len(seen.deaths)} of {timing.kills}")
         elif turn is Turn.OVER:
             raise KeyboardInterrupt
 

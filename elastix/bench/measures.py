@@ -388,6 +388,15 @@ class ScalingMeasured:
             yield "A single worker is not killed, since nobody would be left to go on."
 
 
+def cores_of_quota(text: str) -> float:
+    """CPUs that a control group may use at once, from its cpu.max: "QUOTA PERIOD", or "max"."""
+    quota, _, period = text.strip().partition(" ")
+    try:
+        return float(quota) / float(period)
+    except (ValueError, ZeroDivisionError):
+        return math.inf  # no limit, or nothing that is known here
+
+
 def parse_sizes(text: str) -> list[int]:
     """Numbers of workers from 4, 1,2,4 or 1..4, in ascending order.
 

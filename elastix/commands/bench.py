@@ -7,6 +7,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from elastix.bench.measures import (
     ScalingMeasured,
     SizeMeasured,
     Timing,
+    cores_of_quota,
     parse_sizes,
 )
 from elastix.commands.output import AsJson, complain, print_table, undisturbed
@@ -71,7 +73,7 @@ def bench(
     found = ScalingMeasured(
         script=str(script),
         function=function,
-        cores=len(os.sched_getaffinity(0)),
+        cores=_cores(),
         cpus=cpus,
         timing=timing,
         sizes=measured,
@@ -155,6 +157,14 @@ def as_values(found: ScalingMeasured, page: Path) -> dict[str, Any]:
         "notes": found.notes,
         "page": str(page),
     }
+
+
+def _cores() -> int:
+    """That this process may use: containers have all cores of their host, and a quota."""
+    most = float(len(os.sched_getaffinity(0)))
+    with suppress(OSError):
+        most = min(most, cores_of_quota(Path("/sys/fs/cgroup/cpu.max").read_text()))
+    return max(1, int(most))
 
 
 def _versions() -> dict[str, str]:

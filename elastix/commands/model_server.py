@@ -109,7 +109,11 @@ class ServedModel:
         """
         now = self._now
         try:
+            if not self._dtype.is_floating_point and torch.tensor(inputs).is_floating_point():
+                raise ConfigError(f"inputs have fractions, and this model takes {self._dtype}.")
             batch = torch.tensor(inputs, dtype=self._dtype)
+        except ConfigError:
+            raise
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ConfigError(f"inputs are no tensor: {first_line(error)}.") from error
         if not batch.ndim or not len(batch):

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 from elastix.bench.ddp_group import measure_ddp
+from elastix.bench.elastic_group import own_ray
 from elastix.bench.endless import Endless
 from elastix.bench.measures import Timing
 from elastix.cli import app
@@ -102,6 +103,12 @@ def test_what_cannot_be_compared_is_refused(tmp_path, train, size, error, fact):
     assert ranks_alive() == []
 
 
+def test_a_script_that_has_started_ray_itself_is_refused(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    with pytest.raises(ConfigError, match=r"called ray.init when it was loaded"), own_ray(1.0):
+        pass
+
+
 @contextmanager
 def started(tmp_path, *words):
     (tmp_path / "tmp").mkdir()
@@ -135,7 +142,7 @@ def test_a_short_run_of_both_systems_with_a_kill(tmp_path):
         assert two[system]["step_samples"] == pytest.approx(60, rel=0.01)
     (death,) = two["deaths"]
     assert two["goodput"] >= 0  # 0 if no step came in a minute
-    assert f"killed worker {death['worker']} of 2" in told
+    assert f"killed worker {death['worker']}, 1 of 1" in told
     assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["p.html", "tmp"]
     assert list((tmp_path / "tmp").glob("elastix-scaling-*")) == []

@@ -1,5 +1,6 @@
 """What a benchmark makes of the times of steps, and when it kills and ends."""
 
+import math
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from elastix.bench.measures import (
     Timing,
     Turn,
     Victim,
+    cores_of_quota,
     measure_rate,
     parse_sizes,
 )
@@ -204,6 +206,20 @@ def test_notes_say_how_the_batch_scales_and_where_ddp_had_another():
 def test_a_stall_is_the_median_of_those_that_ended():
     deaths = [Death(1, 0.0, 0.3), Death(2, 1.0, None), Death(3, 2.0, 0.1)]
     assert SizeMeasured(workers=2, elastix=rate(1.0), deaths=deaths).stall_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("200000 100000\n", 2.0),
+        ("150000 100000", 1.5),
+        ("max 100000\n", math.inf),
+        ("", math.inf),
+        ("1 0", math.inf),
+    ],
+)
+def test_cores_of_a_container(text, cores):
+    assert cores_of_quota(text) == cores
 
 
 @pytest.mark.parametrize(

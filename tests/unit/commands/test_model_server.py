@@ -92,6 +92,15 @@ def test_what_is_no_batch_is_refused_and_the_next_is_answered(folder, request_, 
     assert after[0] == 200
 
 
+def test_tokens_have_no_fractions(folder):
+    tokens = folder / "tokens.py"
+    tokens.write_text("from torch import nn\nbuild = lambda: nn.Embedding(1, 2)")
+    model = ServedModel(str(folder / "store"), "best", str(tokens), None, torch.int64)
+    assert json.loads(model.answer([[0, 0]]))["outputs"] == [[[1.0, 1.0], [1.0, 1.0]]]
+    with pytest.raises(ConfigError, match="fractions"):
+        model.answer([[0.5]])
+
+
 def test_what_is_not_finite_is_null(folder):
     put(folder, math.inf)
     ((_, found),) = asked(served(folder), {"json": {"inputs": [[1, 1]]}})
