@@ -28,7 +28,6 @@ from elastix.commands.run import pairs, train_function
 from elastix.config import ScalingConfig
 from elastix.errors import ConfigError
 from elastix.observe.progress import number
-from elastix.report.scaling import COLUMNS, cells, scaling_page
 
 
 def bench(
@@ -79,7 +78,8 @@ def bench(
         sizes=measured,
         versions=_versions(),
     )
-    from elastix.report.page import write
+    from elastix.report.page import write  # not for --help
+    from elastix.report.scaling import COLUMNS, cells, scaling_page
 
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     write(scaling_page(found, shlex.join(["elastix", *sys.argv[1:]]), made), page)
