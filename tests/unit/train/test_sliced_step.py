@@ -397,7 +397,7 @@ def test_unpacking_is_refused_whatever_the_number_of_slices(tmp_path, options):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"slices": 0}, "whole number"),
+        ({"slices": 0}, "slices must be >= 1"),
         ({"slices": 2.0}, "whole number"),
         ({"slices": True}, "whole number"),
         ({"slices": 3}, "cannot be cut into 3"),
