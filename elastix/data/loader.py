@@ -147,6 +147,11 @@ class Loader:
         )
 
     @property
+    def outrun(self) -> bool:
+        """Whether the State that came is of a time when the loop over the epochs was through."""
+        return self._within and self.epoch >= self._planned
+
+    @property
     def pending(self) -> bool:
         """Whether batches were drawn that are not committed: the middle of a step."""
         return bool(self._drawn)

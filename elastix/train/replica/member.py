@@ -457,8 +457,7 @@ class Member:
         if self._steps.level_due:
             self._state.level()
         self._driver.boundary()
-        if self.settings.exact:
-            self._look_if_overtaken()
+        self._look_if_overtaken()
         self._steps.set_out()
         compare = self._schedule.compares_now()
         if not self._driver.watching:
@@ -476,11 +475,13 @@ class Member:
         self._state.boundary(compare=compare)
 
     def _look_if_overtaken(self) -> None:
-        """A joiner that began anew in its loop may have in hand what it drew for another epoch.
+        """A joiner that waited in its loop may find that the group is through with it.
 
-        Nobody knows what, so in a run that has to be exact its process is replaced.
+        It would draw more batches there than anybody has, so its process is replaced. In a run that
+        has to be exact it also may not have in hand what it drew for another epoch.
         """
-        if not any(loader.overtaken for loader in self._tracked.loaders):
+        exact = self.settings.exact
+        if not any(one.outrun or (exact and one.overtaken) for one in self._tracked.loaders):
             return
         if self._driver.watching:
             raise Released(0)

@@ -1,6 +1,8 @@
 """The loader: shares of a group that changes at will, each sample through exactly one commit."""
 
 from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
+from elastix.comm.protocol.participant import Fenced
 from elastix.data.cursor import count
 from elastix.data.loader import Loader
 from elastix.data.sample_order import order
 from elastix.data.source import Source
 from elastix.errors import ConfigError
+from elastix.train.replica.member import Member
 
 
 class Numbers(Dataset):
@@ -446,3 +450,23 @@ def test_a_plan_is_told_once_however_many_epochs_it_has():
         for _ in epoch:
             loader.commit((0,))
     assert pace.plans == [(0, 3)]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3])
+def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(exact, epoch):
+    """It would draw batches there that nobody else has; in another epoch only exact runs mind."""
+    dataset = Numbers(8)
+    loader = Loader(0, Source(dataset=dataset, batch_size=4, device=torch.device("cpu")), Pace())
+    loop = loader.epochs(2)
+    next(loop)
+    loader.load_state_dict({**loader.state_dict(), "epoch": epoch})
+    member = SimpleNamespace(
+        settings=SimpleNamespace(exact=exact),
+        _tracked=SimpleNamespace(loaders=[loader]),
+        _driver=SimpleNamespace(watching=False),
+        me=1,
+    )
+    replaced = epoch >= 2 or (exact and epoch == 1)
+    with pytest.raises(Fenced) if replaced else nullcontext():
+        Member._look_if_overtaken(member)
