@@ -10,7 +10,7 @@ import elastix
 from elastix.comm.gradients import buckets
 from elastix.state import capture
 from elastix.train.replica.sliced_step import Slices
-from tests.trainables import accuracy, digest, note, samples, usher, wide_mlp
+from tests.trainables import accuracy, digest, note, samples, usher_all, wide_mlp
 
 TASKS = 3
 LENGTH = 48  # samples of a task
@@ -50,9 +50,6 @@ def train(ctx: elastix.Context) -> None:
     )
     if config.get("inherits"):
         ctx.inherit(model, memory)
-    meeting = Path(config["meeting"]) if "meeting" in config else None
-    if meeting is not None:  # ready to be let in
-        ctx.on_phase(lambda name, _: name == "wait" and (meeting / str(ctx.worker)).touch())
     model, optimizer = ctx.prepare(model, optimizer)
     folder = Path(config["log"])
     goes = folder if config["keep"] == "samples" else None
@@ -73,8 +70,7 @@ def train(ctx: elastix.Context) -> None:
                 optimizer.step()
                 state = digest(capture({"": model}, {"optimizer": optimizer, "memory": memory}))
                 note(folder / f"{ctx.worker}.jsonl", ctx.step, state)
-                if meeting is not None:
-                    usher(ctx, meeting, config["hold_for"], ctx.step - config["hold_step"])
+                usher_all(ctx)
             ctx.report(**ctx.evaluate(accuracy, task, batch_size=16))
         if goes and number > 0 and config.get("forgets"):  # nobody is in the one before any more
             (goes / f"gone{number - 1}").touch()

@@ -13,7 +13,15 @@ from torch.utils.data import Dataset
 import elastix
 from elastix.comm.gradients import buckets
 from elastix.comm.network import shared_memory
-from tests.trainables import Tied, accuracy, await_worker, samples, shadow_hold, usher
+from tests.trainables import (
+    Tied,
+    accuracy,
+    await_worker,
+    newest_group,
+    samples,
+    shadow_hold,
+    usher_all,
+)
 
 SLICES = 8
 
@@ -74,14 +82,13 @@ def train(ctx: elastix.Context) -> None:
     """Draws in the dataset, in the model and between steps; the rate follows evaluations.
 
     `holds` says by step for which newcomer to wait then, until it is ready to be let in; `ushers`
-    from which step on to wait for one, until the group is about to let it in. Before that they wait
-    for the `leaver`, if there is one, to be let go. They wait at steps 2 and 3 for the `shadow`,
-    until it has the State.
+    from which step on to wait for one, until the group is about to let it in. If there is a
+    `leaver`, it goes before that. They wait at steps 2 and 3 for the `shadow`, until it has the
+    State.
     """
     config = ctx.config
     meeting = Path(config.get("meeting", "."))
-    if "holds" in config or "ushers" in config:
-        ctx.on_phase(lambda name, _: name == "wait" and (meeting / str(ctx.worker)).touch())
+    ctx.on_phase(lambda name, _: name == "wait" and arrive(ctx, meeting))
     hold = shadow_hold(ctx)
     shared_memory.FROM_BYTES = 1 << 10  # so that some buckets go this way, and some through sockets
     buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = config.get("bucket_bytes", 64 << 10)
@@ -120,28 +127,33 @@ def train(ctx: elastix.Context) -> None:
                 torch.rand(1)  # to show some pictures, say
             for newcomer in config.get("holds", {}).get(str(ctx.step), ()):
                 await_worker(meeting / str(newcomer))
-            if "ushers" in config:
-                usher_all(ctx, meeting)
+            if "leaver" in config:
+                let_go(ctx, meeting)
+            usher_all(ctx)
             hold()
         scores = ctx.evaluate(loss_and_accuracy, plain, batch_size=16)
         scheduler.step(scores["loss"])
         ctx.report(**scores)
 
 
-def usher_all(ctx, meeting):
-    for newcomer, since in ctx.config["ushers"].items():
-        if ctx.step == since - 2 and "leaver" in ctx.config:  # it goes after one more step
-            await_leave(ctx._member._inbox, ctx.config["leaver"])
-        usher(ctx, meeting, int(newcomer), ctx.step - since)
+def arrive(ctx, meeting):
+    """Ready to be let in; a newcomer that is ushered in comes after the leaver, if there is one."""
+    if "holds" in ctx.config:
+        (meeting / str(ctx.worker)).touch()
+    if "leaver" in ctx.config and str(ctx.worker) in ctx.config["ushers"]:
+        await_worker(meeting / "left")
 
 
-def await_leave(inbox, leaver):
-    """It gives nobody the State who would have to look for another donor when it is gone."""
+def let_go(ctx, meeting):
+    """After a step: the leaver's going is agreed on before the newcomers that follow it begin.
 
-    def group():
-        return max(inbox.urgent, inbox.proposed, key=lambda m: m.generation).members
-
-    inbox.wait(lambda: leaver not in group())
+    Else it might give one the State, who would have to look for another donor when it is gone.
+    """
+    leaver, member = ctx.config["leaver"], ctx._member
+    if ctx.step == min(ctx.config["ushers"].values()) - 2 and ctx.rank >= 0:
+        member._inbox.wait(lambda: leaver not in newest_group(member))
+    if ctx.rank >= 0 and leaver not in member._driver.present:
+        (meeting / "left").touch()
 
 
 def loss_and_accuracy(model, batch):

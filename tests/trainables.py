@@ -158,6 +158,7 @@ def train(ctx: elastix.Context) -> None:
             optimizer.zero_grad()
             if "hold_step" in config and ctx.step == config["hold_step"]:
                 await_worker(meeting / str(config["hold_for"]))
+            usher_all(ctx)
             hold()
             if log is not None:
                 others = {"optimizer": optimizer, "scheduler": scheduler}
@@ -211,35 +212,34 @@ def await_worker(sign: Path) -> None:
         time.sleep(0.005)
 
 
-def usher(ctx, meeting, newcomer, steps):
-    """So many steps after the first hold: go on when the newcomer has done what it can until then.
+def usher(ctx, newcomer):
+    """After a step: go on when the newcomer needs another one of the group, or is to be let in.
 
-    It is given the State between steps 0 and 1, is told step 1, compares its State with a donor's,
-    and asks to be let in as it is told step 2: however slow the machine is, it comes in then. One
-    that was there early may have been let in already.
+    At a boundary it is given the State, and a digest once it has been told a step; then it asks to
+    be let in. So it comes in within some steps, however slow it is.
     """
-    member = ctx._member
-    if ctx.worker == newcomer:
-        (meeting / f"{newcomer}-{ctx.step}").touch()
+    meeting, member = Path(ctx.config["meeting"]), ctx._member
+    called, through, go = (meeting / f"{newcomer}-{what}" for what in ("called", "in", ctx.step))
+    if ctx.rank < 0:
         return
+    if ctx.worker == newcomer:
+        through.touch()
+    while not (through.exists() or go.exists()):
+        if newcomer in newest_group(member):
+            called.touch()
+        elif called.exists():  # it did not live long
+            through.touch()
+        needs = any(not s.fed or s.wants_digest for s in subscribers(member, newcomer))
+        if needs or changing(member):
+            go.touch()
+        time.sleep(0.005)
 
-    def called():
-        return newcomer in member._inbox.proposed.members
 
-    def hold(until):
-        while not (called() or until()):
-            time.sleep(0.005)
-
-    if steps == 0:
-        connected = meeting / f"{newcomer}-connected"
-        hold(lambda: subscribers(member, newcomer) or connected.exists())
-        connected.touch()
-    if steps in (1, 2):
-        hold((meeting / f"{newcomer}-{ctx.step}").exists)
-    if steps == 1:
-        hold(lambda: all(s.wants_digest or s.steps > 1 for s in subscribers(member, newcomer)))
-    if steps == 2:
-        member._inbox.wait(called)
+def usher_all(ctx):
+    """From the step on that `ushers` says for each newcomer."""
+    for newcomer, since in ctx.config.get("ushers", {}).items():
+        if ctx.step >= since:
+            usher(ctx, int(newcomer))
 
 
 def shadow_hold(ctx):
@@ -283,6 +283,16 @@ def tell_level(ctx, tell):
         tell(equal)
 
     ctx._member.level = say
+
+
+def newest_group(member):
+    inbox = member._inbox
+    return max(inbox.urgent, inbox.proposed, key=lambda m: m.generation).members
+
+
+def changing(member):
+    """Whether there is to be another group, at the next boundary or in the next operation."""
+    return set(newest_group(member)) != set(member._driver.present)
 
 
 def subscribers(member, newcomer):

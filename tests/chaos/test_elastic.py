@@ -48,8 +48,9 @@ def test_a_spare_makes_a_loss_good_at_the_next_boundary(tmp_path):
 
 
 def test_a_spare_that_dies_is_noticed_by_nobody(tmp_path):
-    doomed = with_kills(train, [Kill(worker=3, phase="wait")])
-    result = run(tmp_path, doomed, config={"step_s": 0.05, "epochs": 6}, spares=1)
+    meeting = {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 3}
+    doomed = with_kills(train, [Kill(worker=3, phase="wait")], log=tmp_path / "3")
+    result = run(tmp_path, doomed, config={**meeting, "step_s": 0.05, "epochs": 6}, spares=1)
     assert set(result.lost) == {3}
     assert len(of(GenerationFormed, result)) == 1
     assert not of(Recovered, result)

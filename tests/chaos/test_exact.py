@@ -152,7 +152,7 @@ def test_a_second_worker_dies_while_it_computes_what_the_first_has_left(tmp_path
 
 def test_a_worker_leaves_and_another_follows_from_outside(tmp_path):
     ushered = {"meeting": str(tmp_path), "ushers": {"3": 5}, "leaver": 0}
-    kills = [Kill(worker=0, phase="slice", step=2, signal=SIGTERM)]
+    kills = [Kill(worker=0, phase="round", step=2, signal=SIGTERM)]
     result = run(tmp_path / "run", kills, config=ushered, spares=1, max_workers=4)
     assert [join.worker for join in entries(result.events)] == [3]
     check(result, "mlp")

@@ -18,10 +18,11 @@ from tests.trainables import await_worker, train
 CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
 
 
-def run(tmp_path, train, workers=3, config=None, **options):
+def run(tmp_path, train, workers=2, config=None, newcomers=(2,), **options):
+    """A run that waits from step 3 on for newcomers, as far as they need it."""
     logs = tmp_path / "logs"
     logs.mkdir()
-    meeting = {"meeting": str(logs.parent), "hold_step": 3, "hold_for": workers}
+    meeting = {"meeting": str(logs.parent), "ushers": {str(one): 3 for one in newcomers}}
     settings = {**CONFIG, **meeting, **(config or {}), "log": str(logs)}
     result = run_local(train, workers, config=settings, directory=tmp_path / "run", **options)
     assert_exactly_once(result.events, settings["epochs"])
@@ -49,7 +50,7 @@ def test_with_accumulation_and_evaluations_on_the_way(tmp_path):
 
 
 def test_several_joiners_at_once_burden_several_donors(tmp_path):
-    result = run(tmp_path, train, 2, config={"epochs": 8}, spares=3, max_workers=5)
+    result = run(tmp_path, train, 2, newcomers=(2, 3, 4), spares=3, max_workers=5)
     assert {join.worker for join in joins(result.events)} == {2, 3, 4}
     assert all(join.watched_steps > 0 for join in joins(result.events))
     assert committed(result.events)[-1].world_size == 5
@@ -57,7 +58,8 @@ def test_several_joiners_at_once_burden_several_donors(tmp_path):
 
 @pytest.mark.parametrize("phase", ["take", "batch"], ids=["in the copy", "in a step after it"])
 def test_a_joiner_that_dies_while_it_catches_up_is_noticed_by_nobody(tmp_path, phase):
-    doomed = with_kills(train, [Kill(worker=2, phase=phase)])
+    dead = tmp_path / "2-in"  # it need not be waited for any longer
+    doomed = with_kills(train, [Kill(worker=2, phase=phase)], log=dead)
     result = run(tmp_path, doomed, 2, spares=1, max_workers=3)
     assert set(result.lost) == {2}
     assert len([e for e in result.events if isinstance(e, GenerationFormed)]) == 1
@@ -137,15 +139,14 @@ def spoil(ctx):
 
 
 def test_a_joiner_that_differs_from_its_donor_is_not_let_in_as_it_is(tmp_path):
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    config = {**CONFIG, "epochs": 8, "log": str(logs)}
+    meeting = {"meeting": str(tmp_path), "ushers": {"2": 3}}
+    config = {**CONFIG, **meeting}
     result = run_local(
         Forgetful(), 2, config=config, directory=tmp_path / "run", spares=1, max_workers=3
     )
     (join,) = joins(result.events)
     assert join.watched_steps == 0  # it was given the State again, in the group
-    assert_exactly_once(result.events, 8)
+    assert_exactly_once(result.events, config["epochs"])
     assert compare(tmp_path / "run").relative < 1e-9
 
 

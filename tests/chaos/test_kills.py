@@ -125,7 +125,8 @@ def joining(tmp_path, hold_step):
 
 def test_a_replacement_joins_at_a_boundary(tmp_path):
     kill = Kill(worker=1, phase="bucket", step=3)
-    result = run(tmp_path, [kill], config=joining(tmp_path, 5), replace=True)
+    config = {**joining(tmp_path, 5), "ushers": {"3": 5}}
+    result = run(tmp_path, [kill], config=config, replace=True)
     (join,) = joins(result.events)
     assert join.worker == 3
     assert join.step >= 5

@@ -26,7 +26,7 @@ from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.train.replica import member, step_commits
 from tests.laws import assert_exactly_once, joins
-from tests.trainables import await_worker, make
+from tests.trainables import await_worker, make, shadow_hold
 
 CONFIG = {"samples": 150, "batch_size": 30, "epochs": 2}  # 10 steps
 
@@ -39,6 +39,7 @@ def train(ctx):
     held, folder = ctx.config.get("held", {}), Path(ctx.config.get("folder", "."))
     if held:
         ctx.on_phase(lambda name, _: name == "wait" and (folder / str(ctx.worker)).touch())
+    hold = shadow_hold(ctx)
     model, optimizer, dataset = make(CONFIG)
     model, optimizer = ctx.prepare(model, optimizer)
     if kind != "a":
@@ -50,6 +51,7 @@ def train(ctx):
             optimizer.zero_grad()
             for newcomer in held.get(ctx.step, ()):
                 await_worker(folder / str(newcomer))
+            hold()
             if ctx.step == ctx.config.get("calm_from"):
                 step_commits.LEVEL_S = 60.0
                 while ctx.rank == 0 and not followers(ctx):
@@ -174,7 +176,7 @@ def test_losses_and_joins_among_kinds_raise_no_alarm_and_lose_nothing(tmp_path, 
 def test_a_shadow_of_another_kind_is_copied_anew_and_what_goes_on_from_it_says_so(tmp_path):
     """How far it is from the group is found by digest, and told."""
     kills = [Kill(worker=worker, phase="bucket", step=8) for worker in (0, 1)]
-    config = {"level_s": 0.0, "held": {2: [2]}, "calm_from": 5, "folder": str(tmp_path)}
+    config = {"level_s": 0.0, "calm_from": 5, "shadow": 2, "meeting": str(tmp_path)}
     found = run(tmp_path / "run", "aab", *kills, workers=2, config=config, shadows=1, replace=True)
     apart = of(ShadowDiffers, found)
     assert apart

@@ -87,7 +87,7 @@ def test_an_exact_run_that_rehearses_has_the_bytes_of_the_quiet_one(tmp_path, ke
 
 def test_a_joiner_is_given_samples_whose_dataset_is_gone(tmp_path):
     (tmp_path / "meeting").mkdir()
-    held = {"meeting": str(tmp_path / "meeting"), "hold_step": 66, "hold_for": 2}
+    held = {"meeting": str(tmp_path / "meeting"), "ushers": {"2": 66}}
     config = {"keep": "samples", "forgets": True, "epochs": 8, **held}
     result = run(tmp_path, 2, [Kill(worker=1, phase="bucket", step=63)], config, replace=True)
     assert (tmp_path / "logs" / "gone0").exists()

@@ -101,8 +101,8 @@ def test_survivors_are_compared_at_the_end(tmp_path, phase):
 
 def test_a_joiner_is_compared_with_the_others_soon_after_it_came(tmp_path):
     """With no checkpoint in the run, and none stored for it."""
-    meeting = {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 2}
-    config = {**CONFIG, **meeting, "epochs": 8, "step_s": 0.02}
+    meeting = {"meeting": str(tmp_path), "ushers": {"2": 3}}
+    config = {**CONFIG, **meeting, "epochs": 8}
     run = run_local(train, 2, config=config, directory=tmp_path / "run", spares=1, max_workers=3)
     (join,) = joins(run.events)
     found = [event for event in compared(run.events) if event.occasion == "join"]

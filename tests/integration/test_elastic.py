@@ -89,7 +89,7 @@ def test_a_failed_step_keeps_its_whole_batch(cluster, tmp_path):
 @pytest.mark.timeout(300)
 def test_all_workers_are_killed_and_the_shadow_goes_on(cluster, tmp_path):
     config = {"samples": 300, "batch_size": 30, "epochs": 6, "step_s": 0.05}
-    config |= {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 2}
+    config |= {"meeting": str(tmp_path), "shadow": 2}
     kills = [Kill(worker=worker, phase="bucket", step=20) for worker in (0, 1)]
     result = elastix.ElasticTrainer(
         with_kills(trainables.train, kills),
