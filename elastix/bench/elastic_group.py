@@ -61,6 +61,14 @@ def pickled(train: Callable[[Context], None], config: Mapping[str, Any], seed: i
     return pickle_train(Endless(train))
 
 
+def strike(seen: Observation, victim: Victim) -> None:
+    """Kill it. The others may have heard of it before this process goes on: first the time."""
+    t = time.time()
+    with suppress(ProcessLookupError):  # it was lost by itself, and that counts as well
+        os.kill(victim.pid, signal.SIGKILL)
+    seen.killed(victim, t)
+
+
 def measure_elastix(
     train: Callable[[Context], None],
     config: Mapping[str, Any],
@@ -106,9 +114,7 @@ def measure_elastix(
             raise KeyboardInterrupt  # ends a run in good order
         turn = seen.decide(time.time())
         if isinstance(turn, Victim):
-            with suppress(ProcessLookupError):  # it was lost by itself, and that counts as well
-                os.kill(turn.pid, signal.SIGKILL)
-            seen.killed(turn, time.time())
+            strike(seen, turn)
             progress(f"killed worker {turn.worker}, {len(seen.deaths)} of {timing.kills}")
         elif turn is Turn.OVER:
             raise KeyboardInterrupt
