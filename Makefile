@@ -99,6 +99,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.adapters --out benchmarks/results/adapters.json
 	$(BIN)/python -m benchmarks.prediction --out benchmarks/results/prediction.json
 	$(BIN)/python -m benchmarks.size --out benchmarks/results/size.json
+	$(BIN)/python -m benchmarks.endurance --out benchmarks/results/endurance.json
 	$(BIN)/python -m benchmarks.table --update
 
 bench-short: $(READY)
@@ -106,6 +107,7 @@ bench-short: $(READY)
 	$(BIN)/python -m benchmarks.recovery --repeats 1 --systems elastix --out build/recovery.json
 	$(BIN)/python -m benchmarks.exact --rounds 2 --steps 3 --schedules 2 --flips 2 --faults 2 --kills 1 --out build/exact.json \
 		--parts byte_equal flips guard all_killed cost_mlp cost_convnet stall pace shares shadow dcp
+	$(BIN)/python -m benchmarks.endurance --seconds 40 --harms 10 --out build/endurance.json
 
 pins: $(READY)
 	@{ head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable \

@@ -137,7 +137,7 @@ def _strike(kill: Kill | Flip, log: Path | None, ctx: Context) -> None:
     elif kill.signal is HOLD_GIL:
         ctypes.PyDLL(None).sleep(1 << 30)
     else:
-        _cut(kill.lasting)
+        cut(lasting=kill.lasting)
 
 
 def flip(flip: Flip, ctx: Context) -> None:
@@ -167,7 +167,7 @@ def _miscalculate(parameter: torch.nn.Parameter, flip: Flip) -> None:
     hook = parameter.register_hook(wrong)
 
 
-def _cut(lasting: bool) -> None:
+def cut(*, lasting: bool = False) -> None:
     """Shut down all internet sockets of this process; pipes to a supervisor stay."""
     if lasting:
 
