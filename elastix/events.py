@@ -37,6 +37,7 @@ class RunStarted(Event):
         exact: as in RunConfig.
         order_seed: of the order of samples, where it is not `seed`: in a trial.
         exchange: what ExchangeConfig.to_dict gives.
+        sentinel: whether workers compare a part of what they hold in every step.
     """
 
     name: str
@@ -50,6 +51,7 @@ class RunStarted(Event):
     exact: bool = False
     order_seed: int | None = None
     exchange: Mapping[str, Any] = field(default_factory=dict)
+    sentinel: bool = False
 
     @property
     def seed_of_order(self) -> int:

@@ -13,6 +13,7 @@ from elastix.events import (
     LoaderOpened,
     ReplicasCompared,
     Resumed,
+    RunStarted,
     SamplesLeftOut,
     Span,
     StateStored,
@@ -52,6 +53,7 @@ class ReplicasAudit:
         most: workers of the largest step, 0 before any.
         left: workers of the last step.
         step: the last one committed.
+        sentinel: whether workers compared a part of what they held in every step.
     """
 
     compared: int = 0
@@ -59,6 +61,7 @@ class ReplicasAudit:
     most: int = 0
     left: int = 0
     step: int = 0
+    sentinel: bool = False
 
     @property
     def equal(self) -> bool | None:
@@ -69,6 +72,12 @@ class ReplicasAudit:
         if self.last is None:
             if self.most < 2:
                 return "not compared: there was one worker, and nothing to compare"
+            if self.sentinel:
+                why = "one worker was left at the end; " if self.left == 1 else ""
+                return (
+                    f"not compared as a whole: {why}of what {self.most} workers held, the sentinel "
+                    "compared a part in every step"
+                )
             return f"NOT COMPARED: there were {self.most} workers, and nothing shows them equal"
         last = self.last
         if not last.equal:
@@ -148,8 +157,11 @@ def audit(events: Iterable[Event]) -> Audit:
     steps: list[StepCommitted] = []
     compared: list[ReplicasCompared] = []
     state: tuple[int, str] | None = None
+    watched: list[bool] = []  # of this process and those before it
     for event in events:
-        if isinstance(event, LoaderOpened):
+        if isinstance(event, RunStarted):
+            watched.append(event.sentinel)
+        elif isinstance(event, LoaderOpened):
             streams.setdefault(event.loader, _Stream(event))
         elif isinstance(event, Resumed):
             steps = [step for step in steps if step.step <= event.step]
@@ -166,13 +178,7 @@ def audit(events: Iterable[Event]) -> Audit:
             compared.append(event)
         elif isinstance(event, StepCommitted):
             steps.append(event)
-            for batch in event.batches:
-                if batch.loader not in streams:
-                    raise Corrupt(
-                        f"step {event.step} has samples of unknown loader {batch.loader}."
-                    )
-                spans = (span for share in batch.shares.values() for span in share)
-                streams[batch.loader].spans += [(event.step, span) for span in spans]
+            _commit(event, streams)
     accounts = tuple(_account(stream) for _, stream in sorted(streams.items()))
     text = json.dumps(
         [
@@ -189,12 +195,22 @@ def audit(events: Iterable[Event]) -> Audit:
         steps_lost=last - distinct + (len(steps) - distinct),
         loaders=accounts,
         digest=hashlib.sha256(text.encode()).hexdigest(),
-        replicas=_replicas(steps, compared),
+        replicas=_replicas(steps, compared, watched),
         state=state,
     )
 
 
-def _replicas(steps: list[StepCommitted], compared: list[ReplicasCompared]) -> ReplicasAudit:
+def _commit(event: StepCommitted, streams: dict[int, _Stream]) -> None:
+    for batch in event.batches:
+        if batch.loader not in streams:
+            raise Corrupt(f"step {event.step} has samples of unknown loader {batch.loader}.")
+        spans = (span for share in batch.shares.values() for span in share)
+        streams[batch.loader].spans += [(event.step, span) for span in spans]
+
+
+def _replicas(
+    steps: list[StepCommitted], compared: list[ReplicasCompared], watched: list[bool]
+) -> ReplicasAudit:
     apart = [found for found in compared if not found.equal]
     latest = (apart or compared)[-1:]
     return ReplicasAudit(
@@ -204,6 +220,7 @@ def _replicas(steps: list[StepCommitted], compared: list[ReplicasCompared]) -> R
         most=max((step.world_size for step in steps), default=0),
         left=steps[-1].world_size if steps else 0,
         step=steps[-1].step if steps else 0,
+        sentinel=bool(watched) and all(watched),
     )
 
 

@@ -292,6 +292,7 @@ class ElasticTrainer:
             code=mark(train, self._model_source.parents if self._model_source is not None else ()),
             checkpoint=self._checkpoint.to_dict(),
             exchange=self._exchange.to_dict(),
+            sentinel=self._failure.sentinel and not self._scaling.crew,
             origin=origin(),
         )
 

@@ -13,6 +13,7 @@ from elastix.events import (
     BatchShares,
     LoaderOpened,
     Resumed,
+    RunStarted,
     StateStored,
     StepCommitted,
     from_record,
@@ -200,6 +201,24 @@ def test_of_an_exact_run_it_says_the_digest_of_the_state_stored_last():
     assert "bytes" not in audit([*events, stored(1, "")]).lines
     lines = audit([*events, stored(1, "a" * 64), stored(2, "b" * 64)]).lines
     assert lines["bytes"] == f"{'b' * 12} after step 2, whatever happened on the way"
+
+
+@pytest.mark.parametrize(
+    ("watched", "said"),
+    [
+        ((True,), "not compared as a whole: of what 2 workers held, the sentinel compared a part"),
+        ((False,), "NOT COMPARED: there were 2 workers, and nothing shows them equal"),
+        ((True, False), "NOT COMPARED"),
+    ],
+)
+def test_replicas_that_only_the_sentinel_compared(watched, said):
+    fits = [
+        RunStarted(name="r", seed=0, config={}, scaling={}, versions={}, sentinel=sentinel)
+        for sentinel in watched
+    ]
+    account = audit([*fits, opened(), commit(1, (0, 2), (2, 4))])
+    assert str(account.replicas).startswith(said)
+    assert account.replicas.equal is None
 
 
 def test_a_run_in_the_place_of_another_accounts_for_its_own():
