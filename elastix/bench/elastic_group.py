@@ -30,13 +30,15 @@ def own_ray(cpus: float) -> Iterator[None]:
     """
     import ray
 
+    from elastix.train.on_ray.find_ray import init_ray
+
     if ray.is_initialized():
         raise ConfigError(
             "the script has called ray.init when it was loaded, and a benchmark starts a Ray of "
             'its own. Nothing was measured. Put that call under `if __name__ == "__main__":`.'
         )
-    ray.init(
-        address="local",
+    init_ray(
+        "local",
         num_cpus=max(len(os.sched_getaffinity(0)), -int(-cpus // 1)),
         include_dashboard=False,
         log_to_driver=False,

@@ -3,9 +3,13 @@
 import logging
 import os
 import socket
+import tempfile
+from typing import Any
 
 import ray
 from ray._private.utils import read_ray_address
+
+from elastix.errors import ConfigError
 
 
 def find_or_start_ray() -> None:
@@ -15,7 +19,25 @@ def find_or_start_ray() -> None:
     away, ray.init() waits for it for minutes. Here one that no connection can be made to is gone.
     """
     gone = not os.environ.get("RAY_ADDRESS") and _is_gone(read_ray_address())
-    ray.init("local" if gone else None, logging_level=logging.WARNING)
+    init_ray("local" if gone else None, logging_level=logging.WARNING)
+
+
+def init_ray(address: str | None, **options: Any) -> None:  # noqa: ANN401 - of ray.init
+    """ray.init, for which the path of the folder for temporary files can be too long.
+
+    Raises:
+        ConfigError: it is.
+    """
+    try:
+        ray.init(address, **options)
+    except OSError as error:
+        if "AF_UNIX path length" not in str(error):
+            raise
+        raise ConfigError(
+            "Ray cannot start: its sockets lie in the folder for temporary files, "
+            f"{tempfile.gettempdir()}, and their paths must not be longer than 107 bytes. Nothing "
+            "was started. Set RAY_TMPDIR=/tmp, or another folder with a path of up to 40 bytes."
+        ) from error
 
 
 def _is_gone(noted: str | None) -> bool:

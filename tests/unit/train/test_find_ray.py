@@ -4,7 +4,9 @@ import socket
 
 import pytest
 import ray
+from ray._private.utils import validate_socket_filepath
 
+from elastix.errors import ConfigError
 from elastix.train.on_ray import find_ray
 
 
@@ -53,3 +55,12 @@ def test_an_address_that_was_given_is_left_to_ray(monkeypatch, asked, listener):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     find_ray.find_or_start_ray()
     assert asked == [None]
+
+
+def test_a_folder_whose_path_is_too_long_for_sockets_is_named(monkeypatch, tmp_path):
+    note(monkeypatch, None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: validate_socket_filepath("x" * 108))
+    monkeypatch.setattr(find_ray.tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(ConfigError, match=f"{tmp_path}.*Set RAY_TMPDIR=/tmp"):
+        find_ray.find_or_start_ray()
