@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from elastix.errors import ConfigError
 from elastix.events import (
@@ -101,14 +101,15 @@ class Rate:
 
 
 def measure_rate(commits: Sequence[Commit], size: int, timing: Timing) -> Rate | None:
-    """The rate in the first window of a group of `size`; None while it is not over."""
-    whole = next((c for c in commits if c.world_size == size), None)
-    if whole is None:
-        return None
-    inside = [c for c in commits if c.t >= whole.t + timing.warmup_s]
-    for place, last in enumerate(inside):
-        if place >= LEAST_STEPS and last.t >= inside[0].t + timing.seconds:
-            return _rate(inside[: place + 1])
+    """The rate in the first window of a group of `size` that stayed as it was; None before."""
+    for _, run in groupby(commits, lambda commit: (commit.generation, commit.world_size)):
+        group = list(run)
+        if group[0].world_size != size:
+            continue
+        inside = [c for c in group if c.t >= group[0].t + timing.warmup_s]
+        for place, last in enumerate(inside):
+            if place >= LEAST_STEPS and last.t >= inside[0].t + timing.seconds:
+                return _rate(inside[: place + 1])
     return None
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,19 @@ def test_a_window_begins_with_the_whole_group_and_not_before():
     assert measure_rate(alone, 2, TIMING) is None
     rate = measure_rate([*alone, *steady(100, since=25.0, samples=4)], 2, TIMING)
     assert rate.samples_per_s == 8.0
+
+
+def test_a_group_that_lost_somebody_by_itself_is_measured_anew():
+    whole, fewer = steady(10), steady(30, size=1, since=5.0)
+    assert measure_rate([*whole, *fewer], 2, TIMING) is None
+    again = [replace(c, generation=3) for c in steady(25, since=20.0, samples=4)]
+    assert measure_rate([*whole, *fewer, *again[:-1]], 2, TIMING) is None
+    assert measure_rate([*whole, *fewer, *again], 2, TIMING).samples_per_s == 8.0
+    alone = [
+        *steady(20, size=1),
+        *(replace(c, generation=2) for c in steady(5, size=1, since=20.0)),
+    ]
+    assert measure_rate(alone, 1, TIMING) is None  # it was away for ten seconds
 
 
 def test_there_is_no_rate_until_the_window_is_over_and_has_steps_enough():
