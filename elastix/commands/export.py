@@ -61,7 +61,14 @@ def export(
             chosen = state.meta.get("config") if config is None else config
             with undisturbed(as_json):
                 export_formats.write(
-                    state, kind, written, model or "", chosen, shape or "", input_dtype
+                    state,
+                    kind,
+                    written,
+                    model or "",
+                    chosen,
+                    shape or "",
+                    input_dtype,
+                    force=force,
                 )
     size = written.stat().st_size
     value: dict[str, Any] = {"path": str(written), "bytes": size}

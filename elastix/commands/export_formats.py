@@ -23,6 +23,7 @@ from elastix.store.packs import storage_errors
 BATCHES = (1, 3, 7)
 """Sizes of the batches on which an ONNX file is compared with its model."""
 _TOLERANCE = 1e-4
+_MOST = 1 << 62
 _MOST_INSIDE = 1_500_000_000  # bytes in one ONNX file, which protobuf limits
 
 
@@ -34,6 +35,8 @@ def write(
     config: object,
     shape: str,
     dtype: str,
+    *,
+    force: bool,
 ) -> None:
     """Write `path` and what belongs beside it.
 
@@ -45,9 +48,10 @@ def write(
         config: JSON or its text for the function; None to call it without.
         shape: of one sample.
         dtype: of a sample.
+        force: whether files that are there are replaced.
 
     Raises:
-        ConfigError: the words name no such model, or a package is missing.
+        ConfigError: the words name no such model, a package is missing, or a file is there.
         StateError: the model is another one than was stored.
         StoreError: it cannot be exported, gives something else there, or cannot be written.
     """
@@ -74,7 +78,14 @@ def write(
             usual.touch()
             mode = usual.stat().st_mode
             usual.unlink()
-            for file in draft.iterdir():
+            files = sorted(draft.iterdir())
+            there = [file.name for file in files if (folder / file.name).exists()]
+            if there and not force:
+                raise ConfigError(
+                    f"{folder} has {', '.join(there)} already. Nothing was written. Give another "
+                    "name, or --force."
+                )
+            for file in files:
                 file.chmod(mode)
                 file.replace(folder / file.name)
         finally:
@@ -112,9 +123,13 @@ def _transformers_model(model: str, config: object) -> torch.nn.Module:
 def _by_config(transformers: Any, path: Path) -> torch.nn.Module:  # noqa: ANN401 - a module
     try:
         path.stat()  # or transformers would look for it on its hub
-        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False
+        )
         (name,) = config.architectures or [""]
         kind = getattr(transformers, name)
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            raise ValueError(f"{name} is no model")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{path} does not say which model of transformers to build: {error}. Nothing was "
@@ -126,7 +141,7 @@ def _by_config(transformers: Any, path: Path) -> torch.nn.Module:  # noqa: ANN40
 
 
 def _put_huggingface(module: Any, draft: Path) -> None:  # noqa: ANN401 - PreTrainedModel
-    module.save_pretrained(draft)
+    module.save_pretrained(draft, max_shard_size=_MOST)  # in one file
     again = type(module).from_pretrained(draft).state_dict()
     for name, tensor in module.state_dict().items():
         if name not in again or not torch.equal(again[name], tensor):

@@ -200,6 +200,45 @@ def test_a_hugging_face_folder_is_read_by_transformers(folder):
     assert first.stat().st_mode & 0o777 == (folder / "models.py").stat().st_mode & 0o777
 
 
+def test_other_files_of_a_directory_are_replaced_by_force_alone(folder):
+    pytest.importorskip("transformers")
+    stored(folder, "gpt")
+    (folder / "out").mkdir()
+    (folder / "out" / "config.json").write_text("mine")
+    words = ["--format", "huggingface", "--model", f"{folder / 'models.py'}:gpt"]
+    assert "has config.json already" in export(folder, str(folder / "out"), *words, code=2).output
+    assert [entry.name for entry in (folder / "out").iterdir()] == ["config.json"]
+    assert (folder / "out" / "config.json").read_text() == "mine"
+    export(folder, str(folder / "out"), *words, "--force")
+    assert "GPT2" in (folder / "out" / "config.json").read_text()
+
+
+def test_a_hugging_face_folder_has_its_weights_in_one_file(folder, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    plain = transformers.PreTrainedModel.save_pretrained
+
+    def save(self, where, max_shard_size="1KB", **more):
+        plain(self, where, max_shard_size=max_shard_size, **more)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", save)
+    stored(folder, "gpt")
+    words = ["--format", "huggingface", "--model", f"{folder / 'models.py'}:gpt"]
+    export(folder, str(folder / "out"), *words)
+    assert [entry.name for entry in (folder / "out").glob("*.safetensors")] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["AutoModel", "Trainer", "pipeline", "logging", "GPT3"])
+def test_a_config_that_names_no_model_is_refused(folder, name):
+    pytest.importorskip("transformers")
+    stored(folder, "gpt")
+    config = {"model_type": "gpt2", "architectures": [name]}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = ["--format", "huggingface", "--model", str(folder / "config.json")]
+    said = export(folder, str(folder / "out"), *words, code=2).output
+    assert "does not say which model of transformers" in said
+    assert not (folder / "out").exists()
+
+
 def test_a_language_model_as_onnx(folder):
     pytest.importorskip("transformers")
     pytest.importorskip("onnx")
