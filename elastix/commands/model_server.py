@@ -13,12 +13,14 @@ machine's own while it listens to this machine alone: such a site could have its
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 import torch
@@ -139,11 +141,15 @@ class ServedModel:
 
 def application(served: ServedModel, host: str = HOST) -> web.Application:
     """The two addresses. One request is computed at a time; the others wait."""
-    own = ("localhost", HOST) if host in ("localhost", HOST) else ()
+    own = own_names(host)
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if own and request.url.host not in own:
+        try:
+            name = request.url.host
+        except ValueError as error:
+            return _refused(400, f"the Host header is no name: {error}")
+        if own and name not in own:
             return _refused(403, "this is served to its own machine alone")
         return await handler(request)
 
@@ -178,6 +184,21 @@ def application(served: ServedModel, host: str = HOST) -> web.Application:
 
     app.on_cleanup.append(close)
     return app
+
+
+def own_names(host: str) -> set[str]:
+    """How this machine may be called if it listens to itself alone; empty if to others too."""
+    try:
+        found = {str(place[4][0]) for place in socket.getaddrinfo(host, None)}
+    except OSError:  # nor can it be listened on, which says so
+        return set()
+    alone = all(ip_address(address).is_loopback for address in found)
+    return {"localhost", host.lower(), *found} if alone else set()
+
+
+def address_of(host: str, port: int) -> str:
+    """Where it answers, for people and for curl."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def _refused(status: int, why: str) -> web.Response:
@@ -229,7 +250,7 @@ async def _serve(app: web.Application, host: str, port: int, told: Callable[[str
                 f"{host}:{port} cannot be listened on: {error}. Nothing is served. Name another "
                 "--port, or 0 for one that is free."
             ) from error
-        told(f"http://{host}:{runner.addresses[0][1]}/")
+        told(address_of(host, runner.addresses[0][1]))
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

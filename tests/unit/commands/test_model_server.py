@@ -9,7 +9,7 @@ import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 
-from elastix.commands.model_server import ServedModel, application, following
+from elastix.commands.model_server import ServedModel, address_of, application, following
 from elastix.errors import ConfigError, NotFound, StateError
 from elastix.state import State
 from elastix.store import Store
@@ -44,12 +44,12 @@ def served(folder, name="best", function="build"):
     return ServedModel(str(folder / "store"), name, target, None, torch.float32)
 
 
-def asked(model, *requests):
+def asked(model, *requests, host="127.0.0.1"):
     """Status and JSON of each: a path, or what `post` takes."""
 
     async def ask():
         found = []
-        async with TestClient(TestServer(application(model))) as client:
+        async with TestClient(TestServer(application(model, host))) as client:
             for request in requests:
                 if isinstance(request, str):
                     answer = await client.get(request)
@@ -90,6 +90,30 @@ def test_what_is_no_batch_is_refused_and_the_next_is_answered(folder, request_, 
     assert found[0] == status
     assert fact in found[1]["error"]
     assert after[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "status"),
+    [
+        ("127.0.0.1", "localhost:80", 200),
+        ("127.0.0.1", "a b[", 400),
+        ("127.0.0.1", "localhost:port", 400),
+        ("localhost", "127.0.0.1", 200),
+        ("127.0.0.2", "127.0.0.2:8378", 200),
+        ("127.0.0.2", "evil.example", 403),
+        ("::1", "[::1]:8378", 200),
+        ("::1", "evil.example", 403),
+        ("0.0.0.0", "served.example", 200),
+    ],
+)
+def test_who_listens_to_its_own_machine_answers_to_its_own_names(folder, host, name, status):
+    request = {"json": {"inputs": [[1, 2]]}, "headers": {"Host": name}}
+    assert asked(served(folder), request, host=host)[0][0] == status
+
+
+def test_the_address_is_one_that_can_be_called():
+    assert address_of("127.0.0.1", 80) == "http://127.0.0.1:80/"
+    assert address_of("::1", 80) == "http://[::1]:80/"
 
 
 def test_tokens_have_no_fractions(folder):
