@@ -178,10 +178,18 @@ class Shared(Indexed):
 
     def close(self) -> None:
         """Give up the shared memory; reading begins anew. The end of the process does so too."""
-        with self._lock:
+        self._close(-1)
+
+    def _close(self, within_s: float) -> None:
+        """Not if another thread is decoding for longer than that; -1: for as long as it takes."""
+        if not self._lock.acquire(timeout=within_s):
+            return
+        try:
             if self._attached is not None and self._process == os.getpid():
                 self._attached.leave()
             self._attached, self._process, self._row = None, 0, None
+        finally:
+            self._lock.release()
 
     # ---------------------------------------------------------------------------- a miss
 
@@ -345,11 +353,12 @@ _LEFT = threading.Event()
 def leave() -> None:
     """This process is about to be killed: from here on it reads datasets directly.
 
-    What others who were killed have left behind goes as well.
+    What others who were killed have left behind goes as well. What a thread is decoding is not
+    waited for: that may take for ever.
     """
     _LEFT.set()
     for shared in list(_SHARERS):
-        shared.close()
+        shared._close(_LEAST_PATIENCE_S)
     sweep(_MEMORY)
 
 

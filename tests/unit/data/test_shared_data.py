@@ -4,6 +4,7 @@ import os
 import pickle
 import stat
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -308,6 +309,36 @@ def test_who_reads_while_another_thread_closes_is_given_the_sample(memory, monke
     monkeypatch.setattr(shared, "_attached", attached)
     monkeypatch.setattr(shared, "_process", os.getpid())
     assert same(shared.__getitems__([5])[0], 5, data)
+
+
+def test_who_leaves_waits_for_no_thread_that_hangs_in_a_decode(memory, monkeypatch):
+    monkeypatch.setattr(shared_dataset, "_LEFT", threading.Event())
+    monkeypatch.setattr(shared_dataset, "_SHARERS", weakref.WeakSet())
+    monkeypatch.setattr(shared_dataset, "_LEAST_PATIENCE_S", 0.01)
+    stuck, going = threading.Event(), threading.Event()
+
+    def hang(index):
+        stuck.set()
+        going.wait()
+        return index, None
+
+    shared, other = elastix.Shared(Pictures(8)), elastix.Shared(Pictures(9))
+    monkeypatch.setattr(shared, "_made", hang)
+    reader = threading.Thread(target=lambda: shared[3])
+    leaver = threading.Thread(target=shared_dataset.leave)
+    assert other[0] is not None
+    reader.start()
+    try:
+        assert stuck.wait(60)
+        leaver.start()
+        leaver.join(60)
+        assert not leaver.is_alive()
+        assert other.folder is None
+    finally:
+        going.set()
+        reader.join()
+        leaver.join()
+        shared.close()
 
 
 def test_an_iterator_of_positions_is_gone_through_once(memory):
