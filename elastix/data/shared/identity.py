@@ -5,14 +5,15 @@ code in another script, or before and after an edit. So what is not of an instal
 as its code, with the functions, classes and plain values that the code refers to. Then it does not
 matter either whether a pickle could name it: a lambda, or a class of a script that Ray sent here.
 
-Not seen: files that a dataset reads later, and what global objects of other kinds hold.
+Not seen: files that a dataset reads later, what a function imports when it runs, and what global
+objects of other kinds hold.
 """
 
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import _lru_cache_wrapper, cached_property, partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -69,7 +70,8 @@ def _is_installed(value: FunctionType | type) -> bool:
 
 
 def _is_library(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
+    folders = iter(getattr(module, "__path__", ()))  # of a package without __init__.py
+    file = getattr(module, "__file__", None) or next(folders, None)
     return file.startswith(_INSTALLED) if file else module.__name__ != "__main__"
 
 
@@ -83,15 +85,21 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
         except ValueError:  # it has none yet
             yield None
     names = sorted(_names(function.__code__))
-    around = function.__globals__
+    yield from _looked_up(names, function.__globals__, "", set())
+
+
+def _looked_up(
+    names: Sequence[str], where: Mapping[str, Any], path: str, seen: set[ModuleType]
+) -> Iterator[Any]:
+    """What these names mean there, and in the modules that some of them mean."""
     for name in names:
-        value = around.get(name)
+        value = where.get(name)
         if isinstance(value, ModuleType) and not _is_library(value):
-            inside = vars(value)
-            for attribute in names:
-                yield from _referred(f"{name}.{attribute}", inside.get(attribute))
+            if value not in seen:  # modules may refer to each other
+                seen.add(value)
+                yield from _looked_up(names, vars(value), f"{path}{name}.", seen)
         else:
-            yield from _referred(name, value)
+            yield from _referred(f"{path}{name}", value)
 
 
 def _of_class(a_class: type) -> Iterator[Any]:
@@ -114,6 +122,13 @@ def _referred(name: str, value: Any) -> Iterator[Any]:  # noqa: ANN401
         yield value
     elif (text := _plain(value)) is not None:
         yield f"{name}={text}"
+    elif isinstance(value, _lru_cache_wrapper):
+        yield from _referred(name, value.__wrapped__)
+    elif isinstance(value, partial):
+        yield from _referred(name, [value.func, value.args, value.keywords])
+    elif type(value) in (list, tuple, dict):
+        for part in value.values() if type(value) is dict else value:
+            yield from _referred(name, part)
 
 
 def _plain(value: Any) -> str | None:  # noqa: ANN401

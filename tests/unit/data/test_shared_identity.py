@@ -81,6 +81,39 @@ def test_other_code_is_another_dataset(before, after):
     assert key(dataset(changed)) != key(dataset())
 
 
+USED = """
+class Data:
+    def __getitem__(self, index): return used(index)
+def dataset(): return Data()
+"""
+IN_PACKAGE = """
+import types
+package, inner = types.ModuleType("package"), types.ModuleType("package.inner")
+package.inner, inner.package = inner, package
+package.__path__, inner.__file__ = ["/home/package"], "/home/package/inner.py"
+exec("def f(n): return n * 2", vars(inner))
+del inner
+def used(n): return package.inner.f(n)
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import functools\n@functools.cache\ndef used(n): return n * 2",
+        "import functools\ndef f(n): return n * 2\nused = functools.partial(f)",
+        "import functools\ndef f(n, by): return n * by\nused = functools.partial(f, by=2)",
+        "ALL = {'a': [lambda n: n * 2]}\ndef used(n): return ALL['a'][0](n)",
+        IN_PACKAGE,
+    ],
+)
+def test_a_function_counts_however_it_is_reached(code):
+    changed = code.replace("2", "3")
+    assert (dataset(code + USED)[1], dataset(changed + USED)[1]) == (2, 3)
+    assert key(dataset(code + USED)) == key(dataset("# moved\n" + code + USED))
+    assert key(dataset(code + USED)) != key(dataset(changed + USED))
+
+
 def test_what_a_library_has_is_known_by_its_name():
     assert key(torch.nn.Linear) == key(torch.nn.Linear) != key(torch.nn.Conv2d)
     with pytest.raises(TypeError, match="cannot pickle"):
