@@ -81,12 +81,12 @@ def bench(
     from elastix.report.page import write  # not for --help
     from elastix.report.scaling import COLUMNS, cells, scaling_page
 
-    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    write(scaling_page(found, shlex.join(["elastix", *sys.argv[1:]]), made), page)
     rows = [[cell.text for cell in cells(found, size)] for size in found.sizes]
     print_table(as_json, as_values(found, page), COLUMNS, rows)
     for note in found.notes:
         complain(note)
+    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    write(scaling_page(found, shlex.join(["elastix", *sys.argv[1:]]), made), page)
     if not as_json:
         complain(f"page: {page}")
 

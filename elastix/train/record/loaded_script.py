@@ -25,7 +25,7 @@ def refuse_while_loading(what: str) -> None:
     script = _loading.get()
     if script is not None:
         raise ConfigError(
-            f"{script} calls {what} itself when it is loaded, and `elastix run` only wants its "
-            f"train function. Nothing was started. Run it with `python {script}`, or put the call "
+            f"{script} calls {what} itself when it is loaded, and only its train function is "
+            f"wanted here. Nothing was started. Run it with `python {script}`, or put the call "
             'under `if __name__ == "__main__":`.'
         )

@@ -1,0 +1,25 @@
+"""`elastix bench`: what is told when the page cannot be written."""
+
+import json
+
+from typer.testing import CliRunner
+
+from elastix.bench.measures import Rate, SizeMeasured
+from elastix.cli import app
+from elastix.commands import bench
+
+
+def test_what_was_measured_is_told_though_the_page_cannot_be_written(tmp_path, monkeypatch):
+    def measure(*_, **__):
+        (tmp_path / "pages").rename(tmp_path / "others")
+        (tmp_path / "pages").touch()
+        return [SizeMeasured(workers=1, elastix=Rate(5.0, 4.0, 6.0, 10, 2.0, 1.0))]
+
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "script.py").write_text("def train(ctx):\n    pass\n")
+    monkeypatch.setattr(bench, "_measure", measure)
+    words = ["bench", str(tmp_path / "script.py"), "--workers", "1", "--json"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "pages" / "page.html")])
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["sizes"][0]["elastix"]["samples_per_s"] == 5.0
+    assert "could not be written" in done.stderr
