@@ -1,6 +1,7 @@
 """`elastix serve-model REF`: a stored model behind HTTP, which follows its tag."""
 
-from contextlib import suppress
+import sys
+from contextlib import redirect_stdout, suppress
 from typing import Annotated
 
 import typer
@@ -43,11 +44,14 @@ def serve_model(
     with undisturbed(as_json):
         served = ServedModel(store, ref, model, config, input_dtype_of(input_dtype))
 
+    out = sys.stdout
+
     def told(address: str) -> None:
         if as_json:
-            print_table(True, {"address": address, "ref": served.ref}, (), ())
+            with redirect_stdout(out):
+                print_table(True, {"address": address, "ref": served.ref}, (), ())
         else:
             say(f"{ref} ({served.ref[:12]}) answers at {address}predict   (Ctrl-C ends it)")
 
-    with suppress(KeyboardInterrupt), following(served, every, complain):
+    with suppress(KeyboardInterrupt), undisturbed(as_json), following(served, every, complain):
         serve(served, host, port, told)

@@ -34,7 +34,7 @@ def ask(address, inputs):
 @pytest.fixture
 def words(tmp_path):
     (tmp_path / "models.py").write_text(
-        "from torch import nn\nbuild = lambda: nn.Linear(2, 1, False)"
+        "from torch import nn\ndef build():\n    print('built')\n    return nn.Linear(2, 1, False)"
     )
     put(tmp_path, 1.0)
     where = ["--store", str(tmp_path / "store"), "--model", str(tmp_path / "models.py")]
@@ -58,6 +58,7 @@ def test_it_answers_and_follows_the_tag_until_ctrl_c(tmp_path, words):
             assert found["outputs"] == [[6.0]]
         finally:
             process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == ""  # what the script prints is no JSON
     assert process.returncode == 0
 
 
