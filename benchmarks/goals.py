@@ -52,7 +52,7 @@ def _within_noise(model: str) -> Callable[[float, Results], bool]:
     return lambda value, results: value <= max(1.0, number_at(model, "ddp_vs_ddp_p75")(results))
 
 
-def number_at(*path: str) -> Callable[[Results], float]:
+def number_at(*path: str | int) -> Callable[[Results], float]:
     """What stands there in the results."""
 
     def measure(results: Results) -> float:
@@ -69,7 +69,7 @@ def _within_error(*path: str) -> Callable[[float, Results], bool]:
     return lambda value, results: value >= -number_at(*path)(results)
 
 
-def _ratio(over: tuple[str, ...], under: tuple[str, ...]) -> Callable[[Results], float]:
+def _ratio(over: tuple[str | int, ...], under: tuple[str | int, ...]) -> Callable[[Results], float]:
     return lambda results: number_at(*over)(results) / number_at(*under)(results)
 
 
@@ -461,6 +461,22 @@ ROWS = (
     Row(
         *("population", "CPU of a child before its first step, p95, ms", "<= 20"),
         *(number_at("exploit_explore_cpu_ms", "p95"), at_most(20.0), "{:.1f}"),
+    ),
+    Row(
+        *("endurance", "the run under fire has the bytes of the quiet one, exactly once", "1"),
+        *(lambda results: float(results["exact"] and results["byte_equal"]), at_least(1), "{:.0f}"),
+    ),
+    Row(
+        *("endurance", "kills, stops, leaves and cuts in half an hour", ">= 360"),
+        *(lambda results: float(sum(results["struck"].values())), at_least(360), "{:.0f}"),
+    ),
+    *(
+        Row(
+            *("endurance", f"{role}: {what} at the end over those at the beginning", "<= 1.15"),
+            *(_ratio(("growth", role, name, 1), ("growth", role, name, 0)), at_most(1.15)),
+        )
+        for role in ("driver", "controller", "worker")
+        for name, what in (("mib", "MiB"), ("descriptors", "descriptors"), ("threads", "threads"))
     ),
 )
 
