@@ -112,6 +112,7 @@ class ProcessReader:
 
 
 _READERS: "weakref.WeakSet[ProcessReader]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_READERS.clear)  # those are its parent's
 
 
 def end_all() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from elastix.data.loader import Loader
+from elastix.data.loader_processes import ProcessReader, end_all
 from elastix.data.source import Source
 from elastix.errors import TrainError
 from elastix.testing.chaos import Kill, with_kills
@@ -67,6 +68,18 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_fork_that_leaves_ends_no_process_that_reads_for_its_parent():
+    samples = TensorDataset(torch.arange(4.0))
+    reader = ProcessReader(lambda: DataLoader(samples, num_workers=1, persistent_workers=True))
+    reader.begin()
+    child = multiprocessing.get_context("fork").Process(target=end_all)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert [float(reader.next()[0]) for _ in range(4)] == [0.0, 1.0, 2.0, 3.0]
+    reader.close()
 
 
 def test_loader_processes_that_die_cost_neither_the_run_nor_a_sample(tmp_path):
