@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 import elastix
 from elastix.comm.gradients import buckets
 from elastix.comm.network import shared_memory
+from elastix.train.replica.sliced_step import Slices
 from tests.trainables import (
     Tied,
     accuracy,
@@ -84,9 +85,11 @@ def train(ctx: elastix.Context) -> None:
     `holds` says by step for which newcomer to wait then, until it is ready to be let in; `ushers`
     from which step on to wait for one, until the group is about to let it in. If there is a
     `leaver`, it goes before that. They wait at steps 2 and 3 for the `shadow`, until it has the
-    State.
+    State. With `equal_shares` each has as many slices, else who is slow may have none.
     """
     config = ctx.config
+    if config.get("equal_shares"):
+        Slices.measured = lambda *_: None
     meeting = Path(config.get("meeting", "."))
     ctx.on_phase(lambda name, _: name == "wait" and arrive(ctx, meeting))
     hold = shadow_hold(ctx)

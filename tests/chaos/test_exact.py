@@ -172,7 +172,8 @@ def test_a_step_that_is_done_again_has_the_same_bytes(tmp_path):
 
 def test_a_bit_that_flips_is_found_and_the_bytes_are_those_of_the_quiet_run(tmp_path):
     flip = Flip(worker=1, tensor="embed.weight", phase="slice", step=3, byte=2, bit=5)
-    result = run(tmp_path, [flip], "transformer", replace=True)
+    equal = {"equal_shares": True}
+    result = run(tmp_path, [flip], "transformer", config=equal, replace=True)
     assert [(e.worker, e.cause) for e in result.events if isinstance(e, WorkerLost)] == [
         (1, "diverged")
     ]

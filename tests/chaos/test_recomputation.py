@@ -22,7 +22,7 @@ from elastix.testing.local import run_local
 from tests.exact_programs import train
 from tests.trainables import samples
 
-CONFIG = {"model": "mlp", "epochs": 2}  # 10 steps
+CONFIG = {"model": "mlp", "epochs": 2, "equal_shares": True}  # 10 steps
 
 
 def run(directory, *faults, workers=3, program=train, **options):

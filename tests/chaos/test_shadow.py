@@ -40,7 +40,7 @@ from tests.laws import assert_exactly_once, committed, joins
 
 pytestmark = pytest.mark.timeout(120)
 
-EXACT = {"model": "convnet", "jitter": True, "epochs": 3}
+EXACT = {"model": "convnet", "jitter": True, "epochs": 3, "equal_shares": True}
 """Of 15 steps."""
 
 
