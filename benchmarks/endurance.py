@@ -175,8 +175,12 @@ class Fire:
                 self.looks[role, pid].append((time.monotonic(), resources(pid)))
 
     def strike(self, kind: str) -> None:
-        """Let it happen, to whom it can; nothing if there is nobody."""
+        """Let it happen, when there is somebody whom it can happen to."""
         self.look()
+        while len(self._there) < 2:
+            alive(self.driver)
+            time.sleep(0.5)
+            self.look()
         others = sorted(self._there)[1:]  # the oldest tells what grows
         victims = self._draws.sample(others, min(len(others), 2 if kind == "pair" else 1))
         match kind:
@@ -185,21 +189,18 @@ class Fire:
                 self.driver.wait()
                 self._there.clear()
                 self.driver = self._start()
-                victims = [-1]
             case "controller":
                 pids = [pid for (role, pid), _ in self.looks.items() if role == "controller"]
                 os.kill(pids[-1], signal.SIGKILL)
-                victims = [-1]
             case "all":
-                victims = sorted(self._there)
-                self._signal(victims, signal.SIGKILL)
+                self._signal(sorted(self._there), signal.SIGKILL)
             case "cut":
                 for worker in victims:
                     (self._folder / f"cut-{worker}").touch()
             case _:
                 number = {"stop": signal.SIGSTOP, "leave": signal.SIGTERM}
                 self._signal(victims, number.get(kind, signal.SIGKILL))
-        self.struck[kind] += bool(victims)
+        self.struck[kind] += 1
 
     def _signal(self, workers: list[int], number: signal.Signals) -> None:
         for worker in workers:
