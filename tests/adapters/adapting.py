@@ -19,13 +19,13 @@ from elastix.events import LoaderOpened, StateStored, StepCommitted
 from elastix.store import Store
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
-from tests.trainables import await_worker
+from tests.trainables import usher
 
 HERE = Path(__file__).parent
 SAMPLES, BATCH, EPOCHS = 97, 12, 5
 PHASES = ("batch", "bucket", "filled", "round", "boundary")
-HOLDS = {"8": 3, "14": 4, "22": 5}
-"""After so many steps the group waits until this worker is ready to be let in."""
+USHERS = {3: 8, 4: 14, 5: 22}
+"""By newcomer, after how many steps the group begins to wait for it, see tests.trainables.usher."""
 
 
 def kills(steps=(2, 6, 12, 20, 28)):
@@ -66,7 +66,8 @@ class Changed:
         return sum(old != new for old, new in zip(before, after, strict=True))
 
     def __call__(self, ctx) -> None:
-        hold(ctx, Path(ctx.config["log"]))
+        if ctx.config["ushers"]:
+            usher_in(ctx)
         names = {"__name__": "adapted", "ctx": ctx}
         exec(compile(self.source, str(HERE / self.script), "exec"), names)
         settings = {**ctx.config, "losses": []}
@@ -77,14 +78,13 @@ class Changed:
         (Path(ctx.config["log"]) / f"{ctx.worker}.json").write_text(json.dumps(settings["losses"]))
 
 
-def hold(ctx, directory):
-    """See HOLDS. The founder that is never killed waits for the others."""
+def usher_in(ctx):
+    """The founder that is never killed, who gives newcomers the State, waits for what they need."""
 
     def at(phase, _):
-        if phase == "wait":
-            (directory / str(ctx.worker)).touch()
-        elif phase == "boundary" and ctx.worker == 2 and str(ctx.step) in HOLDS:
-            await_worker(directory / str(HOLDS[str(ctx.step)]))
+        for newcomer, since in USHERS.items() if phase == "boundary" else ():
+            if ctx.worker in (2, newcomer) and ctx.step >= since:
+                usher(ctx, newcomer)
 
     ctx.on_phase(at)
 
@@ -110,7 +110,13 @@ def run(train, directory, hits, **config):
     result = run_local(
         with_kills(train, hits),
         3,
-        config={"log": str(logs), **settings(), **config},
+        config={
+            "log": str(logs),
+            "meeting": str(logs),
+            "ushers": bool(hits),
+            **settings(),
+            **config,
+        },
         directory=directory / "run",
         replace=True,
         timeout_s=100,
