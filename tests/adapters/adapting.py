@@ -24,7 +24,7 @@ from tests.trainables import usher
 HERE = Path(__file__).parent
 SAMPLES, BATCH, EPOCHS = 97, 12, 5
 PHASES = ("batch", "bucket", "filled", "round", "boundary")
-USHERS = {3: 8, 4: 14, 5: 22}
+USHERS = {3: 8, 4: 14, 5: 22, 6: 30}
 """By newcomer, after how many steps the group begins to wait for it, see tests.trainables.usher."""
 
 
@@ -66,7 +66,7 @@ class Changed:
         return sum(old != new for old, new in zip(before, after, strict=True))
 
     def __call__(self, ctx) -> None:
-        if ctx.config["ushers"]:
+        if ctx.config.get("ushers"):
             usher_in(ctx)
         names = {"__name__": "adapted", "ctx": ctx}
         exec(compile(self.source, str(HERE / self.script), "exec"), names)

@@ -87,6 +87,7 @@ def test_a_script_starts_a_local_ray_and_leaves_nothing_behind(folder):
 
 def test_a_script_uses_the_cluster_it_is_connected_to_and_leaves_it_running(cluster, folder):
     address = cluster.get_runtime_context().gcs_address
+    free = cluster.available_resources()["CPU"]  # a killed driver's test may have lost Ray some
     process = start(
         folder,
         before=f"ray.init(address={address!r}, log_to_driver=False)",
@@ -95,7 +96,7 @@ def test_a_script_uses_the_cluster_it_is_connected_to_and_leaves_it_running(clus
     output, _ = process.communicate(timeout=110)
     assert process.returncode == 0, output
     assert "through" in output
-    assert cluster.available_resources()["CPU"] == 8
+    assert cluster.available_resources()["CPU"] >= free
 
 
 def test_ctrl_c_ends_the_run_at_once_and_leaves_it_resumable(folder):
