@@ -16,6 +16,7 @@ from tests import crew_runs
 from tests.chaos.test_controller import (
     controller_pid,
     events_of,
+    free,  # noqa: F401 - for each test here too
     in_background,
     nobody_left,
     run_of,
