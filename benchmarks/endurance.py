@@ -304,9 +304,9 @@ def main() -> None:
             fire = under_fire(folder, given.seconds, given.harms, given.workers, given.seed)
         finally:
             ray.shutdown()
-        directory = folder / "store" / "runs" / NAME
-        account = audit(journal.read(directory / "journal.jsonl"))
-        ended = [e for e in journal.read(directory / "journal.jsonl") if isinstance(e, RunEnded)]
+        events = list(journal.read(folder / "store" / "runs" / NAME / "journal.jsonl"))
+        account = audit(events)
+        ended = [event for event in events if isinstance(event, RunEnded)]
         epochs = account.loaders[0].epochs
         quiet = run_local(
             train,

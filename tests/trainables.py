@@ -295,9 +295,10 @@ def changing(member):
     return set(newest_group(member)) != set(member._driver.present)
 
 
-def subscribers(member, newcomer):
-    found = member._catch_up._subscribers
-    return [s for s in found if s.worker == newcomer and not s.closed]
+def subscribers(member, newcomer=None):
+    """Who follows this member now; all, or the newcomer alone."""
+    found = [s for s in member._catch_up._subscribers if not s.closed]
+    return [s for s in found if newcomer in (None, s.worker)]
 
 
 def note(log: Path, step: int, text: Any) -> None:

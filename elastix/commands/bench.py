@@ -24,15 +24,15 @@ from elastix.bench.measures import (
     parse_sizes,
 )
 from elastix.commands.output import AsJson, complain, print_table, undisturbed
-from elastix.commands.run import pairs, train_function
+from elastix.commands.run import Function, Script, Settings, pairs, train_function
 from elastix.config import ScalingConfig
 from elastix.errors import ConfigError
 from elastix.observe.progress import number
 
 
 def bench(
-    script: Annotated[Path, typer.Argument(help="Python file with the train function.")],
-    function: Annotated[str, typer.Option(help="Its name; it takes one argument, ctx.")] = "train",
+    script: Script,
+    function: Function = "train",
     workers: Annotated[str, typer.Option("--workers", "-w", help="1..4, or 1,2,4.")] = "1..2",
     kill: Annotated[int, typer.Option(help="Workers to kill at each size from 2 on.")] = 1,
     kill_every: Annotated[float, typer.Option(help="Seconds from one kill to the next.")] = 15.0,
@@ -40,10 +40,7 @@ def bench(
     warmup: Annotated[float, typer.Option(help="Seconds before that.")] = 3.0,
     ddp: Annotated[bool, typer.Option("--ddp/--no-ddp", help="Measure DDP as well.")] = True,
     cpus: Annotated[float, typer.Option(help="Of each worker.")] = 1.0,
-    config: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="KEY=VALUE for ctx.config; VALUE is JSON, or text."),
-    ] = None,
+    config: Settings = None,
     seed: Annotated[int, typer.Option(help="Of weights, the order of samples, and victims.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page; SCRIPT-bench.html by default.")

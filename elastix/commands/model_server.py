@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_map_only
 from elastix.commands.built_model import built_model, first_line, without_cache
 from elastix.commands.output import strict
 from elastix.errors import ConfigError, ElastixError
+from elastix.report.serving import listen
 from elastix.state import Ref
 from elastix.store import Store
 
@@ -236,21 +237,8 @@ def serve(served: ServedModel, host: str, port: int, told: Callable[[str], None]
     Raises:
         ConfigError: the port is taken.
     """
-    asyncio.run(_serve(application(served, host), host, port, told))
 
+    def tell(there: int) -> None:
+        told(address_of(host, there))
 
-async def _serve(app: web.Application, host: str, port: int, told: Callable[[str], None]) -> None:
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise ConfigError(
-                f"{host}:{port} cannot be listened on: {error}. Nothing is served. Name another "
-                "--port, or 0 for one that is free."
-            ) from error
-        told(address_of(host, runner.addresses[0][1]))
-        await asyncio.Event().wait()
-    finally:
-        await runner.cleanup()
+    asyncio.run(listen(application(served, host), host, port, f"{host}:{port}", tell))

@@ -14,19 +14,23 @@ from elastix.commands.output import AsJson, print_table, undisturbed
 from elastix.config import RunConfig, ScalingConfig
 from elastix.errors import ConfigError
 
+Script = Annotated[Path, typer.Argument(help="Python file with the train function.")]
+Function = Annotated[str, typer.Option(help="Its name; it takes one argument, ctx.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE for ctx.config; VALUE is JSON, or text."),
+]
+
 
 def run(
-    script: Annotated[Path, typer.Argument(help="Python file with the train function.")],
-    function: Annotated[str, typer.Option(help="Its name; it takes one argument, ctx.")] = "train",
+    script: Script,
+    function: Function = "train",
     workers: Annotated[str, typer.Option("--workers", "-w", help="4, or 2:8 for min:max.")] = "1",
     spares: Annotated[int, typer.Option(help="Further workers that wait.")] = 0,
     shadows: Annotated[int, typer.Option(help="Further workers that hold each step.")] = 0,
     cpus: Annotated[float, typer.Option(help="Of each worker.")] = 1.0,
     gpus: Annotated[float, typer.Option(help="Of each worker.")] = 0.0,
-    config: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="KEY=VALUE for ctx.config; VALUE is JSON, or text."),
-    ] = None,
+    config: Settings = None,
     name: Annotated[
         str, typer.Option(help="Of the run; the script's by default. The same name goes on.")
     ] = "",

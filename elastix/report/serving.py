@@ -71,22 +71,39 @@ def serve(site: Site, port: int, told: Callable[[str], None]) -> None:
         ConfigError: the port is taken.
     """
     token = secrets.token_urlsafe(24)
-    asyncio.run(_serve(application(site, token), port, token, told))
+
+    def tell(there: int) -> None:
+        told(f"http://{HOST}:{there}/?token={token}")
+
+    asyncio.run(listen(application(site, token), HOST, port, f"port {port}", tell))
 
 
-async def _serve(app: web.Application, port: int, token: str, told: Callable[[str], None]) -> None:
+async def listen(
+    app: web.Application, host: str, port: int, where: str, told: Callable[[int], None]
+) -> None:
+    """Answer until the task is cancelled.
+
+    Args:
+        app: what answers.
+        host: under which name or address.
+        port: 0 for one that is free.
+        where: the same in words, for an error.
+        told: is given the port, once it is open.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
         try:
-            place = web.TCPSite(runner, HOST, port)
-            await place.start()
+            await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise ConfigError(
-                f"port {port} cannot be listened on: {error}. Nothing is served. Name another one "
+                f"{where} cannot be listened on: {error}. Nothing is served. Name another one "
                 "with --port, or 0 for one that is free."
             ) from error
-        told(f"http://{HOST}:{runner.addresses[0][1]}/?token={token}")
+        told(runner.addresses[0][1])
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

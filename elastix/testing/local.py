@@ -243,7 +243,7 @@ class LocalController(Shell):
             config=config,
             scaling={},
             versions={},
-            sentinel=settings.sentinel and not settings.crew,
+            sentinel=settings.compares_steps,
         )
         self._log.open(settings.directory / "journal.jsonl", opening, stays=False, patience_s=0.0)
         self._keep_checkpoints(Store(kept.store), settings.run, settings.checkpoint)

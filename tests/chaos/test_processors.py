@@ -26,7 +26,7 @@ from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.train.replica import member, step_commits
 from tests.laws import assert_exactly_once, joins
-from tests.trainables import await_worker, make, shadow_hold
+from tests.trainables import await_worker, make, shadow_hold, subscribers
 
 CONFIG = {"samples": 150, "batch_size": 30, "epochs": 2}  # 10 steps
 
@@ -54,12 +54,8 @@ def train(ctx):
             hold()
             if ctx.step == ctx.config.get("calm_from"):
                 step_commits.LEVEL_S = 60.0
-                while ctx.rank == 0 and not followers(ctx):
+                while ctx.rank == 0 and not subscribers(ctx._member):
                     time.sleep(0.005)
-
-
-def followers(ctx):
-    return [one for one in ctx._member._catch_up._subscribers if not one.closed]
 
 
 @torch.no_grad()

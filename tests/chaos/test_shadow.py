@@ -159,7 +159,7 @@ class Mended:
     def wait(self, member, number: int) -> None:
         """It asks for a digest, comes anew, has the State, and the donor knows that."""
         while True:
-            followers = [s for s in member._catch_up._subscribers if not s.closed]
+            followers = trainables.subscribers(member)
             if any(s.wants_digest for s in followers):
                 (self.folder / "asks").touch()
             if self._seen("differs") and any(not s.fed for s in followers):
@@ -449,7 +449,7 @@ class Seated:
 
     def usher(self, member, since: int, shadows: int) -> None:
         """In three steps: until a shadow follows, asks whether it is equal, and knows."""
-        followers = lambda: [s for s in member._catch_up._subscribers if not s.closed]  # noqa: E731
+        followers = lambda: trainables.subscribers(member)  # noqa: E731
         level = lambda: len(list(self.folder.glob("level-*"))) >= shadows  # noqa: E731
         while not level():
             if since < 2 and (member.rank or (followers() and not since)):
