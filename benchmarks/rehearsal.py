@@ -39,6 +39,7 @@ from elastix.store import Store
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import LocalRun, run_local
 from elastix.testing.replay import compare
+from elastix.train.control.messages import OutcomeKind
 from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
 
@@ -175,8 +176,8 @@ def one(data: str, mode: str, buffer: int, seed: int, epochs: int) -> float:
             found.append(event.metrics["accuracy"])
 
     outcome = run_alone(train, {**config, "lr": 1e-3, "keep": "index"}, settings, listen)
-    if outcome.error is not None:
-        raise outcome.error
+    if outcome.kind is not OutcomeKind.FINISHED:
+        raise RuntimeError(f"{mode} {outcome.kind}: {outcome.summary}\n{outcome.traceback}")
     return found[-1]
 
 
