@@ -45,10 +45,14 @@ class ProcessReader:
 
     Args:
         make: a DataLoader with persistent workers.
+        rescue: called when a process has died, before the others are ended.
     """
 
-    def __init__(self, make: Callable[[], DataLoader[Any]]) -> None:
+    def __init__(
+        self, make: Callable[[], DataLoader[Any]], rescue: Callable[[], None] = lambda: None
+    ) -> None:
         self._make = make
+        self._rescue = rescue
         self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[Any] | None = None
         self._processes: set[BaseProcess] = set()
@@ -95,6 +99,7 @@ class ProcessReader:
             if not self._dead(_MOMENT_S):
                 raise  # of the dataset
             said = str(error)
+        self._rescue()
         self._discard()
         raise ProcessDied(said)
 

@@ -16,7 +16,7 @@ from elastix.arguments import check_value, require
 from elastix.data.cache_eviction import ReaderPosition
 from elastix.data.cursor import count, split
 from elastix.data.formats.indexed import Indexed, by_position
-from elastix.data.random_numbers import seed_at, seed_generators
+from elastix.data.random_numbers import elsewhere, seed_at, seed_generators
 from elastix.data.rehearsal import Memory, WithMemory
 from elastix.data.sample_order import Blocks, indices, is_scattered, runs
 from elastix.data.shared import Shared
@@ -193,6 +193,20 @@ class Source:
         with _one_thread() if self.exact and self.num_workers else nullcontext():
             batch = self.collate(samples_at(self.keyed, self.keys(spans)))
         return to_device(batch, self.device)
+
+    def collated(self, keys: list[Any], samples: Mapping[int, Any]) -> Any:  # noqa: ANN401
+        """A batch as a process makes it that loads ahead, where some samples were read before.
+
+        Args:
+            keys: of all.
+            samples: what there is of them, by place in `keys`; the others are read.
+        """
+        lacks = [place for place in range(len(keys)) if place not in samples]
+        read = samples_at(self.keyed, [keys[place] for place in lacks]) if lacks else []
+        every = {**samples, **dict(zip(lacks, read, strict=True))}
+        first = keys[0][1] if isinstance(keys[0], tuple) else keys[0]
+        with _one_thread(), elsewhere(self.seed, "collate", first):
+            return self.collate([every[place] for place in range(len(keys))])
 
     @cached_property
     def _gathers(self) -> bool:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -155,3 +156,47 @@ def test_processes_that_die_of_a_sample_each_time_end_the_run_and_it_is_said_why
     with pytest.raises(TrainError, match=r"died 3 times in a row.*memory"):
         read()
     assert seen == list(range(len(seen)))
+
+
+class Noted(Dataset):
+    """A dataset that notes who reads what: the id of the worker it reads for, and the index."""
+
+    def __init__(self, dataset: Dataset, log: Path) -> None:
+        self.dataset, self.log = dataset, log
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int):
+        with self.log.open("a") as log:
+            log.write(f"{index}\n")
+        return self.dataset[index]
+
+
+def noting(ctx):
+    """Train with two DataLoader processes; what is read stands in a file for each worker."""
+    model, optimizer, dataset = trainables.make(ctx.config)
+    model, optimizer = ctx.prepare(model, optimizer)
+    noted = Noted(dataset, Path(ctx.config["log"]) / f"{ctx.worker}.read")
+    loader = ctx.loader(noted, batch_size=30, num_workers=2)
+    for epoch in loader.epochs(1):
+        for x, y in epoch:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.timeout(300)
+def test_no_worker_reads_a_sample_twice_whoever_is_lost_or_joins(tmp_path):
+    kills = [Kill(worker=1, phase="bucket", step=10), Kill(worker=2, phase="batch", step=25)]
+    config = {**CONFIG, "samples": 1200, "log": str(tmp_path)}
+    result = run_local(
+        with_kills(noting, kills), 4, config=config, directory=tmp_path / "run", replace=True
+    )
+    assert set(result.lost) == {1, 2}
+    assert_exactly_once(result.events, 1)
+    read = {log.stem: Counter(log.read_text().split()) for log in tmp_path.glob("*.read")}
+    assert read.keys() == {"0", "1", "2", "3", "4", "5"}
+    placeholders = {"0", "1"}  # of a joiner that follows
+    again = {worker: {i for i in once if once[i] > 1} for worker, once in read.items()}
+    assert not any(indices - placeholders for indices in again.values())

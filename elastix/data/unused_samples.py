@@ -1,0 +1,181 @@
+"""Samples that a loader's processes have read ahead, for when other batches are wanted after all.
+
+Each process remembers the samples of the last batches that it has read. When members come or go, or
+a process dies, the worker that it reads for asks for those which it still needs. A process has a
+line and a thread for that, so it answers whatever has become of the others. Not here: which samples
+are needed (read_ahead).
+"""
+
+import pickle
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Collection, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import RawValue
+from typing import Any
+
+from torch.utils.data import Dataset, default_collate
+
+from elastix.data.shared.packing import pack
+from elastix.data.source import Collate, Source, samples_at
+
+_PATIENCE_S = 5  # with a process that is stopped, or at a sample that takes for ever
+_TIMEVAL = struct.Struct("ll")
+_UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process is to read.
+
+    Attributes:
+        turn: of `Lines`; one of an earlier turn is not wanted any more.
+        keys: of samples, as Source has them.
+        collated: as a batch; else each packed, None if it cannot be.
+    """
+
+    turn: int
+    keys: Sequence[Any]
+    collated: bool
+
+
+class Lines:
+    """From a worker to the processes that read for it. Used by one thread."""
+
+    def __init__(self, processes: int) -> None:
+        pairs = [Pipe() for _ in range(processes)]
+        self._ours = [ours for ours, _ in pairs]
+        self._theirs = [theirs for _, theirs in pairs]
+        self._turn = RawValue("q", 0)
+        for line in self._ours:
+            _give_up_after(line, _PATIENCE_S)
+
+    @property
+    def turn(self) -> int:
+        """Tasks of earlier ones are left out, if they are not begun."""
+        return int(self._turn.value)
+
+    def keep(self, source: Source) -> "Keeping":
+        """What the processes are to read from."""
+        return Keeping(source, self._theirs, self._turn)
+
+    def next_turn(self) -> None:
+        """What the processes have not begun to read is not wanted any more."""
+        self._turn.value += 1
+
+    def hand_over(self, wanted: Collection[Hashable]) -> list[tuple[Hashable, bytes]]:
+        """Of what was read, the samples with these keys, packed.
+
+        Blocks until each process is through with the batch in hand. One that is gone or stopped has
+        none.
+        """
+        found: list[tuple[Hashable, bytes]] = []
+        for line in list(self._ours) if wanted else []:
+            try:
+                line.send(wanted)
+                found += [(line.recv(), line.recv_bytes()) for _ in range(line.recv())]
+            except (OSError, EOFError):  # what it may still say would be taken for something else
+                line.close()
+                self._ours.remove(line)
+        return found
+
+    def begun(self) -> None:
+        """The processes have been started and have their ends."""
+        for line in self._theirs:
+            line.close()
+
+    def close(self) -> None:
+        """They are gone."""
+        for line in (*self._ours, *self._theirs):
+            line.close()
+
+
+class Keeping(Dataset[Any]):
+    """In a process that reads ahead: the dataset by tasks, remembering what it gives.
+
+    Its batches are None for a task that nobody wants any more.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        lines: Sequence[Connection],
+        turn: Any,  # noqa: ANN401 - ctypes
+    ) -> None:
+        self._dataset = source.keyed
+        self._collate: Collate = source.collate
+        self._at_once = hasattr(source.keyed, "__getitems__")
+        self._packs = source.collate is not default_collate  # another may change what it is given
+        self._lines = lines
+        self._turn = turn
+        self._batches = source.prefetch
+        self._recent: deque[list[tuple[Hashable, Any]]] = deque(maxlen=self._batches)
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]
+
+    def begin(self, number: int) -> None:
+        """In the process of this number, before its first task: be ready to hand over."""
+        self._reading = threading.Lock()
+        for other, line in enumerate(self._lines):
+            if other != number:
+                line.close()
+        serve = threading.Thread(target=self._serve, args=[self._lines[number]], daemon=True)
+        serve.start()
+
+    def __getitems__(self, tasks: list[Task]) -> list[tuple[Task, list[Any] | None]]:
+        return [(task, self._read(task)) for task in tasks]
+
+    def _read(self, task: Task) -> list[Any] | None:
+        samples: list[Any] = []
+        with self._reading:
+            remembered: list[tuple[Hashable, Any]] = []
+            self._recent.append(remembered)
+            for keys in [task.keys] if self._at_once else [[key] for key in task.keys]:
+                if task.turn != self._turn.value:
+                    return None
+                some = samples_at(self._dataset, list(keys))
+                remembered += zip(keys, map(_packed, some) if self._packs else some, strict=True)
+                samples += some
+        return samples
+
+    def collate(self, read: list[tuple[Task, list[Any] | None]]) -> Any:  # noqa: ANN401
+        """For DataLoader: the batch of the one task."""
+        ((task, samples),) = read
+        if samples is None:
+            return None
+        return self._collate(samples) if task.collated else list(map(_packed, samples))
+
+    def _serve(self, line: Connection) -> None:
+        with suppress(OSError, EOFError):
+            while True:
+                wanted = line.recv()
+                with self._reading:
+                    recent = [pair for batch in self._recent for pair in batch]
+                pairs = [(key, sample) for key, sample in recent if key in wanted]
+                packed = [(k, s if self._packs else _packed(s)) for k, s in pairs]
+                there = [(key, sample) for key, sample in packed if sample is not None]
+                line.send(len(there))
+                for key, sample in there:
+                    line.send(key)
+                    line.send_bytes(sample)
+
+
+def _packed(sample: Any) -> bytes | None:  # noqa: ANN401
+    try:
+        return pack(sample)
+    except _UNPICKLABLE:
+        return None
+
+
+def _give_up_after(line: Connection, seconds: int) -> None:
+    """Reading and writing raises OSError if the other end does neither for so long."""
+    with socket.socket(fileno=line.fileno()) as end:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, 0))
+        end.detach()

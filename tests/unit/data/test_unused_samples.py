@@ -1,0 +1,163 @@
+"""What was read ahead is used, whoever comes, goes or dies, and not read again."""
+
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from elastix.data.loader import Loader
+from elastix.data.source import Source
+from elastix.data.unused_samples import Lines
+from tests.unit.data.test_loader import Pace
+
+LENGTH, BATCH = 96, 12
+CHANGES = {3: (0, 1, 2), 6: (0, 2), 7: (0, 2, 3), 10: (0,), 12: (0, 1)}
+
+
+class Told(Dataset):
+    """Each sample that is read is noted in a file."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        with self.log.open("a") as log:
+            log.write(f"{index}\n")
+        return {"x": torch.full((3,), float(index)), "name": f"sample {index}", "index": index}
+
+    def read(self) -> Counter[int]:
+        return Counter(map(int, self.log.read_text().split())) if self.log.exists() else Counter()
+
+
+class Several(Told):
+    """One that gives several at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class Local(Told):
+    """Its samples cannot be pickled."""
+
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return lambda: index
+
+
+def padded(samples: list[Any]) -> list[Any]:
+    """As some functions do: it changes the samples that it is given."""
+    for sample in samples:
+        sample["pad"] = sample.get("pad", 0) + len(samples)
+    return [(sample["index"], sample["pad"]) for sample in samples]
+
+
+def loader_of(dataset: Dataset[Any], **more: Any) -> tuple[Loader, Pace]:
+    pace = Pace(0, (0, 1))
+    source = Source(dataset=dataset, batch_size=BATCH, device=torch.device("cpu"), **more)
+    return Loader(0, source, pace), pace
+
+
+def batches(loader: Loader, pace: Pace, before: Any = lambda number: None) -> list[Any]:
+    """Those of an epoch in which members come and go; who goes owes its share."""
+    seen: list[Any] = []
+    for epoch in loader.epochs(1):
+        for batch in epoch:
+            seen.append(batch)
+            here = CHANGES.get(len(seen), pace.group)
+            loader.commit([member for member in pace.group if member in here])
+            pace.group = here
+            before(len(seen))
+    return seen
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", [Told, Several])
+@pytest.mark.parametrize("augment", [None, lambda sample, rng: {**sample, "r": rng.random()}])
+@pytest.mark.parametrize("collate", [default_collate, padded])
+def test_no_change_of_members_has_a_sample_read_again(tmp_path, kind, augment, collate):
+    ahead = kind(tmp_path / "ahead")
+    more = {"collate": collate, "augment": augment}
+    seen = batches(*loader_of(ahead, num_workers=2, **more))
+    assert str(seen) == str(batches(*loader_of(kind(tmp_path / "now"), **more)))
+    assert set(ahead.read().values()) == {1}
+
+
+@pytest.mark.timeout(120)
+def test_samples_that_no_process_can_hand_over_are_read_again(tmp_path):
+    def called(samples: list[Any]) -> list[int]:
+        return [sample() for sample in samples]
+
+    seen = batches(*loader_of(Local(tmp_path / "a"), num_workers=2, collate=called))
+    assert seen == batches(*loader_of(Local(tmp_path / "b"), collate=called))
+
+
+@pytest.mark.timeout(120)
+def test_the_death_of_a_process_costs_what_it_had_read_and_no_more(tmp_path):
+    ahead, prefetch = Told(tmp_path / "ahead"), 2
+
+    def kill(number: int) -> None:
+        if number in (2, 5, 11):
+            victim = multiprocessing.active_children()[0]
+            os.kill(victim.pid, signal.SIGKILL)
+            assert wait([victim.sentinel], 20)
+
+    loader, pace = loader_of(ahead, num_workers=2, prefetch=prefetch)
+    seen = batches(loader, pace, kill)
+    now = Told(tmp_path / "now")
+    assert str(seen) == str(batches(*loader_of(now)))
+    again = sum(times - 1 for times in ahead.read().values())
+    largest = max(len(batch["x"]) for batch in seen)
+    assert again <= 3 * prefetch * largest
+
+
+class Waits(Told):
+    """Its processes wait at a sample until they are let go on."""
+
+    def __init__(self, log: Path, at: int, go: Any) -> None:
+        super().__init__(log)
+        self.at, self.go = at, go
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at:
+            self.go.acquire()
+            self.go.release()
+        return super().__getitem__(index)
+
+
+@pytest.mark.timeout(120)
+def test_what_nobody_wants_any_more_is_not_read(tmp_path, monkeypatch):
+    """A process is at the second of four batches when the group changes."""
+    go = multiprocessing.get_context("fork").Semaphore(0)
+    next_turn = Lines.next_turn
+    monkeypatch.setattr(Lines, "next_turn", lambda lines: (next_turn(lines), go.release()))
+    ahead = Waits(tmp_path / "ahead", BATCH, go)
+    loader, pace = loader_of(ahead, num_workers=1, prefetch=4, shuffle=False)
+    used: list[int] = []
+    for batch in next(iter(loader.epochs(1))):
+        used += batch["index"].tolist()
+        loader.commit(pace.group)
+        pace.group = (0, 1, 2)
+    assert ahead.read() == dict.fromkeys(used, 1)
+
+
+def test_random_numbers_of_the_training_thread_are_not_touched(tmp_path):
+    def noisy(samples: list[Any]) -> Any:
+        return [sample["index"] for sample in samples], np.random.random(), torch.rand(1)
+
+    np.random.seed(1)
+    loader, pace = loader_of(Told(tmp_path / "log"), num_workers=1, collate=noisy)
+    batches(loader, pace)
+    drawn = np.random.random()
+    np.random.seed(1)
+    assert drawn == np.random.random()
