@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 
 from elastix.comm.network import catch_up_stream
 from elastix.events import GenerationFormed, Recovered
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
+from elastix.train.control.messages import OutcomeKind
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
-from tests.trainables import await_worker, train
+from tests.trainables import await_worker, make, train, usher
 
 CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
 
@@ -147,6 +149,73 @@ def test_a_joiner_that_differs_from_its_donor_is_not_let_in_as_it_is(tmp_path):
     (join,) = joins(result.events)
     assert join.watched_steps == 0  # it was given the State again, in the group
     assert_exactly_once(result.events, config["epochs"])
+    assert compare(tmp_path / "run").relative < 1e-9
+
+
+@dataclass(frozen=True)
+class TwoLoops:
+    """Worker 2 is in the first loop, and is held there until the group is in the second.
+
+    Then it is given the State anew: while it follows from outside, as its donor has dropped it; or
+    in the group, as its own was found to differ. The group goes on when it needs a step, and at
+    last when it is gone.
+    """
+
+    folder: str
+    in_group: bool
+
+    def __call__(self, ctx):
+        held, far = Path(self.folder, "2-held"), Path(self.folder, "far")
+        queue = catch_up_stream.QUEUE_BYTES, catch_up_stream.QUEUE_STEPS
+        if not self.in_group:
+            catch_up_stream.QUEUE_BYTES, catch_up_stream.QUEUE_STEPS = 1000, 0
+        model, optimizer, dataset = make(ctx.config)
+        model, optimizer = ctx.prepare(model, optimizer)
+        if ctx.worker == 2:
+            ctx.on_phase(lambda name, _: self.hold(ctx, name, held, far))
+        try:
+            for loop in range(2):
+                loader = ctx.loader(dataset, 30)
+                for epoch in loader.epochs(2):
+                    for x, y in epoch:
+                        if loop and ctx.rank >= 0:
+                            catch_up_stream.QUEUE_BYTES, catch_up_stream.QUEUE_STEPS = queue
+                            far.touch()
+                        F.cross_entropy(model(x), y).backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        if ctx.step >= 3:
+                            usher(ctx, 2, "in" if loop else "held")
+        finally:
+            if ctx.worker == 2:
+                Path(self.folder, "2-in").touch()
+
+    def hold(self, ctx, phase, held, far):
+        if held.exists() or ctx.rank >= 0:
+            return
+        if self.in_group and phase == "batch":
+            spoil(ctx)
+        if phase == ("unequal" if self.in_group else "boundary"):
+            held.touch()
+            await_worker(far)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("in_group", [False, True])
+def test_a_joiner_in_a_loop_that_the_group_is_through_with_is_replaced(tmp_path, in_group):
+    config = {**CONFIG, "meeting": str(tmp_path)}
+    result = run_local(
+        TwoLoops(str(tmp_path), in_group),
+        2,
+        config=config,
+        directory=tmp_path / "run",
+        spares=1,
+        max_workers=3,
+    )
+    assert (tmp_path / "far").exists()
+    outcome = OutcomeKind.FENCED if in_group else OutcomeKind.LEFT
+    assert result.outcomes[2].kind == outcome, str(result.outcomes[2])
+    assert_exactly_once(result.events, 2)
     assert compare(tmp_path / "run").relative < 1e-9
 
 
