@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from accelerate import Accelerator as _Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DistributedType
+from accelerate.utils import DDPCommunicationHookType, DistributedType
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
@@ -40,6 +40,9 @@ _REFUSED = (
     "parallelism_config",
     "torch_tp_plugin",
 )
+_OWN_ORDER = ("dispatch_batches", "data_seed", "use_stateful_dataloader")
+"""Settings of DataLoaderConfiguration: who draws the samples, and in which order."""
+
 _last: Context | None = None
 
 
@@ -60,8 +63,9 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         settings: the keyword arguments of Accelerate's own class.
 
     Raises:
-        ConfigError: `ctx` is not a Context, a worker consists of several processes, a plugin
-            shards models, batches would be dispatched, or `accelerate launch` started the process.
+        ConfigError: `ctx` is not a Context, a worker consists of several processes, `accelerate
+            launch` started the process, or a setting says what is elastix's to say: a plugin
+            shards models, batches would be dispatched, samples have a seed of their own, say.
     """
 
     @checked
@@ -71,11 +75,25 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         self._script = LoneScript(ctx, _PEER)
         wrong = [name for name in _REFUSED if settings.get(name) is not None]
         config = settings.get("dataloader_config")
-        if getattr(config, "dispatch_batches", None):
-            wrong.append("dataloader_config with dispatch_batches=True")
+        own_order = {name: getattr(config, name, None) for name in _OWN_ORDER}
+        wrong += [
+            f"dataloader_config with {name}={value!r}"
+            for name, value in own_order.items()
+            if value is not None and value is not False  # a seed of 0 is one
+        ]
+        handlers = settings.get("kwargs_handlers") or ()
+        wrong += [
+            "DistributedDataParallelKwargs with a comm_hook"
+            for handler in handlers
+            if getattr(handler, "comm_hook", DDPCommunicationHookType.NO)
+            is not DDPCommunicationHookType.NO
+        ]
         if settings.get("mixed_precision") == "fp8":
             wrong.append("mixed_precision='fp8'")
-        steps = settings.get("gradient_accumulation_steps", 1)
+        if settings.get("cpu") and ctx.device.type != "cpu":
+            wrong.append(f"cpu=True, while this worker computes on {ctx.device}")
+        plugin = settings.get("gradient_accumulation_plugin")
+        steps = settings.get("gradient_accumulation_steps", getattr(plugin, "num_steps", 1))
         require(
             is_whole(whole(steps), 1),
             f"gradient_accumulation_steps must be a whole number >= 1, not {steps!r}. Nothing was "
@@ -84,8 +102,9 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         if wrong:
             raise ConfigError(
                 f"{_PEER} got {', '.join(wrong)}. Nothing was set up. Each worker has a whole "
-                "replica and reads its own samples: leave it out. For models larger than a device "
-                "see docs/large-models.md."
+                "replica on the device that ScalingConfig gives it, and reads its own samples in "
+                "an order by RunConfig(seed=...); elastix reduces gradients and continues runs by "
+                "itself: leave it out. For models larger than a device see docs/large-models.md."
             )
         if _last is not ctx:  # what Accelerate shares in a process is of one run
             AcceleratorState._reset_state(reset_partial_state=True)

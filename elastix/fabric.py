@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import torch
 from lightning_fabric.accelerators.accelerator import Accelerator
 from lightning_fabric.plugins import CheckpointIO, Precision
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.strategies.strategy import Strategy as _Strategy
 from lightning_fabric.strategies.strategy import _BackwardSyncControl
 from lightning_fabric.utilities.rank_zero import rank_zero_only
@@ -44,6 +46,10 @@ class Strategy(_Strategy):
     `broadcast` return their argument, as in a world of one process, and raise a ConfigError if
     workers have different values. `fabric.save` writes a complete file, no matter which workers are
     lost meanwhile. Loggers run on the first worker.
+
+    How many workers there are and on which devices is said to ElasticTrainer. `Fabric(devices=4)`,
+    `num_nodes=2`, another `accelerator` than the workers have and a cluster environment raise a
+    ConfigError.
 
     Args:
         ctx: the argument of the train function.
@@ -89,6 +95,60 @@ class Strategy(_Strategy):
     local_rank = global_rank
     world_size = 1
     node_rank = 0
+
+    # ------------------------------------------------------------------ what Fabric was asked for
+
+    num_nodes = 1
+    """Fabric looks for this name, and then tells the number it was given."""
+
+    @property
+    def _num_nodes(self) -> int:
+        return 1
+
+    @_num_nodes.setter
+    def _num_nodes(self, asked: int) -> None:
+        if asked != 1:
+            raise _elsewhere(f"num_nodes={asked}", "ScalingConfig(num_workers=...)")
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """The device of this worker."""
+        return []  # Fabric would take what is in it for the number of processes
+
+    @parallel_devices.setter
+    def parallel_devices(self, asked: list[torch.device]) -> None:
+        """Fabric tells what `devices` comes to; "auto" is all that this worker can see."""
+        every = torch.cuda.device_count() if self.root_device.type == "cuda" else 1
+        if len(asked) not in (1, every):
+            raise _elsewhere(f"devices={len(asked)}", "ScalingConfig(num_workers=...)")
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """What Fabric's own strategies have."""
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Accelerator) -> None:
+        kind = type(accelerator).__name__.removesuffix("Accelerator").lower()
+        if kind != self.root_device.type:
+            raise ConfigError(
+                f"Fabric was given or has chosen accelerator={kind!r}, and this worker computes on "
+                f"{self.root_device}. Nothing was set up. Leave accelerator out, or say "
+                f"accelerator={self.root_device.type!r}; ScalingConfig(gpus_per_worker=...) says "
+                "what workers compute on."
+            )
+        self._accelerator = accelerator
+
+    @property
+    def cluster_environment(self) -> None:
+        """None: workers find each other by themselves."""
+        return
+
+    @cluster_environment.setter
+    def cluster_environment(self, asked: ClusterEnvironment) -> None:
+        """Fabric tells what it was given as a plugin, or else what it has found by itself."""
+        if not isinstance(asked, LightningEnvironment) and not type(asked).detect():
+            raise _elsewhere(f"plugins={type(asked).__name__}()", "ScalingConfig")
 
     # ------------------------------------------------------------------ what is set up
 
@@ -240,6 +300,14 @@ class Strategy(_Strategy):
                 "begin with another's use RestoreConfig."
             )
         return super().load_checkpoint(path, state, strict, weights_only)
+
+
+def _elsewhere(asked: str, instead: str) -> ConfigError:
+    return ConfigError(
+        f"Fabric was given {asked}. Nothing was set up: each worker is one process with one "
+        f"device, and Fabric does not start it. Leave it out; {instead}, an argument of "
+        "ElasticTrainer, says how many workers there are."
+    )
 
 
 class _Accumulation(_BackwardSyncControl):

@@ -66,6 +66,7 @@ _REFUSED: Mapping[str, str] = {
     ),
     "push_to_hub": "Push the model of the Result after the run",
     "enable_jit_checkpoint": "Workers that are told to leave do so by themselves",
+    "save_on_each_node": "Checkpoints are written once, by the first worker",
 }
 
 
@@ -189,7 +190,7 @@ class Trainer(_Trainer):  # type: ignore[misc]
             loader = super().get_train_dataloader()
         finally:
             del self.accelerator.prepare
-        self._loader = _Steps(loader, self._script, self._slices)
+        self._loader = _Steps(loader, self._script, self._slices, self.args.data_seed)
         return self._loader  # type: ignore[return-value]
 
     def train(
@@ -509,7 +510,9 @@ class _Steps(LoneLoader):
         drawn: how many steps this worker has had of the epoch.
     """
 
-    def __init__(self, loader: DataLoader[Any], script: LoneScript, slices: int) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], script: LoneScript, slices: int, seed: int | None
+    ) -> None:
         super().__init__(loader, script)
         self.collate: Callable[[list[Any]], Any] = loader.collate_fn
         self.drawn = 0
@@ -517,6 +520,8 @@ class _Steps(LoneLoader):
         if isinstance(self._options, dict):
             counted = _Counted(self.collate)
             self._options = {**self._options, "slices": slices, "collate_fn": counted}
+            if seed is not None:
+                self._options["seed"] = seed
 
     def probes(self, size: int) -> Iterator[list[Any]]:
         """Up to `_PROBES` lists of `size` samples, from all over the dataset."""

@@ -19,6 +19,7 @@ from elastix.events import (
     StateStored,
     StepCommitted,
 )
+from elastix.notebook import facts
 from elastix.stream_coverage import Coverage
 
 
@@ -128,6 +129,9 @@ class Audit:
 
     def __str__(self) -> str:
         return "\n".join(f"{what} {text}" for what, text in self.lines.items())
+
+    def _repr_html_(self) -> str:
+        return facts("audit", self.lines.items())
 
     def _samples(self) -> str:
         parts = [f"{self.steps} steps, {self.steps_lost} lost"]

@@ -145,7 +145,7 @@ class Console:
             self._print(f"  {lacks}: {what}", "bold yellow")
         for name, step in progress.not_finite.items():
             self._print(f"  {_odd(name, step)}", "bold yellow")
-        self._print(f"  {progress.step} steps in {self._running}{_goodput(progress)}")
+        self._print(f"  {progress.step} steps in {self._took}{_goodput(progress)}")
         slowest = progress.slowest_recovery_s
         worst = "" if slowest is None else f", slowest recovery {slowest:.2f} s"
         self._print(f"  workers lost {len(progress.losses)}{worst}, joined {len(progress.joins)}")
@@ -171,7 +171,7 @@ class Console:
         self._end_block()
         kind = type(error).__name__
         self._print(
-            f"{self._name} failed: {kind} after step {self.progress.step}, {self._running}",
+            f"{self._name} failed: {kind} after step {self.progress.step}, {self._took}",
             "bold red",
         )
         title, lines = self._first_failure(error)
@@ -224,6 +224,15 @@ class Console:
     @property
     def _running(self) -> str:
         return duration(self._clock() - self._started)
+
+    @property
+    def _took(self) -> str:
+        """From the first to the last event of its journal, as all other displays of a run have it.
+
+        Ray may have been started before that, and processes be ended after it.
+        """
+        progress = self.progress
+        return duration(progress.last_t - progress.began_t) if progress.run else self._running
 
     def _unreported(self) -> Iterator[tuple[str, str]]:
         """Of metrics that settings name and nobody has reported: that, and what is not done."""

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,6 +227,8 @@ def prepare_data_loader(
     return LoneLoader(data_loader, script)
 
 
+_KEPT = ("num_to_keep", "checkpoint_score_attribute", "checkpoint_score_order")
+
 _INSTEAD = {
     "datasets": "Make a DataLoader in the train loop; elastix.Parquet, Arrow and Tar read files by "
     "position.",
@@ -253,33 +255,32 @@ def _settings(scaling: Any, run: Any) -> dict[str, Any]:  # noqa: ANN401
         found["scaling"] = _scaling(scaling)
     if run is None:
         return found
-    _refuse("RunConfig", run, "storage_filesystem", "callbacks", "worker_runtime_env")
+    _refuse_others("RunConfig", run, "name", "storage_path", "failure_config", "checkpoint_config")
     default = RunConfig()
     home = str(Path("~/ray_results").expanduser())
     path = run.storage_path
     store = default.store if path is None or str(path) == home else str(path)
     found["run"] = RunConfig(name=run.name or default.name, store=store)
     failure, kept = run.failure_config, run.checkpoint_config
-    if failure is not None and failure.max_failures > 0:
-        found["failure"] = FailureConfig(max_worker_losses=failure.max_failures)
+    if failure is not None:
+        _refuse_others("FailureConfig", failure, "max_failures")
+        if failure.max_failures > 0:
+            found["failure"] = FailureConfig(max_worker_losses=failure.max_failures)
     if kept is not None:
-        found["keep"] = {
-            "keep": kept.num_to_keep,
-            "score": kept.checkpoint_score_attribute,
-            "lowest": kept.checkpoint_score_order == "min",
-        }
+        _refuse_others("CheckpointConfig", kept, *_KEPT)
+        keep, score, order = (getattr(kept, name) for name in _KEPT)
+        found["keep"] = {"keep": keep, "score": score, "lowest": order == "min"}
     return found
 
 
 def _scaling(scaling: Any) -> ScalingConfig:  # noqa: ANN401
-    _refuse(
+    _refuse_others(
         "ScalingConfig",
         scaling,
-        "trainer_resources",
-        "accelerator_type",
-        "label_selector",
-        "use_tpu",
-        "topology",
+        "num_workers",
+        "use_gpu",
+        "resources_per_worker",
+        "placement_strategy",
     )
     given = scaling.resources_per_worker or {}
     require(
@@ -304,12 +305,13 @@ def _scaling(scaling: Any) -> ScalingConfig:  # noqa: ANN401
     )
 
 
-def _refuse(kind: str, given: Any, *names: str) -> None:  # noqa: ANN401
-    """Raise if one of these fields is set."""
-    for name in names:
-        value = getattr(given, name, None)
-        if value:
+def _refuse_others(kind: str, given: Any, *known: str) -> None:  # noqa: ANN401
+    """Raise if another field of Ray Train's than these is set, whatever its version has."""
+    plain = type(given)()
+    for field in fields(given):
+        value = getattr(given, field.name)
+        if field.name not in known and value and value != getattr(plain, field.name):
             raise ConfigError(
-                f"{kind} has {name}={value!r}, which works in Ray Train alone. Nothing was "
+                f"{kind} has {field.name}={value!r}, which works in Ray Train alone. Nothing was "
                 "started. Leave it out."
             )

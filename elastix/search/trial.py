@@ -16,6 +16,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from elastix.errors import ConfigError, SearchError
+from elastix.flat import flatten
+from elastix.notebook import facts
 from elastix.state import Ref
 
 if TYPE_CHECKING:
@@ -149,6 +151,17 @@ class Trial:
         """It did not fail, and every loss is a finite number: it may be compared with others."""
         finite = bool(self.losses) and all(map(math.isfinite, self.losses))
         return finite and self.state not in (TrialState.FAILED, TrialState.REFUSED)
+
+    def _repr_html_(self) -> str:
+        found = {
+            **self.metrics,
+            "model": self.ref and self.ref[:12],
+            "epochs": f"{self.epochs:g}",
+            "made from trial": self.suggestion.parent_number,
+            **flatten(self.config, lists="blocks"),
+            "traceback": self.traceback and self.traceback.strip().splitlines()[-1],
+        }
+        return facts(f"trial {self.number}: {self.state}", found.items())
 
     def but(self, **changes: Any) -> Self:  # noqa: ANN401 - values of any field
         """This trial with some fields changed."""

@@ -71,6 +71,26 @@ class Entry:
     meta: Mapping[str, Any]
 
 
+class Log(list[Entry]):
+    """What `log` returns: a list, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        """The latest of them."""
+        columns = ("ref", "score", "stored", "size", "tags")
+        rows = [
+            (
+                entry.ref[:12],
+                "-" if entry.score is None else f"{entry.score:.4g}",
+                f"{datetime.fromtimestamp(entry.time_s):%Y-%m-%d %H:%M:%S}",
+                size(entry.nbytes),
+                " ".join(entry.tags) or "-",
+            )
+            for entry in self[:_SHOWN]
+        ]
+        left = len(self) - len(rows)
+        return table("The latest models", columns, rows) + (f"<p>{left} more</p>" if left else "")
+
+
 @dataclass(frozen=True)
 class Match:
     """The model that `nearest` found, and how many layers it shares."""
@@ -163,18 +183,7 @@ class Store:
             ("bytes of all models", size(found.logical_bytes)),
             ("bytes on disk", size(found.physical_bytes)),
         ]
-        columns = ("ref", "score", "stored", "size", "tags")
-        rows = [
-            (
-                entry.ref[:12],
-                "-" if entry.score is None else f"{entry.score:.4g}",
-                f"{datetime.fromtimestamp(entry.time_s):%Y-%m-%d %H:%M:%S}",
-                size(entry.nbytes),
-                " ".join(entry.tags) or "-",
-            )
-            for entry in entries
-        ]
-        return facts(repr(self), pairs) + table("The latest models", columns, rows)
+        return facts(repr(self), pairs) + entries._repr_html_()
 
     def __enter__(self) -> Self:
         return self
@@ -498,7 +507,7 @@ class Store:
         """All tags, with their refs."""
         return self._ledger.tags()
 
-    def log(self, ref: str | None = None, limit: int | None = None) -> list[Entry]:
+    def log(self, ref: str | None = None, limit: int | None = None) -> Log:
         """Models, the latest first: all of them, or `ref` and its ancestors; `limit` at most."""
         check_value("Store.log", "limit", int | None, limit)
         require(limit is None or limit >= 0, f"limit must be >= 0 or None, not {limit!r}.")
@@ -525,7 +534,7 @@ class Store:
             )
             if only is None or row.ref in only
         ]
-        return found[:limit]
+        return Log(found[:limit])
 
     def diff(self, a: str, b: str) -> Diff:
         """Tensors and metadata that differ between `a` and `b`."""

@@ -10,7 +10,13 @@ import torch.nn.functional as F
 
 pytest.importorskip("accelerate", reason="the extra `accelerate` is not installed")
 
-from accelerate.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+)
 from torch.utils.data import DataLoader
 
 import elastix
@@ -161,6 +167,20 @@ REFUSED = [
         "dispatch_batches=True",
     ),
     (calling("print", mixed_precision="fp8"), "fp8"),
+    (calling("print", dataloader_config=DataLoaderConfiguration(data_seed=0)), "data_seed=0"),
+    (
+        calling(
+            "print",
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
+            ],
+        ),
+        "with a comm_hook",
+    ),
+    (
+        calling("print", gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=0)),
+        "must be a whole number >= 1, not 0",
+    ),
     (calling("print", gradient_acumulation_steps=2), "Did you mean 'gradient_accumulation_steps'?"),
     (calling("print", gradient_accumulation_steps=0), "must be a whole number >= 1, not 0"),
     (calling("print", gradient_accumulation_steps="2"), "must be a whole number >= 1, not '2'"),
@@ -174,6 +194,13 @@ def all_refused(ctx):
         with pytest.raises(ConfigError, match=re.escape(says)):
             call(ctx)
     raise ConfigError("all were refused")
+
+
+def test_a_worker_with_a_gpu_does_not_compute_on_the_cpu_in_silence(monkeypatch):
+    monkeypatch.setattr(elastix.Context, "mesh", None)
+    monkeypatch.setattr(elastix.Context, "device", torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match="cpu=True, while this worker computes on cuda:0"):
+        elastix.accelerate.Accelerator(object.__new__(elastix.Context), cpu=True)
 
 
 def test_what_accelerate_alone_can_do_is_refused(tmp_path):

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 pytest.importorskip("lightning_fabric", reason="the extra `fabric` is not installed")
 
 from lightning_fabric import Fabric
+from lightning_fabric.accelerators import CUDAAccelerator
+from lightning_fabric.plugins.environments import LightningEnvironment, MPIEnvironment
 from torch.utils.data import DataLoader
 
 import elastix
@@ -206,6 +208,34 @@ def test_a_strategy_says_what_it_needs():
 def test_what_a_group_cannot_do_is_refused(tmp_path, train, workers, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         run_local(train, workers, directory=tmp_path / "run", timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"devices": 4}, "Fabric was given devices=4"),
+        ({"devices": "3"}, "Fabric was given devices=3"),
+        ({"num_nodes": 2}, "Fabric was given num_nodes=2"),
+        ({"plugins": MPIEnvironment.__new__(MPIEnvironment)}, "plugins=MPIEnvironment()"),
+        ({"accelerator": "gpu"}, "computes on cpu"),
+    ],
+)
+def test_what_says_how_many_processes_there_are_is_not_ignored(settings, says, monkeypatch):
+    """Fabric's own strategies start them."""
+    monkeypatch.setattr(CUDAAccelerator, "is_available", lambda: True)
+    monkeypatch.setattr(CUDAAccelerator, "parse_devices", lambda _: [0])
+    monkeypatch.setattr(
+        CUDAAccelerator, "get_parallel_devices", lambda _: [torch.device("cuda", 0)]
+    )
+    ctx = object.__new__(elastix.Context)
+    monkeypatch.setattr(elastix.Context, "mesh", None)
+    monkeypatch.setattr(elastix.Context, "worker", 0)
+    monkeypatch.setattr(elastix.Context, "device", torch.device("cpu"))
+    Fabric(strategy=elastix.fabric.Strategy(ctx), accelerator="cpu", devices=1, num_nodes=1)
+    Fabric(strategy=elastix.fabric.Strategy(ctx), accelerator="cpu", plugins=LightningEnvironment())
+    settings = {"accelerator": "cpu", **settings}
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        Fabric(strategy=elastix.fabric.Strategy(ctx), **settings)
 
 
 # ------------------------------------------------------------ further words of Fabric

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from torch.utils.data import DataLoader
 
 import elastix
@@ -298,6 +298,28 @@ def test_scaling_of_ray_train_alone_is_refused():
     for settings in ({"accelerator_type": "A100"}, {"resources_per_worker": {"disk": 1}}):
         with pytest.raises(ConfigError, match=re.escape(next(iter(settings)))):
             train.torch.TorchTrainer(loop, scaling_config=ScalingConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"scaling_config": ScalingConfig(elastic_resize_monitor_interval_s=5.0)},
+            "ScalingConfig has elastic_resize_monitor_interval_s=5.0",
+        ),
+        (
+            {"run_config": RunConfig(logging_config=LoggingConfig(log_level="DEBUG"))},
+            "logging_config",
+        ),
+        (
+            {"run_config": RunConfig(failure_config=FailureConfig(controller_failure_limit=3))},
+            "FailureConfig has controller_failure_limit=3",
+        ),
+    ],
+)
+def test_no_setting_of_ray_train_is_ignored_in_silence(settings, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        train.torch.TorchTrainer(loop, **settings)
 
 
 def test_the_best_checkpoints_are_kept_and_the_latest(tmp_path):

@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from elastix.config import CheckpointConfig
 from elastix.errors import ConfigError
-from elastix.events import Reported, Resumed
+from elastix.events import LoaderOpened, Reported, Resumed
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.transformers import Trainer, TrainingArguments, _Progress, _slices
@@ -190,6 +190,7 @@ class StopsEarly(TrainerCallback):
 def stopping(ctx):
     settings = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
     settings |= {"num_train_epochs": 3, "logging_steps": 1, "include_num_input_tokens_seen": "all"}
+    settings |= {"data_seed": 11}
     trainer(ctx, more=[StopsEarly()], **settings).train()
 
 
@@ -210,6 +211,7 @@ def test_a_loss_that_is_a_mean_stays_one_and_a_callback_ends_the_run(tmp_path):
     told = [e.metrics for e in result.events if isinstance(e, Reported) and "loss" in e.metrics]
     assert [metrics["loss"] for metrics in told] == pytest.approx(losses, rel=1e-6)
     assert (len(losses), told[-1]["num_input_tokens_seen"]) == (11, seen)
+    assert [e.seed for e in result.events if isinstance(e, LoaderOpened)] == [11]
     assert told[-1]["epoch"] == pytest.approx(1 + 2 / 9)
     tensors = adapting.stored(result)
     assert adapting.equal(model, {n: tensors[n] for n in model.state_dict()}) <= 1e-6
@@ -369,6 +371,7 @@ def penalised(ctx):
 REFUSED = [
     (lambda ctx: trainer(ctx, load_best_model_at_end=True, eval_strategy="no"), "keep_best"),
     (lambda ctx: trainer(ctx, auto_find_batch_size=True), "Choose one"),
+    (lambda ctx: trainer(ctx, save_on_each_node=True), "written once"),
     (lambda ctx: trainer(ctx, optim="lomo"), "within the backward pass"),
     (lambda ctx: trainer(ctx, per_device_train_batch_size=11), "gradient_accumulation_steps for"),
     (lambda ctx: trainer(ctx, per_device_train_batch_size=0), "a whole number >= 1"),

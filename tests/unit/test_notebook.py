@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import elastix
+from elastix.data.audit import Audit
 from elastix.notebook import size, table
 from elastix.search.results import Results
 from elastix.search.trial import Objectives, Suggestion, Trial, TrialState
@@ -63,6 +64,50 @@ def test_results_show_the_best_and_escape_what_was_tried():
     empty = Results(Objectives.of("loss", "min"), {"name": "nas"}, (), (), "store")
     assert repr(empty) == "Results('nas', 0 trials)"
     assert "the best 0 of 0" in empty._repr_html_()
+
+
+def test_a_trial_shows_its_configuration_and_what_came_of_it():
+    trial = Trial(
+        3,
+        Suggestion({"op": HOSTILE, "body": [{"kernel": 5}]}, parent_number=1),
+        TrialState.FAILED,
+        metrics={"loss": 0.25},
+        traceback="Traceback:\n  File x\nValueError: too wide\n",
+    )
+    html = trial._repr_html_()
+    assert "<strong>trial 3: failed</strong>" in html
+    for name, value in {
+        "loss": "0.25",
+        "body.0.kernel": "5",
+        "made from trial": "1",
+        "traceback": "ValueError: too wide",
+    }.items():
+        assert f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' in html
+    assert "<script>" not in html
+    assert "traceback" not in Trial(0, Suggestion({}))._repr_html_()
+
+
+def test_an_audit_has_a_row_for_each_law():
+    found = Audit(8, 0, (), "d" * 64, state=(8, "e" * 64))
+    html = found._repr_html_()
+    for name, text in found.lines.items():
+        assert f'<tr><th scope="row">{name}</th><td>{text}</td></tr>' in html
+    assert "exact: 8 steps, 0 lost" in html
+
+
+def test_a_log_is_a_list_that_a_notebook_shows_as_a_table(tmp_path):
+    with Store(tmp_path) as store:
+        for number in range(13):
+            ref = store.put(State({"w": torch.full((2,), float(number))}), score=number / 4)
+        store.tag("latest", ref)
+        log = store.log()
+        html = log._repr_html_()
+        assert html.count("<tr>") == 11
+        assert f'<th scope="row">{ref[:12]}</th><td>3</td>' in html
+        assert "latest" in html
+        assert "3 more" in html
+        assert isinstance(log, list)
+        assert "more" not in store.log(limit=2)._repr_html_()
 
 
 def test_sizes_are_what_people_say():

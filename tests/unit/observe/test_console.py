@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console as Terminal
 
+from elastix.commands.runs import _took
 from elastix.errors import QuorumLost, WorkerFailed
 from elastix.events import (
     GenerationFormed,
@@ -14,8 +15,10 @@ from elastix.events import (
     WorkerLost,
     WorkerRaised,
 )
+from elastix.observe import catalogue
 from elastix.observe.console import Console
 from elastix.observe.event_text import line, plain
+from elastix.observe.journal import Journal
 from elastix.observe.progress import Progress
 from tests.report_data import BEGAN, run_events
 
@@ -122,6 +125,29 @@ def test_a_summary_comes_even_if_nothing_happens():
         clock.now += 5
         console.tick()
     assert len(file.getvalue().splitlines()) == before + 1
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_run_took_what_elastix_runs_says_that_it_took(failed, tmp_path):
+    """Up to one second around a minute's end: it is rounded there, and began before its journal."""
+    for number in range(12):
+        events = list(run_events(steps=300, step_s=0.2 + number / 300))
+        console, file, clock = console_of(tty=False, width=200)
+        clock.now -= 2.4  # Ray is started
+        console._started = clock.now
+        play(console, clock, events)
+        clock.now += 1.7  # processes are ended
+        if failed:
+            console.failed(WorkerFailed("too bad"))
+        else:
+            console.finished("a" * 64, {}, "")
+        name = f"digits{number}"
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        with Journal(tmp_path / "runs" / name / "journal.jsonl") as journal:
+            for event in events:
+                journal.append(event)
+        took = _took(catalogue.summary(tmp_path, name))
+        assert (f"after step 300, {took}" if failed else f"300 steps in {took} ") in file.getvalue()
 
 
 @pytest.mark.parametrize("end", ["finished", "over"])
