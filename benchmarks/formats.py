@@ -45,7 +45,7 @@ class Alone:
 
     me = 0
 
-    def boundary(self) -> None:
+    def boundary(self, loader: int) -> None:
         """Nobody comes or goes."""
 
     def members(self) -> tuple[int, ...]:

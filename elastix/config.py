@@ -374,7 +374,15 @@ class ProfileConfig(_Config):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class ExchangeConfig(_Config):
-    """How workers exchange their gradients.
+    """How workers exchange what they have learned.
+
+    With `every_steps` they do not exchange gradients: each takes so many inner steps by itself, and
+    then all take one outer step together (DiLoCo). Its gradient is how far each has moved since the
+    last one, averaged by samples. `ctx.step`, checkpoints and the journal count outer steps.
+
+    Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+    2023, arXiv 2311.08105, algorithm 1; its values are the defaults of the outer optimizer, SGD
+    with Nesterov momentum.
 
     Attributes:
         wire: "bfloat16" or "float16": send gradients of float32 and float64 in that type, and add
@@ -383,9 +391,34 @@ class ExchangeConfig(_Config):
             ("bfloat16") or 4 ("float16"); no error is carried to the next step. "float16" has less
             range, so use a GradScaler, as with mixed precision. None: send each gradient in its own
             type. Buffers of modules always are.
+        every_steps: inner steps between two outer ones; see docs/train-function.md. A step is a
+            batch, or several that `ctx.accumulate` adds up. None: exchange the gradients of each
+            step.
+        outer_lr: learning rate of the outer step; 1.0 without momentum averages the weights.
+        outer_momentum: Nesterov momentum of the outer steps; 0 for none.
     """
 
     wire: Wire | None = None
+    every_steps: int | None = None
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        every, lr, momentum = self.every_steps, self.outer_lr, self.outer_momentum
+        require(every is None or every >= 1, f"every_steps must be >= 1 or None, not {every!r}.")
+        require(lr > 0, f"outer_lr must be > 0, not {lr!r}.")
+        require(0 <= momentum < 1, f"outer_momentum must be from 0 to below 1, not {momentum!r}.")
+        require(
+            every is not None or (lr, momentum) == (0.7, 0.9),
+            f"outer_lr={lr!r} and outer_momentum={momentum!r} are of use only with every_steps, "
+            "the number of steps that each worker takes by itself.",
+        )
+
+    @property
+    def diloco(self) -> bool:
+        """Whether workers take inner steps by themselves."""
+        return self.every_steps is not None
 
 
 @checked
@@ -581,6 +614,37 @@ def check_crew(
         require(
             not wrong,
             f"{what} does not work with crew={scaling.crew} yet: each worker is several processes. "
+            "Nothing was started. Leave out one of the two.",
+        )
+
+
+def check_exchange(
+    exchange: ExchangeConfig, scaling: ScalingConfig, failure: FailureConfig, *, exact: bool
+) -> None:
+    """Refuse what does not work where each worker takes inner steps by itself.
+
+    Raises:
+        ConfigError: something is set that does not.
+    """
+    if not exchange.diloco:
+        return
+    for wrong, what, why in (
+        (exact, "exact=True", "what each worker has learned depends on how many there are"),
+        (
+            failure.recovery != "forward",
+            f"recovery={failure.recovery!r}",
+            "inner steps cannot be taken back",
+        ),
+        (failure.guard is not None, "guard=Guard(...)", "inner steps cannot be taken back"),
+        (
+            scaling.shadows > 0,
+            f"shadows={scaling.shadows}",
+            "a shadow is sent outer steps, and has no inner optimizer's state",
+        ),
+    ):
+        require(
+            not wrong,
+            f"{what} does not work with ExchangeConfig(every_steps={exchange.every_steps}): {why}. "
             "Nothing was started. Leave out one of the two.",
         )
 

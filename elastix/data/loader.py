@@ -32,8 +32,8 @@ class Pace(Protocol):
         """This worker's id."""
         ...
 
-    def boundary(self) -> None:
-        """One step is behind, the next has not begun: members may change now."""
+    def boundary(self, loader: int) -> None:
+        """This loader is asked for a batch. Between two steps members may change now."""
         ...
 
     def members(self) -> tuple[int, ...]:
@@ -52,8 +52,12 @@ class Pace(Protocol):
         """A batch begins that is cut into slices: what the loop is given to iterate over."""
         ...
 
-    def exhausted(self) -> None:
-        """The epoch has no batch left: what the train function does next is no step."""
+    def exhausted(self, loader: int) -> bool:
+        """The epoch has no batch left: what the train function does next is no step.
+
+        Returns:
+            Whether a step has ended here, which may have given some back.
+        """
         ...
 
     def planned(self, loader: int, epochs: int) -> None:
@@ -243,12 +247,13 @@ class Loader:
 
         None at the end of the epoch.
         """
-        self._pace.boundary()
+        self._pace.boundary(self.number)
         binding = self._pace.binding(self.number)
         drawn = self.draw(self._ahead, binding)
         if drawn is None:
+            if self._pace.exhausted(self.number):
+                return self.next_batch()
             self._drawn_out = True
-            self._pace.exhausted()
             return None
         draw, after = drawn
         if isinstance(draw, SlicedDraw):
@@ -322,16 +327,28 @@ class Loader:
             weigh = self._source.weigh
             return sliced(self.epoch, batch, each, assignment, full=full, weigh=weigh), after
         if binding is None:
-            return self._split(members, batch, split(batch, len(members), batch_size)), after
+            shares = split(batch, len(members), batch_size)
+            if self._source.tiny_whole and not all(shares):
+                return self._whole(members, batch, (batch,) * len(members)), after
+            return self._split(members, batch, shares), after
         ratio = [binding.get(member, 0) for member in members]
-        shares = split_like(batch, ratio, batch_size)
-        if shares is not None:
-            draw = self._split(members, batch, shares)
+        alike = split_like(batch, ratio, batch_size)
+        if alike is not None:
+            draw = self._split(members, batch, alike)
             bound = lowest(dict(zip(members, ratio, strict=True)))
             if self._source.memory is None or draw.ratio == bound:
                 return draw, after
         everything = tuple(batch if part else () for part in ratio)
-        return Draw(self.epoch, members, batch, everything, whole=True), after
+        return self._whole(members, batch, everything), after
+
+    def _whole(
+        self,
+        members: tuple[int, ...],
+        batch: tuple[Span, ...],
+        shares: tuple[tuple[Span, ...], ...],
+    ) -> Draw:
+        weigh = self._source.weigh
+        return Draw(self.epoch, members, batch, shares, whole=True, weigh=weigh)
 
     def _split(
         self,

@@ -51,6 +51,7 @@ class Source:
         num_workers: processes that load ahead; 0 loads in the training thread.
         prefetch: batches that each of them loads ahead.
         memory: of earlier datasets, what stands beside the samples of this one.
+        tiny_whole: a batch of which somebody would have nothing is not split: each has all of it.
         part: which part of a worker's share this process reads, and of how many: one for each
             place of a crew that splits samples.
         device: where tensors of a batch are moved.
@@ -71,6 +72,7 @@ class Source:
     num_workers: int = 0
     prefetch: int = 2
     memory: Memory | None = None
+    tiny_whole: bool = False
     part: tuple[int, int] = (0, 1)
     device: torch.device
 

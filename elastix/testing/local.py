@@ -28,6 +28,7 @@ from elastix.config import (
     RunConfig,
     ScalingConfig,
     check_crew,
+    check_exchange,
 )
 from elastix.errors import ConfigError, ElastixError, TrainError
 from elastix.events import Event, Events, RunStarted
@@ -150,6 +151,7 @@ def run_local(
     exchange = exchange or ExchangeConfig()
     check_configs(RunConfig(exact=exact), failure, exchange)
     check_crew(scaling, failure, checkpoint, exact=exact)
+    check_exchange(exchange, scaling, failure, exact=exact)
     settings = Settings(
         directory=directory,
         run=_NAME,
@@ -161,7 +163,7 @@ def run_local(
         sentinel=sentinel,
         recompute_every=recompute_every,
         exact=exact,
-        wire=exchange.wire,
+        exchange=exchange,
         shared=shared,
         secret=draw_secret(),
         crew=scaling.crew,
@@ -243,6 +245,7 @@ class LocalController(Shell):
             config=config,
             scaling={},
             versions={},
+            exchange=settings.exchange.to_dict(),
             sentinel=settings.compares_steps,
         )
         self._log.open(settings.directory / "journal.jsonl", opening, stays=False, patience_s=0.0)

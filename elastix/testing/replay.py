@@ -41,7 +41,7 @@ from torch.utils.data import Dataset
 from elastix.data.cursor import count, merge, split, subtract
 from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source, to_device
-from elastix.errors import ElastixError, TrainError
+from elastix.errors import ConfigError, ElastixError, TrainError
 from elastix.events import (
     BatchShares,
     Event,
@@ -110,11 +110,18 @@ def replay(
     Raises:
         NotFound: there is no journal.
         TrainError: the train function does not draw the batches that the journal has.
+        ConfigError: workers took steps by themselves.
     """
     events = list(journal.read(directory / "journal.jsonl"))
     # The last one: a run that was continued may have been given more epochs.
     opening = next(event for event in reversed(events) if isinstance(event, RunStarted))
     steps = standing(events)
+    if opening.exchange.get("every_steps") is not None:
+        raise ConfigError(
+            f"the run in {directory} has ExchangeConfig(every_steps=...): each worker took steps "
+            "by itself, with an optimizer's state that no journal has. Nothing was replayed; only "
+            "runs that exchange gradients can be."
+        )
     train = pickle.loads((directory / "train.pkl").read_bytes())
     replayed_steps = steps_of(steps, events)
     replaying = _Replay(

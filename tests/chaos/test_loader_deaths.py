@@ -117,7 +117,7 @@ class Alone:
 
     me = 0
 
-    def boundary(self):
+    def boundary(self, loader):
         pass
 
     def members(self):
@@ -129,7 +129,7 @@ class Alone:
     def drawn(self, loader, samples, ratio):
         pass
 
-    def exhausted(self):
+    def exhausted(self, loader):
         pass
 
     def planned(self, loader, epochs):

@@ -216,6 +216,43 @@ def test_what_is_no_way_to_inherit_is_refused(wrong, words):
         InheritConfig(**wrong)
 
 
+# ---------------------------------------------------------------------------- outer steps
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"every_steps": 0}, "every_steps must be"),
+        ({"every_steps": 4, "outer_lr": 0.0}, "outer_lr must be"),
+        ({"every_steps": 4, "outer_momentum": 1.0}, "outer_momentum must be"),
+        ({"outer_lr": 1.0}, "of use only with every_steps"),
+    ],
+    ids=str,
+)
+def test_outer_steps_that_cannot_be_are_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        ExchangeConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"recovery": "rollback"}, "recovery='rollback'"),
+        ({"guard": Guard()}, "guard="),
+        ({"shadows": 1}, "shadows=1"),
+        ({"exact": True}, "exact=True"),
+    ],
+    ids=str,
+)
+def test_what_does_not_work_with_inner_steps_is_refused_before_anything_starts(
+    options, said, tmp_path
+):
+    exchange = ExchangeConfig(every_steps=4)
+    with pytest.raises(ConfigError, match=f"{said}.* does not work with ExchangeConfig"):
+        run_local(print, 2, exchange=exchange, directory=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
 # ---------------------------------------------------------------------------- crews
 
 

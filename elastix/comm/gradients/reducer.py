@@ -126,6 +126,7 @@ class Reducer:
 
     kind = OperationKind.STEP
     reduce: Reduce = "max"
+    hooked = True  # a backward pass begins the step, and ends it
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Reducer:
         self._versions: list[int] = []  # of all these, when the loop over slices began
         for bucket in self._gradients:
             bucket.measured = measured
-            for place, parameter in enumerate(bucket.parameters):
+            for place, parameter in enumerate(bucket.parameters if self.hooked else ()):
                 hook = self._hook(bucket, place)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
         self.remember_buffers()

@@ -14,6 +14,7 @@ Invariant: every tensor is at any time delivered, in the hands of a living holde
 out by the next `orders`, or held by nobody that lives, which makes the checkpoint hopeless.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -62,6 +63,7 @@ class Offer:
         place: of the process in its crew.
         places: how many there are; what is at each of them makes up the checkpoint.
         processor: a number for what it computes with; what is stored is of one kind, if can be.
+        by_one: each worker has tensors of its own, which belong together: one writes all of it.
     """
 
     mark: CheckpointId
@@ -77,6 +79,7 @@ class Offer:
     place: int = 0
     places: int = 1
     processor: int = 0
+    by_one: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ class Assembly:
     _members: set[int] = field(default_factory=set)  # of the groups of those who have offered
     _hands: dict[str, int] = field(default_factory=dict)  # name to the worker asked for it
     _done: set[str] = field(default_factory=set)
+    _writer: int | None = None  # if one writes all of it
     _begun: bool = False
     _reason: str = ""
     _stored: bool = True
@@ -221,9 +225,9 @@ class Assembly:
         load = dict.fromkeys(sorted(self.offers), 0)
         names: dict[int, list[str]] = {worker: [] for worker in load}
         at: dict[int, list[int]] = {}
-        kind = self.chief.processor
+        asked = self._asked()
         for worker in load:
-            if self.offers[worker].processor == kind:
+            if worker in asked:
                 at.setdefault(self.offers[worker].place, []).append(worker)
         groups = sorted(self._groups.items(), key=lambda g: (-g[0][1], g[0][0]))
         for (group, nbytes), places in groups:
@@ -240,6 +244,28 @@ class Assembly:
             names[worker] += group
             self._hands.update(dict.fromkeys(group, worker))
         return {w: Order(self.mark, tuple(mine)) for w, mine in names.items() if mine}
+
+    def _asked(self) -> set[int]:
+        """Who may be asked to write: those whose processor is of the first one's kind.
+
+        If it has to be done by one, the processes of the first worker all of whose have offered.
+        What another one had written before it was lost is written again.
+        """
+        kind, chief = self.chief.processor, self.chief
+        alike = {w for w, offer in self.offers.items() if offer.processor == kind}
+        if not chief.by_one:
+            return alike
+        processes = Counter(holder // chief.places for holder in alike)
+        whole = [worker for worker, number in processes.items() if number == chief.places]
+        writer = min(whole, default=None)
+        if writer is None:
+            return alike
+        if self._writer not in (None, writer):
+            self._done.clear()
+            self._hands.clear()
+            self.shares.clear()
+        self._writer = writer
+        return {h for h in alike if h // chief.places == writer}
 
     @property
     def complete(self) -> bool:

@@ -39,6 +39,7 @@ class Occasion:
     place: int = 0
     places: int = 1
     processor: int = 0
+    by_one: bool = False
 
 
 class Saver:
@@ -208,6 +209,7 @@ class Saver:
             place=occasion.place,
             places=occasion.places,
             processor=occasion.processor,
+            by_one=occasion.by_one,
         )
         self._offered = offer
         self._send(offer)

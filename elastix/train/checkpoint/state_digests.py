@@ -41,8 +41,10 @@ def manifests(state: State) -> dict[str, Manifest]:
 
     Parts are "model" (parameters, buffers), the optimizers, schedulers, scalers, further modules,
     loaders (their cursors), whatever else was prepared or tracked, and the step. Left out is what
-    `_OWN` names, and what a worker counts for its own bookkeeping (reports, events sent).
+    `_OWN` names, what the State says is each worker's own (inner optimizers), and what a worker
+    counts for its own bookkeeping (reports, events sent).
     """
+    own = {_OWN, *state.meta.get("own", ())}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     meta: dict[str, dict[str, Any]] = {}
     for name, tensor in state.tensors.items():
@@ -53,7 +55,7 @@ def manifests(state: State) -> dict[str, Manifest]:
     return {
         part: State(tensors.get(part, {}), meta.get(part, {})).manifest()
         for part in sorted(tensors.keys() | meta.keys())
-        if part != _OWN
+        if part not in own
     }
 
 

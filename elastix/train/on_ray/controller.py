@@ -226,7 +226,7 @@ class Controller(Shell):
             sentinel=plan.failure.sentinel,
             recompute_every=plan.failure.recompute_every,
             exact=plan.run.exact,
-            wire=plan.exchange.wire,
+            exchange=plan.exchange,
             secret=plan.secret,
             crew=plan.scaling.crew,
         )

@@ -24,6 +24,7 @@ from elastix.config import (
     RunConfig,
     ScalingConfig,
     check_crew,
+    check_exchange,
     refuse_crew,
     refuse_memory,
 )
@@ -72,7 +73,7 @@ class ElasticTrainer:
         run: which run this is; the same name and store continue it.
         checkpoint: when States are stored.
         failure: what counts as a failure, and how many are too many.
-        exchange: how workers exchange their gradients.
+        exchange: how workers exchange what they have learned.
         restore: where to continue from, if not from the run's last State.
         profile: which steps to write a timeline of; none by default.
         loggers: TensorBoard, MLflow, WandB or your own; they read the run's events in this process.
@@ -118,6 +119,7 @@ class ElasticTrainer:
             exact=self._run.exact,
             profile=self._profile,
         )
+        check_exchange(self._exchange, self._scaling, self._failure, exact=self._run.exact)
         self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
         self._metrics = metrics
         self._quiet = quiet
@@ -292,7 +294,7 @@ class ElasticTrainer:
             code=mark(train, self._model_source.parents if self._model_source is not None else ()),
             checkpoint=self._checkpoint.to_dict(),
             exchange=self._exchange.to_dict(),
-            sentinel=self._failure.sentinel and not self._scaling.crew,
+            sentinel=self._failure.sentinel and not (self._scaling.crew or self._exchange.diloco),
             origin=origin(),
         )
 

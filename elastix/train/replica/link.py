@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from elastix.config import CheckpointConfig, Guard, Wire
+from elastix.config import CheckpointConfig, ExchangeConfig, Guard
 from elastix.events import Event, Span
 from elastix.store import Store
 from elastix.train.control.messages import OF_EACH, FromWorker
@@ -84,7 +84,7 @@ class Settings:
         recompute_every: of an exact run: after so many steps a slice is computed by two workers;
             None: none ever is.
         exact: the State is the same to the last bit for any number of workers.
-        wire: the type that gradients are sent in; None: their own.
+        exchange: how workers exchange what they have learned.
         alone: the group is this worker and stays so; it may report without preparing anything.
         shared: workers of one host reduce gradients through memory that they share.
         secret: by which workers of the run know each other; see comm.network.door.
@@ -105,7 +105,7 @@ class Settings:
     sentinel: bool = True
     recompute_every: int | None = 200
     exact: bool = False
-    wire: Wire | None = None
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     shared: bool = True
     secret: bytes = field(default=b"", repr=False)
     order_seed: int | None = None
@@ -123,8 +123,11 @@ class Settings:
 
     @property
     def compares_steps(self) -> bool:
-        """Whether what workers hold is compared in every step; that of crews is not, yet."""
-        return self.sentinel and not self.alone and not self.crew
+        """Whether what workers hold is compared in every step; that of crews is not, yet.
+
+        After inner steps each holds something else.
+        """
+        return self.sentinel and not (self.alone or self.crew or self.exchange.diloco)
 
     @property
     def may_void(self) -> bool:

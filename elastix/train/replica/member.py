@@ -9,7 +9,7 @@ Not here: what becomes of a step (step_commits), and of the State as a whole (wo
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.exact_reducer import ExactReducer
+from elastix.comm.gradients.outer_reducer import OuterReducer
 from elastix.comm.gradients.reducer import Reducer
 from elastix.comm.network.catch_up_stream import CatchUpSender
 from elastix.comm.network.crew_world import DeviceMesh
@@ -55,6 +56,7 @@ from elastix.train.replica.exactness import (
     kind_number,
 )
 from elastix.train.replica.inheritance import Inheritance
+from elastix.train.replica.inner_steps import InnerSteps
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
 from elastix.train.replica.parts import WorkerParts
@@ -98,6 +100,9 @@ class Member:
         crew = settings.processes
         self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo, crew)
         self._reducer: Reducer | None = None
+        every = settings.exchange.every_steps
+        self._inner = InnerSteps(every) if every is not None else None
+        self._outer: OuterReducer | None = None
         self._tracked = TrackedObjects()
         self._inheritance = Inheritance(settings.model_source)
         self._catch_up: CatchUpSender | None = None
@@ -280,23 +285,15 @@ class Member:
         if self._reducer is not None:
             raise refusals.prepared_twice()
         live = self._tracked
-        live.before_step = lambda: self._steps.slices.refuse("optimizer.step()")
+        live.before_step = self._before_optimizer
         live.prepare(objects, self.device)
         event = self._inheritance.prepared(live)
         if event is not None:
             self._replicated.emit(event)
         optimizers = [o for o in live.others.values() if isinstance(o, torch.optim.Optimizer)]
-        for optimizer in optimizers:
+        for optimizer in optimizers if self._inner is None else ():
             share_loss(optimizer, self._mean_loss)
-        reducer = ExactReducer if self.settings.exact else Reducer
-        self._reducer = reducer(
-            list(live.modules.values()),
-            self._driver,
-            self._steps,
-            may_void=self.settings.may_void,
-            measured=self.settings.guard is not None,
-            wire=getattr(torch, self.settings.wire) if self.settings.wire else None,
-        )
+        self._reducer = self._make_reducer()
         self._steps.prepared(self._reducer)
         self._computes_with = computes_with(self.device)
         layout = layout_of(live.modules, self._computes_with if self.settings.exact else "")
@@ -316,9 +313,27 @@ class Member:
         self._driver.first_entry(layout, processor)
         self._steps.random.prepared()
 
+    def _make_reducer(self) -> Reducer:
+        settings, exchange = self.settings, self.settings.exchange
+        to_reduce = (list(self._tracked.modules.values()), self._driver, self._steps)
+        wire = getattr(torch, exchange.wire) if exchange.wire else None
+        if exchange.diloco:
+            lr, momentum = exchange.outer_lr, exchange.outer_momentum
+            self._outer = OuterReducer(*to_reduce, lr=lr, momentum=momentum, wire=wire)
+            self._tracked.keep_outer(self._outer.optimizer)
+            return self._outer
+        reducer = ExactReducer if settings.exact else Reducer
+        measured = settings.guard is not None
+        return reducer(*to_reduce, may_void=settings.may_void, measured=measured, wire=wire)
+
     def _say_ready(self) -> None:
         address = self._catch_up.address if self._catch_up is not None else None
         self._link.send(Ready(address, self._computes_with))
+
+    def _before_optimizer(self) -> None:
+        self._steps.slices.refuse("optimizer.step()")
+        if self._inner is not None:
+            self._copies.finish()  # the parameters are about to move
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""
@@ -351,6 +366,8 @@ class Member:
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer; if it need not be exact, but for the random numbers to come."""
         self._state.adopt(state)
+        if self._inner is not None:
+            self._inner.over()
         if not self.settings.exact:
             index, parts = self._mates.part if self._mates is not None else (0, 1)
             state_digests.diverge(self.me * parts + index)
@@ -439,16 +456,25 @@ class Member:
 
     # ------------------------------------------------------------------ Pace of the Loaders
 
-    def boundary(self) -> None:
+    def boundary(self, loader: int | None = None) -> None:
         """Between two steps: joiners enter, checkpoints are taken. Nothing within one.
+
+        Args:
+            loader: which is asked for a batch; None if the train function uses none.
 
         Raises:
             TrainError: what has ended the run; user code may have caught it once.
+            ConfigError: workers take steps by themselves, and no loader counts them.
         """
         if self._steps.ended is not None:
             raise self._steps.ended
         self._steps.check()
         self._steps.slices.put_back()
+        if self._inner is not None:
+            if loader is None:
+                raise refusals.not_with_inner_steps("ctx.boundary", "ctx.loader")
+            if self._inner.asked(loader):
+                self._step_together()
         if any(loader.pending for loader in self._tracked.loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
@@ -474,6 +500,14 @@ class Member:
             )
         self._state.boundary(compare=compare)
 
+    def _step_together(self) -> None:
+        """Take the outer step, if there were inner ones. Collective."""
+        if self._inner is None or self._outer is None:
+            return
+        self._inner.over()
+        if any(loader.pending for loader in self._tracked.loaders):
+            self._outer.step()
+
     def _look_if_overtaken(self) -> None:
         """A joiner that waited in its loop may find that the group is through with it.
 
@@ -497,6 +531,9 @@ class Member:
 
     def drawn(self, loader: int, size: int, ratio: Ratio) -> None:
         """A batch begins."""
+        if self._inner is not None:
+            self._drawn_for_inner(self._inner, loader, size, ratio)
+            return
         first = self._steps.window.fresh
         self._steps.window.drawn(loader, size, ratio)
         if self._mates is not None:
@@ -510,6 +547,16 @@ class Member:
             self._reducer.turn(self._steps.window.now, self.me in ratio)
         self.phase("batch", self.step)
 
+    def _drawn_for_inner(self, inner: InnerSteps, loader: int, size: int, ratio: Ratio) -> None:
+        """A batch of an inner step begins, which is split as if there were no others."""
+        self._steps.window.drawn(loader, size, ratio)
+        self._steps.window.passed()
+        inner.drawn(loader)
+        self._tracked.void = self.me not in ratio  # what it computes on placeholders
+        if self._mates is not None:
+            self._mates.within = self._tracked.loaders[loader].within
+        self.phase("batch", self.step)
+
     def begin_step(self, loader: Loader, draw: SlicedDraw, at: Cursor) -> Step:
         """A batch begins that is cut into slices."""
         self._steps.slices.refuse_others(loader, self._tracked.loaders)
@@ -519,9 +566,13 @@ class Member:
         self._steps.look_at_turn(loader.number)
         return self._steps.slices.open(loader, draw, at, self._reducer)
 
-    def exhausted(self) -> None:
+    def exhausted(self, loader: int) -> bool:
         """At the end of an epoch other weights are tried, say."""
+        together = self._inner is not None and self._inner.ends(loader)
+        if together:
+            self._step_together()
         self._copies.finish()
+        return together
 
     def planned(self, loader: int, epochs: int) -> None:
         """So many epochs are meant to be made. For progress bars; may get lost with rank 0."""
@@ -538,6 +589,12 @@ class Member:
         """
         if self.settings.exact:
             check_loader(source)
+        if self._inner is not None:
+            if source.slices is not None:
+                raise refusals.not_with_inner_steps("ctx.loader(slices=...)", "ctx.loader without")
+            source = replace(source, tiny_whole=True)
+            if self._mates is not None and self._tracked.loaders:
+                raise refusals.not_in_crew("a second loader with ExchangeConfig(every_steps=...)")
         if self._mates is not None:
             for given, call in ((source.slices, "slices"), (source.memory, "rehearse")):
                 if given is not None:
@@ -570,7 +627,8 @@ class Member:
         if self._reducer is None:
             raise ConfigError("ctx.accumulate was used before ctx.prepare.")
         self._steps.slices.refuse_accumulation()
-        with self._reducer.deferred():
+        adding = nullcontext() if self._inner is None else self._inner.adding()
+        with adding, self._reducer.deferred():
             yield
 
     def evaluate(
@@ -584,6 +642,7 @@ class Member:
         self._steps.slices.refuse("ctx.evaluate")
         if self._mates is not None:
             raise refusals.not_in_crew("ctx.evaluate")
+        self._step_together()
         self._steps.check(thoroughly=True)
         given = (self._tracked.model, metric, dataset, batch_size, collate, self.device)
         exact, seed = self.settings.exact, self.settings.seed
@@ -641,6 +700,7 @@ class Member:
             self._driver.await_succession()
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
+        self._step_together()
         self._steps.check(thoroughly=True)
         self._steps.random.boundary()
         self._state.finish(reason)

@@ -72,6 +72,14 @@ def carries_gradients() -> ConfigError:
     )
 
 
+def not_with_inner_steps(call: str, instead: str) -> ConfigError:
+    """It has no meaning where each worker takes steps by itself."""
+    return ConfigError(
+        f"{call} does not work with ExchangeConfig(every_steps=...): each worker takes steps by "
+        f"itself, on its own share of each batch. Nothing was done; the run ends. Use {instead}."
+    )
+
+
 def not_in_crew(call: str) -> ConfigError:
     """It is not built for workers of several processes."""
     return ConfigError(

@@ -157,6 +157,8 @@ class StepCommits:
         """
         if self.slices.step is not None:
             return self.slices.step.weights()
+        if self._settings.exchange.diloco:
+            return self._weights_of_all_drawn(members)
         window = self.window
         draws = any(loader.pending for loader in self._tracked.loaders)
         if not draws and window.several and not self._doubted:
@@ -170,6 +172,13 @@ class StepCommits:
         scales = [share / total if total else 0.0 for share, total in parts]
         share, total = map(sum, zip(*parts, strict=True))
         return Weights(scales, share, total)
+
+    def _weights_of_all_drawn(self, members: Sequence[int]) -> Weights:
+        """By the samples that each had in the inner steps since the last outer one."""
+        draws = [draw for loader in self._tracked.loaders for draw in loader.drawn]
+        samples = {w: sum(d.weigh(d.share_of(w)) for d in draws) for w in {self._me, *members}}
+        share, total = samples[self._me], sum(samples[member] for member in members)
+        return Weights([share / total if total else 0.0], share, total)
 
     def samples(self) -> Sequence[int]:
         """By slice of the step in hand."""

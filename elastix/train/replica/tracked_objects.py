@@ -26,6 +26,9 @@ from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import state_digests
 from elastix.train.replica.learning_rate import hold_at_end
 
+_OUTER = "outer_optimizer"
+"""Under which name the optimizer of outer steps is in a State."""
+
 
 class TrackedObjects:
     """See the module.
@@ -36,6 +39,7 @@ class TrackedObjects:
         loaders: in the order in which they were made.
         memories: what they rehearse from, in the order in which it was first used.
         void: the last step was; whatever gradients there are, no optimizer of these moves.
+        own: names of `others` whose state need not be that of other workers.
         before_step: called before one of these optimizers takes a step; may raise.
     """
 
@@ -45,6 +49,7 @@ class TrackedObjects:
         self.loaders: list[Loader] = []
         self.memories: list[Rehearsal] = []
         self.void = False
+        self.own: tuple[str, ...] = ()
         self.before_step: Callable[[], None] = lambda: None
         self._unclaimed = State({})
 
@@ -139,6 +144,21 @@ class TrackedObjects:
                 "ctx.track(optimizer2=optimizer)."
             )
 
+    def keep_outer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take in the optimizer of outer steps. The others' state is each worker's own then.
+
+        Raises:
+            ConfigError: its name is taken.
+        """
+        if _OUTER in self.others:
+            raise ConfigError(f"the name {_OUTER!r} is taken by outer steps; choose another.")
+        self.own = tuple(
+            name
+            for name, other in self.others.items()
+            if isinstance(other, torch.optim.Optimizer | torch.amp.GradScaler)
+        )
+        self.others[_OUTER] = optimizer
+
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Take in further objects by name, and give them their part of the State.
 
@@ -201,8 +221,11 @@ class TrackedObjects:
         Raises:
             StateError: it does not fit.
         """
+        there = self.others
+        if f"@{_OUTER}" not in state.meta:  # of a run that has exchanged gradients so far
+            there = {name: other for name, other in there.items() if name != _OUTER}
         try:
-            states.restore(state, self.modules, self.others)
+            states.restore(state, self.modules, there)
         except StateError as error:
             raise StateError(
                 f"{error} The run goes on from a State that another train function or config has "

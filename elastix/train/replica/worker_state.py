@@ -83,6 +83,7 @@ class WorkerState:
             "reports": self.reports,
             "passes_before": self._passes_before,
             "stored_step": self._schedule.stored_step,
+            **({"own": list(self._tracked.own)} if self._tracked.own else {}),
             **exact,
         }
         return self._tracked.capture(counts)
@@ -233,6 +234,7 @@ class WorkerState:
             place=self._parts.place,
             places=places,
             processor=self._steps.processor,
+            by_one=bool(self._tracked.own),
         )
         self._copies.save(self.capture(), occasion)
         self._schedule.compared()

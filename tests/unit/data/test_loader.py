@@ -46,7 +46,7 @@ class Pace:
         self.bound: dict[int, int] | None = None
         self.plans: list[tuple[int, int]] = []
 
-    def boundary(self) -> None:
+    def boundary(self, loader: int) -> None:
         self.boundaries += 1
 
     def members(self) -> tuple[int, ...]:
@@ -58,8 +58,8 @@ class Pace:
     def drawn(self, loader: int, size: int, ratio: dict[int, int]) -> None:
         self.ratios.append(ratio)
 
-    def exhausted(self) -> None:
-        pass
+    def exhausted(self, loader: int) -> bool:
+        return False
 
     def planned(self, loader: int, epochs: int) -> None:
         self.plans.append((loader, epochs))
@@ -113,6 +113,38 @@ class Group:
         if contributors:
             self.change(contributors)
         return True
+
+
+def test_a_batch_that_somebody_would_have_nothing_of_is_given_whole_to_each():
+    """Where each worker takes steps by itself; usually it is split."""
+    for tiny_whole, sizes in ((True, [4, 4, 4]), (False, [2, 2, 0])):
+        last = []
+        for worker in range(3):
+            loader, _ = loader_of(worker, (0, 1, 2), length=10, batch_size=6, tiny_whole=tiny_whole)
+            _first, second = list(iter_draws(loader))
+            last.append(sum(stop - start for start, stop in second.share_of(worker)))
+            assert [batch.owed for batch in loader.commit((0, 2))][1] == (
+                () if tiny_whole else second.share_of(1)
+            )
+        assert last == sizes
+
+
+def iter_draws(loader):
+    for _ in range(2):
+        loader.next_batch()
+    return loader.drawn
+
+
+def test_a_step_that_ends_with_the_epoch_may_give_samples_back():
+    loader, pace = loader_of(0, (0, 1), length=8, batch_size=4, shuffle=False)
+
+    def lost(_number: int) -> bool:
+        return bool(loader.drawn) and bool(loader.commit((0,)))
+
+    pace.exhausted = lost
+    epochs = [[batch.tolist() for batch in epoch] for epoch in loader.epochs(1)]
+    assert epochs == [[[0, 1], [4, 5], [2, 3], [6, 7]]]
+    assert loader.cursor.left(0) == 0
 
 
 @settings(max_examples=100)

@@ -57,6 +57,34 @@ def test_what_is_stored_is_of_one_kind_of_processor_while_one_of_it_lives():
     assert set(assembly.orders()) == {1}
 
 
+def test_what_belongs_together_is_written_by_one_worker():
+    """What it had written is written again by the next, if it is lost."""
+    assembly = Assembly(MARK, 0.0)
+    for worker in (0, 1, 2):
+        assembly.offer(worker, offer(by_one=True))
+    assert assembly.gathered(0.0, 1.0)
+    (first,) = assembly.orders().values()
+    assert set(first.names) == NAMES
+    assembly.deliver(share(["a", "c"]))
+    assembly.lost(0)
+    orders = assembly.orders()
+    assert set(orders) == {1}
+    assert set(orders[1].names) == NAMES
+    assert not assembly.shares
+    assembly.deliver(share(NAMES))
+    assert assembly.complete
+
+
+def test_of_crews_it_is_written_by_the_first_worker_all_of_whose_processes_have_it():
+    assembly = Assembly(MARK, 0.0)
+    for holder in (0, 2, 3):  # of worker 0 the process at place 1 has none
+        place = holder % 2
+        assembly.offer(holder, offer((0, 1, 2, 3), by_one=True, place=place, places=2))
+    assembly.lost(1)
+    assert assembly.gathered(0.0, 1.0)
+    assert set(assembly.orders()) <= {2, 3}
+
+
 def test_tied_tensors_are_written_by_one_worker():
     for order in gathered(0, 1, 2, 3, 4).orders().values():
         assert ("b" in order.names) == ("tied to b" in order.names)

@@ -26,7 +26,7 @@ class Worker:
         self.me = me
         self._members = members
 
-    def boundary(self) -> None:
+    def boundary(self, loader: int) -> None:
         pass
 
     def members(self) -> tuple[int, ...]:
