@@ -10,6 +10,7 @@ part of what they do. They have `from __future__ import annotations`, or an anno
 use. Whoever cannot do without the module anyway imports it as ever.
 """
 
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,9 @@ class _Later(ModuleType):
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
         module = import_module(self.__name__)
-        vars(self).update(vars(module))
+        # From now on as fast as any module, and what is added to that one later is found there.
+        vars(self).update(vars(module), __getattr__=partial(getattr, module))
+        self.__class__ = ModuleType
         return getattr(module, name)
 
 

@@ -208,8 +208,9 @@ class Reader:
             dtype = getattr(torch, info.dtype)
             nbytes = math.prod(info.shape) * dtype.itemsize
             alone = users[digest] == 1
+            array = _array(info.dtype) if len(info.shape) <= _ARRAY_DIMS else None
             tensors[name] = _Wanted(
-                name, first[name], dtype, _array(info.dtype), info.shape, nbytes, payload, alone
+                name, first[name], dtype, array, info.shape, nbytes, payload, alone
             )
         packs = {one.payload.place.pack: name for name, one in tensors.items()}
         split = {}
@@ -285,11 +286,16 @@ class Tensors(Mapping[str, "torch.Tensor"]):
         yield from self._plan.split
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        split = self._plan.split.get(name)
-        first = self.tie(name)
+        whole = self._plan.whole.get(name)
+        first = self.tie(name) if whole is None else whole.first
         made = self._made.get(first)
         if made is None:
-            made = self._make(self._plan.whole[name]) if split is None else self._gather(split)
+            if whole is None:
+                made = self._gather(self._plan.split[name])
+            else:
+                made = self._view(whole)
+                if not whole.alone:
+                    made = self._apart(made, whole.payload.place)
             self._made[first] = made
         return made
 
@@ -300,7 +306,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
 
     def all(self) -> dict[str, torch.Tensor]:
         """Every tensor, built now."""
-        return {name: self[name] for name in self}
+        return {name: self[name] for name in (*self._plan.whole, *self._plan.split)}
 
     def shape(self, name: str) -> Shape:
         """Of a whole tensor, of which nothing is read."""
@@ -325,12 +331,11 @@ class Tensors(Mapping[str, "torch.Tensor"]):
                 room[both.within(into)] = _as_bytes(self._view(one))[both.within(part)]
         return made
 
-    def _make(self, wanted: _Wanted) -> torch.Tensor:
-        tensor, place = self._view(wanted), wanted.payload.place
-        if not wanted.alone and place.length:
-            if place in self._given:  # equal but not tied: writing to one must not change the other
-                return tensor.clone()
-            self._given.add(place)
+    def _apart(self, tensor: torch.Tensor, place: Place) -> torch.Tensor:
+        """What stands for a tensor whose equal, not tied to it, must not change with it."""
+        if place in self._given and place.length:
+            return tensor.clone()
+        self._given.add(place)
         return tensor
 
     def _view(self, wanted: _Wanted) -> torch.Tensor:
@@ -348,7 +353,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
             raise Corrupt(_says(self._ref, wanted.name, str(error))) from error
         if place.length == 0:
             return torch.empty(shape, dtype=wanted.dtype)
-        if wanted.array is not None and len(shape) <= _ARRAY_DIMS:  # half as long as torch takes
+        if wanted.array is not None:  # half as long as torch takes by itself
             return torch.from_numpy(np.ndarray(shape, wanted.array, memory))
         return torch.frombuffer(memory, dtype=wanted.dtype).view(shape)
 
