@@ -23,7 +23,7 @@ class _Later(ModuleType):
         module = import_module(self.__name__)
         # From now on as fast as any module, and what is added to that one later is found there.
         vars(self).update(vars(module), __getattr__=partial(getattr, module))
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         return getattr(module, name)
 
 

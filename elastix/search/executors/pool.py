@@ -11,6 +11,7 @@ Not here: what is worth running. Invariant: work whose worker died ends as "lost
 import contextlib
 import logging
 import math
+import pickle
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from elastix.search.executors import trial_memory
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.executors.group_worker import GroupWorker
 from elastix.search.executors.packer import Packer, Placement, Reserve
-from elastix.search.executors.pool_worker import Hello, LoneWorker
+from elastix.search.executors.pool_worker import Hello, LoneWorker, packed
 from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
 from elastix.train.on_ray.find_ray import find_or_start_ray
@@ -174,7 +175,7 @@ class Pool:
         for placement in self._packer.place(self._depth):
             work = self._waiting.pop(placement.trial)
             handle = self._handles[placement.seat]
-            handle.inhand.append(_Given(handle.actor.run.remote(work), work, placement))
+            handle.inhand.append(_Given(handle.actor.run.remote(packed(work)), work, placement))
             if self._scaling.max_workers > 1:
                 journal = RunConfig(name=work.name, store=self._store).directory / "journal.jsonl"
                 handle.group = Tail(journal), GroupDeaths(self._deaths)
@@ -271,14 +272,15 @@ class Pool:
         self._packer.end(work.number)
         _hear_of_deaths(handle)
         handle.asked_s = time.monotonic()
-        if isinstance(value, Ended):
-            seconds = value.finished_s - value.started_s
+        if isinstance(value, bytes):
+            ended: Ended = pickle.loads(value)
+            seconds = ended.finished_s - ended.started_s
             self._usual_s = 0.7 * min(self._usual_s, 1.0) + 0.3 * seconds
-            if value.kind != EndedKind.RAISED:  # where it raised, it had not all that it needs
-                peak, base = value.peak_bytes, value.base_bytes
+            if ended.kind != EndedKind.RAISED:  # where it raised, it had not all that it needs
+                peak, base = ended.peak_bytes, ended.base_bytes
                 self._reserve.learn(predicted=work.predicted_bytes, base=base, peak=peak)
             placed = given.placement
-            return replace(value, reserved_bytes=placed.reserved, alone=placed.alone)
+            return replace(ended, reserved_bytes=placed.reserved, alone=placed.alone)
         return Ended(  # the call itself failed: its arguments or its answer cannot be sent
             number=work.number,
             kind=EndedKind.RAISED,

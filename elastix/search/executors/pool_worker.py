@@ -6,6 +6,7 @@ Not here: which trial, and what becomes of it when this process dies (pool).
 """
 
 import os
+import pickle
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -64,6 +65,20 @@ class Hello:
     kills: int = 0
 
 
+def packed(sent: Work | Ended) -> bytes:
+    """Work or its end as bytes: Ray passes those on as they are, and takes long over objects.
+
+    A class of the script itself, and what has no name to be imported by, travels as its code.
+    """
+    try:
+        plain = pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        plain = b""
+    if not plain or b"__main__" in plain:
+        return bytes(ray.cloudpickle.dumps(sent))
+    return plain
+
+
 class PoolWorker(ABC):
     """The actor. `run` occupies one thread; the other methods are answered beside it.
 
@@ -88,11 +103,12 @@ class PoolWorker(ABC):
         host = f"groups of worker {self._number}"
         return Hello(node=node, pid=os.getpid(), host=host, kills=trial_memory.kills())
 
-    def run(self, work: Work) -> Ended:
-        """Run a trial to its end. What it raises is part of the answer."""
+    def run(self, given: bytes) -> bytes:
+        """Run a trial to its end: Work to Ended, packed. What it raises is part of the answer."""
+        work: Work = pickle.loads(given)
         self._at = f"trial={work.number}"
         try:
-            return self._carry_out(work, lambda: work.number in self._halted)
+            return packed(self._carry_out(work, lambda: work.number in self._halted))
         finally:
             self._halted.discard(work.number)
             self._at = "idle"

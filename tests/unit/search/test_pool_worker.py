@@ -1,0 +1,51 @@
+"""What the workers of a pool are sent, and send back."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+from elastix.errors import ConfigError
+from elastix.search.executors.executor import Ended, EndedKind, Work
+from elastix.search.executors.pool_worker import packed
+from elastix.search.model_sources import StoreDirectory, StoredModelSource
+from elastix.state import Ref
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from elastix.search.executors.executor import Work
+from elastix.search.executors.pool_worker import packed
+
+class Source:
+    def resume(self):
+        return "of the script"
+
+class Named:
+    def __reduce__(self):
+        return (lambda: "has no name", ())
+
+work = Work(number=1, name="a/1", config={"x": 1}, seed=2, model_source=Source())
+Path(sys.argv[1]).write_bytes(packed(work))
+work = Work(number=1, name="a/1", config={"x": Named()}, seed=2)
+Path(sys.argv[2]).write_bytes(packed(work))
+"""
+
+
+def test_work_and_its_end_arrive_as_they_were() -> None:
+    source = StoredModelSource(StoreDirectory("runs/store"), Ref("ab" * 32))
+    work = Work(number=3, name="c/3", config={"lr": 0.1}, seed=7, model_source=source)
+    assert pickle.loads(packed(work)) == work
+    error = ConfigError("wrong")
+    ended = Ended(number=3, kind=EndedKind.RAISED, results={0: {"score": 1.0}}, error=error)
+    back = pickle.loads(packed(ended))
+    assert (back.kind, back.results, str(back.error)) == (EndedKind.RAISED, ended.results, "wrong")
+
+
+def test_a_class_of_the_script_arrives_where_the_script_does_not_run(tmp_path: Path) -> None:
+    """By its name alone it would be looked for in the worker's own script."""
+    by_value, nameless = tmp_path / "by_value", tmp_path / "nameless"
+    command = [sys.executable, "-c", SCRIPT, str(by_value), str(nameless)]
+    subprocess.run(command, check=True, timeout=60)
+    assert pickle.loads(by_value.read_bytes()).model_source.resume() == "of the script"
+    assert pickle.loads(nameless.read_bytes()).config == {"x": "has no name"}
