@@ -216,8 +216,8 @@ def usher(ctx, newcomer, through="in"):
     """After a step: go on when the newcomer needs another one of the group, or is to be let in.
 
     At a boundary it is given the State, and a digest once it has been told a step; then it asks to
-    be let in. So it comes in within some steps, however slow it is. What it is `through` with stands
-    in the name of a file, which others may write too.
+    be let in. So it comes in within some steps, however slow it is. `through` ends a file's name,
+    which others may write too: the group then goes on.
     """
     meeting, member = Path(ctx.config["meeting"]), ctx._member
     called, through, go = (meeting / f"{newcomer}-{what}" for what in ("called", through, ctx.step))
