@@ -30,6 +30,7 @@ from elastix.config import (
     check_crew,
     check_exchange,
 )
+from elastix.data import leaving
 from elastix.errors import ConfigError, ElastixError, TrainError
 from elastix.events import Event, Events, RunStarted
 from elastix.store import Store
@@ -296,6 +297,7 @@ class LocalController(Shell):
             process.kill()
         for process in self._processes.values():
             process.join()
+        leaving.clear(killed=bool(self.run.lost))
 
     def _serve(self, worker: int, line: Connection) -> None:
         """Hear what a worker has to say, unless it was ended just now."""

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from elastix.data.loader import Loader
 from elastix.data.sample_order import order
 from elastix.data.shared import arena, dataset, folder, locks
 from elastix.data.source import Source
+from elastix.errors import TrainError
 from elastix.events import Reported
+from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from tests.pictures import Pictures, check, same
 from tests.unit.data.test_loader import Pace
@@ -265,7 +268,7 @@ def numbers(seed: int) -> TensorDataset:
     return TensorDataset(torch.rand(24, 3, generator=torch.Generator().manual_seed(seed)))
 
 
-def train_on_shared(ctx):
+def train_on_shared(ctx, at_the_end=lambda: None):
     model = torch.nn.Linear(3, 1)
     model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     data = elastix.Shared(numbers(ctx.config["seed"]))
@@ -275,11 +278,42 @@ def train_on_shared(ctx):
             model(x).mean().backward()
             optimizer.step()
     ctx.report(shared=float(data.folder.exists()))
+    at_the_end()
+
+
+def a_folder() -> tuple[int, Path]:
+    """Of a dataset that nobody else has: what it is made of, and where it is shared."""
+    seed = int.from_bytes(os.urandom(4))
+    key = elastix.Shared(numbers(seed))._key
+    return seed, Path("/dev/shm", f"elastix-{os.geteuid()}-{key}")
 
 
 def test_a_run_leaves_nothing_though_its_processes_are_ended_from_outside():
-    seed = int.from_bytes(os.urandom(4))  # a dataset that nobody else has
-    folder = f"elastix-{os.geteuid()}-{elastix.Shared(numbers(seed))._key}"
+    seed, folder = a_folder()
     run = run_local(train_on_shared, 2, config={"seed": seed})
     assert [e.metrics["shared"] for e in run.events if isinstance(e, Reported)] == [1.0]
-    assert not Path("/dev/shm", folder).exists()
+    assert not folder.exists()
+
+
+def stop_at_the_end(ctx):
+    """Nobody is left who could clear up for this one."""
+    train_on_shared(ctx, partial(os.kill, os.getpid(), signal.SIGSTOP))
+
+
+def test_a_run_leaves_nothing_though_its_workers_were_stopped_and_killed():
+    seed, folder = a_folder()
+    with pytest.raises(TrainError, match="lost"):
+        run_local(stop_at_the_end, 2, config={"seed": seed}, hang_timeout_s=2.0)
+    assert not folder.exists()
+
+
+def all_die(ctx):
+    """Each is killed in the middle, and so is whoever comes after it."""
+    with_kills(train_on_shared, [Kill(worker=ctx.worker, phase="bucket", after=2)])(ctx)
+
+
+def test_a_run_leaves_nothing_though_all_of_it_was_killed():
+    seed, folder = a_folder()
+    with pytest.raises(TrainError):
+        run_local(all_die, 2, config={"seed": seed})
+    assert not folder.exists()

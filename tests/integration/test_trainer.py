@@ -26,6 +26,7 @@ from elastix.testing.replay import compare
 from elastix.train.on_ray import takeover
 from elastix.train.on_ray.trainer import _reserve
 from tests import trainables
+from tests.chaos.test_shared_kills import a_folder, stop_at_the_end
 
 CONFIG = {"samples": 240, "epochs": 2, "batch_size": 30}
 
@@ -138,6 +139,20 @@ def test_a_stopped_worker_is_evicted_for_its_silence(cluster, tmp_path):
     formed = of(GenerationFormed, result)
     assert [event.generation for event in formed] == list(range(1, len(formed) + 1))
     assert [event.members for event in formed[:2]] == [(0, 1, 2), (1, 2)]
+
+
+def test_nothing_is_left_of_what_a_stopped_worker_shared(cluster, tmp_path):
+    seed, folder = a_folder()
+    alone = trainer(
+        tmp_path,
+        stop_at_the_end,
+        workers=1,
+        config={"seed": seed},
+        failure=elastix.FailureConfig(hang_timeout_s=2.0, replace=False),
+    )
+    with pytest.raises(elastix.TrainError):
+        alone.fit()
+    assert not folder.exists()
 
 
 def stop_at_step_10(ctx):

@@ -362,6 +362,12 @@ def leave() -> None:
     sweep(_MEMORY)
 
 
+def clear(within_s: float) -> None:
+    """Remove what others have left behind who were killed; see `sweep`."""
+    if available() and _MEMORY.is_dir():
+        sweep(_MEMORY, within_s)
+
+
 _TRAVELS = ("_dataset", "_length", "_budget", "_sample_bytes", "_decode_ns", "_key")
 
 

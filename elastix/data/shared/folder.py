@@ -13,7 +13,7 @@ from pathlib import Path
 
 from elastix.errors import Conflict
 
-_NAP_S = 1e-3
+_NAP_S, _LONG_NAP_S = 1e-3, 1e-2
 
 
 class SharedFolder:
@@ -88,8 +88,19 @@ def _refusal(path: Path, what: str) -> Conflict:
     )
 
 
-def sweep(root: Path) -> None:
-    """Remove what our processes have left behind who were all killed."""
+def sweep(root: Path, within_s: float = 0.0) -> None:
+    """Remove what our processes have left behind who were all killed.
+
+    Blocks while there is anything in use, up to `within_s`: whoever was killed just now may not be
+    gone yet, nor those that read for it.
+    """
+    deadline = time.monotonic() + within_s
+    while _sweep(root) and time.monotonic() < deadline:
+        time.sleep(_LONG_NAP_S)
+
+
+def _sweep(root: Path) -> bool:
+    """Whether anything is left."""
     for path in root.glob(_prefix() + "*"):
         with suppress(OSError, Conflict):
             handle = _opened(path)
@@ -98,6 +109,7 @@ def sweep(root: Path) -> None:
                     _remove_if_unused(path, handle)
                 finally:
                     os.close(handle)
+    return any(root.glob(_prefix() + "*"))
 
 
 def _prefix() -> str:

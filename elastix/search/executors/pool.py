@@ -29,6 +29,7 @@ from elastix.config import (
     refuse_crew,
     refuse_memory,
 )
+from elastix.data import leaving
 from elastix.errors import ConfigError, Corrupt, SearchError
 from elastix.observe.journal import Tail
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
@@ -41,6 +42,7 @@ from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
 from elastix.train.on_ray.find_ray import find_or_start_ray
 from elastix.train.on_ray.trainer import check_capacity, fit_on_nodes, pickle_train
+from elastix.train.on_ray.worker_handle import WorkerHandle
 
 logger = logging.getLogger(__name__)
 
@@ -211,9 +213,16 @@ class Pool:
 
     def close(self) -> None:
         """See Executor."""
-        leaving = [handle.actor.leave.remote() for handle in self._handles.values() if handle.ready]
-        if leaving:
-            ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVING_S)
+        told = {
+            handle.actor.leave.remote(): handle for handle in self._handles.values() if handle.ready
+        }
+        if told:
+            _, silent = ray.wait(list(told), num_returns=len(told), timeout=_LEAVING_S)
+            cleared = [_end_silent(told[ref]) for ref in silent]
+            elsewhere = [ref for ref in cleared if ref is not None]
+            if elsewhere:
+                ray.wait(elsewhere, num_returns=len(elsewhere), timeout=_LEAVING_S)
+            leaving.clear(killed=bool(silent))
         for handle in self._handles.values():
             _end(handle)
         self._handles.clear()
@@ -459,3 +468,12 @@ def reach(store: str) -> StoreOpener:
 
 def _end(handle: _WorkerHandle) -> None:
     ray.kill(handle.actor, no_restart=True)
+
+
+def _end_silent(handle: _WorkerHandle) -> ray.ObjectRef[Any] | None:
+    """End one that may be stopped; what comes when there is nothing left of it elsewhere."""
+    said = handle.hello
+    if said is None:
+        return None
+    worker = WorkerHandle(handle.number, handle.actor, handle.greeting, said.pid, said.node)
+    return worker.kill()

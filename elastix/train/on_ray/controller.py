@@ -35,6 +35,7 @@ from elastix.config import (
     RunConfig,
     ScalingConfig,
 )
+from elastix.data import leaving
 from elastix.errors import ElastixError, StoreError, TrainError
 from elastix.events import Event, Events
 from elastix.observe.ray_metrics import Metrics
@@ -65,6 +66,7 @@ from elastix.train.replica.model_source import ModelSource
 logger = logging.getLogger(__name__)
 _TICK_S = 0.2
 _FAREWELL_S = 10.0
+_CLEARING_S = 5.0  # for a task that is to clear up on another node
 _SETTLE_S = 10.0
 
 
@@ -147,6 +149,7 @@ class Controller(Shell):
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), plan.secret)
         self._open_room(scaling.max_workers + scaling.spares + scaling.shadows)
         self._handles: dict[int, WorkerHandle] = {}  # by process
+        self._killed: list[ray.ObjectRef[Any] | None] = []  # and what comes when nothing is left
         self._places: dict[int, Slot] = {}  # where a process is, until the place is given back
         self._notices = Notices(plan.failure.notices, plan.failure.notices_address)
         self._unwritable = False
@@ -480,7 +483,7 @@ class Controller(Shell):
         self._places[process] = slot
 
     def _kill(self, worker: int) -> None:
-        self._handles.pop(worker).kill()
+        self._killed.append(self._handles.pop(worker).kill())
 
     def _end(self, worker: int) -> None:
         self._handles.pop(worker).end()
@@ -515,3 +518,7 @@ class Controller(Shell):
     def _let_go(self) -> None:
         self._notices.close()
         self._slots.close()
+        elsewhere = [ref for ref in self._killed if ref is not None]
+        if elsewhere:
+            ray.wait(elsewhere, num_returns=len(elsewhere), timeout=_CLEARING_S)
+        leaving.clear(killed=bool(self._killed))

@@ -135,7 +135,7 @@ class CrewController(Controller):
 
     def _end_process(self, process: int) -> None:
         self._crews.gone(process)
-        self._handles.pop(process).kill()
+        self._killed.append(self._handles.pop(process).kill())
         self._give_back(process)
 
     def _give_back(self, process: int) -> None:
@@ -174,7 +174,7 @@ class CrewController(Controller):
         }
         for one in present:
             if one.worker not in whole:
-                self._handles.pop(one.process).kill()
+                self._killed.append(self._handles.pop(one.process).kill())
         processes = {
             worker: [(one.process, self._site(one.slot)) for one in places]
             for worker, places in whole.items()

@@ -9,6 +9,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from elastix.data import leaving
+
 
 @dataclass
 class WorkerHandle:
@@ -37,22 +39,31 @@ class WorkerHandle:
         """End its process as Ray does when it is meant: it says nothing of that to the driver."""
         ray.kill(self.actor, no_restart=True)
 
-    def kill(self) -> None:
+    def kill(self) -> ray.ObjectRef[Any] | None:
         """End the process of one that is lost, even a stopped one, wherever it is, and at once.
 
         Ray takes seconds to end a stopped one; and it takes this for a crash, of which it tells.
+
+        Returns:
+            What comes when there is nothing left of it on another node.
         """
         self.end()
         if not self.pid:
-            return
+            return None
         if self.here:
             _kill_process(self.pid)
-        else:
-            strategy = NodeAffinitySchedulingStrategy(self.node, soft=False)
-            task = ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=strategy)
-            task.remote(self.pid)
+            return None
+        strategy = NodeAffinitySchedulingStrategy(self.node, soft=False)
+        task = ray.remote(_clear_away).options(num_cpus=0, scheduling_strategy=strategy)
+        found: ray.ObjectRef[Any] = task.remote(self.pid)
+        return found
 
 
 def _kill_process(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def _clear_away(pid: int) -> None:
+    _kill_process(pid)
+    leaving.clear(killed=True)
