@@ -48,6 +48,10 @@ class Alone:
     def boundary(self, loader: int) -> None:
         """Nobody comes or goes."""
 
+    def exhausted(self, loader: int) -> bool:
+        """Nothing ends with an epoch."""
+        return False
+
     def members(self) -> tuple[int, ...]:
         """This one."""
         return (0,)

@@ -47,7 +47,7 @@ class LoneScript:
         peer: whose words the script uses, for messages.
 
     Raises:
-        ConfigError: the worker is several processes.
+        ConfigError: the worker is several processes, or takes steps by itself.
     """
 
     def __init__(self, ctx: Context, peer: str) -> None:
@@ -60,6 +60,12 @@ class LoneScript:
             raise ConfigError(
                 f"{peer} was used by a worker that is several processes (ScalingConfig.crew). "
                 "Nothing was set up. Shard the model on ctx.mesh and use ctx.prepare."
+            )
+        if ctx.steps_alone:
+            raise ConfigError(
+                f"{peer} was used with ExchangeConfig(every_steps=...): between outer steps each "
+                "worker has weights of its own, and what a script computes would differ. Nothing "
+                "was set up. Leave every_steps out, or use ctx.prepare and ctx.loader."
             )
         self.ctx = ctx
         self.peer = peer

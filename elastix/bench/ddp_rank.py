@@ -60,7 +60,7 @@ class DdpReplica:
 
     mesh, place, generation = None, 0, 1
     device = torch.device("cpu")
-    alone = exact = False
+    alone = exact = steps_alone = False
 
     def __init__(self, files: Files, size: int, seed: int) -> None:
         self.me = self.rank = files.rank

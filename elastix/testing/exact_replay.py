@@ -136,6 +136,7 @@ class _Replica:
         self.alone, self.exact, self.seed = False, True, what.opening.seed
         self.seed_of_order = what.opening.seed_of_order
         self.settings = self
+        self.steps_alone = False
         self.device = device
         self.tracked = TrackedObjects()
         self.what = what

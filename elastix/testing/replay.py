@@ -310,7 +310,7 @@ class _Replica:
         self.device = replay.device
         self.settings = self
         self.alone = False
-        self.exact = False
+        self.exact = self.steps_alone = False
         self.seed_of_order = replay.seed_of_order
         self.scale = 0.0  # of the last backward pass
         self.counted = False  # anybody's samples in this step

@@ -17,6 +17,7 @@ from elastix.config import CheckpointConfig, ExchangeConfig
 from elastix.data.sample_order import indices
 from elastix.errors import ConfigError
 from elastix.events import Recovered, ReplicasCompared, StateStored
+from elastix.script_adapter import LoneScript
 from elastix.store import Store
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
@@ -462,6 +463,10 @@ def unlooped(ctx):
     ctx.boundary()
 
 
+def adapts(ctx):
+    LoneScript(ctx, "a script")
+
+
 def takes_the_name(ctx):
     model = build({})
     ctx.track(outer_optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
@@ -470,7 +475,12 @@ def takes_the_name(ctx):
 
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(sliced, r"slices=\.\.\."), (unlooped, "ctx.boundary"), (takes_the_name, "is taken")],
+    [
+        (sliced, r"slices=\.\.\."),
+        (unlooped, "ctx.boundary"),
+        (adapts, "a script"),
+        (takes_the_name, "is taken"),
+    ],
 )
 def test_what_has_no_meaning_is_refused(tmp_path, function, words):
     with pytest.raises(ConfigError, match=words):

@@ -32,6 +32,9 @@ class _RunSettings(Protocol):
     @property
     def exact(self) -> bool: ...
 
+    @property
+    def steps_alone(self) -> bool: ...
+
 
 class Replica(Protocol):
     """What a context needs of the worker behind it: a Member, or one that replays a run.
@@ -168,6 +171,11 @@ class Context:
     def place(self) -> int:
         """Place of this process in its worker's mesh, from 0."""
         return self._member.place
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether workers take steps by themselves; see ExchangeConfig.every_steps."""
+        return self._member.settings.steps_alone
 
     @property
     def world_size(self) -> int:

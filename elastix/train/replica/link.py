@@ -122,6 +122,11 @@ class Settings:
         return math.prod(self.crew.values())
 
     @property
+    def steps_alone(self) -> bool:
+        """Whether each worker takes steps by itself between two that all take together."""
+        return self.exchange.diloco
+
+    @property
     def compares_steps(self) -> bool:
         """Whether what workers hold is compared in every step; that of crews is not, yet.
 
