@@ -1,0 +1,75 @@
+"""benchmarks.crews: its arithmetic, and each part that needs no root, once and small."""
+
+import multiprocessing
+
+import pytest
+
+from benchmarks import crews
+from elastix.events import BatchShares, LoaderOpened, StepCommitted, WorkerJoined
+from elastix.testing.local import LocalRun
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_ratio_is_that_of_a_round_and_the_noise_is_hsdp_over_itself():
+    found = crews.ratios([1.0, 3.0, 2.0], [1.0, 2.0, 2.0], [1.0, 2.0, 1.0])
+    assert found["ratio_median"] == 1.0
+    assert (found["ratio_min"], found["ratio_max"]) == (1.0, 1.5)
+    assert found["hsdp_vs_hsdp_p75"] >= 1.0
+
+
+def test_times_of_a_kill_are_counted_from_the_first(tmp_path):
+    run = LocalRun(tmp_path)
+    run.events += [
+        LoaderOpened(loader=0, length=8, batch_size=4, shuffle=False, seed=0),
+        StepCommitted(
+            step=1,
+            generation=1,
+            world_size=1,
+            batches=(BatchShares(loader=0, epoch=0, shares={0: ((0, 4),)}),),
+        ),
+        WorkerJoined(
+            t=1002.5, worker=3, generation=2, step=1, copy_s=0.1, copy_bytes=1, watched_steps=0
+        ),
+    ]
+    run.freed += [(1, 0, 10.25), (2, 1, 10.5)]
+    kills = [[10.2, 1000.2], [10.0, 1000.0]]
+    found = crews.account(run, kills, [[9.0, 10.3, 11.0], [9.5, 10.4]], samples=8)
+    assert found["stall_s"] == pytest.approx(0.4)
+    assert found["free_s"] == pytest.approx(0.5)
+    assert found["rebuilt_s"] == pytest.approx(2.5)
+    assert (found["samples_dropped"], found["samples_repeated"]) == (4, 0)
+
+
+def test_a_file_keeps_the_parts_that_are_not_measured_anew(monkeypatch):
+    monkeypatch.setattr(crews, "measure_diloco", lambda seeds: {"seeds": seeds})
+    known = {"kills": {"repeats": 5}, "diloco": {"seeds": 1}, "gone": 1}
+    found = crews.measure(["diloco"], 2, known)
+    assert found.pop("torchft").startswith("not measured")
+    assert found == {"kills": {"repeats": 5}, "diloco": {"seeds": 2}}
+
+
+@pytest.fixture
+def preloaded():
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp"])
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_steps_beside_hsdp():
+    found = crews.measure_steps(1, width=32, steps=crews.WARM + 3)
+    assert found["ratio_median"] > 0
+    assert set(found["memory_mb"]) == {"hsdp", "crews", "one process"}
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_kills():
+    found = crews.measure_kills(1, width=32, steps=60)
+    assert found["steps_lost"] == found["samples_dropped"] == found["samples_repeated"] == 0
+    assert found["free_s"]["counted"] == 1
+    assert found["stall_s"]["median"] > 0
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_accuracy():
+    found = crews.measure_diloco(1, epochs=1)
+    assert all(0 < value < 1 for values in found["accuracy"].values() for value in values)
