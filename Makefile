@@ -100,6 +100,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.prediction --out benchmarks/results/prediction.json
 	$(BIN)/python -m benchmarks.size --out benchmarks/results/size.json
 	$(BIN)/python -m benchmarks.endurance --out benchmarks/results/endurance.json
+	$(BIN)/python -m benchmarks.crews --out benchmarks/results/crews.json
 	$(BIN)/python -m benchmarks.table --update
 
 bench-short: $(READY)

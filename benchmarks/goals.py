@@ -52,6 +52,11 @@ def _within_noise(model: str) -> Callable[[float, Results], bool]:
     return lambda value, results: value <= max(1.0, number_at(model, "ddp_vs_ddp_p75")(results))
 
 
+def _within_hsdp(value: float, results: Results) -> bool:
+    """Reached at 1, and up to the upper quartile of HSDP's step time over its own."""
+    return value <= max(1.0, number_at("steps", "hsdp_vs_hsdp_p75")(results))
+
+
 def number_at(*path: str | int) -> Callable[[Results], float]:
     """What stands there in the results."""
 
@@ -461,6 +466,37 @@ ROWS = (
     Row(
         *("population", "CPU of a child before its first step, p95, ms", "<= 20"),
         *(number_at("exploit_explore_cpu_ms", "p95"), at_most(20.0), "{:.1f}"),
+    ),
+    Row(
+        *("crews", "step time of 2 crews of 2 over HSDP's 2 x 2", "<= 1, or HSDP's own quartile"),
+        *(number_at("steps", "ratio_median"), _within_hsdp),
+    ),
+    Row(
+        *("crews", "SIGKILL to agreed gradient, two of three crews broken, median, s", "<= 0.3"),
+        *(number_at("kills", "stall_s", "median"), at_most(0.3)),
+    ),
+    *(
+        Row(*("crews", what, "0"), number_at("kills", key), at_most(0), "{:.0f}")
+        for key, what in (
+            ("steps_lost", "steps lost when crews break"),
+            ("samples_dropped", "samples dropped then"),
+            ("samples_repeated", "samples repeated then"),
+        )
+    ),
+    *(
+        Row(
+            *("crews", f"step with float32 on the wire over one with bfloat16, {rate}", ">= 1.6"),
+            *(number_at("wire", key, "bfloat16_gain"), at_least(1.6)),
+        )
+        for key, rate in (("200_mbit", "200 Mbit/s"), ("1_gbit", "1 Gbit/s"))
+    ),
+    Row(
+        *("crews", "bytes of synchronous training over DiLoCo's, 20 inner steps", ">= 18"),
+        *(number_at("wire", "diloco_fewer_bytes"), at_least(18.0), "{:.1f}"),
+    ),
+    Row(
+        *("crews", "DiLoCo's accuracy below synchronous training's, digits, points", "<= 1"),
+        *(number_at("diloco", "points_lost"), at_most(1.0)),
     ),
     Row(
         *("endurance", "the run under fire has the bytes of the quiet one, exactly once", "1"),
