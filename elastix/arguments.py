@@ -88,6 +88,18 @@ def _checked(function: C, name: str | None, *, values: bool) -> C:
     return call  # type: ignore[return-value]  # the same signature
 
 
+def check_call(made: type, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Refuse a call of a class that does not fit its `__init__`, as `checked` does.
+
+    For classes that derive from one that is checked: a dataclass has an `__init__` of its own.
+    """
+    signature = inspect.signature(made.__init__)  # type: ignore[misc]
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(_misfit(made.__name__, signature, args, kwargs, error)) from None
+
+
 def _misfit(
     owner: str,
     signature: inspect.Signature,

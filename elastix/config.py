@@ -4,6 +4,7 @@ Not here: anything that changes while a run is going on. No environment variable
 field. Every class survives `from_dict(to_dict())`.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from elastix.arguments import check_fields, checked, is_whole, of_kind, require, whole
+from elastix.arguments import check_call, check_fields, checked, is_whole, of_kind, require, whole
 
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 Recovery = Literal["forward", "rollback"]
@@ -22,8 +23,24 @@ _ADDRESS = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+class _OfInit:
+    """The signature of a class is that of its `__init__`, whatever its `__new__` takes."""
+
+    def __get__(self, made: object, owner: type) -> inspect.Signature:
+        signature = inspect.signature(owner.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 class _Config:
     """Types of the fields, and a JSON round trip, shared by the dataclasses below."""
+
+    __signature__ = _OfInit()
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:  # noqa: ANN401 - whatever is given
+        """Of a user's dataclass that derives from one of them, the call is looked at here."""
+        if args or named:  # nothing is given where one is unpickled
+            check_call(cls, args, named)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Refuse values of another type than their field's, before they are compared."""

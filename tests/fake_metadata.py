@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -11,11 +12,17 @@ class Fake:
 
     Attributes:
         calls: methods and paths, in order.
+        node_of: tells by its port on which node somebody is who asks.
+        askers: nodes on which somebody has asked.
+        only: the node that is to go; None: all of which there is a notice.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.broken = False
+        self.node_of: Callable[[int], str] = lambda _: ""
+        self.askers: set[str] = set()
+        self.only: str | None = None
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -31,7 +38,10 @@ class Fake:
             def _answer(self) -> None:
                 fake.calls.append((self.command, self.path))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                status, text = fake.reply(self.command, self.path, headers)
+                node = fake.node_of(self.client_address[1])
+                fake.askers.add(node)
+                goes = fake.only in (None, node)
+                status, text = fake.reply(self.command, self.path, headers, goes)
                 body = text if isinstance(text, bytes) else text.encode()
                 if fake.broken:
                     status, body = 200, b"<html>"
@@ -55,8 +65,10 @@ class Fake:
         """Paths, in order."""
         return [path for _, path in self.calls]
 
-    def reply(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str | bytes]:
-        """Status and text."""
+    def reply(
+        self, method: str, path: str, headers: dict[str, str], goes: bool
+    ) -> tuple[int, str | bytes]:
+        """Status and text; `goes` says whether a notice is for who asks."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -74,21 +86,19 @@ class Aws(Fake):
     Attributes:
         action: what is planned; None for nothing.
         tokens: how many were given out.
-        only: the number of the token to whose holders `action` is told; None: to all.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.action: dict[str, str] | None = None
         self.tokens = 0
-        self.only: int | None = None
         self._valid: set[str] = set()
 
     def forget_tokens(self) -> None:
         """They are no longer valid."""
         self._valid.clear()
 
-    def reply(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+    def reply(self, method: str, path: str, headers: dict[str, str], goes: bool) -> tuple[int, str]:
         if path == "/latest/api/token":
             if method != "PUT" or not headers.get("x-aws-ec2-metadata-token-ttl-seconds"):
                 return 400, ""
@@ -98,8 +108,7 @@ class Aws(Fake):
         token = headers.get("x-aws-ec2-metadata-token")
         if token not in self._valid:
             return 401, ""
-        meant = self.only is None or token == f"token-{self.only}"
-        if path == "/latest/meta-data/spot/instance-action" and self.action and meant:
+        if path == "/latest/meta-data/spot/instance-action" and self.action and goes:
             return 200, json.dumps(self.action)
         return 404, "<html>not found</html>"
 
@@ -109,10 +118,14 @@ class Gcp(Fake):
 
     preempted, event = "FALSE", "NONE"
 
-    def reply(self, _method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+    def reply(
+        self, _method: str, path: str, headers: dict[str, str], goes: bool
+    ) -> tuple[int, str]:
         if headers.get("metadata-flavor") != "Google":
             return 403, "<html>Missing Metadata-Flavor:Google header.</html>"
-        values = {"preempted": self.preempted, "maintenance-event": self.event}
+        values = {"preempted": "FALSE", "maintenance-event": "NONE"}
+        if goes:
+            values = {"preempted": self.preempted, "maintenance-event": self.event}
         name = path.removeprefix("/computeMetadata/v1/instance/")
         return (200, values[name]) if name in values else (404, "<html>not found</html>")
 
@@ -139,11 +152,13 @@ class Azure(Fake):
             "DurationInSeconds": -1,
         }
 
-    def reply(self, _method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+    def reply(
+        self, _method: str, path: str, headers: dict[str, str], goes: bool
+    ) -> tuple[int, str]:
         if headers.get("metadata") != "true":
             return 400, ""
         if path.startswith("/metadata/instance/compute/name?"):
-            return 200, self.name
+            return 200, self.name if goes else "another"
         if path.startswith("/metadata/scheduledevents?api-version="):
             return 200, json.dumps({"DocumentIncarnation": 1, "Events": self.events})
         return 404, ""

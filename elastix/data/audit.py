@@ -141,6 +141,8 @@ class Audit:
             + (f", {count(loader.left_out)} left out on purpose" if loader.left_out else "")
             for loader in self.loaders
         ]
+        if not self.loaders:
+            return f"not counted: {parts[0]}; no loader of elastix was used"
         return f"{'exact' if self.exact else 'NOT EXACT'}: {'; '.join(parts)}; {self.digest[:12]}"
 
 

@@ -7,9 +7,12 @@ python -m tests.integration.nodes KIND STORE, of these kinds:
 - killed: the daemon of a node is killed, and all workers there with it. Ray takes some
   seconds to find that out. The other node has room for those who stand in. What the metrics
   endpoint shows at the end is in STORE/metrics.
-- noticed: the cloud says of one of two nodes that it is to go.
+- aws, azure: the cloud says of one of two nodes that it is to go. The other one has room for those
+  who stand in. Then the node goes.
+- gcp: as aws, but there is no room elsewhere.
 - submitted: no cluster is started; the run is on the one that a job belongs to, until somebody
-  makes STORE/over. The node of the driver is in STORE/here; what it failed of, in STORE/failed.
+  makes STORE/over. The node of the driver is in STORE/here; what it failed of, in STORE/failed;
+  what the metrics endpoint shows after a loss in STORE/metrics.
 - beside: a worker on the second node is killed beside another one. Ray does not hear of it: its
   daemon there is stopped, and a process that the worker has forked keeps its connections open.
 - crews: as removed, with workers of two processes; then a node comes in its stead.
@@ -28,6 +31,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
@@ -44,8 +48,9 @@ from elastix.events import (
 )
 from elastix.observe import journal
 from tests import crew_runs, observed, search_parts, trainables
-from tests.fake_metadata import Aws
+from tests.fake_metadata import Aws, Azure, Fake, Gcp
 
+LOST = "ray_elastix_workers_lost_total{"
 TRIAL_STEPS = 600
 """Of a trial of the campaign, some seconds; three are an epoch."""
 
@@ -104,20 +109,50 @@ def kill_daemon(cluster: Cluster, path: Path, over: Path) -> None:
     over.touch()
 
 
-def give_notice(fake: Aws, _cluster: Cluster, path: Path, over: Path) -> None:
-    await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
-    while fake.tokens < 2:  # one watcher on each node
+def give_notice(fake: Fake, size: int, cluster: Cluster, path: Path, over: Path) -> None:
+    """Of the second node; then the group is to have so many workers."""
+    here = ray.get_runtime_context().get_node_id()
+    (node,) = (node for node in cluster.list_all_nodes() if node.node_id != here)
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.world_size == 4)
+    while not {here, node.node_id} <= fake.askers:
         time.sleep(0.1)
-    fake.only, fake.action = 2, {"action": "terminate", "time": "2030-01-01T00:00:00Z"}
+    fake.only = node.node_id
+    match fake:
+        case Aws():
+            fake.action = {"action": "terminate", "time": "2030-01-01T00:00:00Z"}
+        case Azure():
+            fake.events = [fake.event("Preempt", fake.name)]
+        case Gcp():
+            fake.preempted = "TRUE"
     left = await_event(path, lambda event: isinstance(event, WorkerLeft))
-    await_event(path, lambda e: isinstance(e, StepCommitted) and e.t > left.t and e.world_size == 2)
+    small = await_event(
+        path, lambda e: isinstance(e, StepCommitted) and e.t > left.t and e.world_size == 2
+    )
+    await_event(
+        path, lambda e: isinstance(e, StepCommitted) and e.t > small.t and e.world_size == size
+    )
+    cluster.remove_node(node)
+    gone = time.time()
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.t > gone)
     over.touch()
+
+
+def node_of(cluster: Cluster, port: int) -> str:
+    """On which node the process is that has this port."""
+    for node in list(cluster.list_all_nodes()):
+        daemon = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        for process in daemon.children():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if any(line.laddr.port == port for line in process.net_connections("tcp")):
+                    return str(node.node_id)
+    return ""
 
 
 def await_metrics(node: str, wanted: Callable[[str], bool]) -> str:
     """What the endpoint of a node shows, as soon as `wanted` says yes to it."""
     head = next(found for found in ray.nodes() if found["NodeID"] == node)
-    token = (Path.home() / ".ray" / "auth_token").read_text().strip()
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    token = token or (Path.home() / ".ray" / "auth_token").read_text().strip()
     while True:
         with contextlib.suppress(OSError):  # the agent is starting
             url = f"http://{head['NodeManagerAddress']}:{head['MetricsExportPort']}/metrics"
@@ -125,6 +160,23 @@ def await_metrics(node: str, wanted: Callable[[str], bool]) -> str:
             if wanted(text):
                 return text
         time.sleep(0.2)
+
+
+def losses(text: str) -> float:
+    """How many workers are lost, as the metrics endpoint shows it."""
+    lines = [line for line in text.splitlines() if line.startswith(LOST)]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+def keep_metrics(here: str, store: Path) -> None:
+    """STORE/metrics: what is shown when all losses so far are, with the group at full strength."""
+    path = store / "runs" / "nodes" / "journal.jsonl"
+    lost = await_event(path, lambda event: isinstance(event, WorkerLost))
+    await_event(path, lambda e: isinstance(e, StepCommitted) and e.t > lost.t and e.world_size == 4)
+    count = sum(isinstance(event, WorkerLost) for event in journal.read(path))
+    seen = await_metrics(here, lambda text: losses(text) >= count)
+    (store / "metrics.part").write_text(seen)
+    (store / "metrics.part").rename(store / "metrics")
 
 
 def kill_beside(cluster: Cluster, path: Path, over: Path) -> None:
@@ -172,15 +224,18 @@ def trains_on(node: str, run: Path) -> bool:
 
 
 def train(
-    store: str, forks: bool = False, workers: int = 3, cpus: float = 1.0, notices: str | None = None
+    store: str,
+    forks: bool = False,
+    workers: int = 3,
+    cpus: float = 1.0,
+    failure: elastix.FailureConfig | None = None,
 ) -> None:
-    cloud = "aws" if notices else None
     elastix.ElasticTrainer(
         until_over,
         config={"over": str(Path(store) / "over"), "forks": forks},
         scaling=elastix.ScalingConfig(num_workers=(1, workers), cpus_per_worker=cpus),
         run=elastix.RunConfig(name="nodes", store=store),
-        failure=elastix.FailureConfig(notices=cloud, notices_address=notices),
+        failure=failure,
     ).fit()
 
 
@@ -216,30 +271,37 @@ KINDS = {
 }
 """How many nodes there are besides the first; what runs; what happens to them."""
 
-CPUS = {"beside": (1, 2), "killed": (2, 2), "noticed": (2, 2)}
+CPUS = {"beside": (1, 2), "killed": (2, 2), "aws": (2, 2), "azure": (2, 2), "gcp": (1, 2)}
 """Of the first node and of each other, if it is more than one."""
 
 
 def main(kind: str, store: str) -> None:
     if kind == "submitted":
         ray.init(log_to_driver=False)
-        (Path(store) / "here").write_text(ray.get_runtime_context().get_node_id())
+        here = ray.get_runtime_context().get_node_id()
+        (Path(store) / "here").write_text(here)
+        threading.Thread(target=keep_metrics, args=(here, Path(store)), daemon=True).start()
         try:
             train(store, workers=4, cpus=0.5)
         except BaseException:
             (Path(store) / "failed").write_text(traceback.format_exc())
             raise
         return
-    others, work, happens = KINDS["killed" if kind == "noticed" else kind]
-    if kind == "noticed":
-        fake = Aws().__enter__()  # as long as this process
-        work = partial(work, notices=fake.address)
-        happens = partial(give_notice, fake)
+    fakes = {"aws": Aws, "azure": partial(Azure, name="vm-2"), "gcp": Gcp}
+    if kind in fakes:
+        fake = fakes[kind]().__enter__()  # as long as this process
+        failure = elastix.FailureConfig(notices=kind, notices_address=fake.address)
+        others, work = 1, partial(train, workers=4, cpus=0.5, failure=failure)
+        happens = partial(give_notice, fake, 2 if kind == "gcp" else 4)
+    else:
+        others, work, happens = KINDS[kind]
     first, other = CPUS.get(kind, (1, 1))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": first})
     for _ in range(others):
         cluster.add_node(num_cpus=other)
     ray.init(address=cluster.address, log_to_driver=False)
+    if kind in fakes:
+        fake.node_of = partial(node_of, cluster)
     path = Path(store) / "runs" / "nodes" / "journal.jsonl"
     run = threading.Thread(target=work, args=(store,), daemon=True)
     run.start()

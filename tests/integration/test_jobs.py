@@ -196,6 +196,8 @@ def test_a_node_dies_under_a_job(head, tmp_path):
         nodes.await_event(
             path, lambda e: isinstance(e, StepCommitted) and e.t > lost.t and e.world_size == 4
         )
+        while not (tmp_path / "metrics").exists():
+            assert "fail" not in head.cli("status", "nodes").lower(), head.cli("logs", "nodes")
         (tmp_path / "over").touch()
         head.wait("nodes", "succeeded")
     finally:
@@ -205,6 +207,7 @@ def test_a_node_dies_under_a_job(head, tmp_path):
     assert there
     assert sorted(e.worker for e in events if isinstance(e, WorkerLost)) == sorted(there)
     assert audit(events).exact
+    assert nodes.losses((tmp_path / "metrics").read_text()) == len(there)
     assert f"workers lost {len(there)}" in head.cli("logs", "nodes")
 
 

@@ -1,7 +1,11 @@
 """Configuration: what is refused, and what survives JSON."""
 
+import copy
 import dataclasses
+import inspect
 import json
+import pickle
+import re
 
 import pytest
 import torch
@@ -326,3 +330,29 @@ def test_the_processes_of_a_worker_have_equal_parts_of_what_it_occupies():
     scaling = ScalingConfig(crew={"shard": 2, "tensor": 2}, cpus_per_worker=2)
     assert (scaling.processes, scaling.resources_per_process) == (4, {"CPU": 0.5})
     assert ScalingConfig().resources_per_process == {"CPU": 1.0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfAUser(RunConfig):
+    """With a field of its own."""
+
+    team: str
+    note: str = ""
+
+
+def test_a_configuration_that_derives_from_one_of_ours_gives_the_same_hints():
+    made = OfAUser(team="vision", name="digits")
+    assert made == pickle.loads(pickle.dumps(made)) == copy.deepcopy(made)
+    assert dataclasses.replace(made, note="x").note == "x"
+    for given, says in (
+        ({"nmae": "digits"}, "Did you mean 'name'?"),
+        ({"num_workers": 2}, "ScalingConfig has it"),
+        ({"note": "x"}, "OfAUser needs team. Nothing was done"),
+        ({"notes": "x", "team": "vision"}, "OfAUser has no argument 'notes'"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            OfAUser(**given)
+    with pytest.raises(ConfigError, match="without a name"):
+        OfAUser("digits")
+    assert list(inspect.signature(OfAUser).parameters)[-2:] == ["team", "note"]
+    assert "name" in inspect.signature(RunConfig).parameters

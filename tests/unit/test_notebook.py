@@ -92,7 +92,7 @@ def test_an_audit_has_a_row_for_each_law():
     html = found._repr_html_()
     for name, text in found.lines.items():
         assert f'<tr><th scope="row">{name}</th><td>{text}</td></tr>' in html
-    assert "exact: 8 steps, 0 lost" in html
+    assert "not counted: 8 steps, 0 lost" in html
 
 
 def test_a_log_is_a_list_that_a_notebook_shows_as_a_table(tmp_path):

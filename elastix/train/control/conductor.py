@@ -130,6 +130,7 @@ class Conductor:
         self._next_worker = 0
         self._room, self._more = 0, False
         self._draining: Collection[str] = ()
+        self._partly: Collection[int] = ()
         self._vacant_since = float("-inf")  # of the last loss, until a step was committed
         self._finished = False
         self._interrupted = ""
@@ -225,7 +226,13 @@ class Conductor:
         return self._done()
 
     def room(
-        self, free: int, *, more: bool, now: float, draining: Collection[str] = ()
+        self,
+        free: int,
+        *,
+        more: bool,
+        now: float,
+        draining: Collection[str] = (),
+        partly: Collection[int] = (),
     ) -> list[Action]:
         """Where workers can be started.
 
@@ -234,8 +241,10 @@ class Conductor:
             more: further ones may come, or are free.
             now: the time.
             draining: nodes that are to be taken away.
+            partly: workers of several processes, some of which are on such a node.
         """
-        self._room, self._more, self._draining = free, more, draining
+        self._room, self._more = free, more
+        self._draining, self._partly = draining, partly
         self._fill(now)
         return self._done()
 
@@ -590,11 +599,11 @@ class Conductor:
 
     def _check_nodes(self, now: float) -> None:
         """Whoever is on a node that is to be taken away leaves before that."""
-        for node in self._draining:
-            for worker in sorted(self._nodes.get(node, ())):
-                member = self._workers[worker]
-                if not member.leaves:
-                    self._ask_to_leave(worker, member, "draining")
+        there = {worker for node in self._draining for worker in self._nodes.get(node, ())}
+        for worker in sorted(there.union(self._partly)):
+            member = self._workers.get(worker)
+            if member is not None and not member.leaves:
+                self._ask_to_leave(worker, member, "draining")
 
     def _check_quorum(self, now: float) -> None:
         """End a run whose group was too small for too long, or to which nobody can come."""

@@ -386,7 +386,7 @@ class Controller(Shell):
         for run in over:
             self._ended(runs[run])
         nodes = {handle.node for handle in list(self._handles.values()) if handle.node}
-        self._slots.look(self._notices.look(nodes))
+        self._slots.look(self._notices.look(nodes | self._slots.nodes))
         with self._lock:
             self._look_for_room()
             self._do(self._conductor.tick(time.monotonic()))
@@ -491,10 +491,8 @@ class Controller(Shell):
     def _vacate(self, worker: int, place: Vacated) -> None:
         slot = self._places.pop(worker)
         match place:
-            case Vacated.FREE:
+            case Vacated.FREE | Vacated.DRAINING:  # the slots know which nodes are draining
                 self._slots.give_back(slot)
-            case Vacated.DRAINING:
-                self._slots.give_back(slot, draining=True)
             case Vacated.UNUSED:
                 self._slots.drop(slot)
 

@@ -98,13 +98,19 @@ class CrewController(Controller):
 
     def _look_for_room(self) -> None:
         now, crews, slots = time.monotonic(), self._crews, self._slots
-        for process in crews.overdue(now):
+        draining = slots.draining
+        there = {n for n, handle in self._handles.items() if handle.node in draining}
+        for process in {*crews.overdue(now), *there.intersection(crews.free)}:
             self._end_process(process)
         self._unused = slots.free()
         crews.room = dict(Counter(map(self._site, self._unused)))
         crews.coming = slots.coming
-        draining = slots.draining
-        self._do(self._conductor.room(crews.workers, more=crews.more, draining=draining, now=now))
+        partly = {at[0] for at in map(crews.at, there) if at is not None}
+        self._do(
+            self._conductor.room(
+                crews.workers, more=crews.more, draining=draining, partly=partly, now=now
+            )
+        )
 
     def _start(self, worker: int) -> None:
         chosen, ended = self._crews.start(worker)

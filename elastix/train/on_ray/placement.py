@@ -8,7 +8,9 @@ worker's room is a group of its own, of a bundle for each process (CrewSlots). N
 in a slot.
 
 Ray needs ten seconds and more to find out that a node is gone, and places workers there until then.
-So a slot counts as free only while its node is alive to Ray, answers, and is not to be taken away.
+Of what a cloud says about a node it never hears. So a slot counts as free only while its node is
+alive to Ray, answers, and is not to be taken away. In place of idle slots on a node that is to be
+taken away others are requested, which must not be there.
 """
 
 import contextlib
@@ -17,6 +19,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ray
 from ray.util.placement_group import (
@@ -74,6 +77,7 @@ class Slots:
     Attributes:
         draining: nodes that are to be taken away (preempted, or idle for the autoscaler), by id,
             as Ray says, or somebody else whom `look` is told of.
+        nodes: where there are slots that nobody uses.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Slots:
         name: str,
     ) -> None:
         self.draining: set[str] = set()
+        self.nodes: set[str] = set()
         self._wanted = dict(wanted)
         self._name = name
         self._lock = threading.Lock()
@@ -93,6 +98,8 @@ class Slots:
         self._own: list[PlacementGroup] = []  # all but the founders'
         self._missing = most - size
         self._resting: list[Slot] = []  # nobody's, and not to be used as far as is known
+        self._left: list[Slot] = []  # founders', on nodes to be taken away; others are requested
+        self._noticed: set[str] = set()
         self._looked = 0.0
 
     def take_over(self, used: Sequence[Slot]) -> None:
@@ -109,16 +116,11 @@ class Slots:
                 if group.id not in taken:
                     self._requested.append(group)
 
-    def _request(self) -> PlacementGroup:
-        name = f"{self._name}{SLOT}{secrets.token_hex(4)}"
-        group: PlacementGroup = placement_group([self._wanted], name=name, lifetime="detached")
-        return group
-
     @property
     def more(self) -> bool:
         """Whether workers could still be started, now or once the cluster has room."""
         with self._lock:
-            return bool(self._free or self._resting or self._requested or self._missing)
+            return bool(self._free or self._resting or self._requested or self._missing > 0)
 
     @property
     def free(self) -> int:
@@ -131,15 +133,11 @@ class Slots:
         with self._lock:
             return self._free.pop() if self._free else None
 
-    def give_back(self, slot: Slot, draining: bool = False) -> None:
-        """The slot's worker is gone. `draining`: so will be the node that it was on."""
+    def give_back(self, slot: Slot) -> None:
+        """The slot's worker is gone."""
         with self._lock:
             self._looked = 0.0
-            if slot.founding or not draining:
-                self._resting.append(slot)  # Ray moves the bundle when the node is gone
-            else:  # there may be room elsewhere
-                self._remove(slot.group)
-                self._missing += 1
+            self._resting.append(slot)  # Ray moves the bundle when the node is gone
 
     def drop(self, slot: Slot) -> None:
         """The slot's worker is gone, and no other is to take its place."""
@@ -158,39 +156,52 @@ class Slots:
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
-        self.draining = draining_nodes() | set(noticed)
+        draining = draining_nodes() | set(noticed)
         created = [g for g in self._requested if placement_group_table(g)["state"] == "CREATED"]
         with self._lock:
             self._resting += [Slot(group, 0) for group in created]
             self._requested = [group for group in self._requested if group not in created]
-            idle = [*self._free, *self._resting]
-        usable = self._usable(idle)
+            idle = [*self._free, *self._resting, *self._left]
+        groups = {slot.group.id: _nodes(slot.group) for slot in idle}
+        where = {slot: groups[slot.group.id].get(slot.bundle, "") for slot in idle}
+        usable = _usable(set(where.values()), draining)
         with self._lock:
+            self.draining, self.nodes = draining, set(where.values()) - {""}
+            if self._noticed != set(noticed):  # what was requested may not be where it should
+                self._noticed = set(noticed)
+                for group in self._requested:
+                    self._remove(group)
+                self._missing += len(self._requested)
+                self._requested = []
             idle = [*self._free, *self._resting]
-            self._free = [slot for slot in idle if slot in usable]
-            self._resting = [slot for slot in idle if slot not in usable]
+            self._free = [slot for slot in idle if where.get(slot) in usable]
+            self._resting = [slot for slot in idle if where.get(slot) not in usable]
+            self._leave(where, usable)
             asked = _to_ask(self._missing, len(self._requested))
             self._missing -= asked
-        requested = [self._request() for _ in range(asked)]
-        self._requested += requested
-        self._own += requested
+        requested = [_request([self._wanted], "PACK", self._name, draining) for _ in range(asked)]
+        with self._lock:
+            self._requested += requested
+            self._own += requested
 
-    def _usable(self, idle: Sequence[Slot]) -> set[Slot]:
-        """Slots on nodes that a worker can be started on. Takes a third of a second at most."""
-        if not idle:
-            return set()
-        tables = {slot.group.id: placement_group_table(slot.group) for slot in idle}
-        where = {
-            slot: tables[slot.group.id]["bundles_to_node_id"].get(slot.bundle) for slot in idle
-        }
-        nodes = {
-            node["NodeID"]: (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
-            for node in ray.nodes()
-            if node["Alive"] and node["NodeID"] not in self.draining
-        }
-        asked = {nodes[node] for node in where.values() if node in nodes}
-        there = answering(asked, _ANSWER_S)
-        return {slot for slot, node in where.items() if node in nodes and nodes[node] in there}
+    def _leave(self, where: Mapping[Slot, str], usable: set[str]) -> None:
+        """Look for others in place of slots on nodes that are to be taken away."""
+        for slot in [slot for slot in self._resting if where.get(slot) in self.draining]:
+            self._resting.remove(slot)
+            self._missing += 1
+            if slot.founding:
+                self._left.append(slot)
+            else:
+                self._remove(slot.group)
+        for slot in [slot for slot in self._left if where.get(slot) in usable]:
+            if self._missing < 1 and self._requested:
+                self._remove(self._requested.pop())
+                self._missing += 1
+            if self._missing < 1:
+                break  # there is another in its place
+            self._left.remove(slot)
+            self._free.append(slot)
+            self._missing -= 1
 
     def close(self) -> None:
         """Let go of all room but the founders'. Ends what runs there."""
@@ -218,7 +229,7 @@ class CrewSlots:
         name: as for Slots.
 
     Attributes:
-        draining: as of Slots.
+        draining, nodes: as of Slots.
     """
 
     def __init__(
@@ -231,6 +242,7 @@ class CrewSlots:
         name: str,
     ) -> None:
         self.draining: set[str] = set()
+        self.nodes: set[str] = set()
         self._bundles = [dict(bundle)] * size
         self._strategy = strategy
         self._name = name
@@ -238,6 +250,8 @@ class CrewSlots:
         self._free: list[Slot] = []
         self._unseen = [Slot(g, b, founding=True) for g in founding for b in range(size)]
         self._own: list[PlacementGroup] = []  # all but the founders'
+        self._left: list[Slot] = []  # founders', on nodes to be taken away; others are requested
+        self._noticed: set[str] = set()
         self._missing = most - len(founding)
         self._looked = 0.0
 
@@ -255,13 +269,13 @@ class CrewSlots:
     def free(self) -> list[Slot]:
         """Where processes can be started now."""
         with self._lock:
-            return [slot for slot in self._free if slot.node not in self.draining]
+            return list(self._free)
 
     @property
     def coming(self) -> int:
         """How many further ones there would be if the cluster had room."""
         with self._lock:
-            return len(self._unseen) + self._missing * len(self._bundles)
+            return len(self._unseen) + max(0, self._missing) * len(self._bundles)
 
     def take(self, slot: Slot) -> None:
         """A process is started there."""
@@ -279,30 +293,81 @@ class CrewSlots:
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
-        self.draining = draining_nodes() | set(noticed)
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        draining = draining_nodes() | set(noticed)
         with self._lock:
-            unseen = self._unseen + [slot for slot in self._free if slot.node not in alive]
-        where = {slot.group.id: _nodes(slot.group) for slot in unseen}
+            idle = [*self._free, *self._unseen, *self._left]
+        where = {slot.group.id: _nodes(slot.group) for slot in idle}
+        there = {node for nodes in where.values() for node in nodes.values()} - {""}
+        usable = _usable(there, draining)
         with self._lock:
-            unseen = self._unseen + [slot for slot in self._free if slot.node not in alive]
-            seen = [replace(s, node=where.get(s.group.id, {}).get(s.bundle, "")) for s in unseen]
-            self._free = [slot for slot in self._free if slot.node in alive]
-            self._free += [slot for slot in seen if slot.node in alive]
-            self._unseen = [slot for slot in seen if slot.node not in alive]
+            self.draining, self.nodes = draining, there
+            idle = [
+                replace(slot, node=where.get(slot.group.id, {}).get(slot.bundle, ""))
+                for slot in (*self._free, *self._unseen)
+            ]
+            self._free = [slot for slot in idle if slot.node in usable]
+            self._unseen = [slot for slot in idle if slot.node not in usable]
+            self._leave(where, usable, again=self._noticed != set(noticed))
+            self._noticed = set(noticed)
             asked = _to_ask(self._missing, len({slot.group.id for slot in self._unseen}))
             self._missing -= asked
-        requested = []
-        for _ in range(asked):
-            name = f"{self._name}{SLOT}{secrets.token_hex(4)}"
-            bundles = [dict(bundle) for bundle in self._bundles]
-            requested.append(
-                placement_group(bundles, strategy=self._strategy, name=name, lifetime="detached")
-            )
+        requested = [
+            _request(self._bundles, self._strategy, self._name, draining) for _ in range(asked)
+        ]
         with self._lock:
             self._own += requested
             for group in requested:
                 self._unseen += [Slot(group, bundle) for bundle in range(len(self._bundles))]
+
+    def _leave(
+        self,
+        where: Mapping[Any, Mapping[int, str]],
+        usable: set[str],
+        again: bool,
+    ) -> None:
+        """Look for others in place of groups on nodes that are to be taken away.
+
+        Of groups, whole: where processes of one still live, its room is waited for.
+
+        Args:
+            where: by group the nodes of its bundles.
+            usable: nodes that processes can be started on.
+            again: what is not there yet is requested anew as well.
+        """
+        groups: dict[PlacementGroup, list[Slot]] = {}
+        for slot in (*self._free, *self._unseen):
+            groups.setdefault(slot.group, []).append(slot)
+        whole = {
+            group: slots for group, slots in groups.items() if len(slots) == len(self._bundles)
+        }
+        pending = []
+        for group, slots in whole.items():
+            nodes = {slot.node for slot in slots} - {""}
+            if nodes & self.draining or (again and not nodes and not slots[0].founding):
+                self._give_up(group, slots)
+            elif not nodes and not slots[0].founding:
+                pending.append((group, slots))
+        for group in {slot.group for slot in self._left}:
+            if not _all_usable(where.get(group.id, {}), usable):
+                continue
+            if self._missing < 1 and pending:
+                self._give_up(*pending.pop())
+            if self._missing < 1:
+                break  # there is another in its place
+            self._unseen += [slot for slot in self._left if slot.group == group]
+            self._left = [slot for slot in self._left if slot.group != group]
+            self._missing -= 1
+
+    def _give_up(self, group: PlacementGroup, slots: Sequence[Slot]) -> None:
+        """Another one is to be requested in place of this group, which nobody uses."""
+        self._free = [slot for slot in self._free if slot not in slots]
+        self._unseen = [slot for slot in self._unseen if slot not in slots]
+        self._missing += 1
+        if slots[0].founding:
+            self._left += slots
+        else:
+            self._own = [own for own in self._own if own.id != group.id]
+            remove_placement_group(group)
 
     def close(self) -> None:
         """Let go of all room but the founders'. Ends what runs there."""
@@ -315,6 +380,39 @@ class CrewSlots:
 def _to_ask(missing: int, waiting: int) -> int:
     """How many to request now, of those that are missing, while others are waited for."""
     return min(missing, max(0, _WAITING - waiting))
+
+
+def _all_usable(bundles: Mapping[int, str], usable: set[str]) -> bool:
+    return bool(bundles) and usable.issuperset(bundles.values())
+
+
+def _request(
+    bundles: Sequence[Mapping[str, float]], strategy: str, name: str, avoided: Collection[str]
+) -> PlacementGroup:
+    """A further group of a run, detached, on none of the nodes that are to be avoided."""
+    options: dict[str, Any] = {}
+    if avoided:
+        elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
+        options["bundle_label_selector"] = [elsewhere] * len(bundles)
+    group: PlacementGroup = placement_group(
+        [dict(bundle) for bundle in bundles],
+        strategy=strategy,
+        name=f"{name}{SLOT}{secrets.token_hex(4)}",
+        lifetime="detached",
+        **options,
+    )
+    return group
+
+
+def _usable(wanted: Collection[str], draining: Collection[str]) -> set[str]:
+    """Of these nodes those that a worker can be started on. Takes a third of a second at most."""
+    nodes = {
+        node["NodeID"]: (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
+        for node in (ray.nodes() if wanted else ())
+        if node["Alive"] and node["NodeID"] in wanted and node["NodeID"] not in draining
+    }
+    there = answering(nodes.values(), _ANSWER_S)
+    return {node for node, address in nodes.items() if address in there}
 
 
 def _nodes(group: PlacementGroup) -> dict[int, str]:

@@ -18,6 +18,14 @@ MISSED_PASSES = (
     "they count as used and are not drawn again."
 )
 
+PLAIN_LOADER = (
+    "steps are made on batches of a torch DataLoader: each worker has all of them, so %d workers "
+    "train on every sample that often in an epoch. Nobody counts them, and a worker that joins and "
+    "a run that is continued begin at its beginning. The run goes on. To share each epoch write "
+    "`for epoch in ctx.loader(dataset, batch_size).epochs(n):` and `for batch in epoch:`, where "
+    "batch_size is that of the whole group. If each worker has data of its own, nothing is wrong."
+)
+
 OTHER_TURN = (
     "the run goes on after step %d, where it would have been the turn of loader %d by the order in "
     "which loaders were drawn before, and loader %d was drawn. If the train function goes by a "

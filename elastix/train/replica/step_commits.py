@@ -27,7 +27,7 @@ from elastix.errors import TrainError
 from elastix.events import SamplesLeftOut, StepCommitted, StepVoided
 from elastix.train.checkpoint.comparison import compare_kinds, diverged
 from elastix.train.control.messages import Diverged
-from elastix.train.replica import refusals
+from elastix.train.replica import plain_loaders, refusals
 from elastix.train.replica.draw_comparison import Drawn, drawn, parted
 from elastix.train.replica.exactness import AnyPlaces, RandomPlaces
 from elastix.train.replica.guard import Alarm
@@ -101,11 +101,13 @@ class StepCommits:
         self._turns: deque[int] = deque(maxlen=loader_order.REMEMBERED)  # of loaders, step by step
         self._turns_from_before = False  # none of them was taken since the State came
         self._doubted = False  # what a step was about, and it was said
+        self._plain = plain_loaders.PlainLoaders()
 
     def prepared(self, reducer: Reducer) -> None:
         """The objects are tracked, and their gradients are averaged by `reducer`."""
         self._reducer = reducer
         self.checks.prepared(reducer)
+        plain_loaders.watch()
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of the steps so far, as part of a State's metadata."""
@@ -319,6 +321,8 @@ class StepCommits:
         if handed_over is not None:
             self._replicated.emit(handed_over)
         self._replicated.confirm(agreed.journaled)
+        if not self._tracked.loaders and self._plain.step() and self._me == contributors[0]:
+            logger.warning(refusals.PLAIN_LOADER, len(contributors))
 
     def _void(self, verdict: StepVerdict) -> None:
         """A step does not count: find out whose fault it is, if it is anybody's."""

@@ -64,7 +64,7 @@ class Bad(Fake):
 
     status, body = 200, b""
 
-    def reply(self, _method, _path, _headers):
+    def reply(self, _method, _path, _headers, _goes):
         return self.status, self.body
 
 
@@ -145,8 +145,8 @@ def test_one_bad_answer_at_the_beginning_is_no_bad_answer_for_ever(monkeypatch):
 def nonsense(reply):
     """Text where text is expected, and no JSON."""
 
-    def answer(method, path, headers):
-        status, text = reply(method, path, headers)
+    def answer(method, path, headers, goes):
+        status, text = reply(method, path, headers, goes)
         return status, text if text.startswith("{") else "\N{GREEK SMALL LETTER PI}"
 
     return answer

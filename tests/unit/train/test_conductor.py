@@ -257,6 +257,18 @@ def test_whoever_is_on_a_node_that_goes_leaves_before_that():
     assert not lost(world)
 
 
+def test_a_worker_leaves_with_any_of_its_processes():
+    """Its node is that of the first one; the others may be elsewhere."""
+    world = World(3)
+    world.play(20)
+    for partly in ({1}, {1}, {1, 7}):
+        world._do(world.conductor.room(0, more=False, now=world.now, partly=partly))
+        world._do(world.conductor.tick(world.now))
+    assert world.run().outcome == "finished"
+    assert [(event.worker, event.cause) for event in world.events(WorkerLeft)] == [(1, "draining")]
+    assert not lost(world)
+
+
 def test_a_slow_worker_is_told_of_once_and_let_go_only_if_asked():
     for limit, left in ((None, []), (2.0, [1])):
         world = World(4, steps=200, evict_slower_than=limit)

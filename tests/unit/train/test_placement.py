@@ -1,7 +1,6 @@
 """What a run asks of the cluster beyond its founders, with Ray's placement groups played."""
 
 from itertools import count
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -9,46 +8,89 @@ import pytest
 from elastix.train.on_ray import placement
 from elastix.train.on_ray.placement import CrewSlots, Slots
 
-NODE = {"NodeID": "n", "Alive": True, "NodeManagerAddress": "here", "NodeManagerPort": 1}
-
 
 class Group(NamedTuple):
     id: int
     size: int
 
 
-@pytest.fixture
-def cluster(monkeypatch):
-    """Has room for so many groups as `room` says, by the order in which they were asked for."""
-    there = SimpleNamespace(asked=[], room=0)
-    numbers = count()
+class Cluster:
+    """Has room for so many groups as `room` says, by the order in which they were asked for.
 
-    def ask(bundles, **_):
-        group = Group(next(numbers), len(bundles))
-        there.asked.append(group)
+    Attributes:
+        asked: groups that are asked for now.
+        avoided: by group, what was said of nodes on which it must not be.
+        where: by group the node that it is on, or would be on.
+        silent: nodes that do not answer; Ray takes them for alive.
+    """
+
+    def __init__(self):
+        self.asked, self.avoided, self.room = [], {}, 0
+        self.where = {}
+        self.silent = set()
+        self._numbers = count()
+
+    def ask(self, bundles, *, bundle_label_selector=(), **_):
+        group = Group(next(self._numbers), len(bundles))
+        self.asked.append(group)
+        self.avoided[group] = [selector["ray.io/node-id"] for selector in bundle_label_selector]
         return group
 
-    def table(group):
-        placed = group in there.asked[: there.room]
+    def table(self, group):
+        placed = group == FOUNDERS or group in self.asked[: self.room]
         return {
             "state": "CREATED" if placed else "PENDING",
-            "bundles_to_node_id": dict.fromkeys(range(group.size), "n") if placed else {},
+            "bundles_to_node_id": dict.fromkeys(range(group.size), self.where.get(group, "n"))
+            if placed
+            else {},
         }
 
-    monkeypatch.setattr(placement, "placement_group", ask)
-    monkeypatch.setattr(placement, "placement_group_table", table)
+    def nodes(self):
+        return [
+            {"NodeID": name, "Alive": True, "NodeManagerAddress": name, "NodeManagerPort": 1}
+            for name in ("n", "other")
+        ]
+
+    def answering(self, asked, _):
+        return {(host, port) for host, port in asked if host not in self.silent}
+
+
+FOUNDERS = Group(-1, 2)
+"""Of a crew of two processes; or of two workers."""
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    there = Cluster()
+    monkeypatch.setattr(placement, "placement_group", there.ask)
+    monkeypatch.setattr(placement, "remove_placement_group", there.asked.remove)
+    monkeypatch.setattr(placement, "placement_group_table", there.table)
     monkeypatch.setattr(placement, "draining_nodes", set)
-    monkeypatch.setattr(placement, "answering", lambda asked, _: asked)
+    monkeypatch.setattr(placement, "answering", there.answering)
     monkeypatch.setattr(placement, "_LOOK_S", 0.0)
-    monkeypatch.setattr(placement.ray, "nodes", lambda: [NODE])
+    monkeypatch.setattr(placement.ray, "nodes", there.nodes)
     return there
 
 
 def slots(most, crew):
-    founders = Group(-1, 1)
     if crew:
-        return CrewSlots([founders], {"CPU": 1.0}, 2, most, "PACK", "run")
-    return Slots(founders, 1, most, {"CPU": 1.0}, "run")
+        return CrewSlots([FOUNDERS], {"CPU": 1.0}, 2, most, "PACK", "run")
+    return Slots(FOUNDERS, 2, 1 + most, {"CPU": 1.0}, "run")
+
+
+def free(room):
+    """How many processes can be started now."""
+    return room.free if isinstance(room, Slots) else len(room.free())
+
+
+def take(room):
+    """All that is free; used from now on."""
+    if isinstance(room, Slots):
+        return [room.take() for _ in range(room.free)]
+    found = room.free()
+    for slot in found:
+        room.take(slot)
+    return found
 
 
 @pytest.mark.parametrize("crew", [False, True])
@@ -71,3 +113,102 @@ def test_each_slot_that_is_missing_is_asked_for_once(cluster, crew):
     for _ in range(8):
         room.look()
     assert len(cluster.asked) == 199
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_nobody_is_placed_on_a_node_that_does_not_answer(cluster, crew):
+    """Ray takes it for alive for ten seconds and more."""
+    room = slots(1, crew)
+    cluster.silent = {"n"}
+    room.look()
+    assert free(room) == 0
+    cluster.silent = set()
+    room.look()
+    assert free(room) == 2
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_what_is_free_when_a_node_stops_answering_is_no_longer_free(cluster, crew):
+    room = slots(1, crew)
+    room.look()
+    assert free(room) == 2
+    cluster.silent = {"n"}
+    room.look()
+    assert free(room) == 0
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_in_place_of_room_on_a_node_to_be_taken_away_other_is_asked_for(cluster, crew):
+    """Founders' room stays where it is, as it is that of all founders; but it is not used."""
+    room = slots(2, crew)
+    cluster.room = 9
+    for _ in range(2):
+        room.look()
+    (before,) = cluster.asked
+    used = take(room)
+    room.look({"n"})
+    assert free(room) == 0
+    assert before in cluster.asked  # its workers are leaving
+    for slot in used:
+        room.give_back(slot)
+    room.look({"n"})
+    assert before not in cluster.asked
+    assert len(cluster.asked) == (2 if crew else 3)
+    assert {selector for group in cluster.asked for selector in cluster.avoided[group]} == {
+        "!in(n)"
+    }
+    cluster.where = dict.fromkeys(cluster.asked, "other")
+    for _ in range(2):
+        room.look({"n"})
+    assert free(room) == (4 if crew else 3)
+    assert len(cluster.asked) == (2 if crew else 3)  # once
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_a_notice_that_is_taken_back_makes_the_room_usable_again(cluster, crew):
+    room = slots(1, crew)
+    room.look()
+    room.look({"n"})
+    assert free(room) == 0
+    assert cluster.asked  # and there is no room for it elsewhere
+    assert room.coming if crew else room.more
+    for _ in range(3):
+        room.look()
+    assert free(room) == 2
+    assert not cluster.asked
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_what_was_asked_for_before_a_notice_is_asked_for_elsewhere(cluster, crew):
+    room = slots(2, crew)
+    room.look()
+    (before,) = cluster.asked
+    take(room)
+    room.look({"n"})
+    (after,) = cluster.asked
+    assert after != before
+    assert set(cluster.avoided[after]) == {"!in(n)"}
+    room.look({"n"})
+    assert cluster.asked == [after]
+
+
+def test_of_a_crew_s_room_what_mates_still_use_stays(cluster):
+    room = slots(1, crew=True)
+    room.look()
+    first, second = take(room)
+    room.give_back(first)
+    room.look({"n"})
+    assert not cluster.asked
+    room.give_back(second)
+    room.look({"n"})
+    assert len(cluster.asked) == 1
+    assert free(room) == 0
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_nodes_where_room_is_idle_are_known(cluster, crew):
+    """Their clouds are asked before somebody is started there."""
+    room = slots(1, crew)
+    cluster.where = {FOUNDERS: "other"}
+    room.look()
+    assert room.nodes == {"other"}

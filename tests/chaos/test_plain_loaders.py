@@ -1,0 +1,98 @@
+"""A train function that reads from torch's own DataLoader is told what that means; no other is."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from elastix.data.audit import audit
+from elastix.testing.local import run_local
+
+HINT = "steps are made on batches of a torch DataLoader"
+DATA = TensorDataset(torch.arange(12.0).reshape(12, 1))
+
+
+def model_of(ctx):
+    handler = logging.FileHandler(Path(ctx.config["log"], f"{ctx.worker}.log"))
+    logging.getLogger("elastix").addHandler(handler)
+    torch.manual_seed(1)
+    model = torch.nn.Linear(1, 1)
+    return ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-4))
+
+
+def step(model, optimizer, x):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def as_in_plain_torch(ctx):
+    model, optimizer = model_of(ctx)
+    seen = []
+    for (x,) in DataLoader(DATA, 3, shuffle=True):
+        step(model, optimizer, x)
+        seen += x.flatten().tolist()
+    Path(ctx.config["log"], str(ctx.worker)).write_text(json.dumps(seen))
+
+
+def with_parts_of_a_batch(ctx):
+    model, optimizer = model_of(ctx)
+    batches = iter(DataLoader(DATA, 3))
+    for _ in range(2):
+        with ctx.accumulate():
+            model(next(batches)[0]).square().mean().backward()
+        step(model, optimizer, next(batches)[0])
+
+
+def evaluating_with_gradients(ctx):
+    """Nobody has turned them off, and each epoch ends with it."""
+    model, optimizer = model_of(ctx)
+    for epoch in ctx.loader(DATA, 4).epochs(2):
+        for (x,) in epoch:
+            step(model, optimizer, x)
+            for (y,) in DataLoader(DATA, 4):
+                model(y)
+
+
+def on_random_numbers(ctx):
+    """Each worker draws its own, and now and then looks how far it is."""
+    model, optimizer = model_of(ctx)
+    for number in range(8):
+        step(model, optimizer, torch.rand(3, 1))
+        if number % 2:
+            for (y,) in DataLoader(DATA, 4):
+                model(y)
+        with torch.no_grad():
+            for (y,) in DataLoader(DATA, 4):
+                model(y)
+
+
+def run(train, path):
+    """The run of two workers, and what they have logged."""
+    config = {"log": str(path)}
+    result = run_local(train, 2, config=config, directory=path / "run", timeout_s=60)
+    return result, "".join(file.read_text() for file in path.glob("*.log"))
+
+
+@pytest.mark.parametrize("train", [as_in_plain_torch, with_parts_of_a_batch])
+def test_whoever_trains_on_a_loader_of_torch_s_is_told_once(train, tmp_path):
+    result, told = run(train, tmp_path)
+    assert told.count(HINT) == 1
+    assert "so 2 workers train on every sample that often" in told
+    assert audit(result.events).lines["samples"].startswith("not counted: ")
+
+
+def test_what_each_worker_reads_of_such_a_loader_is_all_of_it(tmp_path):
+    """What the hint says."""
+    run(as_in_plain_torch, tmp_path)
+    for worker in ("0", "1"):
+        assert sorted(json.loads((tmp_path / worker).read_text())) == list(range(12))
+
+
+@pytest.mark.parametrize("train", [evaluating_with_gradients, on_random_numbers])
+def test_nobody_else_is_told(train, tmp_path):
+    _, told = run(train, tmp_path)
+    assert HINT not in told
