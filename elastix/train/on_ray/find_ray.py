@@ -11,6 +11,8 @@ from ray._private.utils import read_ray_address
 
 from elastix.errors import ConfigError
 
+_TOKENS = "ray._private.authentication.authentication_token_setup"
+
 
 def find_or_start_ray() -> None:
     """Use the Ray that runs on this host, or start a local one.
@@ -18,8 +20,14 @@ def find_or_start_ray() -> None:
     Ray notes in a file where the host's cluster is. Where that has ended without taking the note
     away, ray.init() waits for it for minutes. Here one that no connection can be made to is gone.
     """
+    logging.getLogger(_TOKENS).addFilter(_is_news)
     gone = not os.environ.get("RAY_ADDRESS") and _is_gone(read_ray_address())
     init_ray("local" if gone else None, logging_level=logging.WARNING)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """A local Ray wants a token, as it should; Ray warns of that, too, and says how to opt out."""
+    return "Token authentication is enabled" not in record.getMessage()
 
 
 def init_ray(address: str | None, **options: Any) -> None:  # noqa: ANN401 - of ray.init

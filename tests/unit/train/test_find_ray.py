@@ -1,9 +1,11 @@
 """Which Ray a driver uses that was told of none."""
 
+import logging
 import socket
 
 import pytest
 import ray
+from ray._private.authentication import authentication_token_setup
 from ray._private.utils import validate_socket_filepath
 
 from elastix.errors import ConfigError
@@ -41,6 +43,22 @@ def test_a_cluster_that_answers_is_used(monkeypatch, asked, listener):
     note(monkeypatch, listener)
     find_ray.find_or_start_ray()
     assert asked == [None]
+
+
+def test_that_a_local_ray_wants_a_token_is_no_warning(monkeypatch, asked, caplog):
+    """If this fails, Ray has changed: look whether it still warns where nothing is wrong."""
+    note(monkeypatch, None)
+    logger = logging.getLogger(authentication_token_setup.__name__)
+    monkeypatch.setattr(logger, "filters", [])
+    monkeypatch.setattr(logger, "propagate", False)  # as Ray sets it when it is started
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    authentication_token_setup._warn_token_auth_enabled()
+    assert len(caplog.records) == 1
+    find_ray.find_or_start_ray()
+    authentication_token_setup._warn_token_auth_enabled()
+    assert len(caplog.records) == 1
+    authentication_token_setup._warn_token_auth_disabled()
+    assert len(caplog.records) == 2
 
 
 def test_without_a_note_ray_decides(monkeypatch, asked):
