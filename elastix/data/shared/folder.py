@@ -72,13 +72,18 @@ def _opened(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _refusal(path, "is no folder") from error
+        info = path.lstat()
+        what = _owned(info) if stat.S_ISDIR(info.st_mode) else "is no folder"
+        raise _refusal(path, what) from error
     info = os.fstat(handle)
     if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
         os.close(handle)
-        mode = stat.S_IMODE(info.st_mode)
-        raise _refusal(path, f"belongs to user {info.st_uid} with mode {mode:o}")
+        raise _refusal(path, _owned(info))
     return handle
+
+
+def _owned(info: os.stat_result) -> str:
+    return f"belongs to user {info.st_uid} with mode {stat.S_IMODE(info.st_mode):o}"
 
 
 def _refusal(path: Path, what: str) -> Conflict:
