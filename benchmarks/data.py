@@ -44,6 +44,7 @@ from elastix.config import CheckpointConfig
 from elastix.data.loader import Loader
 from elastix.data.shared import Shared
 from elastix.data.source import Source
+from elastix.train.control.messages import OutcomeKind
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
@@ -255,8 +256,8 @@ def lone_steps(rounds: int, epochs: int = 6) -> Mapping[str, float]:
 
     def alone(count: int) -> None:
         outcome = run_alone(trial, {"epochs": count}, settings, lambda _: None)
-        if outcome.error is not None:
-            raise outcome.error
+        if outcome.kind is not OutcomeKind.FINISHED:
+            raise RuntimeError(f"{outcome.kind}: {outcome.summary}\n{outcome.traceback}")
 
     least: dict[tuple[str, int], float] = {}
     for _ in range(rounds):

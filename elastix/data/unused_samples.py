@@ -116,9 +116,6 @@ class Keeping(Dataset[Any]):
         self._batches = source.prefetch
         self._recent: deque[list[tuple[Hashable, Any]]] = deque(maxlen=self._batches)
 
-    def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]
-
     def begin(self, number: int) -> None:
         """In the process of this number, before its first task: be ready to hand over."""
         self._reading = threading.Lock()

@@ -66,6 +66,10 @@ class _Rows(Indexed):
             not isinstance(columns, list | tuple) or not all(isinstance(n, str) for n in columns)
         ):
             raise ConfigError(f"columns must be a list of names, not {columns!r}.")
+        if columns is not None and not columns:
+            raise ConfigError(
+                "columns=[] would leave nothing of a row. No dataset was made. Leave it out."
+            )
         check_decode(decode)
         self.mixed = mixed
         self._decode = decode

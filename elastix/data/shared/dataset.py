@@ -315,7 +315,8 @@ class Shared(Indexed):
         if samples[0] != samples[1]:
             raise ConfigError(
                 f"{type(self._dataset).__name__}[0] is not the same twice, so it cannot be kept "
-                "for others. Nothing is shared. Take what is random out of the dataset."
+                "for others. Nothing is shared. Take what is random out of the dataset; quantized "
+                "and nested tensors, whose bytes are never the same, too."
             )
         return samples[1]
 

@@ -59,7 +59,7 @@ class Pickler(pickle.Pickler):
             return np.ascontiguousarray(value).__reduce_ex__(5)  # else it loses its byte order
         if type(value) is not torch.Tensor:
             return NotImplemented
-        plain = value.layout is torch.strided and value.device.type == "cpu"
+        plain = value.layout is torch.strided and value.device.type == "cpu" and not value.is_nested
         quiet = not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_quantized)
         if not (plain and quiet and value.numel()):
             return NotImplemented

@@ -39,6 +39,11 @@ def memory(tmp_path, monkeypatch) -> Path:
 
 # --------------------------------------------------------------------------------------- packing
 
+
+class Plain(torch.Tensor):
+    """As torchvision has them."""
+
+
 SAMPLES = [
     b"",
     (torch.arange(6).reshape(2, 3), 5),
@@ -51,6 +56,7 @@ SAMPLES = [
     torch.tensor([True, False]),
     torch.nn.Parameter(torch.ones(2)),
     torch.arange(4).to_sparse(),
+    torch.ones(3).as_subclass(Plain),
     "text",
     None,
 ]
@@ -505,3 +511,10 @@ def test_what_was_damaged_by_others_is_left_and_the_dataset_is_read(memory, capl
     assert same(second[3], 3, Pictures())
     assert second.folder is None
     assert "was damaged" in caplog.text or "were removed" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_are_pickled_by_torch():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)])
+    there = unpack(bytearray(pack(nested)))
+    assert [part.tolist() for part in there.unbind()] == [[1.0, 1.0], [0.0, 0.0, 0.0]]

@@ -73,6 +73,8 @@ def test_columns_and_decode_say_what_a_sample_is(kind, path):
     assert make(path, lambda row: row["n"] * 2, columns=["n"])[7] == 14
     with pytest.raises(ConfigError, match=r"no column \['nn'\]; it has \['n', 'text'"):
         make(path, columns=["nn"])
+    with pytest.raises(ConfigError, match="nothing of a row"):
+        make(path, columns=[])
     with pytest.raises(ConfigError, match="not 0"):
         make(path, mixed=0)
 
