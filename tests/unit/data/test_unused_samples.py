@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from elastix.data.loader import Loader
+from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Source
 from elastix.data.unused_samples import Lines
 from tests.unit.data.test_loader import Pace
@@ -91,6 +92,48 @@ def test_no_change_of_members_has_a_sample_read_again(tmp_path, kind, augment, c
     seen = batches(*loader_of(ahead, num_workers=2, **more))
     assert str(seen) == str(batches(*loader_of(kind(tmp_path / "now"), **more)))
     assert set(ahead.read().values()) == {1}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("augment", [None, lambda sample, rng: {**sample, "r": rng.random()}])
+def test_what_is_rehearsed_beside_them_goes_with_them(tmp_path, augment):
+    def seen(folder: Path, **more: Any) -> tuple[list[Any], Told]:
+        folder.mkdir()
+        new = Told(folder / "new")
+        rehearsal = Rehearsal(7, ratio=0.5, past=[Told(folder / "old")])
+        memory = rehearsal.admit(new)
+        rehearsal.open(memory.number)
+        return batches(*loader_of(new, memory=memory, augment=augment, **more)), new
+
+    ahead, new = seen(tmp_path / "ahead", num_workers=2)
+    now, _ = seen(tmp_path / "now")
+    assert str(ahead) == str(now)
+    assert sum(len(batch["x"]) for batch in now) > sum(new.read().values())
+    assert set(new.read().values()) == {1}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_in_exact_runs_slices_come_as_they_were_read(tmp_path, num_workers):
+    """Their random numbers are those of the place, whoever collates them."""
+
+    def drawing(samples: list[Any]) -> list[Any]:
+        return [(sample["index"], np.random.random()) for sample in samples]
+
+    def read(**more: Any) -> list[Any]:
+        loader, pace = loader_of(Told(tmp_path / "log"), collate=drawing, exact=True, **more)
+        pace.begin_step = lambda loader, draw, at: (draw, at)
+        seen = []
+        for epoch in loader.epochs(1):
+            for draw, at in epoch:
+                mine = draw.of(0, draw.members)
+                seen += [loader.read_slice(draw, number, at) for number in mine]
+                here = CHANGES.get(len(seen) // 2, pace.group)
+                loader.commit(here)
+                pace.group = here
+        return seen
+
+    assert read(slices=4, num_workers=num_workers) == read(slices=4)
 
 
 @pytest.mark.timeout(120)
