@@ -5,7 +5,8 @@ Parts, of which `--parts` takes some; a file keeps what is not measured anew:
 * `steps`: two workers of two processes each (FSDP2 within, elastix between) beside FSDP2's HSDP on
   a mesh of 2 x 2, with the same model, batch and optimizer on the same machine. A round is HSDP,
   crews and HSDP again, in rotating order; its ratio is that of the runs' median steps. HSDP
-  against itself is the noise. Memory is each process's peak beyond what it had before its model.
+  against itself is the noise. Memory is each process's peak beyond what it had before its model;
+  what torch imports for sharding is most of that here.
 * `kills`: of three workers two lose a process in one step, by SIGKILL in mid-backward; the halves
   that are left become one worker. Times from the first kill: until both processes of the worker
   that is left have the agreed gradient; until the mates of the dead are free; until the first new
@@ -83,7 +84,15 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
 
 
+def _warm_up() -> None:
+    """Import what torch imports with the first step of an optimizer, which is no model's memory."""
+    small = nn.Linear(2, 2)
+    small(torch.zeros(1, 2)).sum().backward()
+    optimizer_of(small).step()
+
+
 def _peak_mb() -> float:
+    """Of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -92,6 +101,7 @@ def _peak_mb() -> float:
 
 def crew_steps(ctx: Context) -> None:
     """The train function of `steps`."""
+    _warm_up()
     config, before = ctx.config, _peak_mb()
     model = build(config["width"])
     if ctx.mesh is not None:
@@ -114,6 +124,7 @@ def hsdp_rank(rank: int, port: int, config: Mapping[str, Any]) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     torch.set_num_threads(1)
+    _warm_up()
     before = _peak_mb()
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=4)
@@ -397,7 +408,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=4)
     given = parser.parse_args()
-    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "benchmarks.crews"])
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "elastix.testing.local"])
     known = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
     save(given.out, measure(given.parts, given.rounds, known))
 
