@@ -5,13 +5,24 @@ import signal
 
 import pytest
 
+import elastix
 from elastix.config import ScalingConfig
 from elastix.search.executors.serial import Local
 from elastix.testing.executor_contract import ExecutorContract, tells
+from tests.chaos.test_shared_kills import a_folder, numbers
 
 
 def dies(ctx):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+KEPT = []  # as long as the process lives
+
+
+def shares(ctx):
+    """What it reads is in shared memory after it has returned."""
+    KEPT.append(elastix.Shared(numbers(ctx.config["seed"])))
+    ctx.report(score=float(KEPT[-1][0][0].sum()))
 
 
 pytestmark = pytest.mark.timeout(600)
@@ -57,6 +68,15 @@ class TestPool(ExecutorContract):
         assert [ends[n].alone for n in range(6)] == [n == 2 for n in range(6)]
         assert ends[2].reserved_bytes > ends[0].reserved_bytes > 0
         assert all(ended.peak_bytes >= ended.base_bytes > 0 for ended in ends.values())
+
+    def test_nothing_is_left_of_what_a_stopped_worker_shared(self):
+        seed, folder = a_folder()
+        with self.opened(shares) as executor:
+            self.collect(executor, [self.work(0, config={"seed": seed})])
+            assert folder.exists()
+            for handle in executor._handles.values():
+                os.kill(handle.hello.pid, signal.SIGSTOP)
+        assert not folder.exists()
 
     def test_a_worker_that_the_system_ends_for_want_of_memory(self, monkeypatch):
         """As far as the count of such ends says so; that count is pretended here."""
