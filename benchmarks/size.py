@@ -10,6 +10,8 @@ and a recovery take is what benchmarks.recovery found in real runs and their jou
 - `day`: 10,000 workers for a day, each with a heartbeat a minute. In both, one is lost each minute
   and replaced; all survivors of a loss suspect somebody, and all members confirm each generation.
   What it cost in CPU, by kind of event, and the share of a core that is.
+- `journal`: what reading the journal of a run of 100,000 steps and of ten million (`--steps`)
+  costs; see benchmarks.long_run.
 
 `--parts` runs some of these; what FILE has of the others stays.
 """
@@ -26,6 +28,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import long_run
 from benchmarks.record import save
 from benchmarks.table import RESULTS
 from elastix.comm.protocol.membership import Membership
@@ -48,7 +51,8 @@ from elastix.train.control.messages import (
 from elastix.train.control.terms import Phase, RunTerms
 
 SIZES = (10, 100, 1_000, 10_000)
-PARTS = ("events", "hour", "day")
+PARTS = ("events", "hour", "day", "journal")
+FEW_STEPS = 100_000
 TICK_S = 0.2
 
 
@@ -340,6 +344,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--steps", type=int, default=10_000_000, help="of the long run")
     parser.add_argument("--costs", type=Path, default=RESULTS / "recovery.json")
     options = parser.parse_args()
     found = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
@@ -362,6 +367,12 @@ def main() -> None:
     if "day" in options.parts:
         found["day"], _ = day(10_000, 24.0, 60.0, costs)
         print(found["day"])
+        save(options.out, found)
+    if "journal" in options.parts:
+        found["journal"] = {}
+        for length in (FEW_STEPS, options.steps):
+            found["journal"][str(length)] = long_run.journal_of(length)
+            print(found["journal"][str(length)], flush=True)
         save(options.out, found)
 
 

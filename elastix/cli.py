@@ -95,9 +95,9 @@ def log(
 ) -> None:
     """List models, the latest first."""
     with _read(store) as opened:
-        entries = opened.log(ref, limit + 1)
-    if len(entries) > limit:
-        entries = entries[:limit]
+        found = opened.log(ref, limit + 1)
+    entries = found[:limit]
+    if len(found) > limit:
         output.complain(f"the latest {limit} models; there are more: --limit N shows N")
     columns = ("ref", "parents", "score", "stored", "tensors", "size", "tags")
     _print(as_json, [asdict(e) for e in entries], columns, map(_line, entries))

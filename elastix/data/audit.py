@@ -147,9 +147,69 @@ class Audit:
 
 
 @dataclass
+class _Stretch:
+    """Steps that follow each other, each of which used the positions right after the one before.
+
+    Attributes:
+        first, steps: the first of them, and how many there are.
+        start, each: the first position of the first step, and how many each step used.
+        workers: of the group.
+    """
+
+    first: int
+    steps: int
+    start: int
+    each: int
+    workers: int
+
+    @property
+    def span(self) -> Span:
+        return self.start, self.start + self.steps * self.each
+
+    def goes_on_with(self, step: int, span: Span, workers: int) -> bool:
+        """Whether a step is the next of them."""
+        next_span = self.span[1], self.span[1] + self.each
+        return (step, span, workers) == (self.first + self.steps, next_span, self.workers)
+
+
+class _Stretches:
+    """Spans that steps used, in the order in which they were committed.
+
+    Of ten million steps there are as many stretches as there were epochs and changes of members.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[_Stretch] = []
+
+    def add(self, step: int, span: Span, workers: int = 0) -> None:
+        if self._kept and self._kept[-1].goes_on_with(step, span, workers):
+            self._kept[-1].steps += 1
+        else:
+            self._kept.append(_Stretch(step, 1, span[0], span[1] - span[0], workers))
+
+    def go_back(self, step: int) -> None:
+        """Steps after this one do not stand."""
+        for stretch in self._kept:
+            stretch.steps = min(stretch.steps, step - stretch.first + 1)
+        self._kept = [stretch for stretch in self._kept if stretch.steps > 0]
+
+    @property
+    def spans(self) -> list[Span]:
+        return [stretch.span for stretch in self._kept]
+
+    @property
+    def most_workers(self) -> int:
+        return max((stretch.workers for stretch in self._kept), default=0)
+
+    @property
+    def last_workers(self) -> int:
+        return self._kept[-1].workers if self._kept else 0
+
+
+@dataclass
 class _Stream:
     opened: LoaderOpened
-    spans: list[tuple[int, Span]] = field(default_factory=list)  # step, span
+    used: _Stretches = field(default_factory=_Stretches)
     left_out: tuple[Span, ...] = ()
 
 
@@ -160,7 +220,7 @@ def audit(events: Iterable[Event]) -> Audit:
         Corrupt: a batch of a loader that was never opened.
     """
     streams: dict[int, _Stream] = {}
-    steps: list[StepCommitted] = []
+    steps = _Stretches()  # a step used its own number
     compared: list[ReplicasCompared] = []
     state: tuple[int, str] | None = None
     watched: list[bool] = []  # of this process and those before it
@@ -170,10 +230,10 @@ def audit(events: Iterable[Event]) -> Audit:
         elif isinstance(event, LoaderOpened):
             streams.setdefault(event.loader, _Stream(event))
         elif isinstance(event, Resumed):
-            steps = [step for step in steps if step.step <= event.step]
+            steps.go_back(event.step)
             compared = [found for found in compared if found.step <= event.step]
             for stream in streams.values():
-                stream.spans = [entry for entry in stream.spans if entry[0] <= event.step]
+                stream.used.go_back(event.step)
         elif isinstance(event, SamplesLeftOut):
             stream = streams[event.loader]
             fresh = subtract(event.spans, stream.left_out)
@@ -183,22 +243,21 @@ def audit(events: Iterable[Event]) -> Audit:
         elif isinstance(event, ReplicasCompared):
             compared.append(event)
         elif isinstance(event, StepCommitted):
-            steps.append(event)
+            steps.add(event.step, (event.step, event.step + 1), event.world_size)
             _commit(event, streams)
     accounts = tuple(_account(stream) for _, stream in sorted(streams.items()))
     text = json.dumps(
-        [
-            [*_order(s.opened), merge(span for _, span in s.spans)]
-            for _, s in sorted(streams.items())
-        ]
+        [[*_order(s.opened), merge(s.used.spans)] for _, s in sorted(streams.items())]
     )
-    distinct = len({step.step for step in steps})
-    last = max((step.step for step in steps), default=0)
-    if steps:  # that run's, in whose place this one began, are not of this journal
-        last -= min((stream.opened.begun for stream in streams.values()), default=0)
+    distinct = Coverage()
+    twice = sum(count(distinct.add(*span)) for span in steps.spans)
+    last = distinct.end - 1 if steps.spans else 0
+    lost = last - distinct.count + twice
+    if steps.spans:  # that run's, in whose place this one began, are not of this journal
+        lost -= min((stream.opened.begun for stream in streams.values()), default=0)
     return Audit(
-        steps=distinct,
-        steps_lost=last - distinct + (len(steps) - distinct),
+        steps=distinct.count,
+        steps_lost=lost,
         loaders=accounts,
         digest=hashlib.sha256(text.encode()).hexdigest(),
         replicas=_replicas(steps, compared, watched),
@@ -210,12 +269,13 @@ def _commit(event: StepCommitted, streams: dict[int, _Stream]) -> None:
     for batch in event.batches:
         if batch.loader not in streams:
             raise Corrupt(f"step {event.step} has samples of unknown loader {batch.loader}.")
-        spans = (span for share in batch.shares.values() for span in share)
-        streams[batch.loader].spans += [(event.step, span) for span in spans]
+        used = streams[batch.loader].used
+        for span in merge(span for share in batch.shares.values() for span in share):
+            used.add(event.step, span)
 
 
 def _replicas(
-    steps: list[StepCommitted], compared: list[ReplicasCompared], watched: list[bool]
+    steps: _Stretches, compared: list[ReplicasCompared], watched: list[bool]
 ) -> ReplicasAudit:
     apart = [found for found in compared if not found.equal]
     latest = (apart or compared)[-1:]
@@ -223,9 +283,9 @@ def _replicas(
         # One that came late, or a controller that was replaced, may have had it told again.
         compared=len({(found.step, found.occasion) for found in compared}),
         last=latest[0] if latest else None,
-        most=max((step.world_size for step in steps), default=0),
-        left=steps[-1].world_size if steps else 0,
-        step=steps[-1].step if steps else 0,
+        most=steps.most_workers,
+        left=steps.last_workers,
+        step=steps.spans[-1][1] - 1 if steps.spans else 0,
         sentinel=bool(watched) and all(watched),
     )
 
@@ -239,11 +299,10 @@ def _order(opened: LoaderOpened) -> list[Any]:
 
 def _account(stream: _Stream) -> LoaderAudit:
     length = stream.opened.length
-    used = [span for _, span in stream.spans]
     covered = Coverage()
     repeated = [
         again
-        for start, stop in sorted((*used, *stream.left_out, *stream.opened.before))
+        for start, stop in sorted((*stream.used.spans, *stream.left_out, *stream.opened.before))
         for again in covered.add(start, stop)
     ]
     if covered.begin < 0:  # of no epoch

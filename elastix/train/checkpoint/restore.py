@@ -35,12 +35,16 @@ def samples_of(
     Raises:
         ConfigError: a step is part of the State already, or the journal has none of that number.
     """
-    batches: dict[int, StepCommitted] = {}
+    batches: dict[int, StepCommitted] = {}  # of very many those that are asked for
+    last = 0
     for event in events:
         if isinstance(event, Resumed):
             batches = {step: batch for step, batch in batches.items() if step <= event.step}
+            last = min(last, event.step)
         elif isinstance(event, StepCommitted):
-            batches[event.step] = event
+            last = max(last, event.step)
+            if event.step in steps:
+                batches[event.step] = event
     spans: dict[int, list[Span]] = {}
     for step in steps:
         if step <= from_step:
@@ -52,7 +56,7 @@ def samples_of(
         if step not in batches:
             raise ConfigError(
                 f"leave_out names step {step}, which the journal does not have (its last is "
-                f"{max(batches, default=0)}). Nothing was changed."
+                f"{last}). Nothing was changed."
             )
         for batch in batches[step].batches:
             shares = (span for share in batch.shares.values() for span in share)

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from elastix.errors import ElastixError, StoreError, TrainError
 from elastix.events import Event, Events
 from elastix.observe.ray_metrics import Metrics
 from elastix.store import Store
-from elastix.train.checkpoint import restore
 from elastix.train.control.actions import Vacated
 from elastix.train.control.messages import (
     FromWorker,
@@ -59,7 +58,7 @@ from elastix.train.on_ray.worker import Job, Worker
 from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.conductor_shell import Shell
 from elastix.train.record.pickled_function import TRAIN, read_code
-from elastix.train.record.start_or_resume import begin
+from elastix.train.record.start_or_resume import begin, going_back
 from elastix.train.replica.link import Life, Settings
 from elastix.train.replica.model_source import ModelSource
 
@@ -235,10 +234,10 @@ class Controller(Shell):
         )
         begun: list[Event] = []
         path, stays = plan.directory / "journal.jsonl", plan.run.detached
-        before = self._log.open(path, plan.opening, stays, takeover.LET_GO_S)
+        self._log.open(path, plan.opening, stays, takeover.LET_GO_S)
         again = again and bool(self._log.count)
         if again:
-            settings = replace(settings, left_out=restore.left_out(before))
+            settings = going_back(settings)
         else:
             begun, settings = begin(self._checkpoints, settings, plan.restore)
         self._settings = settings

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -538,11 +539,11 @@ def _remove(groups: Sequence[PlacementGroup]) -> None:
 def _history(directory: Path, attached: bool = False) -> Progress:
     """What earlier processes of this run came to; the one at work now tells its part itself."""
     path = directory / "journal.jsonl"
-    events = list(journal.read(path)) if path.exists() else []
-    if attached:
-        began = [place for place, event in enumerate(events) if isinstance(event, RunStarted)]
-        events = events[: began[-1]] if began else events
     progress = Progress()
-    for event in events:
+    if not path.exists():
+        return progress
+    kinds = enumerate(kind for kind, _ in journal.lines(path)) if attached else ()
+    began = [place for place, kind in kinds if kind == RunStarted.__name__]
+    for event in islice(journal.read(path), began[-1] if began else None):
         progress.add(event)
     return progress

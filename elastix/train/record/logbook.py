@@ -44,7 +44,7 @@ class Logbook:
         self._listeners = listeners
         self._progress = Progress()
 
-    def open(self, path: Path, opening: Event, stays: bool, patience_s: float) -> list[Event]:
+    def open(self, path: Path, opening: Event, stays: bool, patience_s: float) -> None:
         """Read the journal, and write it from now on.
 
         Args:
@@ -54,24 +54,18 @@ class Logbook:
             stays: see Journal.
             patience_s: see Journal.
 
-        Returns:
-            All that the file held.
-
         Raises:
             Conflict: another process writes it, and did not end in time.
             Corrupt: a line is no event.
         """
         self._journal = Journal(path, stays=stays, patience_s=patience_s)
-        before = []
         ours = False
         for event, sequence, end in journal.read_placed(path) if path.exists() else ():
-            before.append(event)
             self._progress.add(event)
             ours = ours or (isinstance(event, RunStarted) and event.t == opening.t)
             if ours:
                 self._take(event, sequence, end)
             self._end = end
-        return before
 
     def events(self, start: int) -> list[Event]:
         """Events since the opening from number `start` on: all of them, or the next few hundred.

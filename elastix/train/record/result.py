@@ -45,13 +45,18 @@ class Result:
     def of(cls, directory: Path, losses: int | None = None) -> Self:
         """Of the run that has its journal in this directory; `losses` if not all of them count."""
         progress, metrics, ref = Progress(), dict[str, Any](), Ref("")
-        for event in journal.read(directory / "journal.jsonl"):
-            progress.add(event)
-            if isinstance(event, StateStored):
-                ref = Ref(event.ref)
-            elif isinstance(event, Reported):
-                metrics.update(event.metrics)
-        account = audit(journal.read(directory / "journal.jsonl"))
+
+        def noted() -> Iterator[Event]:
+            nonlocal ref
+            for event in journal.read(directory / "journal.jsonl"):
+                progress.add(event)
+                if isinstance(event, StateStored):
+                    ref = Ref(event.ref)
+                elif isinstance(event, Reported):
+                    metrics.update(event.metrics)
+                yield event
+
+        account = audit(noted())
         lost = len(progress.losses) if losses is None else losses
         return cls(ref, metrics, account, lost, directory, str(directory.parents[1]))
 

@@ -1,5 +1,6 @@
 """How a run begins or goes on: which State, what its journal is told, what its workers are told."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +26,11 @@ def begin(
             known; nothing was changed.
         NotFound: no State of the wanted step is kept; nothing was changed.
     """
-    events = _read(settings.directory / "journal.jsonl")
+    path = settings.directory / "journal.jsonl"
     last = checkpoints.last()
     start = wanted.step if wanted.step is not None else (last.step if last else 0)
-    new = restore.samples_of(wanted.leave_out, events, start)
+    leave_out = wanted.leave_out
+    new = restore.samples_of(leave_out, journal.read(path), start) if leave_out else {}
     chosen = checkpoints.go_on_from(wanted.step)
     if new and chosen is None:
         raise ConfigError(
@@ -41,10 +43,10 @@ def begin(
     paused = settings.model_source.resume() if settings.model_source is not None else None
     if paused is not None and int(paused.meta["step"]) > start:
         told.append(Resumed(step=int(paused.meta["step"]), ref=""))
-    elif chosen is not None or events:
+    elif chosen is not None or path.stat().st_size:
         told.append(Resumed(step=chosen.step if chosen else 0, ref=chosen.ref if chosen else ""))
     told += [SamplesLeftOut(loader=loader, spans=spans) for loader, spans in new.items()]
-    return told, replace(settings, left_out=restore.left_out((*events, *told)))
+    return told, replace(settings, left_out=restore.left_out((*_left_out_in(path), *told)))
 
 
 def going_back(settings: Settings) -> Settings:
@@ -52,9 +54,9 @@ def going_back(settings: Settings) -> Settings:
 
     The State may be older than what the guard has left out since.
     """
-    events = _read(settings.directory / "journal.jsonl")
-    return replace(settings, left_out=restore.left_out(events))
+    left_out = restore.left_out(_left_out_in(settings.directory / "journal.jsonl"))
+    return replace(settings, left_out=left_out)
 
 
-def _read(path: Path) -> list[Event]:
-    return list(journal.read(path)) if path.is_file() else []
+def _left_out_in(path: Path) -> Iterator[Event]:
+    return journal.read_only(path, SamplesLeftOut)

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks import size
+from benchmarks import long_run, size
 from elastix.testing.simulate import Costs
 
 COSTS = Costs(work_s=9.0, fixed_s=1.0)
@@ -41,3 +41,11 @@ def test_what_things_take_is_what_was_measured(tmp_path):
     results.write_text(json.dumps({"elastix": found}))
     costs = size.costs_in(results)
     assert (costs.step_s(5, 5), costs.recovery_s(5), costs.start_s) == (0.2, 0.1, 6.0)
+
+
+def test_the_journal_of_a_long_run_is_read_by_all_who_read_one(tmp_path):
+    found = long_run.journal_of(20_000, tmp_path)
+    assert found["bytes_per_step"] > 100
+    assert set(found["peak_mib"]) == {"open", "result", "report"}
+    assert all(found[f"{name}_s"] > 0 for name in found["peak_mib"])
+    assert not list(tmp_path.iterdir())

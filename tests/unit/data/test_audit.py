@@ -1,6 +1,9 @@
 """audit(): finds what was repeated, missing or lost, and only that."""
 
 import json
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -238,3 +241,74 @@ def test_a_run_in_the_place_of_another_accounts_for_its_own():
     assert audit([begun, steps[1]]).steps_lost == 1
     assert audit([begun, commit(3, (8, 10))]).loaders[0].missing == ((4, 6),)
     assert audit([begun, commit(3, (2, 6))]).loaders[0].repeated == ((2, 4),)
+
+
+def naive(events: list) -> tuple:
+    """Step by step and position by position: steps, steps lost, samples, repeated, missing."""
+    steps, used = [], []
+    for event in events:
+        if isinstance(event, Resumed):
+            steps = [step for step in steps if step <= event.step]
+            used = [(step, position) for step, position in used if step <= event.step]
+        elif isinstance(event, StepCommitted):
+            steps.append(event.step)
+            spans = [span for share in event.batches[0].shares.values() for span in share]
+            used += [(event.step, position) for span in spans for position in range(*span)]
+    times = Counter(position for _, position in used)
+    lost = max(steps, default=0) - len(set(steps)) + len(steps) - len(set(steps))
+    missing = {p for p in range(max(times, default=0)) if p not in times}
+    repeated = {p for p, n in times.items() if n > 1}
+    return len(set(steps)), lost, len(times), repeated, missing
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list:
+    """Steps that mostly follow each other, with breaks of every kind, and restarts."""
+    events: list = [opened()]
+    step = position = 0
+    for _ in range(draw(st.integers(0, 30))):
+        kind = draw(st.sampled_from(["next"] * 6 + ["back", "again", "skip", "two"]))
+        if kind == "back":
+            step = draw(st.integers(0, step))
+            position = draw(st.integers(0, position))
+            events.append(Resumed(step=step, ref=""))
+            continue
+        step += {"again": 0, "skip": 2}.get(kind, 1)
+        position += draw(st.integers(-3, 3)) if kind == "skip" else 0
+        start, size = max(0, position), draw(st.sampled_from([4, 4, 4, 2]))
+        spans = [(start, start + size)]
+        if kind == "two":
+            spans.append((start + size + 1, start + 2 * size))
+        events.append(commit(max(1, step), *spans))
+        position = spans[-1][1]
+    return events
+
+
+@given(histories())
+def test_it_counts_as_one_who_looks_at_every_position(events: list):
+    account = audit(events)
+    steps, lost, samples, repeated, missing = naive(events)
+    (loader,) = account.loaders
+    assert (account.steps, account.steps_lost, loader.samples) == (steps, lost, samples)
+    assert {p for span in loader.repeated for p in range(*span)} == repeated
+    assert {p for span in loader.missing for p in range(*span)} == missing
+
+
+def test_its_memory_does_not_grow_with_the_steps():
+    """It held every step and its spans: gigabytes after ten million."""
+
+    def events(steps: int) -> Iterator:
+        yield opened(length=4 * steps)
+        for step in range(steps):
+            yield commit(step + 1, (4 * step, 4 * step + 2), (4 * step + 2, 4 * step + 4))
+
+    def peak(steps: int) -> int:
+        tracemalloc.start()
+        try:
+            assert audit(events(steps)).exact
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(10)
+    assert peak(5_000) < 2 * peak(500)

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from elastix.errors import Corrupt, NotFound, StoreError
-from elastix.events import Resumed
-from elastix.observe.journal import Journal, Tail, read
+from elastix.events import Resumed, SamplesLeftOut
+from elastix.observe.journal import Journal, Tail, read, read_only
 
 
 def event(step: int) -> Resumed:
@@ -188,3 +188,18 @@ def test_what_is_no_json_that_can_be_read_is_corrupt(tmp_path, line):
     path.write_bytes(line + b"\n")
     with pytest.raises(Corrupt, match="line 1 of"):
         list(read(path))
+
+
+def test_only_some_kinds_are_read(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    left_out = SamplesLeftOut(t=2.0, loader=0, spans=((0, 4),))
+    with Journal(path) as journal:
+        for entry in (event(1), left_out, event(3)):
+            journal.append(entry)
+    assert list(read_only(path, SamplesLeftOut)) == [left_out]
+    assert list(read_only(path, Resumed, SamplesLeftOut)) == [event(1), left_out, event(3)]
+    with path.open("ab") as file:
+        file.write(b'{"event":"Resumed","t":nonsense}\n')
+    assert list(read_only(path, SamplesLeftOut)) == [left_out]
+    with pytest.raises(Corrupt):
+        list(read_only(path, Resumed))
