@@ -56,10 +56,6 @@ class Alone:
         """This one."""
         return (0,)
 
-    def exhausted(self, loader: int) -> bool:
-        """No step has ended here."""
-        return False
-
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Whatever else a loader tells its group."""
         return lambda *_: None

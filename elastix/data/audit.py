@@ -20,7 +20,7 @@ from elastix.events import (
     StepCommitted,
 )
 from elastix.notebook import facts
-from elastix.stream_coverage import Coverage
+from elastix.stream_coverage import Coverage, Stretches
 
 
 @dataclass(frozen=True)
@@ -147,69 +147,9 @@ class Audit:
 
 
 @dataclass
-class _Stretch:
-    """Steps that follow each other, each of which used the positions right after the one before.
-
-    Attributes:
-        first, steps: the first of them, and how many there are.
-        start, each: the first position of the first step, and how many each step used.
-        workers: of the group.
-    """
-
-    first: int
-    steps: int
-    start: int
-    each: int
-    workers: int
-
-    @property
-    def span(self) -> Span:
-        return self.start, self.start + self.steps * self.each
-
-    def goes_on_with(self, step: int, span: Span, workers: int) -> bool:
-        """Whether a step is the next of them."""
-        next_span = self.span[1], self.span[1] + self.each
-        return (step, span, workers) == (self.first + self.steps, next_span, self.workers)
-
-
-class _Stretches:
-    """Spans that steps used, in the order in which they were committed.
-
-    Of ten million steps there are as many stretches as there were epochs and changes of members.
-    """
-
-    def __init__(self) -> None:
-        self._kept: list[_Stretch] = []
-
-    def add(self, step: int, span: Span, workers: int = 0) -> None:
-        if self._kept and self._kept[-1].goes_on_with(step, span, workers):
-            self._kept[-1].steps += 1
-        else:
-            self._kept.append(_Stretch(step, 1, span[0], span[1] - span[0], workers))
-
-    def go_back(self, step: int) -> None:
-        """Steps after this one do not stand."""
-        for stretch in self._kept:
-            stretch.steps = min(stretch.steps, step - stretch.first + 1)
-        self._kept = [stretch for stretch in self._kept if stretch.steps > 0]
-
-    @property
-    def spans(self) -> list[Span]:
-        return [stretch.span for stretch in self._kept]
-
-    @property
-    def most_workers(self) -> int:
-        return max((stretch.workers for stretch in self._kept), default=0)
-
-    @property
-    def last_workers(self) -> int:
-        return self._kept[-1].workers if self._kept else 0
-
-
-@dataclass
 class _Stream:
     opened: LoaderOpened
-    used: _Stretches = field(default_factory=_Stretches)
+    used: Stretches = field(default_factory=Stretches)
     left_out: tuple[Span, ...] = ()
 
 
@@ -220,7 +160,7 @@ def audit(events: Iterable[Event]) -> Audit:
         Corrupt: a batch of a loader that was never opened.
     """
     streams: dict[int, _Stream] = {}
-    steps = _Stretches()  # a step used its own number
+    steps = Stretches()  # a step used its own number
     compared: list[ReplicasCompared] = []
     state: tuple[int, str] | None = None
     watched: list[bool] = []  # of this process and those before it
@@ -266,16 +206,19 @@ def audit(events: Iterable[Event]) -> Audit:
 
 
 def _commit(event: StepCommitted, streams: dict[int, _Stream]) -> None:
+    spans: dict[int, list[Span]] = {}
     for batch in event.batches:
         if batch.loader not in streams:
             raise Corrupt(f"step {event.step} has samples of unknown loader {batch.loader}.")
-        used = streams[batch.loader].used
-        for span in merge(span for share in batch.shares.values() for span in share):
-            used.add(event.step, span)
+        used = spans.setdefault(batch.loader, [])
+        used += [span for share in batch.shares.values() for span in share]
+    for loader, used in spans.items():
+        for span in merge(used):
+            streams[loader].used.add(event.step, span)
 
 
 def _replicas(
-    steps: _Stretches, compared: list[ReplicasCompared], watched: list[bool]
+    steps: Stretches, compared: list[ReplicasCompared], watched: list[bool]
 ) -> ReplicasAudit:
     apart = [found for found in compared if not found.equal]
     latest = (apart or compared)[-1:]
@@ -285,7 +228,7 @@ def _replicas(
         last=latest[0] if latest else None,
         most=steps.most_workers,
         left=steps.last_workers,
-        step=steps.spans[-1][1] - 1 if steps.spans else 0,
+        step=max(0, steps.end - 1),
         sentinel=bool(watched) and all(watched),
     )
 

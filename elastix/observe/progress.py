@@ -5,7 +5,6 @@ only clock is the time in the events. Not here: the proof of exactly-once (data.
 """
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -30,6 +29,7 @@ from elastix.events import (
     WorkerRaised,
 )
 from elastix.observe.reported_metrics import BestSoFar
+from elastix.stream_coverage import Stretches
 
 _WINDOW_S = 60.0  # of the present rate
 _GRAIN_S = 0.5  # steps closer together than this are counted as one
@@ -65,17 +65,7 @@ class _Stream:
     opened: LoaderOpened
     epochs: int = 0
     epoch: int = 0
-    steps: "array[int]" = field(default_factory=lambda: array("q"))
-    totals: "array[int]" = field(default_factory=lambda: array("q"))  # samples up to each of them
-
-    @property
-    def samples(self) -> int:
-        return self.totals[-1] if self.totals else 0
-
-    def go_back(self, step: int) -> None:
-        while self.steps and self.steps[-1] > step:
-            self.steps.pop()
-            self.totals.pop()
+    counted: Stretches = field(default_factory=Stretches)  # samples, one after the other
 
 
 @dataclass
@@ -213,7 +203,7 @@ class Progress:
         planned = self._planned
         if not planned:
             return None
-        return min(1.0, sum(s.samples for s in self._streams.values() if s.epochs) / planned)
+        return min(1.0, sum(s.counted.end for s in self._streams.values() if s.epochs) / planned)
 
     @property
     def left_s(self) -> float | None:
@@ -285,8 +275,8 @@ class Progress:
         self.step = event.step
         self.not_finite = {n: step for n, step in self.not_finite.items() if step <= event.step}
         for stream in self._streams.values():
-            stream.go_back(event.step)
-        stand = sum(stream.samples for stream in self._streams.values())
+            stream.counted.go_back(event.step)
+        stand = sum(stream.counted.end for stream in self._streams.values())
         self.goodput.samples -= self.samples - stand
         self.samples = stand
 
@@ -294,12 +284,15 @@ class Progress:
         made = sum(batch.samples for batch in event.batches)
         self.step = event.step
         self.samples += made
+        samples: dict[int, int] = {}
         for batch in event.batches:
             stream = self._streams.get(batch.loader)
             if stream is not None:
                 stream.epoch = batch.epoch
-                stream.totals.append(stream.samples + batch.samples)
-                stream.steps.append(event.step)
+                samples[batch.loader] = samples.get(batch.loader, 0) + batch.samples
+        for loader, number in samples.items():
+            counted = self._streams[loader].counted
+            counted.add(event.step, (counted.end, counted.end + number))
         if self._committed_t is not None:
             seconds = max(0.0, event.t - self._committed_t)
             self.goodput.add(event.world_size, made, seconds, self._disturbed)

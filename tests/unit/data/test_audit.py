@@ -298,9 +298,20 @@ def test_its_memory_does_not_grow_with_the_steps():
     """It held every step and its spans: gigabytes after ten million."""
 
     def events(steps: int) -> Iterator:
+        """A loader in each step, drawn from twice, and another in every other one."""
         yield opened(length=4 * steps)
+        yield opened(loader=1, length=2 * steps)
         for step in range(steps):
-            yield commit(step + 1, (4 * step, 4 * step + 2), (4 * step + 2, 4 * step + 4))
+            spans = [(4 * step + part, 4 * step + part + 1) for part in range(4)]
+            first, second = (
+                BatchShares(loader=0, epoch=0, shares={0: (a,), 1: (b,)})
+                for a, b in (spans[:2], spans[2:])
+            )
+            batches = [first, second]
+            if step % 2:
+                other = (2 * step - 2, 2 * step + 2)
+                batches.append(BatchShares(loader=1, epoch=0, shares={0: (other,)}))
+            yield StepCommitted(step=step + 1, generation=1, world_size=2, batches=tuple(batches))
 
     def peak(steps: int) -> int:
         tracemalloc.start()
