@@ -199,7 +199,6 @@ def all_refused(ctx):
 def test_a_worker_with_a_gpu_does_not_compute_on_the_cpu_in_silence(monkeypatch):
     monkeypatch.setattr(elastix.Context, "mesh", None)
     monkeypatch.setattr(elastix.Context, "steps_alone", False)
-    monkeypatch.setattr(elastix.Context, "steps_alone", False)
     monkeypatch.setattr(elastix.Context, "device", torch.device("cuda", 0))
     with pytest.raises(ConfigError, match="cpu=True, while this worker computes on cuda:0"):
         elastix.accelerate.Accelerator(object.__new__(elastix.Context), cpu=True)

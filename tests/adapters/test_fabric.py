@@ -230,7 +230,6 @@ def test_what_says_how_many_processes_there_are_is_not_ignored(settings, says, m
     ctx = object.__new__(elastix.Context)
     monkeypatch.setattr(elastix.Context, "mesh", None)
     monkeypatch.setattr(elastix.Context, "steps_alone", False)
-    monkeypatch.setattr(elastix.Context, "steps_alone", False)
     monkeypatch.setattr(elastix.Context, "worker", 0)
     monkeypatch.setattr(elastix.Context, "device", torch.device("cpu"))
     Fabric(strategy=elastix.fabric.Strategy(ctx), accelerator="cpu", devices=1, num_nodes=1)
