@@ -9,7 +9,10 @@ Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Lan
 arXiv 2311.08105, algorithm 1. Unlike there, workers count by their samples since the last outer
 step, so an epoch's last batches and losses are weighed as they are.
 
-Invariant: between two steps parameters are at the anchor, so it is no part of a State.
+What the train function changes between an outer step and the next batch, on all workers alike,
+stays changed: they go on from there. Gradients of inner steps are its own, too.
+
+Invariant: at a boundary parameters are at the anchor, so it is no part of a State.
 """
 
 from collections.abc import Sequence
@@ -52,17 +55,19 @@ class OuterReducer(Reducer):
         self.optimizer = torch.optim.SGD(self._moving, **self._rates, foreach=False)  # type: ignore[arg-type]
         self._anchors = [local(p.detach()).clone() for p in self._moving]
 
-    def rebase(self) -> None:
-        """See Reducer: all workers are at one place now."""
-        super().rebase()
-        self._cast_anchor()
+    def set_out(self) -> None:
+        """See Reducer: all workers are at one place now, from which they go their own ways."""
+        super().set_out()
+        for parameter, anchor in zip(self._moving, self._anchors, strict=True):
+            anchor.copy_(local(parameter.detach()))
 
     def step(self) -> None:
         """All go on from one place. Collective."""
+        own = [parameter.grad for parameter in self._moving]
         for parameter, anchor in zip(self._moving, self._anchors, strict=True):
-            moves = parameter.requires_grad
-            distance = anchor - local(parameter.detach()) if moves else None
-            parameter.grad = None if distance is None else like(distance, parameter)
+            distance = anchor - local(parameter.detach())
+            moves = parameter.requires_grad or bool(distance.any())  # frozen since it has moved
+            parameter.grad = like(distance, parameter) if moves else None
         self._counts = True
         self._begin()
         self._end()
@@ -72,16 +77,11 @@ class OuterReducer(Reducer):
         for group in self.optimizer.param_groups:
             group.update(self._rates)  # a State may have those of an earlier run
         self.optimizer.step()
-        for parameter in self._moving:
-            parameter.grad = None
-        self._cast_anchor()
+        for parameter, gradient in zip(self._moving, own, strict=True):
+            parameter.grad = gradient
 
     def accept(self, outcome: OperationOutcome) -> None:
         """See Reducer. If nobody who is left has samples, buffers do not change either."""
         super().accept(outcome)
         if not self._counter.samples():
             self._leave_no_trace()
-
-    def _cast_anchor(self) -> None:
-        for parameter, anchor in zip(self._moving, self._anchors, strict=True):
-            anchor.copy_(local(parameter.detach()))

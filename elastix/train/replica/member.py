@@ -330,10 +330,16 @@ class Member:
         address = self._catch_up.address if self._catch_up is not None else None
         self._link.send(Ready(address, self._computes_with))
 
-    def _before_optimizer(self) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps.slices.refuse("optimizer.step()")
-        if self._inner is not None:
-            self._copies.finish()  # the parameters are about to move
+        if self._outer is None:
+            return
+        self._copies.finish()  # the parameters are about to move
+        if optimizer is self._outer.optimizer or any(x.pending for x in self._tracked.loaders):
+            return
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        if any(parameter.grad is not None for parameter in parameters):
+            raise refusals.steps_between_outer_steps()
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""

@@ -88,6 +88,17 @@ def not_with_inner_steps(call: str, instead: str) -> ConfigError:
     )
 
 
+def steps_between_outer_steps() -> ConfigError:
+    """A worker would part from the others before it goes its own way."""
+    return ConfigError(
+        "optimizer.step() was called with gradients and no batch in hand: none was drawn from a "
+        "loader of ctx.loader yet, or the outer step of ExchangeConfig(every_steps=...) that comes "
+        "with ctx.evaluate and the end of an epoch was taken since. Workers would part there. The "
+        "step was not taken; the run ends. Draw batches from ctx.loader; call optimizer.step() "
+        "before ctx.evaluate and within the loop over the epoch, or zero the gradients."
+    )
+
+
 def not_in_crew(call: str) -> ConfigError:
     """It is not built for workers of several processes."""
     return ConfigError(

@@ -39,8 +39,7 @@ class TrackedObjects:
         loaders: in the order in which they were made.
         memories: what they rehearse from, in the order in which it was first used.
         void: the last step was; whatever gradients there are, no optimizer of these moves.
-        own: names of `others` whose state need not be that of other workers.
-        before_step: called before one of these optimizers takes a step; may raise.
+        before_step: called with one of these optimizers before it takes a step; may raise.
     """
 
     def __init__(self) -> None:
@@ -49,8 +48,8 @@ class TrackedObjects:
         self.loaders: list[Loader] = []
         self.memories: list[Rehearsal] = []
         self.void = False
-        self.own: tuple[str, ...] = ()
-        self.before_step: Callable[[], None] = lambda: None
+        self.before_step: Callable[[torch.optim.Optimizer], None] = lambda _: None
+        self._outer: torch.optim.Optimizer | None = None
         self._unclaimed = State({})
 
     @property
@@ -152,12 +151,16 @@ class TrackedObjects:
         """
         if _OUTER in self.others:
             raise ConfigError(f"the name {_OUTER!r} is taken by outer steps; choose another.")
-        self.own = tuple(
-            name
-            for name, other in self.others.items()
-            if isinstance(other, torch.optim.Optimizer | torch.amp.GradScaler)
-        )
-        self.others[_OUTER] = optimizer
+        self.others[_OUTER] = self._outer = optimizer
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names of `others` whose state need not be that of other workers."""
+        if self._outer is None:
+            return ()
+        kinds = torch.optim.Optimizer | torch.amp.GradScaler
+        mine = {name: other for name, other in self.others.items() if other is not self._outer}
+        return tuple(name for name, other in mine.items() if isinstance(other, kinds))
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Take in further objects by name, and give them their part of the State.
@@ -320,7 +323,7 @@ def _watch_optimizers(live: TrackedObjects) -> None:
             seen.add(optimizer)
         if not any(optimizer is other for other in alive.others.values()):
             return
-        alive.before_step()
+        alive.before_step(optimizer)
         if alive.void:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

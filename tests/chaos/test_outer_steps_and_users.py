@@ -1,0 +1,276 @@
+"""What train functions do beside inner steps, under ExchangeConfig(every_steps=...).
+
+Law: two workers of equal batches, each with its own samples, equal plain torch to 1e-9.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elastix.config import CheckpointConfig, ExchangeConfig
+from elastix.data.sample_order import indices
+from elastix.errors import ConfigError
+from elastix.testing.local import run_local
+from tests.laws import committed
+from tests.trainables import mlp, samples
+
+pytestmark = pytest.mark.timeout(120)
+
+SAMPLES = 96
+EXCHANGE = ExchangeConfig(every_steps=3)
+
+
+def build():
+    torch.manual_seed(3)
+    return mlp().double()
+
+
+def inner_of(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-2, foreach=False)
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def learn(model, optimizer, x, y):
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def keep(ctx, model):
+    full = {name: p.detach().clone() for name, p in model.named_parameters()}
+    torch.save(full, Path(ctx.config["log"]) / f"{ctx.worker}.pt")
+
+
+def reference(events, *, change=lambda model, step: None, inner=learn):
+    """Plain torch on the committed samples.
+
+    Args:
+        events: of the run.
+        change: what the train function does to all models before each window, by its number.
+        inner: one inner step, or a part of one.
+    """
+    outer_model = build()
+    outer = torch.optim.SGD(outer_model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    workers = {}
+    x, y = samples(SAMPLES, torch.float64).tensors
+    for step, event in enumerate(committed(events)):
+        change(outer_model, step)
+        anchor = [p.detach().clone() for p in outer_model.parameters()]
+        means = [torch.zeros_like(p) for p in anchor]
+        for worker in event.batches[0].shares:
+            if worker not in workers:
+                model = build()
+                workers[worker] = model, inner_of(model)
+            model, optimizer = workers[worker]
+            with torch.no_grad():
+                torch._foreach_copy_(list(model.parameters()), anchor)
+            for batch in event.batches:
+                chosen = torch.from_numpy(indices(batch.shares[worker], 0, SAMPLES, True))
+                inner(model, optimizer, x[chosen], y[chosen])
+            for mean, at, p in zip(means, anchor, model.parameters(), strict=True):
+                mean += (at - p.detach()) / len(event.batches[0].shares)
+        for p, mean in zip(outer_model.parameters(), means, strict=True):
+            p.grad = mean if p.requires_grad or bool(mean.any()) else None
+        outer.step()
+    return {name: p.detach() for name, p in outer_model.named_parameters()}
+
+
+def run(tmp_path, train, workers=2, config=None, exchange=EXCHANGE, **options):
+    """The events, and the weights in which all workers end."""
+    (tmp_path / "log").mkdir()
+    config = {**(config or {}), "log": str(tmp_path / "log")}
+    directory = tmp_path / "run"
+    run = run_local(
+        train, workers, config=config, exchange=exchange, directory=directory, **options
+    )
+    first, *others = [torch.load(path) for path in (tmp_path / "log").glob("*.pt")]
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+    return run.events, first
+
+
+def assert_close(got, want):
+    for name, tensor in want.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-9, atol=1e-12)
+
+
+# ------------------------------------------------- parameters change between two outer steps
+
+
+def shrink(model, step=0):
+    del step
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.9)
+
+
+def shrinks(ctx):
+    """After prepare, and after each epoch, all workers alike."""
+    model = build()
+    model, optimizer = ctx.prepare(model, inner_of(model))
+    loader = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
+    shrink(model)
+    for epoch in loader.epochs(2):
+        for x, y in epoch:
+            learn(model, optimizer, x, y)
+        ctx.evaluate(loss_of, samples(SAMPLES, torch.float64), batch_size=64)
+        shrink(model)
+    keep(ctx, model)
+
+
+def test_parameters_that_all_change_alike_between_outer_steps_stay_changed(tmp_path):
+    events, got = run(tmp_path, shrinks)
+    assert [len(event.batches) for event in committed(events)] == [3, 3, 2] * 2
+    want = build()
+    want.load_state_dict(reference(events, change=lambda m, step: step % 3 == 0 and shrink(m)))
+    shrink(want)
+    assert_close(got, dict(want.named_parameters()))
+
+
+# ------------------------------------------------- frozen in the middle of a window
+
+
+def freezes(ctx):
+    model = build()
+    model, optimizer = ctx.prepare(model, inner_of(model))
+    loader = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
+    for epoch in loader.epochs(2):
+        for number, (x, y) in enumerate(epoch):
+            learn(model, optimizer, x, y)
+            if epoch.number == 0 and number == 4:
+                model[1].weight.requires_grad_(False)
+    keep(ctx, model)
+
+
+def test_what_is_frozen_within_a_window_keeps_what_it_has_learnt_in_it(tmp_path):
+    events, got = run(tmp_path, freezes)
+    taken = {}
+
+    def inner(model, optimizer, x, y):
+        learn(model, optimizer, x, y)
+        taken[id(model)] = taken.get(id(model), 0) + 1
+        if taken[id(model)] == 5:
+            model[1].weight.requires_grad_(False)
+
+    def change(model, step):
+        model[1].weight.requires_grad_(step < 2)
+
+    assert_close(got, reference(events, inner=inner, change=change))
+
+
+# ------------------------------------------------- gradients that outlive an outer step
+
+
+def adds_up(ctx):
+    """Gradients of two batches make a step, and three batches an outer step."""
+    model = build()
+    model, optimizer = ctx.prepare(model, inner_of(model))
+    loader = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
+    number = 0
+    for epoch in loader.epochs(3):
+        for x, y in epoch:
+            F.cross_entropy(model(x), y).backward()
+            number += 1
+            if number % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    keep(ctx, model)
+
+
+def test_gradients_that_are_not_used_yet_outlive_an_outer_step(tmp_path):
+    events, got = run(tmp_path, adds_up)
+    passes = {}
+
+    def inner(model, optimizer, x, y):
+        F.cross_entropy(model(x), y).backward()
+        passes[id(model)] = passes.get(id(model), 0) + 1
+        if passes[id(model)] % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert_close(got, reference(events, inner=inner))
+
+
+def evaluates_within(ctx):
+    model = build()
+    model, optimizer = ctx.prepare(model, inner_of(model))
+    loader = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
+    for epoch in loader.epochs(2):
+        for number, (x, y) in enumerate(epoch):
+            if number % 2 == 0:
+                with ctx.accumulate():
+                    F.cross_entropy(model(x), y).backward()
+                ctx.evaluate(loss_of, samples(SAMPLES, torch.float64), batch_size=64)
+                continue
+            learn(model, optimizer, x, y)
+    keep(ctx, model)
+
+
+def test_an_evaluation_within_a_step_that_is_added_up_leaves_its_gradients(tmp_path):
+    events, got = run(tmp_path, evaluates_within)
+    passes = {}
+
+    def inner(model, optimizer, x, y):
+        F.cross_entropy(model(x), y).backward()
+        passes[id(model)] = passes.get(id(model), 0) + 1
+        if passes[id(model)] % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert_close(got, reference(events, inner=inner))
+
+
+# ------------------------------------------------- steps between two windows
+
+
+def evaluates_too_early(ctx):
+    model = build()
+    model, optimizer = ctx.prepare(model, inner_of(model))
+    loader = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
+    for epoch in loader.epochs(1):
+        for x, y in epoch:
+            F.cross_entropy(model(x), y).backward()
+            ctx.evaluate(loss_of, samples(SAMPLES, torch.float64), batch_size=64)
+            optimizer.step()
+            optimizer.zero_grad()
+    keep(ctx, model)
+
+
+def draws_from_no_loader(ctx):
+    model = build()
+    model, optimizer = ctx.prepare(model, inner_of(model))
+    x, y = samples(24, torch.float64).tensors
+    for part in range(4):
+        mine = slice(6 * part + 3 * ctx.rank, 6 * part + 3 * ctx.rank + 3)
+        learn(model, optimizer, x[mine], y[mine])
+    keep(ctx, model)
+
+
+@pytest.mark.parametrize("train", [evaluates_too_early, draws_from_no_loader])
+def test_a_step_between_an_outer_step_and_the_next_batch_is_refused(tmp_path, train):
+    with pytest.raises(ConfigError, match="every_steps"):
+        run(tmp_path, train)
+
+
+# ------------------------------------------------- an optimizer that is made late
+
+
+def tracks_late(ctx):
+    model = build()
+    model = ctx.prepare(model)
+    optimizer = inner_of(model)
+    ctx.track(late=optimizer)
+    for epoch in ctx.loader(samples(SAMPLES, torch.float64), batch_size=12).epochs(2):
+        for x, y in epoch:
+            learn(model, optimizer, x, y)
+    keep(ctx, model)
+
+
+def test_an_optimizer_that_is_tracked_later_is_each_workers_own(tmp_path):
+    events, got = run(tmp_path, tracks_late, checkpoint=CheckpointConfig(every_steps=1))
+    assert_close(got, reference(events))
