@@ -6,7 +6,6 @@ line and a thread for that, so it answers whatever has become of the others. Not
 are needed (read_ahead).
 """
 
-import pickle
 import socket
 import struct
 import threading
@@ -21,12 +20,13 @@ from typing import Any
 
 from torch.utils.data import Dataset, default_collate
 
+from elastix.data.formats.indexed import Indexed
+from elastix.data.shared import Shared
 from elastix.data.shared.packing import pack
 from elastix.data.source import Collate, Source, samples_at
 
 _PATIENCE_S = 5  # with a process that is stopped, or at a sample that takes for ever
 _TIMEVAL = struct.Struct("ll")
-_UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,15 @@ class Keeping(Dataset[Any]):
         self._dataset = source.keyed
         self._collate: Collate = source.collate
         self._at_once = hasattr(source.keyed, "__getitems__")
-        self._packs = source.collate is not default_collate  # another may change what it is given
+        ours = isinstance(source.dataset, Indexed | Shared)
+        several = hasattr(source.dataset, "__getitems__") and not ours
+        # What it gives may stand in memory that is used again, and whoever else collates may change
+        # what is given.
+        self._packs = several or source.collate is not default_collate
         self._lines = lines
         self._turn = turn
         self._batches = source.prefetch
-        self._recent: deque[list[tuple[Hashable, Any]]] = deque(maxlen=self._batches)
+        self._recent: deque[list[_Kept]] = deque(maxlen=self._batches)
 
     def begin(self, number: int) -> None:
         """In the process of this number, before its first task: be ready to hand over."""
@@ -131,13 +135,17 @@ class Keeping(Dataset[Any]):
     def _read(self, task: Task) -> list[Any] | None:
         samples: list[Any] = []
         with self._reading:
-            remembered: list[tuple[Hashable, Any]] = []
+            packs = self._packs or len(task.keys) == 1  # one alone may be in such memory, too
+            remembered: list[_Kept] = []
             self._recent.append(remembered)
             for keys in [task.keys] if self._at_once else [[key] for key in task.keys]:
                 if task.turn != self._turn.value:
                     return None
                 some = samples_at(self._dataset, list(keys))
-                remembered += zip(keys, map(_packed, some) if self._packs else some, strict=True)
+                remembered += (
+                    _Kept(key, _packed(sample) if packs else sample, packs)
+                    for key, sample in zip(keys, some, strict=True)
+                )
                 samples += some
         return samples
 
@@ -153,9 +161,9 @@ class Keeping(Dataset[Any]):
             while True:
                 wanted = line.recv()
                 with self._reading:
-                    recent = [pair for batch in self._recent for pair in batch]
-                pairs = [(key, sample) for key, sample in recent if key in wanted]
-                packed = [(k, s if self._packs else _packed(s)) for k, s in pairs]
+                    recent = [kept for batch in self._recent for kept in batch]
+                found = [kept for kept in recent if kept.key in wanted]
+                packed = [(k.key, k.sample if k.packed else _packed(k.sample)) for k in found]
                 there = [(key, sample) for key, sample in packed if sample is not None]
                 line.send(len(there))
                 for key, sample in there:
@@ -163,10 +171,23 @@ class Keeping(Dataset[Any]):
                     line.send_bytes(sample)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A sample that was read.
+
+    Attributes:
+        packed: `sample` is its bytes, or None if there are none.
+    """
+
+    key: Hashable
+    sample: Any
+    packed: bool
+
+
 def _packed(sample: Any) -> bytes | None:  # noqa: ANN401
     try:
         return pack(sample)
-    except _UNPICKLABLE:
+    except Exception:  # noqa: BLE001 - of the user's classes, which need no pickling to be read
         return None
 
 

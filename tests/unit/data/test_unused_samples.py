@@ -51,6 +51,39 @@ class Several(Told):
         return [self[index] for index in indices]
 
 
+class Reuses(Told):
+    """One whose samples stand in the same memory each time."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log)
+        self.memory = torch.zeros(BATCH, 3)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        samples = [self[index] for index in indices]
+        for sample, row in zip(samples, self.memory, strict=False):
+            sample["x"] = row.copy_(sample["x"])
+        return samples
+
+
+class Refuses:
+    """A sample that nothing can pickle, and that does not say so as pickle does."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __call__(self) -> int:
+        return self.index
+
+    def __reduce__(self) -> Any:
+        raise ValueError("not this one")
+
+
+class Unruly(Told):
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return Refuses(index)
+
+
 class Local(Told):
     """Its samples cannot be pickled."""
 
@@ -99,7 +132,7 @@ def batches(loader: Loader, pace: Pace, before: Any = lambda number: None) -> li
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", [Told, Several])
+@pytest.mark.parametrize("kind", [Told, Several, Reuses])
 @pytest.mark.parametrize("augment", [None, lambda sample, rng: {**sample, "r": rng.random()}])
 @pytest.mark.parametrize("collate", [default_collate, padded])
 def test_no_change_of_members_has_a_sample_read_again(tmp_path, kind, augment, collate):
@@ -155,12 +188,13 @@ def test_in_exact_runs_slices_come_as_they_were_read(tmp_path, num_workers):
 
 
 @pytest.mark.timeout(120)
-def test_samples_that_no_process_can_hand_over_are_read_again(tmp_path):
+@pytest.mark.parametrize("kind", [Local, Unruly])
+def test_samples_that_no_process_can_hand_over_are_read_again(tmp_path, kind):
     def called(samples: list[Any]) -> list[int]:
         return [sample() for sample in samples]
 
-    seen = batches(*loader_of(Local(tmp_path / "a"), num_workers=2, collate=called))
-    assert seen == batches(*loader_of(Local(tmp_path / "b"), collate=called))
+    seen = batches(*loader_of(kind(tmp_path / "a"), num_workers=2, collate=called))
+    assert seen == batches(*loader_of(kind(tmp_path / "b"), collate=called))
 
 
 @pytest.mark.timeout(120)
