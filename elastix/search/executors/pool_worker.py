@@ -68,8 +68,11 @@ class Hello:
 def packed(sent: Work | Ended) -> bytes:
     """Work or its end as bytes: Ray passes those on as they are, and takes long over objects.
 
-    A class of the script itself, and what has no name to be imported by, travels as its code.
+    A class of the script itself, or of a module that is registered to be pickled by value, and what
+    has no name to be imported by, travel as their code.
     """
+    if ray.cloudpickle.list_registry_pickle_by_value():
+        return bytes(ray.cloudpickle.dumps(sent))
     try:
         plain = pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):

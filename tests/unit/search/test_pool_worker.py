@@ -32,6 +32,30 @@ Path(sys.argv[2]).write_bytes(packed(work))
 """
 
 
+ELSEWHERE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from ray import cloudpickle
+import beside
+from elastix.search.executors.executor import Work
+from elastix.search.executors.pool_worker import packed
+
+cloudpickle.register_pickle_by_value(beside)
+work = Work(number=1, name="a/1", config={"x": 1}, seed=2, model_source=beside.Source())
+Path(sys.argv[2]).write_bytes(packed(work))
+"""
+
+
+def test_a_module_that_is_registered_to_travel_by_value_does(tmp_path: Path) -> None:
+    """Workers on other nodes do not have it."""
+    (tmp_path / "beside.py").write_text("class Source:\n    def resume(self):\n        return 7\n")
+    sent = tmp_path / "sent"
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path), str(sent)]
+    subprocess.run(command, check=True, timeout=60)
+    assert pickle.loads(sent.read_bytes()).model_source.resume() == 7
+
+
 def test_work_and_its_end_arrive_as_they_were() -> None:
     source = StoredModelSource(StoreDirectory("runs/store"), Ref("ab" * 32))
     work = Work(number=3, name="c/3", config={"lr": 0.1}, seed=7, model_source=source)
