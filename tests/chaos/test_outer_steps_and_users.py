@@ -234,10 +234,8 @@ def evaluates_too_early(ctx):
     loader = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
     for epoch in loader.epochs(1):
         for x, y in epoch:
-            F.cross_entropy(model(x), y).backward()
             ctx.evaluate(loss_of, samples(SAMPLES, torch.float64), batch_size=64)
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(model, optimizer, x, y)
     keep(ctx, model)
 
 

@@ -94,8 +94,8 @@ def steps_between_outer_steps() -> ConfigError:
         "optimizer.step() was called with gradients and no batch in hand: none was drawn from a "
         "loader of ctx.loader yet, or the outer step of ExchangeConfig(every_steps=...) that comes "
         "with ctx.evaluate and the end of an epoch was taken since. Workers would part there. The "
-        "step was not taken; the run ends. Draw batches from ctx.loader; call optimizer.step() "
-        "before ctx.evaluate and within the loop over the epoch, or zero the gradients."
+        "step was not taken; the run ends. Draw batches from ctx.loader, and take steps within the "
+        "loop over the epoch; call ctx.evaluate at the end of its body, after optimizer.step()."
     )
 
 
