@@ -272,3 +272,42 @@ def tracks_late(ctx):
 def test_an_optimizer_that_is_tracked_later_is_each_workers_own(tmp_path):
     events, got = run(tmp_path, tracks_late, checkpoint=CheckpointConfig(every_steps=1))
     assert_close(got, reference(events))
+
+
+# ------------------------------------------------- parameters that no optimizer holds
+
+
+def averages_weights(ctx):
+    model = build()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    model, optimizer, average = ctx.prepare(model, inner_of(model), average)
+    for epoch in ctx.loader(samples(SAMPLES, torch.float64), batch_size=12).epochs(2):
+        for x, y in epoch:
+            learn(model, optimizer, x, y)
+            average.update_parameters(model)
+    keep(ctx, average.module)
+
+
+def test_what_no_optimizer_holds_is_averaged(tmp_path):
+    """An average of weights stays one: no outer momentum carries it on."""
+    events, got = run(tmp_path, averages_weights)
+    means, taken, seen = {}, {}, []
+
+    def inner(model, optimizer, x, y):
+        learn(model, optimizer, x, y)
+        mine = list(model.parameters())
+        count = taken[id(model)] = taken.get(id(model), 0) + 1
+        before = means.get(id(model), [torch.zeros_like(p) for p in mine])
+        means[id(model)] = [m + (p.detach() - m) / count for m, p in zip(before, mine, strict=True)]
+
+    def together(model, step):
+        """All go on from the mean of theirs."""
+        del model
+        if step:
+            of_all = [torch.stack(of_one).mean(0) for of_one in zip(*means.values(), strict=True)]
+            means.update(dict.fromkeys(means, of_all))
+            seen[:] = of_all
+
+    reference(events, inner=inner, change=together)
+    together(None, len(committed(events)))
+    assert_close(got, dict(zip(got, seen, strict=True)))

@@ -12,10 +12,12 @@ step, so an epoch's last batches and losses are weighed as they are.
 What the train function changes between an outer step and the next batch, on all workers alike,
 stays changed: they go on from there. Gradients of inner steps are its own, too.
 
+A parameter that no inner optimizer holds, as of an average of weights, is averaged itself.
+
 Invariant: at a boundary parameters are at the anchor, so it is no part of a State.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -31,6 +33,7 @@ class OuterReducer(Reducer):
     Args:
         lr: of the outer optimizer.
         momentum: of Nesterov's kind; 0 for none.
+        held: gives the ids of the parameters that inner optimizers hold.
 
     Attributes:
         optimizer: the outer one, over the parameters of the modules.
@@ -46,6 +49,7 @@ class OuterReducer(Reducer):
         *,
         lr: float,
         momentum: float,
+        held: Callable[[], Collection[int]],
         wire: torch.dtype | None = None,
     ) -> None:
         super().__init__(modules, driver, steps, may_void=True, wire=wire)
@@ -53,6 +57,7 @@ class OuterReducer(Reducer):
         self._rates = {"lr": lr, "momentum": momentum, "nesterov": momentum > 0}
         # One by one: sharded parameters and others cannot be told apart to torch's faster ways.
         self.optimizer = torch.optim.SGD(self._moving, **self._rates, foreach=False)  # type: ignore[arg-type]
+        self._held = held
         self._anchors = [local(p.detach()).clone() for p in self._moving]
 
     def set_out(self) -> None:
@@ -71,9 +76,13 @@ class OuterReducer(Reducer):
         self._counts = True
         self._begin()
         self._end()
+        held = self._held()
         with torch.no_grad():
             for parameter, anchor in zip(self._moving, self._anchors, strict=True):
                 local(parameter.detach()).copy_(anchor)
+                if id(parameter) not in held and parameter.grad is not None:
+                    parameter.sub_(parameter.grad)
+                    parameter.grad = None
         for group in self.optimizer.param_groups:
             group.update(self._rates)  # a State may have those of an earlier run
         self.optimizer.step()

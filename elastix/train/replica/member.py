@@ -319,7 +319,8 @@ class Member:
         wire = getattr(torch, exchange.wire) if exchange.wire else None
         if exchange.diloco:
             lr, momentum = exchange.outer_lr, exchange.outer_momentum
-            self._outer = OuterReducer(*to_reduce, lr=lr, momentum=momentum, wire=wire)
+            held = self._tracked.held
+            self._outer = OuterReducer(*to_reduce, lr=lr, momentum=momentum, held=held, wire=wire)
             self._tracked.keep_outer(self._outer.optimizer)
             return self._outer
         reducer = ExactReducer if settings.exact else Reducer

@@ -281,6 +281,14 @@ class TrackedObjects:
         groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         return any(parameter is held for group in groups for held in group["params"])
 
+    def held(self) -> set[int]:
+        """Ids of the parameters that an optimizer of the train function holds."""
+        kept = [one for other in self.others.values() for one in _held(other)]
+        optimizers = [o for o in kept if isinstance(o, torch.optim.Optimizer)]
+        mine = (optimizer for optimizer in optimizers if optimizer is not self._outer)
+        groups = (group for optimizer in mine for group in optimizer.param_groups)
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
     def late(self, state: State) -> set[str]:
         """Tensors of the State that an optimizer holds: its own step changes them, if any code."""
         optimizers = {n: o for n, o in self.others.items() if isinstance(o, torch.optim.Optimizer)}
