@@ -318,7 +318,6 @@ def restore(
     Raises:
         StateError: the State lacks something that the objects need, or a shape differs.
     """
-    names = parameter_names(modules)
     for prefix, module in modules.items():
         own = {}
         live = module.state_dict()
@@ -334,6 +333,18 @@ def restore(
             module.load_state_dict(own)
         except RuntimeError as error:
             raise StateError(f"the State does not fit the model: {error}") from error
+    restore_others(state, modules, others)
+
+
+def restore_others(
+    state: State, modules: Mapping[str, torch.nn.Module], others: Mapping[str, Stateful]
+) -> None:
+    """The same for `others` alone; `modules` have the parameters of optimizers among them.
+
+    Raises:
+        StateError: see `restore`.
+    """
+    names = parameter_names(modules)
     for name, other in others.items():
         if f"@{name}" not in state.meta:
             raise StateError(f"the State holds nothing for {name!r}.")

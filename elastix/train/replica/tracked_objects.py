@@ -271,7 +271,7 @@ class TrackedObjects:
         """Give an object its part of the State; False if that has none."""
         if f"@{name}" not in self._unclaimed.meta:
             return False
-        states.restore(self._unclaimed, {}, {name: other})
+        states.restore_others(self._unclaimed, self.modules, {name: other})
         self._unclaimed = states.without(self._unclaimed, {name: other})
         return True
 

@@ -29,3 +29,22 @@ def test_an_optimizer_takes_its_step_where_earlier_runs_of_the_process_are_over(
     gc.collect()
     tracked()
     assert len(hooks._global_optimizer_pre_hooks) <= before + 2
+
+
+def test_an_optimizer_that_is_tracked_late_goes_on_with_its_moments() -> None:
+    """As it has to in a run that is continued, and on a joiner."""
+
+    def made() -> tuple[TrackedObjects, torch.nn.Linear, torch.optim.Adam]:
+        live, model = TrackedObjects(), torch.nn.Linear(2, 2)
+        live.prepare([model], torch.device("cpu"))
+        return live, model, torch.optim.Adam(model.parameters())
+
+    before, model, optimizer = made()
+    before.track({"late": optimizer})
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    after, _, again = made()
+    after.adopt(before.capture({}))
+    after.track({"late": again})
+    for live, restored in zip(optimizer.state.values(), again.state.values(), strict=True):
+        assert torch.equal(live["exp_avg"], restored["exp_avg"])
