@@ -292,7 +292,8 @@ class TrackedObjects:
     def late(self, state: State) -> set[str]:
         """Tensors of the State that an optimizer holds: its own step changes them, if any code."""
         optimizers = {n: o for n, o in self.others.items() if isinstance(o, torch.optim.Optimizer)}
-        groups = (group for optimizer in optimizers.values() for group in optimizer.param_groups)
+        inner = (optimizer for optimizer in optimizers.values() if optimizer is not self._outer)
+        groups = (group for optimizer in inner for group in optimizer.param_groups)
         held = {id(parameter) for group in groups for parameter in group["params"]}
         late = {
             prefix + name

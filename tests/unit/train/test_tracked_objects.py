@@ -48,3 +48,13 @@ def test_an_optimizer_that_is_tracked_late_goes_on_with_its_moments() -> None:
     after.track({"late": again})
     for live, restored in zip(optimizer.state.values(), again.state.values(), strict=True):
         assert torch.equal(live["exp_avg"], restored["exp_avg"])
+
+
+def test_what_only_an_outer_optimizer_holds_is_not_copied_late() -> None:
+    """The train function changes it when it likes, an average of weights for one."""
+    live, model, average = TrackedObjects(), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    live.prepare([model, average, optimizer], torch.device("cpu"))
+    both = [*model.parameters(), *average.parameters()]
+    live.keep_outer(torch.optim.SGD(both, lr=0.7))
+    assert live.late(live.capture({})) == {"weight", "bias"}
