@@ -78,6 +78,10 @@ def _ratio(over: tuple[str | int, ...], under: tuple[str | int, ...]) -> Callabl
     return lambda results: number_at(*over)(results) / number_at(*under)(results)
 
 
+def _journal_memory(steps: int, reader: str) -> tuple[str | int, ...]:
+    return "journal", str(steps), "peak_mib", reader
+
+
 def _best_peer_loss(results: Results) -> float:
     """Loss of goodput over that of the best peer."""
     peers = max(results["torchft"], results["ray_train"])
@@ -159,6 +163,13 @@ CONDUCTOR = {
     "join_us_per_message": "a join, each message of it",
 }
 """What benchmarks.size measures of the conductor, and how the documents say it."""
+
+JOURNAL_READERS = {
+    "open": "a controller that takes a run over",
+    "result": "the account of a run",
+    "report": "the report of a run",
+}
+"""Who reads a journal in benchmarks.size, and how the documents say it."""
 
 BUFFERS = {"digits": (72, 432), "mnist": (200, 1200)}
 """How many samples benchmarks.rehearsal keeps: 5 and 30 percent of its datasets."""
@@ -395,6 +406,14 @@ ROWS = (
             *(_ratio(("events", "10000", kind), ("events", "10", kind)), at_most(4.0)),
         )
         for kind, said in CONDUCTOR.items()
+    ),
+    *(
+        Row(
+            *("size", f"memory of {said}, ten million steps over 100,000", "<= 1.1"),
+            _ratio(_journal_memory(10_000_000, kind), _journal_memory(100_000, kind)),
+            *(at_most(1.1), "{:.3f}"),
+        )
+        for kind, said in JOURNAL_READERS.items()
     ),
     *(
         Row(
