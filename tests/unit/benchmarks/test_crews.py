@@ -1,7 +1,5 @@
 """benchmarks.crews: its arithmetic, and each part that needs no root, once and small."""
 
-import multiprocessing
-
 import pytest
 
 from benchmarks import crews
@@ -49,19 +47,12 @@ def test_a_file_keeps_the_parts_that_are_not_measured_anew(monkeypatch):
     assert found == {"kills": {"repeats": 5}, "diloco": {"seeds": 2}}
 
 
-@pytest.fixture
-def preloaded():
-    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp"])
-
-
-@pytest.mark.usefixtures("preloaded")
 def test_steps_beside_hsdp():
     found = crews.measure_steps(1, width=32, steps=crews.WARM + 3)
     assert found["ratio_median"] > 0
     assert set(found["memory_mb"]) == {"hsdp", "crews", "one process"}
 
 
-@pytest.mark.usefixtures("preloaded")
 def test_kills():
     found = crews.measure_kills(1, width=32, steps=60)
     assert found["steps_lost"] == found["samples_dropped"] == found["samples_repeated"] == 0
@@ -69,7 +60,6 @@ def test_kills():
     assert found["stall_s"]["median"] > 0
 
 
-@pytest.mark.usefixtures("preloaded")
 def test_accuracy():
     found = crews.measure_diloco(1, epochs=1)
     assert all(0 < value < 1 for values in found["accuracy"].values() for value in values)
