@@ -103,9 +103,6 @@ class Stretches:
             stretch.go_back(step)
         self._kept = [stretch for stretch in self._kept if stretch.steps > 0]
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     @property
     def spans(self) -> list[Span]:
         """Those of steps that stand."""

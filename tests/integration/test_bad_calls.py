@@ -113,6 +113,6 @@ def test_a_script_that_runs_when_it_is_imported_is_told_what_to_do(tmp_path):
         [sys.executable, script], env=environment, capture_output=True, text=True, timeout=100
     )
     assert ended.returncode == 1
-    assert "ConfigError: run_local was called while" in ended.stderr
+    assert "ConfigError: run_local was called while" in ended.stderr, ended.stderr
     assert "KeyError" not in ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("elastix.errors.QuorumLost: every worker was")

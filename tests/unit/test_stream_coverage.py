@@ -69,4 +69,4 @@ def test_steps_at_equal_distances_are_one_stretch():
     stretches = Stretches()
     for number in range(1000):
         stretches.add(1 + 2 * number, (8 * number, 8 * number + 8), 4)
-    assert len(stretches) == 1
+    assert len(stretches.spans) == 1
