@@ -5,7 +5,7 @@ a stored State every thousand steps, one worker lost and replaced every ten thou
 reads such a journal does so, each in a process of its own: what it took in CPU and memory.
 
 - `open_s`: a controller that goes on with the run, or takes it over.
-- `result_s`: `Result.open`: the account of samples and what was reported.
+- `result_s`: a Result: the account of samples and what was reported.
 - `report_s`: the page of `elastix report`.
 - `peak_mib`: the most that any of these processes held.
 """
@@ -121,32 +121,32 @@ def write(path: Path, steps: int) -> float:
     return time.process_time() - begun
 
 
-def _open(store: Path, path: Path) -> None:
+def _open(path: Path) -> None:
     log = Logbook(Events())
     log.open(path, Resumed(step=0, ref=""), stays=False, patience_s=0.0)
     log.close()
 
 
-def _result(store: Path, path: Path) -> None:
-    result = Result.open(store, NAME)
+def _result(path: Path) -> None:
+    result = Result.of(path.parent)
     if not result.audit.exact:
         raise SystemExit(f"the account of the journal is wrong: {result.audit}")
 
 
-def _report(store: Path, path: Path) -> None:
-    report_page(NAME, store)
+def _report(path: Path) -> None:
+    report_page(NAME, path.parents[2])
 
 
-READERS: dict[str, Callable[[Path, Path], None]] = {
+READERS: dict[str, Callable[[Path], None]] = {
     "open": _open,
     "result": _result,
     "report": _report,
 }
 
 
-def _measured(read: Callable[[Path, Path], None], store: Path, path: Path, told: Any) -> None:  # noqa: ANN401
+def _measured(read: Callable[[Path], None], path: Path, told: Any) -> None:  # noqa: ANN401
     begun = time.process_time()
-    read(store, path)
+    read(path)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     told.send((time.process_time() - begun, peak_mib))
 
@@ -155,16 +155,15 @@ def journal_of(steps: int, folder: Path | None = None) -> dict[str, Any]:
     """What the journal of a run of `steps` steps costs."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        store = Path(place) / "store"
-        path = store / "runs" / NAME / "journal.jsonl"
+        path = Path(place) / "store" / "runs" / NAME / "journal.jsonl"
         path.parent.mkdir(parents=True)
-        found: dict[str, Any] = {"steps": steps, "write_us_per_step": 0.0}
-        found["write_us_per_step"] = round(1e6 * write(path, steps) / steps, 2)
+        cpu_s = write(path, steps)
+        found: dict[str, Any] = {"steps": steps, "write_us_per_step": round(1e6 * cpu_s / steps, 2)}
         found["bytes_per_step"] = round(path.stat().st_size / steps, 1)
         peaks = {}
         for name, read in READERS.items():
             hears, tells = context.Pipe(duplex=False)
-            process = context.Process(target=_measured, args=(read, store, path, tells))
+            process = context.Process(target=_measured, args=(read, path, tells))
             process.start()
             tells.close()
             seconds, peaks[name] = hears.recv()

@@ -20,6 +20,7 @@ Cloud = Literal["aws", "gcp", "azure"]
 Wire = Literal["bfloat16", "float16"]
 _CLOUDS = ("aws", "gcp", "azure")
 _ADDRESS = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?")
+_OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9  # of DiLoCo, as its authors have them
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -417,8 +418,8 @@ class ExchangeConfig(_Config):
 
     wire: Wire | None = None
     every_steps: int | None = None
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    outer_lr: float = _OUTER_LR
+    outer_momentum: float = _OUTER_MOMENTUM
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -427,7 +428,7 @@ class ExchangeConfig(_Config):
         require(lr > 0, f"outer_lr must be > 0, not {lr!r}.")
         require(0 <= momentum < 1, f"outer_momentum must be from 0 to below 1, not {momentum!r}.")
         require(
-            every is not None or (lr, momentum) == (0.7, 0.9),
+            every is not None or (lr, momentum) == (_OUTER_LR, _OUTER_MOMENTUM),
             f"outer_lr={lr!r} and outer_momentum={momentum!r} are of use only with every_steps, "
             "the number of steps that each worker takes by itself.",
         )

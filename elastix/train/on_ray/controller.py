@@ -482,7 +482,10 @@ class Controller(Shell):
         self._places[process] = slot
 
     def _kill(self, worker: int) -> None:
-        self._killed.append(self._handles.pop(worker).kill())
+        self._kill_process(worker)
+
+    def _kill_process(self, process: int) -> None:
+        self._killed.append(self._handles.pop(process).kill())
 
     def _end(self, worker: int) -> None:
         self._handles.pop(worker).end()

@@ -141,7 +141,7 @@ class CrewController(Controller):
 
     def _end_process(self, process: int) -> None:
         self._crews.gone(process)
-        self._killed.append(self._handles.pop(process).kill())
+        self._kill_process(process)
         self._give_back(process)
 
     def _give_back(self, process: int) -> None:
@@ -180,7 +180,7 @@ class CrewController(Controller):
         }
         for one in present:
             if one.worker not in whole:
-                self._killed.append(self._handles.pop(one.process).kill())
+                self._kill_process(one.process)
         processes = {
             worker: [(one.process, self._site(one.slot)) for one in places]
             for worker, places in whole.items()
