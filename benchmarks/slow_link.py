@@ -75,10 +75,8 @@ class TwoHosts(local.LocalController):
         namespace, host = self._config["namespaces"][worker], _HOSTS[worker]
         run = (self._train, self._config, self._settings, self._store)
         args = (namespace, host, worker, there, self._rendezvous.address, *run)
-        process = self._spawner.Process(target=_work_there, args=args)
-        process.start()
+        self._processes[worker] = self._spawn(_work_there, args)
         there.close()
-        self._processes[worker] = process
         self._lines[worker] = here
 
 

@@ -6,6 +6,7 @@ recovery, reducer and loader are the very same code.
 """
 
 import multiprocessing
+import os
 import pickle
 import tempfile
 import time
@@ -47,6 +48,8 @@ from elastix.train.replica.link import Settings
 
 _NAME = "local"
 _TICK_S = 0.05
+_PROCESS = "elastix-local-worker"  # the name of workers' processes
+_IMPORTS = os.EX_CONFIG  # how one of them ends that would start workers of its own
 
 # Here, so that whoever wants more imported can say so after it. An optimizer imports the second.
 multiprocessing.get_context("forkserver").set_forkserver_preload(
@@ -195,15 +198,24 @@ def run_local(
 def _refuse_within_import() -> None:
     """A worker's process imports the script that it is of, and must not run it again.
 
+    One of ours ends there, and its supervisor raises: what several print at once is mixed up.
+
     Raises:
         ConfigError: it is about to.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ConfigError(
-            "run_local was called while a worker's process imports your script: the call stands "
-            "outside of a function, so each worker would start workers of its own. Nothing was "
-            'started by this one. Put the call under `if __name__ == "__main__":`.'
-        )
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
+        if process.name == _PROCESS:
+            os._exit(_IMPORTS)
+        raise _called_within_import()
+
+
+def _called_within_import() -> ConfigError:
+    return ConfigError(
+        "run_local was called while a process imports your script: the call stands outside of a "
+        "function, so each worker would start workers of its own. No worker was started by it. "
+        'Put the call under `if __name__ == "__main__":`.'
+    )
 
 
 @dataclass(frozen=True)
@@ -307,6 +319,8 @@ class LocalController(Shell):
             message: FromWorker | Outcome | None = line.recv()
         except (EOFError, ConnectionError):
             message = None
+        if message is None and worker not in self._conductor.state.started:
+            self._look_why(self._processes[worker])
         with self._lock:
             now = time.monotonic()
             if message is None:
@@ -318,6 +332,12 @@ class LocalController(Shell):
             else:
                 self._do(self._conductor.hear(worker, message, now))
 
+    def _look_why(self, process: BaseProcess) -> None:
+        """A process has ended before it was a worker."""
+        process.join()
+        if process.exitcode == _IMPORTS:
+            self._fail(_called_within_import())
+
     def _look_for_room(self) -> None:
         free = self._room.free
         self._do(self._conductor.room(free, more=free > 0, now=time.monotonic()))
@@ -327,11 +347,16 @@ class LocalController(Shell):
         here, there = self._spawner.Pipe()
         run = (self._train, self._config, self._settings, self._store)
         args = (worker, there, self._rendezvous.address, *run)
-        process = self._spawner.Process(target=work, args=args)  # no daemon: it has children
-        process.start()
+        process = self._spawn(work, args)
         there.close()
         self._processes[worker] = process
         self._lines[worker] = here
+
+    def _spawn(self, target: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
+        """No daemon: it has children."""
+        process = self._spawner.Process(target=target, args=args, name=_PROCESS)
+        process.start()
+        return process
 
     def _vacate(self, worker: int, place: Vacated) -> None:
         del worker

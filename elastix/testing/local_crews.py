@@ -41,9 +41,11 @@ class LocalCrewController(LocalController):
             message: Any = line.recv()
         except (EOFError, ConnectionError):
             message = None
+        at = self._crews.at(process)
+        if message is None and at is not None and at[0] not in self._conductor.state.started:
+            self._look_why(self._processes[process])
         with self._lock:
             now = time.monotonic()
-            at = self._crews.at(process)
             if message is None:
                 self._lines.pop(process).close()
                 over = self._crews.ended(process)
@@ -97,10 +99,8 @@ class LocalCrewController(LocalController):
             here, there = self._spawner.Pipe()
             run = (self._train, self._config, self._store)
             args = (life, there, self._rendezvous.address, *run)
-            started = self._spawner.Process(target=work_in_crews, args=args)
-            started.start()
+            self._processes[process] = self._spawn(work_in_crews, args)
             there.close()
-            self._processes[process] = started
             self._lines[process] = here
 
     def _vacate(self, worker: int, place: Vacated) -> None:
