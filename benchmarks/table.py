@@ -106,6 +106,8 @@ COMPARED = (
     ("store", "put_wall_ratio_raw", "durable put over raw append and sync"),
     ("store", "read_cpu_ratio_memcpy", "warm full read, CPU over memcpy"),
     ("store", "small_put_wall_ratio_raw", "durable put of a small model over the same"),
+    ("store", "small_read_store_cpu_us", "warm full read of a small model, us of CPU"),
+    ("store", "small_read_prefix_store_cpu_us", "a small model's prefix, handed out, us of CPU"),
     ("store", "lp_p50_us_100k", "nearest by prefix, 5,000 models, median, us"),
     ("store", "lcs_p50_ms_100k", "nearest by common subsequence, 5,000 models, ms"),
     ("store", "open_s_100k", "open with 5,000 models, s"),
