@@ -252,8 +252,17 @@ def parameter_names(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
     return names
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+def check_optimizer(
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[int, str],
+    done: str = "Nothing was prepared.",
+) -> None:
     """Refuse an optimizer that holds parameters which are not in `names`.
+
+    Args:
+        optimizer: part of the State.
+        names: of prepared parameters, by id.
+        done: what to say of it.
 
     Raises:
         ConfigError: names the group, the place in it and the shape of the first stranger.
@@ -263,9 +272,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) 
             if id(parameter) not in names:
                 raise ConfigError(
                     f"parameter {place} of group {index} of the {type(optimizer).__name__}, shape "
-                    f"{tuple(parameter.shape)}, belongs to no model given to ctx.prepare. Nothing "
-                    "was prepared. Build the optimizer from the parameters of the model that you "
-                    "prepare (a copied or re-created model has other parameters)."
+                    f"{tuple(parameter.shape)}, belongs to no model given to ctx.prepare. {done} "
+                    "Build the optimizer from the parameters of the models that you prepare (a "
+                    "copied or re-created model has other parameters)."
                 )
 
 

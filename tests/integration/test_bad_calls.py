@@ -22,6 +22,24 @@ def strange_optimizer(ctx):
     ctx.prepare(model, torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=0.1))
 
 
+def tracked_stranger(ctx):
+    ctx.prepare(torch.nn.Linear(4, 3))
+    ctx.track(head=torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=0.1))
+
+
+def tracked_too_early(ctx):
+    ctx.track(head=torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=0.1))
+    ctx.prepare(torch.nn.Linear(4, 3))
+
+
+def added_later(ctx):
+    model = torch.nn.Linear(4, 3)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3, 4))]})
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         yield from range(10)
@@ -49,6 +67,9 @@ def frozen(ctx):
     ("train", "fact"),
     [
         (strange_optimizer, r"parameter 0 of group 0 of the SGD, shape \(3, 4\), belongs to no"),
+        (tracked_stranger, r"parameter 0 of group 0 of the SGD, .* Nothing was tracked"),
+        (tracked_too_early, r"parameter 0 of group 0 of the SGD, .* Nothing was prepared"),
+        (added_later, r"parameter 0 of group 1 of the SGD, .* No step was taken"),
         (no_length, "Stream has no length"),
         (small_batch, "a global batch of 1 cannot be split over 2 workers"),
         (loader_first, "ctx.loader was called before ctx.prepare"),

@@ -117,9 +117,10 @@ class TrackedObjects:
                     "over workers they are dense. Nothing was prepared. Use Adam, with "
                     "sparse=False in the embedding; SGD and Adagrad take sparse=True."
                 )
+            self._add(state_digests.kind_of(other), other)
+        for other in self.others.values():  # those that were tracked before
             if isinstance(other, torch.optim.Optimizer):
                 states.check_optimizer(other, names)
-            self._add(state_digests.kind_of(other), other)
         _watch_optimizers(self)
 
     def close(self) -> None:
@@ -130,8 +131,12 @@ class TrackedObjects:
         """That an optimizer that is about to take a step is part of the State.
 
         Raises:
-            ConfigError: it changes prepared parameters and is not.
+            ConfigError: it changes prepared parameters and is not; or it is, and changes others.
         """
+        if any(optimizer is other for other in self.others.values()):
+            names = states.parameter_names(self.modules)
+            states.check_optimizer(optimizer, names, "No step was taken; the run ends.")
+            return
         if any(optimizer is held for other in self.others.values() for held in _held(other)):
             return
         prepared = states.parameter_names(self.modules)
@@ -166,8 +171,10 @@ class TrackedObjects:
         """Take in further objects by name, and give them their part of the State.
 
         Raises:
-            ConfigError: it has no state, or the name is taken.
+            ConfigError: it has no state, an optimizer has parameters that were not prepared, or the
+                name is taken.
         """
+        names = states.parameter_names(self.modules)
         for name, other in objects.items():
             if not isinstance(other, Stateful):
                 raise ConfigError(
@@ -176,6 +183,8 @@ class TrackedObjects:
                 )
             if name in self.others or "/" in name or name.startswith(ENTRY):
                 raise ConfigError(f"the name {name!r} is taken or has a '/'; choose another.")
+            if isinstance(other, torch.optim.Optimizer) and self.modules:
+                states.check_optimizer(other, names, "Nothing was tracked under that name.")
             self._add(name, other)
             self._claim(name, other)
 
@@ -319,17 +328,20 @@ def _held(other: Stateful) -> list[Any]:
 
 
 def _watch_optimizers(live: TrackedObjects) -> None:
-    """Have each optimizer of this process looked at before its first step, as long as `live` is."""
+    """Have each optimizer of this process looked at before its first step, as long as `live` is.
+
+    And before the next one when it has got further groups of parameters.
+    """
     reference = weakref.ref(live)
-    seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+    seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
         alive = reference()
         if alive is None:
             return
-        if optimizer not in seen:
+        if seen.get(optimizer) != len(optimizer.param_groups):
             alive.check_optimizer(optimizer)
-            seen.add(optimizer)
+            seen[optimizer] = len(optimizer.param_groups)
         if not any(optimizer is other for other in alive.others.values()):
             return
         alive.before_step(optimizer)
