@@ -9,9 +9,9 @@ at the end. `index` is `elastix.Rehearsal`, `reservoir` a buffer that is filled 
 trains on all the data so far at each task. Each seed has its own order, weights and buffer; all
 modes of a seed have the same ones.
 
-Then the same train function in a group: one process, four, and four of which three are killed
-while replacements join. What is said is the largest difference of a weight from those of the one
-process, over the largest weight of its tensor, with float64.
+Then the same train function in a group: one process, four, and four of which three are killed, each
+time with a pause until another has joined in its place. What is said is the largest difference of a
+weight from those of the one process, over the largest weight of its tensor, with float64.
 """
 
 import argparse
@@ -226,9 +226,9 @@ def groups(data: str, epochs: int, keep: str) -> dict[str, Any]:
     alone: Mapping[str, torch.Tensor] = {}
     for name, way in ways.items():
         doomed = with_kills(train, way["kills"])
-        run = run_local(
-            doomed, way["workers"], config=config, replace=bool(way["kills"]), timeout_s=600
-        )
+        # Below the minimum the group waits: without that it is through before anybody has started.
+        replaced = {"replace": True, "min_workers": way["workers"]} if way["kills"] else {}
+        run = run_local(doomed, way["workers"], config=config, timeout_s=600, **replaced)
         weights = _weights(run)
         alone = alone or weights
         reports = [event.metrics["accuracy"] for event in run.events if isinstance(event, Reported)]
