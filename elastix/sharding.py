@@ -92,6 +92,21 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return possible() and isinstance(tensor, sys.modules["torch.distributed.tensor"].DTensor)
 
 
+def let_go_of_gathered(modules: Iterable[torch.nn.Module]) -> None:
+    """Have FSDP2 let go of what it keeps of the outermost layer until a backward pass.
+
+    After a forward pass without one the model's parameters are whole and of nobody: not those of
+    the optimizer, nor those that a State consists of.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long
+    if fsdp is None:
+        return
+    for module in modules:
+        for layer in module.modules():
+            if isinstance(layer, fsdp.FSDPModule):
+                layer.reshard()
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this process holds of a tensor, sharing its memory; a plain one is as it is.
 

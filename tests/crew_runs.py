@@ -106,7 +106,7 @@ def held(model, optimizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def train(ctx) -> None:
+def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: None) -> None:
     config = ctx.config
     buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 4 << 10
     model = build()
@@ -145,6 +145,7 @@ def train(ctx) -> None:
                 file.write(json.dumps([ctx.step, held(model, optimizer)]) + "\n")
                 file.flush()
                 pace(config)
+            after_epoch(model, look)
         if config["mean"]:
             ctx.report(**ctx.mean(loss=loss))
     full = {
@@ -172,9 +173,15 @@ def pace(config: Mapping[str, Any]) -> None:
 
 def replayed(config: Mapping[str, Any], events: Sequence[Any], tensor: bool) -> dict[str, Any]:
     """One process, with the samples that were committed."""
+    model = replayed_to(config, standing(events), tensor)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def replayed_to(config: Mapping[str, Any], steps: Sequence[StepCommitted], tensor: bool) -> Net:
+    """The model after these steps."""
     dataset, model = data(config["samples"]), build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for event in standing(events):
+    for event in steps:
         spans = [s for batch in event.batches for share in batch.shares.values() for s in share]
         chosen = torch.from_numpy(indices(spans, 0, config["samples"], True))
         if not len(chosen):
@@ -185,7 +192,7 @@ def replayed(config: Mapping[str, Any], events: Sequence[Any], tensor: bool) -> 
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    return {name: p.detach() for name, p in model.named_parameters()}
+    return model
 
 
 def standing(events: Sequence[Any]) -> list[StepCommitted]:

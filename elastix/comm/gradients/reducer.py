@@ -125,6 +125,7 @@ class Reducer:
     """
 
     kind = OperationKind.STEP
+    together = False
     reduce: Reduce = "max"
     hooked = True  # a backward pass begins the step, and ends it
 

@@ -17,6 +17,7 @@ import torch
 
 from elastix.comm.network.door import CREW, Address, Door, enter, hang_up
 from elastix.comm.protocol.crew import (
+    Contribute,
     Crew,
     Go,
     Going,
@@ -39,7 +40,8 @@ _SEND_S = 10
 """Whoever does not read for so long is as good as lost."""
 
 _WORDS: dict[str, type] = {
-    kind.__name__: kind for kind in (Meeting, Going, Gone, Go, Release, Prepared, Held, There)
+    kind.__name__: kind
+    for kind in (Meeting, Going, Contribute, Gone, Go, Release, Prepared, Held, There)
 }
 _DTYPES = {str(dtype): dtype for dtype in (torch.int64, torch.int32, torch.float64, torch.float32)}
 

@@ -95,6 +95,12 @@ class Inside:
         assert self.mesh is not None  # noqa: S101 - asked for after `open`
         dist.all_reduce(tensor, group=self.mesh.get_group(axis))
 
+    def gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """What each place has, by place; of one shape. Collective."""
+        told = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(told, mine)
+        return told
+
     def cut(self) -> None:
         """End all connections to mates. Any thread, any number of times."""
         with self._lock:

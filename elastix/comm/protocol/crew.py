@@ -16,6 +16,8 @@ Invariants, by which whatever `recovery` says of workers holds for crews:
   with `complete` 0: so whoever begins to reduce in g has forgotten older buckets, on each rail;
 - what is launched first in a rail is the same on all its members, as all have it from one decision;
   a worker that is behind launches nothing, as its own buckets stand until the result is passed on;
+- whoever is told to contribute does so, whatever it has heard since: its mates are in collectives
+  of the worker then, and nobody comes out of these but together;
 - what a batch is split by is said in `Go` and never concluded: the processes of one worker hear of
   generations at different moments;
 - all waits within a worker are for its own places.
@@ -23,10 +25,12 @@ Invariants, by which whatever `recovery` says of workers holds for crews:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from elastix.comm.protocol import calls
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.protocol.wants import Course, Say
+from elastix.errors import TrainError
 
 # ------------------------------------------------------------------ what a speaker says
 
@@ -63,6 +67,20 @@ class Going:
     complete: int = 0
     void: bool = False
     next_void: bool = False
+
+
+@dataclass(frozen=True)
+class Contribute:
+    """Compute what this worker adds to the round of the operation, as the speaker does now.
+
+    Attributes:
+        generation: over whose members the work is divided.
+        kind: of the operation.
+    """
+
+    operation: int
+    generation: int
+    kind: int
 
 
 @dataclass(frozen=True)
@@ -108,6 +126,7 @@ class Held:
 
     operation: int
     generation: int
+    kind: int
 
 
 @dataclass(frozen=True)
@@ -117,7 +136,7 @@ class There:
     generation: int
 
 
-Order = Meeting | Going | Gone | Go | Release
+Order = Meeting | Going | Contribute | Gone | Go | Release
 Answer = Prepared | Held | There
 Word = Order | Answer
 
@@ -167,9 +186,21 @@ class Crew:
         """Whether all followers are up to `prepare`."""
         return len(self._prepared) == self.size - 1
 
-    def held(self, operation: int, generation: int) -> bool:
-        """Whether all followers hold that operation's buckets, reduced in that generation."""
-        wanted = Held(operation, generation)
+    def held(self, operation: int, generation: int, kind: int) -> bool:
+        """Whether all followers hold that operation's buckets, reduced in that generation.
+
+        Raises:
+            TrainError: one of them is in an operation of another kind.
+        """
+        wanted = Held(operation, generation, kind)
+        for place, held in self._held.items():
+            if replace(held, kind=kind) == wanted != held:
+                raise TrainError(
+                    f"the places of a worker have parted in operation {operation}: place 0 is "
+                    f"{calls.call(kind)}, place {place} {calls.call(held.kind)}. Nothing can be "
+                    "recovered; the run was stopped. All places must make the same calls on ctx "
+                    "in the same order."
+                )
         return all(self._held.get(place) == wanted for place in range(1, self.size))
 
     def there(self, generation: int) -> bool:

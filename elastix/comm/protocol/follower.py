@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from elastix.comm.protocol.crew import (
+    Contribute,
     Go,
     Going,
     Gone,
@@ -39,8 +40,10 @@ from elastix.comm.protocol.wants import (
     Connected,
     Course,
     GroupHandle,
+    Payload,
     ReduceBuckets,
     Say,
+    Seat,
     Superseded,
 )
 from elastix.errors import TrainError
@@ -229,6 +232,8 @@ class Follower(InGroup):
                     return  # the speaker will say how it goes on
             case Going():
                 self._go_on(order)
+            case Contribute():
+                yield from self._contribute(order)
             case _:
                 raise self._astray(order)
 
@@ -257,6 +262,17 @@ class Follower(InGroup):
             raise self._astray(order)
         hand.complete, hand.void, hand.next_void = order.complete, order.void, order.next_void
 
+    def _contribute(self, order: Contribute) -> Course[None]:
+        """Compute with the others of this worker; what comes of it is the speaker's to tell.
+
+        Without looking for news: the others wait for this place, and for nobody outside.
+        """
+        number, generation, operation = self.hand.number, self.generation, self.hand.operation
+        if operation is None or order != Contribute(number, generation, operation.kind):
+            raise self._astray(order)
+        members = self._inbox.members[generation]
+        yield Payload(Seat(generation, members, members.index(self._me)), operation)
+
     # ------------------------------------------------------------------ the rail
 
     def _attempt(self, operation: Operation) -> Course[None]:
@@ -267,7 +283,7 @@ class Follower(InGroup):
                 rail = yield from self._rail()
                 yield from self._ask(ReduceBuckets(rail, operation))
             hand.complete = generation
-            yield Say(Held(hand.number, generation))
+            yield Say(Held(hand.number, generation, hand.kind))
         yield Await(lambda: bool(self._orders) or self._lost, phase="held", detail=hand.kind)
 
     def _rail(self) -> Course[GroupHandle]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, cast
 
 from elastix.comm.protocol import calls
 from elastix.comm.protocol.catch_up_messages import Entering, Watched
-from elastix.comm.protocol.crew import Crew, Go, Going, Gone, Meeting, Release
+from elastix.comm.protocol.crew import Contribute, Crew, Go, Going, Gone, Meeting, Release
 from elastix.comm.protocol.in_group import InGroup
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.joiner import Joiner
@@ -366,9 +366,11 @@ class GroupProtocol(InGroup):
             if not hand.void:
                 yield from self._compute(group, operation)
                 yield from self._ask(ReduceBuckets(group, operation))
-            mine = hand.number, self.generation
+            mine = hand.number, self.generation, operation.kind
             yield from self._await_crew(lambda: self._crew.held(*mine))
             hand.complete = self.generation
+        if operation.together:
+            yield from self._crew.say(Contribute(hand.number, self.generation, operation.kind))
         hand.payload, detail = yield Payload(group, operation)
         if detail is not None:
             yield from self._compare_calls(group, operation.kind, detail)

@@ -48,6 +48,11 @@ class Operation(Protocol):
         """How the payloads of the round add up."""
         ...
 
+    @property
+    def together(self) -> bool:
+        """Whether all processes of a worker have to call `payload`, if it is several."""
+        ...
+
     def lacks(self, members: Sequence[int]) -> bool:
         """Whether the train function has more to compute for it, if these members do it.
 
@@ -67,7 +72,10 @@ class Operation(Protocol):
         ...
 
     def payload(self, group: Group) -> torch.Tensor:
-        """What this worker adds to the round; of the same shape on all."""
+        """What this worker adds to the round; of the same shape on all.
+
+        Of `group` followers know members, rank and size alone.
+        """
         ...
 
     def detail(self) -> int | None:
@@ -92,6 +100,8 @@ class Operation(Protocol):
 
 class RoundAlone:
     """The base of an operation without buckets: its round, and the result of it, are all."""
+
+    together = False
 
     def lacks(self, members: Sequence[int]) -> bool:
         """Nothing."""

@@ -53,6 +53,19 @@ class GroupHandle(Protocol):
         ...
 
 
+class Seat(NamedTuple):
+    """A member's place among the members of a generation, whether they are connected or not."""
+
+    generation: int
+    members: tuple[int, ...]
+    rank: int
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.members)
+
+
 # ------------------------------------------------------------------ waiting, and the group
 
 
@@ -165,7 +178,7 @@ class ReduceBuckets(NamedTuple):
 class Payload(NamedTuple):
     """What this member adds to the round, and the operation's detail. Sends both."""
 
-    group: GroupHandle
+    group: GroupHandle | Seat
     operation: Operation
 
 

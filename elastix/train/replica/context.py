@@ -333,10 +333,12 @@ class Context:
             metric: `metric(model, batch)` gives the mean over the batch, or several by name. The
                 model is the first one prepared, in eval mode, without gradients.
             dataset: map-style.
-            batch_size: of each worker, unlike the loader's.
+            batch_size: of each worker, unlike the loader's. If workers are several processes, the
+                axis `shard` of their mesh splits it.
             collate_fn: makes a batch of a list of items.
 
-        Collective. If a worker is lost, the others repeat it among themselves.
+        Collective, for all processes of each worker. If a worker is lost, the others repeat it
+        among themselves.
 
         Returns:
             Means by name. If the metric returns one number, the name is that of the function.

@@ -108,6 +108,16 @@ class Mates:
         self._inside.add_up(sums, SHARD)
         return dict(zip(values, sums.tolist(), strict=True))
 
+    def agree(self, *numbers: int) -> bool:
+        """Whether all places have called it with the same ones. Collective in the worker."""
+        told = self._inside.gather(torch.tensor(numbers, dtype=torch.int64))
+        return all(torch.equal(told[0], other) for other in told)
+
+    def add_up(self, sums: torch.Tensor) -> None:
+        """In place, over the places that split the worker's samples. Collective in the worker."""
+        if self.part[1] > 1:
+            self._inside.add_up(sums, SHARD)
+
     def cut(self) -> None:
         """A process of the worker is lost: come out of what waits for it. Any thread."""
         self._inside.cut()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from blake3 import blake3
@@ -15,10 +15,29 @@ from elastix.comm.protocol.operation import RoundAlone
 from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.source import Collate, to_device
 from elastix.errors import ConfigError
+from elastix.sharding import let_go_of_gathered
 from elastix.state import RandomState
+from elastix.train.replica import refusals
 
 Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
 """`metric(model, batch)`: the mean over the batch, or several by name."""
+
+
+class Places(Protocol):
+    """The processes of one worker, as seen by one of them. All is collective among them."""
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """This one's index among those that split the worker's samples, and their number."""
+        ...
+
+    def agree(self, *numbers: int) -> bool:
+        """Whether all have called it with the same numbers; as many at each."""
+        ...
+
+    def add_up(self, sums: torch.Tensor) -> None:
+        """In place, over those that split the worker's samples."""
+        ...
 
 
 class Evaluation(RoundAlone):
@@ -26,6 +45,9 @@ class Evaluation(RoundAlone):
 
     If the group changes, everybody evaluates its part of the new division: no result of a part
     outlives the group that it was divided for.
+
+    If a member is several processes, these split each of its batches, and their sums are added up
+    before the round. All run the model equally often: what it gathers, it gathers from all.
     """
 
     kind = OperationKind.EVALUATION
@@ -39,8 +61,12 @@ class Evaluation(RoundAlone):
         batch_size: int,
         collate: Collate,
         device: torch.device,
+        places: Places | None = None,
     ) -> None:
+        """`places`: of this worker, if it is several processes."""
         self.names: list[str] | None = None
+        self.together = places is not None
+        self._places = places
         self._model = model
         self._metric = metric
         self._dataset = dataset
@@ -50,14 +76,41 @@ class Evaluation(RoundAlone):
 
     def payload(self, group: Group) -> torch.Tensor:
         """Sample count, then the sum of each metric over this member's part, in float64."""
-        length = len(self._dataset)  # type: ignore[arg-type]
-        start, stop = (length * (group.rank + i) // group.size for i in (0, 1))
+        mine = _part(range(len(self._dataset)), group.rank, group.size)  # type: ignore[arg-type]
+        if self._places is not None:
+            return self._sums_of_places(mine, self._places)
         with evaluating(self._model):
-            if start == stop:  # the names of the metrics are needed even so, not their values
-                return torch.zeros_like(self._batch(range(min(1, length))))
-            starts = range(start, stop, self._batch_size)
-            parts = [self._batch(range(s, min(s + self._batch_size, stop))) for s in starts]
-            return torch.stack(parts).sum(0)
+            return self._sums(mine)
+
+    def _sums(self, share: range, index: int = 0, parts: int = 1) -> torch.Tensor:
+        """Over one of so many parts of each of a share's batches."""
+        starts = range(0, len(share), self._batch_size) or range(1)
+        batches = (share[start : start + self._batch_size] for start in starts)
+        own = [_part(batch, index, parts) for batch in batches]
+        return torch.stack([self._batch(part) if part else self._nothing() for part in own]).sum(0)
+
+    def _sums_of_places(self, share: range, places: Places) -> torch.Tensor:
+        """The same at all places of this worker.
+
+        Raises:
+            ConfigError: these were given different things to evaluate.
+        """
+        given = len(self._dataset), self._batch_size  # type: ignore[arg-type]
+        if not places.agree(*given):
+            raise refusals.parted_in_evaluation("a dataset of another length or another batch_size")
+        try:
+            with evaluating(self._model):
+                sums = self._sums(share, *places.part)
+        finally:
+            let_go_of_gathered([self._model])
+        if not places.agree(self.detail()):
+            raise refusals.parted_in_evaluation("a metric of other names")
+        places.add_up(sums)
+        return sums
+
+    def _nothing(self) -> torch.Tensor:
+        """The names of the metrics are needed even so, not their values."""
+        return torch.zeros_like(self._batch(range(1)))
 
     def means(self, result: torch.Tensor) -> dict[str, float]:
         """By name, from what the round gave."""
@@ -72,7 +125,7 @@ class Evaluation(RoundAlone):
     def imitate(self, watched: Watched) -> None:
         """The names of the metrics come from a small sample, their values from the others."""
         with evaluating(self._model):
-            self._batch(range(min(1, len(self._dataset))))  # type: ignore[arg-type]
+            self._batch(range(1))
 
     def _batch(self, where: range) -> torch.Tensor:
         batch = to_device(self._collate([self._dataset[i] for i in where]), self._device)
@@ -129,6 +182,11 @@ class ExactEvaluation(Evaluation):
         before = RandomState().state_dict()
         super().imitate(watched)
         RandomState().load_state_dict(before)
+
+
+def _part(whole: range, index: int, parts: int) -> range:
+    start, stop = (len(whole) * (index + i) // parts for i in (0, 1))
+    return whole[start:stop]
 
 
 def measure(metric: Metric, model: torch.nn.Module, batch: Any) -> dict[str, float]:  # noqa: ANN401

@@ -647,13 +647,11 @@ class Member:
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
         self._steps.slices.refuse("ctx.evaluate")
-        if self._mates is not None:
-            raise refusals.not_in_crew("ctx.evaluate")
         self._step_together()
         self._steps.check(thoroughly=True)
         given = (self._tracked.model, metric, dataset, batch_size, collate, self.device)
         exact, seed = self.settings.exact, self.settings.seed
-        work = ExactEvaluation(*given, seed=seed) if exact else Evaluation(*given)
+        work = ExactEvaluation(*given, seed=seed) if exact else Evaluation(*given, self._mates)
         self._copies.finish()
         self.phase("evaluate", self.step)
         return work.means(self._driver.run(work).result)

@@ -107,6 +107,16 @@ def not_in_crew(call: str) -> ConfigError:
     )
 
 
+def parted_in_evaluation(what: str) -> ConfigError:
+    """The processes of one worker evaluate different things."""
+    return ConfigError(
+        f"ctx.evaluate was given {what} at one place of a worker than at another. Nothing was "
+        "computed; the run ends. All places must give it the same dataset, batch_size and metric: "
+        "elastix splits the batches over them. Names must depend neither on the batch nor on the "
+        "place."
+    )
+
+
 def ratios_in_crew() -> ConfigError:
     """Batches of one step would be split in several ratios, over workers or over their places."""
     return ConfigError(

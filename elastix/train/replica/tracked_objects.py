@@ -21,7 +21,7 @@ from elastix.data.loader import Loader
 from elastix.data.rehearsal import ENTRY, Rehearsal
 from elastix.data.source import Source
 from elastix.errors import ConfigError, StateError
-from elastix.sharding import is_sharded
+from elastix.sharding import is_sharded, let_go_of_gathered
 from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import state_digests
 from elastix.train.replica.learning_rate import hold_at_end
@@ -217,6 +217,7 @@ class TrackedObjects:
 
     def capture(self, counts: Mapping[str, Any]) -> State:
         """The State as it is now: views of live tensors, with `counts` among the metadata."""
+        let_go_of_gathered(self.modules.values())
         loaders = {f"loader/{loader.number}": loader for loader in self.loaders}
         others = {**self.others, **self._remembered, **loaders}
         state = states.capture(self.modules, others, counts)

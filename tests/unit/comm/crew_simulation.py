@@ -3,8 +3,8 @@
 Speakers run GroupProtocol and followers Follower, as they ship. What is made up beside the world of
 group_simulation: the lines within a worker, on which words come as late as the scheduler likes and
 in order; and user code that waits for its mates in a collective after each operation, as clipping
-or the next forward pass do. Nobody comes out of that but together, or when the worker is broken and
-this process knows.
+or the next forward pass do, and in evaluations. Nobody comes out of that but together, or when the
+worker is broken and this process knows.
 
 FlatSimulation is the way not taken: all processes meet each other.
 """
@@ -58,7 +58,7 @@ class Mates:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.there: dict[int, set[int]] = {}
+        self.there: dict[object, set[int]] = {}
         self.processes: list[Process] = []
 
 
@@ -98,8 +98,29 @@ class Process(Worker):
             yield from super().prepare()
             self.outbox.append(("level", 0))  # it follows nobody outside
 
+    def life(self):
+        """As every worker's; where all places compute a payload, they wait for each other."""
+        life, answer, error = super().life(), None, None
+        while True:
+            try:
+                wanted = life.send(answer) if error is None else life.throw(error)
+            except StopIteration:
+                return
+            answer = error = None
+            try:
+                if isinstance(wanted, wants.Payload) and wanted.operation.together:
+                    at = self.protocol.hand.number, wanted.group.generation, wanted.group.members
+                    yield from self.wait_for_mates(at)
+                    self.sim.seen["computed together"] += self.place > 0
+                answer = yield wanted
+            except BaseException as raised:  # noqa: BLE001 - the protocol's to handle
+                error = raised
+
     def left(self):
         turn, self._turn = self._turn, self._turn + 1
+        yield from self.wait_for_mates(turn)
+
+    def wait_for_mates(self, turn: object):
         there = self.mates.there.setdefault(turn, set())
         there.add(self.place)
         if len(there) == self.mates.size:

@@ -32,8 +32,8 @@ from elastix.train.replica.vote import Vote, decode
 STEP, EVALUATE, FINISH = 1, 2, 3
 _BUCKETS = ("bucket 0", "bucket 1")
 _ROUNDS = {STEP: "round of a step", EVALUATE: "evaluation", FINISH: "end"}
-_EVALUATION = SimpleNamespace(kind=EVALUATE, lacks=lambda members: False)
-_END = SimpleNamespace(kind=FINISH, lacks=lambda members: False)
+_EVALUATION = SimpleNamespace(kind=EVALUATE, lacks=lambda members: False, together=True)
+_END = SimpleNamespace(kind=FINISH, lacks=lambda members: False, together=False)
 
 Choose = Callable[[int], int]
 
@@ -186,6 +186,7 @@ class Step:
     """A training step as an operation: what Reducer does to its buckets, without gradients."""
 
     kind = STEP
+    together = False
 
     def __init__(self, worker: "Worker") -> None:
         self.worker = worker

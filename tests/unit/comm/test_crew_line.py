@@ -16,6 +16,7 @@ from elastix.comm.network.crew_line import (
 )
 from elastix.comm.network.door import CREW, MEETING, draw_secret, enter
 from elastix.comm.protocol.crew import (
+    Contribute,
     Crew,
     Go,
     Going,
@@ -43,7 +44,8 @@ WAIT_S = 10.0
         Go(17, 3, tuple(range(4000))),
         Release(4),
         Prepared(),
-        Held(17, 3),
+        Contribute(17, 3, 2),
+        Held(17, 3, 1),
         There(3),
     ],
     ids=lambda word: type(word).__name__,
@@ -138,10 +140,10 @@ def test_words_go_both_ways(ends):
     ends.lines.say(Release(4))
     ends.comes_to(lambda: bool(follower._orders) and bool(other._orders))
     assert list(follower._orders) == [Release(4)]
-    first.say(Held(5, 2))
-    second.say(Held(5, 2))
-    ends.comes_to(lambda: ends.crew.held(5, 2))
-    assert not ends.crew.held(5, 3)
+    first.say(Held(5, 2, 1))
+    second.say(Held(5, 2, 1))
+    ends.comes_to(lambda: ends.crew.held(5, 2, 1))
+    assert not ends.crew.held(5, 3, 1)
     first.close()
     second.close()
 

@@ -7,12 +7,14 @@ operation.
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from elastix.comm.protocol.crew import Crew, Going
 from elastix.comm.protocol.follower import Follower
 from elastix.comm.protocol.group_protocol import GroupProtocol
+from elastix.comm.protocol.wants import Seat
 from elastix.errors import TrainError
 from tests.unit.comm.crew_simulation import CrewScenario, CrewSimulation, FlatSimulation
 from tests.unit.comm.group_simulation import Violation, chooser, scenario_of
@@ -76,6 +78,49 @@ def test_processes_that_all_meet_each_other_wait_for_ever():
         run_schedules(range(2000), fixed, FlatSimulation)
 
 
+def test_evaluations_in_which_places_gather_parts_are_computed_by_all_of_them():
+    seen = run_schedules(range(150), without("joiners", "replace", evaluate=True, hiccups=1))
+    assert seen["computed together"] >= 300, seen
+    assert seen["freed"] >= 5, seen
+
+
+class SaysNothingOfEvaluations(GroupProtocol):
+    """Evaluates by itself."""
+
+    def _attempt(self, operation):
+        alone = SimpleNamespace(kind=operation.kind, lacks=operation.lacks, together=False)
+        yield from super()._attempt(alone if operation.together else operation)
+
+
+class LooksForNews(Follower):
+    """Does not contribute to what will be done again anyway."""
+
+    def _contribute(self, order):
+        if not self._outdated:
+            yield from super()._contribute(order)
+
+
+class DividesByItsOwnNews(Follower):
+    """Takes the newest members that it has heard of for those of the round."""
+
+    def _contribute(self, order):
+        for want in super()._contribute(order):
+            newest = max(self._inbox.members)
+            members = self._inbox.members[newest]
+            yield want._replace(group=Seat(newest, members, 0))
+
+
+@pytest.mark.parametrize("follower", [LooksForNews, DividesByItsOwnNews])
+def test_a_follower_that_goes_by_its_own_news_in_evaluations_is_caught(follower):
+    with pytest.raises(Violation, match="nothing can happen any more"):
+        run_schedules(range(2000), without(evaluate=True), follower=follower)
+
+
+def test_a_speaker_that_evaluates_without_its_crew_is_caught():
+    with pytest.raises(Violation, match=r"goes round in circles|nothing can happen any more"):
+        run_schedules(range(50), without(evaluate=True), protocol=SaysNothingOfEvaluations)
+
+
 class TellsAllAlike(GroupProtocol):
     """Tells its followers what was decided, also if they are behind and something else holds."""
 
@@ -123,14 +168,14 @@ class ForgetsAtMeetings(Follower):
 
 
 class WaitsForNobody(Crew):
-    def held(self, operation, generation):
+    def held(self, operation, generation, kind):
         return True
 
 
 class HearsOldNews(Crew):
     """Takes what was held in any generation for what is held in this one."""
 
-    def held(self, operation, generation):
+    def held(self, operation, generation, kind):
         places = range(1, self.size)
         return all(p in self._held and self._held[p].operation == operation for p in places)
 

@@ -45,8 +45,8 @@ from elastix.comm.protocol.wants import (
 )
 from elastix.errors import TrainError
 
-STEP = SimpleNamespace(kind=1, lacks=lambda members: False)
-EVALUATION = SimpleNamespace(kind=2, lacks=lambda members: False)
+STEP = SimpleNamespace(kind=1, lacks=lambda members: False, together=False)
+EVALUATION = SimpleNamespace(kind=2, lacks=lambda members: False, together=True)
 
 
 def group(generation, *members):
@@ -869,6 +869,7 @@ class Sliced:
     """A step in which this member computes two of three slices if it is alone."""
 
     kind = 1
+    together = False
 
     def __init__(self):
         self.computed = 1

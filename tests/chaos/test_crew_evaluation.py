@@ -1,0 +1,247 @@
+"""Evaluation by workers that are crews: by all places, every sample once, whoever dies in it."""
+
+import functools
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import TensorDataset
+
+from elastix.config import CheckpointConfig, ExchangeConfig
+from elastix.errors import ConfigError, TrainError
+from elastix.events import StateStored, WorkerJoined
+from elastix.store import Store
+from elastix.testing.local import run_local
+from tests.crew_runs import PlaceKill, build, checked, data, parallelize, standing, train
+from tests.crew_runs import replayed_to as weights_after
+
+pytestmark = pytest.mark.timeout(240)
+
+SAMPLES, BATCH = 23, 5
+"""Divided by no number of workers, places or batches."""
+
+
+def kill(worker, place, phase, **fixed):
+    return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
+
+
+def validation():
+    """Inputs, targets, and which sample it is."""
+    x, y = data(SAMPLES).tensors
+    return TensorDataset(x, y, torch.arange(SAMPLES))
+
+
+def loss_and_samples(model, batch):
+    """The loss, and of each sample how often it is there, as means over the batch."""
+    x, y, numbers = batch
+    seen = F.one_hot(numbers, SAMPLES).double().mean(0).tolist()
+    return {"loss": F.cross_entropy(model(x), y), **{f"s{n}": v for n, v in enumerate(seen)}}
+
+
+def evaluated(ctx):
+    """crew_runs.train, and an evaluation after each epoch."""
+    log = Path(ctx.config["log"])
+    (log / f"pid-{ctx.worker}-{ctx.place}").write_text(str(os.getpid()))
+    train(ctx, after_epoch=functools.partial(evaluate, ctx, log))
+
+
+def evaluate(ctx, log, model, look):
+    calls = 0
+
+    def metric(model, batch):
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            look("in evaluation")
+        return loss_and_samples(model, batch)
+
+    found = ctx.evaluate(metric, validation(), batch_size=BATCH)
+    assert model.training
+    with (log / f"{ctx.worker}-{ctx.place}.evaluated").open("a") as file:
+        file.write(json.dumps([ctx.step, found]) + "\n")
+
+
+def whole_crew_ends(ctx):
+    """Both processes of worker 1 in the second batch of an evaluation."""
+    log = Path(ctx.config["log"])
+    (log / f"pid-{ctx.worker}-{ctx.place}").write_text(str(os.getpid()))
+
+    def look(phase):
+        if (ctx.worker, ctx.place, phase) == (1, 1, "in evaluation"):
+            for place in (0, 1):
+                os.kill(int((log / f"pid-1-{place}").read_text()), signal.SIGKILL)
+
+    def after_epoch(model, _look):
+        evaluate(ctx, log, model, look)
+
+    train(ctx, after_epoch=after_epoch)
+
+
+def assert_evaluated(tmp_path, found, crew, times):
+    """After each epoch: the same bits at all places, every sample once, as one process has it."""
+    told = {}
+    for path in (tmp_path / "log").glob("*.evaluated"):
+        for line in path.read_text().splitlines():
+            step, means = json.loads(line)
+            assert told.setdefault(step, means) == means, (path, step)
+    assert len(told) == times
+    config = {"samples": 36}
+    for step, means in told.items():
+        for number in range(SAMPLES):
+            assert means[f"s{number}"] == pytest.approx(1 / SAMPLES, rel=1e-12), (step, number)
+        model = weights_after(config, standing(found.run.events)[:step], "tensor" in crew)
+        x, y, _ = validation().tensors
+        assert means["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-9)
+
+
+def run(tmp_path, workers, crew, kills=(), *, function=evaluated, times=2, **options):
+    options = {"samples": 36, "epochs": times, **options}
+    found = checked(tmp_path, workers, crew, kills, function=function, **options)
+    assert_evaluated(tmp_path, found, crew, times)
+    return found
+
+
+@pytest.mark.parametrize(
+    "crew",
+    [
+        {"shard": 3},
+        {"shard": 2, "tensor": 2},
+        pytest.param({"shard": 2}, marks=pytest.mark.slow),
+        pytest.param({"tensor": 2}, marks=pytest.mark.slow),
+        pytest.param({"shard": 1}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_all_places_evaluate_and_every_sample_counts_once(tmp_path, crew):
+    run(tmp_path, 2, crew)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_process_is_killed_while_it_evaluates(tmp_path, place):
+    found = run(tmp_path, 3, {"shard": 2}, [kill(1, place, "in evaluation")])
+    assert [(worker, freed) for worker, freed, _ in found.run.freed] == [(1, 1 - place)]
+
+
+ONE_SIDED = {
+    "a follower before it is told to evaluate": kill(1, 1, "held", detail=2),
+    "a speaker that waits for its crew": kill(1, 0, "crew", detail=2),
+    "a follower that is through": kill(1, 1, "round", detail=2),
+    "a speaker in the round": kill(1, 0, "round", detail=2),
+    "a speaker out of the round": kill(1, 0, "left", detail=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", ONE_SIDED.values(), ids=ONE_SIDED)
+def test_killed_in_the_protocol_of_an_evaluation(tmp_path, one):
+    run(tmp_path, 3, {"shard": 2}, [one])
+
+
+@pytest.mark.slow
+def test_several_are_killed_in_one_evaluation_and_in_the_recovery_from_that(tmp_path):
+    kills = [
+        kill(1, 1, "in evaluation"),
+        kill(2, 0, "meet", detail=2),
+        kill(3, 1, "in evaluation", after=1),  # when it evaluates again
+    ]
+    run(tmp_path, 4, {"shard": 2}, kills)
+
+
+def test_a_whole_crew_is_killed_while_it_evaluates(tmp_path):
+    found = run(tmp_path, 2, {"shard": 2}, function=whole_crew_ends)
+    assert {(worker, place) for worker, place, _ in found.run.lost_places} == {(1, 0), (1, 1)}
+
+
+def test_what_is_stored_and_given_after_an_evaluation_is_in_parts(tmp_path):
+    """FSDP2 keeps the outermost layer whole until a backward pass, of which there is none then."""
+    often = CheckpointConfig(every_steps=3, keep_last=None)
+    options = {"checkpoint": often, "replace": True, "step_s": 0.1, "times": 6}
+    found = run(tmp_path, 2, {"shard": 2}, [kill(1, 1, "in evaluation")], **options)
+    assert any(isinstance(event, WorkerJoined) for event in found.run.events)
+    stored = [e for e in found.run.events if isinstance(e, StateStored)]
+    assert any(e.step % 3 == 0 for e in stored)  # epochs have three steps
+    with Store(found.run.directory / "store") as store:
+        parts = store.manifest(stored[-2].ref).tensors
+        assert {name for name in parts if name.startswith("last.weight")} == {
+            "last.weight[0:5,0:18]",
+            "last.weight[5:10,0:18]",
+        }
+
+
+def looks_by_itself(ctx):
+    """A forward pass of the train function's own, after which there is no backward pass."""
+
+    def after_epoch(model, _look):
+        with torch.no_grad():
+            model(validation().tensors[0])
+
+    train(ctx, after_epoch=after_epoch)
+
+
+def test_what_is_stored_after_a_forward_pass_alone_is_in_parts(tmp_path):
+    often = CheckpointConfig(every_steps=3, keep_last=None)
+    options = {"samples": 36, "epochs": 2, "checkpoint": often, "function": looks_by_itself}
+    found = checked(tmp_path, 2, {"shard": 2}, **options)
+    assert [e.step for e in found.run.events if isinstance(e, StateStored)][:1] == [3]
+
+
+def alone(ctx):
+    model = build()
+    parallelize(model, ctx.mesh)
+    ctx.prepare(model)
+    return model
+
+
+def of_other_lengths(ctx):
+    alone(ctx)
+    ctx.evaluate(
+        loss_and_samples, torch.utils.data.Subset(validation(), range(9 + ctx.place)), batch_size=4
+    )
+
+
+def in_other_batches(ctx):
+    alone(ctx)
+    ctx.evaluate(loss_and_samples, validation(), batch_size=4 + ctx.place)
+
+
+def by_other_names(ctx):
+    alone(ctx)
+    ctx.evaluate(lambda m, b: {f"loss {ctx.place}": m(b[0]).sum()}, validation(), batch_size=4)
+
+
+@pytest.mark.parametrize("function", [of_other_lengths, in_other_batches, by_other_names])
+def test_places_that_evaluate_different_things_are_refused(tmp_path, function):
+    with pytest.raises(ConfigError, match="at one place of a worker than at another"):
+        run_local(function, 2, crew={"shard": 2}, directory=tmp_path)
+
+
+def averages_at_place_1(ctx):
+    alone(ctx)
+    if ctx.place:
+        ctx.mean(loss=0.0)
+    else:
+        ctx.evaluate(loss_and_samples, validation(), batch_size=4)
+
+
+def test_places_in_different_calls_end_the_run(tmp_path):
+    said = r"parted in operation 0: place 0 is in ctx.evaluate, place 1 in ctx.mean"
+    with pytest.raises(TrainError, match=said):
+        run_local(averages_at_place_1, 1, crew={"tensor": 2}, directory=tmp_path)
+
+
+@pytest.mark.slow
+def test_outer_steps_are_taken_before_an_evaluation(tmp_path):
+    """Else the workers would evaluate what each has by itself."""
+    exchange = ExchangeConfig(every_steps=2, outer_lr=1.0, outer_momentum=0.0)
+    log = tmp_path / "log"
+    log.mkdir()
+    config = {"kills": [], "log": str(log), "samples": 36, "batch_size": 12, "epochs": 2}
+    config |= {"step_s": 0.0, "mean": False}
+    run_local(evaluated, 2, config=config, crew={"shard": 2}, exchange=exchange, directory=tmp_path)
+    told = [path.read_text() for path in log.glob("*.evaluated")]
+    assert len(told) == 4
+    assert len(set(told)) == 1
