@@ -156,6 +156,11 @@ class Loader:
         return self._within and self.epoch >= self._planned
 
     @property
+    def in_last_epoch(self) -> bool:
+        """Whether no further epoch is planned."""
+        return self.epoch + 1 >= self._planned
+
+    @property
     def pending(self) -> bool:
         """Whether batches were drawn that are not committed: the middle of a step."""
         return bool(self._drawn)

@@ -3,6 +3,7 @@
 Law: two workers of equal batches, each with its own samples, equal plain torch to 1e-9.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from elastix.config import CheckpointConfig, ExchangeConfig
+from elastix.data.audit import audit
 from elastix.data.sample_order import indices
 from elastix.errors import ConfigError
+from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from tests.laws import committed
 from tests.trainables import mlp, samples
@@ -249,6 +252,165 @@ def draws_from_no_loader(ctx):
 def test_a_step_between_an_outer_step_and_the_next_batch_is_refused(tmp_path, train):
     with pytest.raises(ConfigError, match="every_steps"):
         run(tmp_path, train)
+
+
+# ------------------------------------------------- two loaders
+
+
+def two_loaders(ctx):
+    """Draws from one loader before it loops over the other."""
+    model = build()
+    model, optimizer = ctx.prepare(model, inner_of(model))
+    looped = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
+    beside = ctx.loader(samples(4 * SAMPLES, torch.float64), batch_size=12)
+    others = (batch for epoch in beside.epochs(1) for batch in epoch)
+    other = next(others)
+    for epoch in looped.epochs(2):
+        for x, y in epoch:
+            (loss_of(model, (x, y)) + loss_of(model, other)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            other = next(others)
+    keep(ctx, model)
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_whichever_loader_is_drawn_from_first_no_sample_is_lost(tmp_path, step):
+    """Worker 1 is killed in one of the windows, of which there are six."""
+    doomed = with_kills(two_loaders, [Kill(worker=1, phase="batch", step=step)])
+    events, _ = run(tmp_path, doomed, workers=3)
+    looped = audit(events).loaders[0]
+    assert (looped.samples, looped.missing, looped.repeated) == (2 * SAMPLES, (), ())
+
+
+def shorter_beside(ctx):
+    """The second loader's epochs are over before those of the first: what is in hand is left."""
+    model = build()
+    model, optimizer = ctx.prepare(model, inner_of(model))
+    long = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
+    short = ctx.loader(samples(SAMPLES // 2, torch.float64), batch_size=12)
+    for one, other in zip(long.epochs(2), short.epochs(2), strict=True):
+        for mine, beside in zip(one, other, strict=False):
+            (loss_of(model, mine) + loss_of(model, beside)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    keep(ctx, model)
+
+
+def test_a_second_loader_may_be_shorter(tmp_path):
+    run(tmp_path, shorter_beside)
+
+
+# ------------------------------------------------- averages of weights beside the model
+
+
+def swapped(ctx):
+    """Evaluates an average within an epoch; `first`: the model as it is before."""
+    model = build()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    model, optimizer, average = ctx.prepare(model, inner_of(model), average)
+    loader = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
+    for epoch in loader.epochs(2):
+        for number, (x, y) in enumerate(epoch):
+            learn(model, optimizer, x, y)
+            average.update_parameters(model)
+            if number == 4:
+                evaluate_average(ctx, model, average)
+        evaluate_average(ctx, model, average)
+    keep(ctx, model)
+
+
+def evaluate_average(ctx, model, average):
+    data = samples(SAMPLES, torch.float64)
+    if ctx.config["first"]:
+        ctx.evaluate(loss_of, data, batch_size=64)
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(average.module.state_dict())
+    ctx.evaluate(loss_of, data, batch_size=64)
+    model.load_state_dict(own)
+
+
+def test_weights_of_before_an_outer_step_are_not_put_back(tmp_path):
+    with pytest.raises(ConfigError, match=r"call ctx\.evaluate on the model as it is first"):
+        run(tmp_path, swapped, config={"first": False})
+
+
+def test_other_weights_are_tried_after_the_outer_step(tmp_path):
+    events, _ = run(tmp_path, swapped, config={"first": True})
+    assert [len(event.batches) for event in committed(events)] == [3, 2, 3] * 2
+
+
+def frozen_average(ctx):
+    model = build()
+    average = build()
+    if ctx.config["frozen"]:
+        average.requires_grad_(False)
+    model, optimizer, average = ctx.prepare(model, inner_of(model), average)
+    loader = ctx.loader(samples(SAMPLES, torch.float64), batch_size=12)
+    for epoch in loader.epochs(2):
+        for x, y in epoch:
+            learn(model, optimizer, x, y)
+            if ctx.config["within"]:
+                follow(average, model)
+        follow(average, model)
+    keep(ctx, average)
+
+
+def follow(average, model):
+    with torch.no_grad():
+        for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
+            mine.lerp_(theirs, 0.1)
+
+
+def test_a_frozen_average_is_not_updated_in_inner_steps(tmp_path):
+    with pytest.raises(ConfigError, match=r"leave out requires_grad_\(False\)"):
+        run(tmp_path, frozen_average, config={"frozen": True, "within": True})
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_an_average_is_updated_after_epochs_or_not_frozen(tmp_path, frozen):
+    run(tmp_path, frozen_average, config={"frozen": frozen, "within": not frozen})
+
+
+# ------------------------------------------------- memory
+
+WIDTH, LAYERS = 2048, 8
+
+
+def heavy(ctx):
+    """Notes the most memory of this process, once all that it ever needs was there."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+    model, optimizer = ctx.prepare(model, optimizer)
+    loader = ctx.loader(torch.utils.data.TensorDataset(torch.ones(12, WIDTH)), batch_size=2)
+    for epoch in loader.epochs(1):
+        for (x,) in epoch:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    status = Path("/proc/self/status").read_text()
+    most = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+    (Path(ctx.config["log"]) / f"{ctx.worker}.txt").write_text(str(most))
+
+
+def test_it_takes_two_copies_of_the_parameters_more(tmp_path):
+    """Of one worker, beyond what it takes to exchange gradients."""
+    most = []
+    for every in (None, 2):
+        log = tmp_path / str(every)
+        log.mkdir()
+        run_local(
+            heavy,
+            2,
+            config={"log": str(log)},
+            exchange=ExchangeConfig(every_steps=every),
+            directory=log / "run",
+            shared=False,
+        )
+        most.append(max(int(path.read_text()) for path in log.glob("*.txt")))
+    copies = (most[1] - most[0]) / (WIDTH * WIDTH * LAYERS * 4)
+    print(f"{copies:.2f} copies more: {most[0] / 2**20:.0f} and {most[1] / 2**20:.0f} MiB")
+    assert 1.7 < copies < 2.5  # in between there is a tensor or two of the outer optimizer
 
 
 # ------------------------------------------------- an optimizer that is made late

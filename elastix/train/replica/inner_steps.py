@@ -5,7 +5,9 @@ out an optimizer's step on one worker alone. So what counts is what all do alike
 they draw and their uses of `ctx.accumulate`.
 
 A train function may draw from several loaders for one step. The one that was drawn from first since
-the last outer step leads: when it is asked for its next batch, the others' batches are used.
+the last outer step leads: when it is asked for its next batch, the others' batches are used. Its
+epochs end with an outer step, and so does the last one of any loader: nobody draws from that again,
+and what a lost worker had of it would be used by nobody.
 """
 
 from collections.abc import Iterator
@@ -53,9 +55,14 @@ class InnerSteps:
         finally:
             self._within -= 1
 
-    def ends(self, loader: int) -> bool:
-        """An epoch of that loader is over: whether the outer step is taken there."""
-        return loader == self._leads and not self._adding
+    def ends(self, loader: int, *, for_good: bool) -> bool:
+        """An epoch of that loader is over: whether the outer step is taken there.
+
+        Args:
+            loader: its number.
+            for_good: batches of it are in hand, and it has no further epoch.
+        """
+        return (loader == self._leads or for_good) and not self._adding
 
     def over(self) -> None:
         """The outer step was taken, or a State has come."""

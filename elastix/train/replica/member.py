@@ -336,7 +336,10 @@ class Member:
         if self._outer is None:
             return
         self._copies.finish()  # the parameters are about to move
-        if optimizer is self._outer.optimizer or any(x.pending for x in self._tracked.loaders):
+        if optimizer is self._outer.optimizer:
+            return
+        self._outer.watch(optimizer)
+        if any(x.pending for x in self._tracked.loaders):
             return
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         if any(parameter.grad is not None for parameter in parameters):
@@ -513,6 +516,7 @@ class Member:
             return
         self._inner.over()
         if any(loader.pending for loader in self._tracked.loaders):
+            self._copies.finish()  # the parameters are about to move
             self._outer.step()
 
     def _look_if_overtaken(self) -> None:
@@ -575,7 +579,9 @@ class Member:
 
     def exhausted(self, loader: int) -> bool:
         """At the end of an epoch other weights are tried, say."""
-        together = self._inner is not None and self._inner.ends(loader)
+        over = self._tracked.loaders[loader]
+        for_good = over.pending and over.in_last_epoch
+        together = self._inner is not None and self._inner.ends(loader, for_good=for_good)
         if together:
             self._step_together()
         self._copies.finish()

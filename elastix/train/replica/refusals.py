@@ -92,10 +92,12 @@ def steps_between_outer_steps() -> ConfigError:
     """A worker would part from the others before it goes its own way."""
     return ConfigError(
         "optimizer.step() was called with gradients and no batch in hand: none was drawn from a "
-        "loader of ctx.loader yet, or the outer step of ExchangeConfig(every_steps=...) that comes "
-        "with ctx.evaluate and the end of an epoch was taken since. Workers would part there. The "
-        "step was not taken; the run ends. Draw batches from ctx.loader, and take steps within the "
-        "loop over the epoch; call ctx.evaluate at the end of its body, after optimizer.step()."
+        "loader of ctx.loader yet, or the outer step of ExchangeConfig(every_steps=...) was taken "
+        "since, as with ctx.evaluate, the end of an epoch, and the end of any loader's last epoch. "
+        "Workers would part there. The step was not taken; the run ends. Draw batches from "
+        "ctx.loader, and take steps within the loop over the epoch; call ctx.evaluate at the end "
+        "of its body, after optimizer.step(). Give a second loader no fewer epochs than it is "
+        "drawn from."
     )
 
 

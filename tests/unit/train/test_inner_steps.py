@@ -45,7 +45,7 @@ def test_within_a_step_that_is_added_up_nothing_is_due():
     steps = InnerSteps(1)
     with steps.adding():
         assert draws(steps, 0, 4) == 0
-        assert not steps.ends(0)
+        assert not steps.ends(0, for_good=False)
     steps.drawn(0)
     assert steps.asked(0)
 
@@ -54,8 +54,8 @@ def test_batches_of_a_second_loader_belong_to_the_step_of_the_first():
     steps = InnerSteps(2)
     for _ in range(2):
         assert draws(steps, 0) == draws(steps, 1) == 0
-    assert not steps.ends(1)  # the first one's batch may be in hand
-    assert steps.ends(0)
+    assert not steps.ends(1, for_good=False)  # the first one's batch may be in hand
+    assert steps.ends(0, for_good=False)
     assert draws(steps, 0) == 1
 
 
@@ -64,4 +64,14 @@ def test_another_loader_leads_when_the_first_is_not_used_any_more():
     draws(steps, 0)
     assert draws(steps, 1, 3) == 0
     assert draws(steps, 1) == 1
-    assert steps.ends(1)
+    assert steps.ends(1, for_good=False)
+
+
+def test_the_last_epoch_of_any_loader_ends_with_the_outer_step():
+    steps = InnerSteps(3)
+    draws(steps, 0)
+    draws(steps, 1)
+    assert not steps.ends(1, for_good=False)
+    assert steps.ends(1, for_good=True)
+    with steps.adding():
+        assert not steps.ends(1, for_good=True)
