@@ -9,12 +9,13 @@ are needed (read_ahead).
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
@@ -25,7 +26,7 @@ from elastix.data.shared import Shared
 from elastix.data.shared.packing import pack
 from elastix.data.source import Collate, Source, samples_at
 
-_PATIENCE_S = 5  # with a process that is stopped, or at a sample that takes for ever
+_PATIENCE_S = 5  # with processes that are stopped, or at samples that take for ever
 _TIMEVAL = struct.Struct("ll")
 
 
@@ -72,17 +73,34 @@ class Lines:
         """Of what was read, the samples with these keys, packed.
 
         Blocks until each process is through with the batch in hand. One that is gone or stopped has
-        none.
+        none; all of these together are waited for as long as one.
         """
+        asked = [line for line in list(self._ours) if wanted and self._ask(line, wanted)]
         found: list[tuple[Hashable, bytes]] = []
-        for line in list(self._ours) if wanted else []:
-            try:
-                line.send(wanted)
-                found += [(line.recv(), line.recv_bytes()) for _ in range(line.recv())]
-            except (OSError, EOFError):  # what it may still say would be taken for something else
-                line.close()
-                self._ours.remove(line)
+        latest = time.monotonic() + _PATIENCE_S
+        while asked and (ready := wait(asked, max(0.0, latest - time.monotonic()))):
+            for line in [line for line in asked if line in ready]:
+                asked.remove(line)
+                try:
+                    found += [(line.recv(), line.recv_bytes()) for _ in range(line.recv())]
+                except (OSError, EOFError):
+                    self._drop(line)
+        for line in asked:
+            self._drop(line)
         return found
+
+    def _ask(self, line: Connection, wanted: Collection[Hashable]) -> bool:
+        try:
+            line.send(wanted)
+        except OSError:
+            self._drop(line)
+            return False
+        return True
+
+    def _drop(self, line: Connection) -> None:
+        """What it may still say would be taken for something else."""
+        line.close()
+        self._ours.remove(line)
 
     def begun(self) -> None:
         """The processes have been started and have their ends."""

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from multiprocessing.connection import wait
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from elastix.data import unused_samples
 from elastix.data.loader import Loader
 from elastix.data.read_ahead import ReadsAhead
 from elastix.data.rehearsal import Rehearsal
@@ -256,3 +258,34 @@ def test_random_numbers_of_the_training_thread_are_not_touched(tmp_path):
     drawn = np.random.random()
     np.random.seed(1)
     assert drawn == np.random.random()
+
+
+@pytest.mark.timeout(60)
+def test_processes_that_are_stopped_are_waited_for_together(monkeypatch):
+    """The others have been asked, and have answered, before anybody is given up."""
+    monkeypatch.setattr(unused_samples, "_PATIENCE_S", 30)
+    lines = Lines(4)
+    answers = [lines._theirs[number] for number in (1, 3)]
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.extend(lines.hand_over({"a", "b"})), daemon=True)
+    asking.start()
+    for line in answers:
+        assert line.poll(20)
+    for line, key in zip(answers, "ab", strict=True):
+        assert line.recv() == {"a", "b"}
+        line.send(1)
+        line.send(key)
+        line.send_bytes(b"packed " + key.encode())
+    for stopped in (0, 2):  # they are ended
+        lines._theirs[stopped].close()
+    asking.join(20)
+    assert sorted(found) == [("a", b"packed a"), ("b", b"packed b")]
+    assert len(lines._ours) == 2
+
+
+@pytest.mark.timeout(60)
+def test_one_that_stays_stopped_has_none(monkeypatch):
+    monkeypatch.setattr(unused_samples, "_PATIENCE_S", 1)
+    lines = Lines(2)
+    assert lines.hand_over({"a"}) == []
+    assert lines.hand_over({"a"}) == []  # nobody is left to be asked
