@@ -4,6 +4,7 @@ Counted are the instructions that Python executes: no clock is involved, so the 
 on every machine. Copies of the member list, which a new generation is, are one instruction each.
 """
 
+import pickle
 import sys
 import time
 
@@ -192,3 +193,18 @@ def test_a_thousand_workers_for_an_hour():
     assert len(world.events(StepCommitted)) == 3600
     assert world.events(GenerationFormed)[-1].cause == "join"
     print(f"{spent:.1f} s of CPU for {world.now:.0f} s of {len(world.group.members)} workers")
+
+
+def test_what_it_remembers_of_those_that_are_gone_is_small():
+    """Three hundred are lost and replaced, and steps are taken by the thousand: bytes of a loss."""
+    world = World(4, steps=100_000, start_s=1.0, spares=1)
+    for number in range(1, 401):
+        world.at(10.0 * number, lambda w: w.kill(min(w.conductor.holders)))
+    sizes, steps = [], []
+    for until in (1005.0, 4005.0):
+        world.play(until)
+        sizes.append(len(pickle.dumps(world.conductor)))
+        steps.append(world.step)
+    assert len(world.events(WorkerLost)) == 400
+    assert steps[1] - steps[0] > 2000
+    assert (sizes[1] - sizes[0]) / 300 < 200

@@ -1,0 +1,190 @@
+"""The controller of crews where nodes are to be taken away: without Ray, whose part is played."""
+
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from elastix.config import FailureConfig
+from elastix.events import Events, GenerationFormed, WorkerLeft, WorkerLost
+from elastix.train.control.crews import Crews
+from elastix.train.control.messages import (
+    Disband,
+    Entered,
+    Outcome,
+    OutcomeKind,
+    Ready,
+    Started,
+)
+from elastix.train.control.terms import RunTerms
+from elastix.train.on_ray.crew_controller import CrewController
+from elastix.train.record.conductor_shell import Shell
+
+
+class Actor:
+    """Notes the calls that are made on it."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, method):
+        return SimpleNamespace(remote=lambda *given: self.calls.append((method, *given)))
+
+
+@dataclass
+class Process:
+    """What the controller holds of one."""
+
+    process: int
+    node: str
+    actor: Actor = field(default_factory=Actor)
+    pid: int = 0
+    run: object = None
+    over: bool = False
+    ended: str = ""
+
+    def end(self):
+        self.ended = "ended"
+
+    def kill(self):
+        self.ended = "killed"
+
+
+@dataclass(frozen=True)
+class Slot:
+    number: int
+    node: str
+
+
+class Slots:
+    """Room for processes: one for each of these nodes, and none on one that is drained."""
+
+    coming = 0
+
+    def __init__(self, nodes):
+        self.unused = [Slot(number, node) for number, node in enumerate(nodes)]
+        self.draining = set()
+
+    def free(self):
+        return [slot for slot in self.unused if slot.node not in self.draining]
+
+    def take(self, slot):
+        self.unused.remove(slot)
+
+    def give_back(self, slot):
+        self.unused.append(slot)
+
+
+class Played(CrewController):
+    """Crews of two, on these nodes: process after process."""
+
+    def __init__(self, nodes):
+        failure = FailureConfig(replace=True)
+        workers = len(nodes) // 2
+        terms = RunTerms(
+            founders=workers,
+            min_workers=1,
+            max_workers=workers,
+            failure=failure,
+            first_step_s=300.0,
+            shadows=0,
+        )
+        Shell.__init__(self, terms, Events())
+        self.events, self.started = [], []
+        self._plan = SimpleNamespace(failure=failure)
+        self._settings = SimpleNamespace(processes=2)
+        self._checkpoints = SimpleNamespace(lost=lambda holder: None)
+        self._crews, self._slots = Crews(2, {}, again=False), Slots(nodes)
+        self._together, self._unused = False, []
+        self._handles, self._places, self._killed = {}, {}, []
+        self._look_for_room()
+        for worker in range(workers):
+            first = self._crews.of(worker)[0]
+            self._heed(first, worker, Started(pid=1, device="cpu", node=self.started[first].node))
+            self._heed(first, worker, Ready(("host", worker)))
+        for worker in range(workers):
+            self.says(worker, Entered(1))
+
+    def _start_process(self, process, slot):
+        self._handles[process] = Process(process, slot.node)
+        self._places[process] = slot
+        self.started.append(self._handles[process])
+
+    def _emit(self, event, sequence=None):
+        self.events.append(event)
+        return True
+
+    def says(self, worker, message):
+        self._heed(self._crews.of(worker)[0], worker, message)
+
+    def comes_to(self, worker, kind, *processes):
+        outcome = Outcome(kind=kind, generation=1, step=3)
+        for process in processes:
+            self._through(self._handles[process], worker, outcome, time.monotonic())
+
+    def loses(self, process):
+        self._lost(self._handles[process], time.monotonic())
+
+    def looks(self):
+        self._look_for_room()
+        self._do(self._conductor.tick(time.monotonic()))
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def controller():
+    """Worker 0 is on node a; worker 1 has its first place there, and its second on node b."""
+    played = Played(["b", "a", "a", "a"])  # the last slot is taken first
+    assert [process.node for process in played.started] == ["a", "a", "a", "b"]
+    assert [event.members for event in played.of(GenerationFormed)] == [(0, 1)]
+    return played
+
+
+def test_a_worker_leaves_whose_second_place_is_on_a_node_that_is_drained(controller):
+    controller.looks()
+    assert controller.of(GenerationFormed)[1:] == []
+    controller._slots.draining = {"b"}
+    controller.looks()
+    (left,) = controller.of(GenerationFormed)[1:]
+    assert (left.members, left.cause) == ((0,), "leave")
+    assert [process.ended for process in controller.started] == [""] * 4  # it takes the step first
+
+
+def test_one_that_has_left_is_ended_and_its_place_on_that_node_is_not_used(controller):
+    controller._slots.draining = {"b"}
+    controller.looks()
+    controller.says(0, Entered(2))
+    controller.comes_to(1, OutcomeKind.LEFT, 3, 2)
+    controller.looks()
+    (event,) = controller.of(WorkerLeft)
+    assert (event.worker, event.cause) == (1, "draining")
+    assert controller.of(WorkerLost) == []
+    assert [process.ended for process in controller.started] == ["", "", "ended", "ended"]
+    assert [slot.node for slot in controller._slots.free()] == ["a"]
+    assert controller._conductor.workers == {0}
+
+
+def test_a_free_process_on_a_node_that_is_drained_is_ended(controller):
+    """Its worker is lost. On another node it waits for a mate."""
+    controller.loses(2)
+    mate = controller.started[3]
+    assert ("hear", 1, Disband()) in mate.actor.calls
+    controller._slots.unused.clear()  # no other process can be started
+    controller.comes_to(1, OutcomeKind.FREE, 3)
+    controller.looks()
+    assert (mate.ended, controller._crews.free) == ("", [3])
+    controller._slots.draining = {"b"}
+    controller.looks()
+    assert (mate.ended, controller._crews.free) == ("killed", [])
+    assert [slot.node for slot in controller._slots.unused] == ["b"]
+    assert [event.worker for event in controller.of(WorkerLost)] == [1]
+
+
+def test_nobody_leaves_for_a_node_of_others(controller):
+    controller._slots.draining = {"c"}
+    controller.looks()
+    assert len(controller.of(GenerationFormed)) == 1
+    assert [process.ended for process in controller.started] == [""] * 4
