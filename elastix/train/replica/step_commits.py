@@ -25,6 +25,7 @@ from elastix.data import loader_order
 from elastix.data.backward_window import Window
 from elastix.errors import TrainError
 from elastix.events import SamplesLeftOut, StepCommitted, StepVoided
+from elastix.sharding import let_go_of_gathered
 from elastix.train.checkpoint.comparison import compare_kinds, diverged
 from elastix.train.control.messages import Diverged
 from elastix.train.replica import plain_loaders, refusals
@@ -134,6 +135,8 @@ class StepCommits:
 
     def check(self, *, thoroughly: bool = False) -> None:
         """That nothing was left out of the steps so far; see Reducer.check."""
+        if thoroughly:
+            let_go_of_gathered(self._tracked.modules.values())
         if self._reducer is not None:
             self._reducer.check(thoroughly)
 
