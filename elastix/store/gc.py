@@ -62,8 +62,8 @@ def collect(ledger: "Ledger", writer: Writer) -> Collected:
     kept: dict[str, str] = {}
     try:
         for prune in (False, True):
-            if prune and not _prune(ledger):
-                break
+            if prune and not (removed and _prune(ledger)):
+                break  # a retired model's record goes with its pack, so there is nothing to forget
             _forget_blobs(ledger)
             kept = _sweep(ledger, mover, removed)
             mover.seal()
@@ -80,24 +80,20 @@ def _forget_blobs(ledger: "Ledger") -> None:
     The counts are a cache as all of the index is; the uses themselves have the last word.
     """
     with ledger.asking() as index:
-        idle = {number for (number,) in index.sql.execute("SELECT id FROM blobs WHERE refs = 0")}
-        used = (
-            {number for (number,) in index.sql.execute("SELECT blob FROM uses") if number in idle}
-            if idle
-            else set()
-        )
+        query = "SELECT id FROM blobs WHERE refs = 0"
+        idle = [number for (number,) in index.sql.execute(query)]
+        query = "SELECT DISTINCT blob FROM uses WHERE blob IN (SELECT id FROM blobs WHERE refs = 0)"
+        used = {number for (number,) in index.sql.execute(query)} if idle else set()
     if used:
         logger.warning("references miscounted blobs=%d: counting anew", len(used))
         with ledger.transaction() as index:
             index.recount(used)
-    while True:
+    for start in range(0, len(idle), _FORGET_BATCH):
         with ledger.transaction(durable=True) as index:
-            gone = index.sql.execute(
-                "DELETE FROM blobs WHERE id IN (SELECT id FROM blobs WHERE refs = 0 LIMIT ?)",
-                (_FORGET_BATCH,),
-            ).rowcount
-        if gone < _FORGET_BATCH:
-            return
+            index.sql.executemany(
+                "DELETE FROM blobs WHERE id = ? AND refs = 0",
+                ((number,) for number in idle[start : start + _FORGET_BATCH]),
+            )
 
 
 def _sweep(ledger: "Ledger", mover: Writer, removed: list[str]) -> dict[str, str]:

@@ -621,16 +621,19 @@ class Index:
             raise _another_model(ref)
         return [_ref(child) for _, child in found]
 
-    def matching(self, where: dict[str, Any], tagged: str | None, but: str | None) -> set[int]:
+    def matching(
+        self, where: Mapping[str, Any], tagged: str | None, but: str | None, since: int = 0
+    ) -> set[int]:
         """Rows of the models alive whose metadata has these values and that have such a tag.
 
         Args:
             where: top-level key to text, number or bool; no key has a quotation mark.
             tagged: glob pattern of a tag's name; None takes all.
             but: a ref to leave out.
+            since: only of those that were changed after this `rev`.
         """
-        clauses = ["m.status = 0"]
-        values: list[Any] = []
+        clauses = ["m.status = 0", "m.rev > ?"]
+        values: list[Any] = [since]
         for key, value in where.items():
             # One row that is no JSON, as earlier versions wrote NaN, must not fail the whole query.
             clauses.append("CASE WHEN json_valid(m.meta) THEN m.meta -> ? = json(?) END")
@@ -644,24 +647,31 @@ class Index:
         query = f"SELECT m.id FROM models m WHERE {' AND '.join(clauses)}"
         return {number for (number,) in self.sql.execute(query, values)}
 
-    def entries_since(self, rev: int) -> list[tuple[int, Candidate | int]]:
-        """(rev, what to add or the key to remove) of models changed after `rev`."""
+    def gone_since(self, rev: int) -> set[int]:
+        """Rows of the models that were retired after `rev`, or lack tensors."""
+        query = "SELECT id FROM models WHERE rev > ? AND status != 0"
+        return {number for (number,) in self.sql.execute(query, (rev,))}
+
+    def entries_since(self, rev: int) -> Iterator[Candidate | int]:
+        """What to add, or the key to remove, of models changed after `rev`."""
         found = self.sql.execute(
-            "SELECT rev, id, status, score, paths, ids, ref FROM models WHERE rev > ? "
+            "SELECT id, status, score, paths, ids, ref FROM models WHERE rev > ? "
             "AND (paths NOT NULL OR status = 1)",
             (rev,),
         )
         try:
-            return [
-                (rev, _entry(number, *rest) if status == Status.ALIVE else number)
-                for rev, number, status, *rest in found
-            ]
+            for number, status, *rest in found:
+                yield _entry(number, *rest) if status == Status.ALIVE else number
         except TypeError as error:
             raise damaged(f"a signature is not one: {error}") from error
 
-    def prunings(self) -> int:
-        """How often rows of models were removed, which `entries_since` cannot tell."""
-        return int(self.sql.execute("SELECT pruned FROM clock").fetchone()[0])
+    def changes(self) -> tuple[int, int]:
+        """The latest `rev`; and how often rows of models were removed, of which that says nothing.
+
+        Asked before the rows, for another process may add some in between.
+        """
+        rev, pruned = self.sql.execute("SELECT rev, pruned FROM clock").fetchone()
+        return int(rev), int(pruned)
 
     def prune(self, numbers: Iterable[int]) -> None:
         """Remove rows of retired models."""

@@ -7,6 +7,7 @@ Invariant: an answer of `submit` is given only after the records it rests on wer
 pack and the index was committed, in that order.
 """
 
+import json
 import logging
 import os
 import sqlite3
@@ -34,6 +35,7 @@ from elastix.store.verify import Damage, Stats
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 1 << 20
 _FOUND_KEPT = 4096
+_FILTERS_KEPT = 16
 _UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "")
 """What a damaged file makes SQLite say; "" is another schema, or what no index can contain."""
 
@@ -110,6 +112,7 @@ class Ledger:
         self._unsettled: list[Request] = []  # written, it is unknown how far; carried out first
         self._doubted: set[bytes] = set()  # digests and refs whose bytes were found damaged
         self._neighbours: Neighbours | None = None
+        self._had: dict[str, tuple[int, int, set[int]]] = {}  # by metadata: who has them, see there
         self._seen: tuple[int, int] = (-1, 0)
         self._found: dict[str, Row] = {}  # by name, while the index is as it was
         self._found_at: tuple[int, int] = (-1, 0)
@@ -212,6 +215,7 @@ class Ledger:
     def _forget_read(self) -> None:
         """What was remembered of an index that another takes the place of."""
         self._neighbours = None
+        self._had.clear()
         self._seen = self._found_at = (-1, 0)
 
     def _set_aside(self, suffix: str = "") -> None:
@@ -593,8 +597,10 @@ class Ledger:
         """The model that shares most with these ids."""
         with self.asking() as index:
             allowed = None
-            if where or tagged is not None or but is not None:
+            if tagged is not None or but is not None:
                 allowed = index.matching(where or {}, tagged, but)
+            elif where:
+                allowed = self._having(where)
             neighbours = self._refreshed()
             return (neighbours.lp if mode == "lp" else neighbours.lcs)(ids, allowed)
 
@@ -602,21 +608,36 @@ class Ledger:
         version = self._version()
         if self._neighbours is not None and version == self._seen:
             return self._neighbours
-        pruned = self.index.prunings()
+        rev, pruned = self.index.changes()
         if self._neighbours is None or pruned != self._pruned:
             found = self.index.entries_since(0)
-            self._rev = 0
-            self._neighbours = Neighbours(e for _, e in found if isinstance(e, Candidate))
+            self._neighbours = Neighbours(e for e in found if isinstance(e, Candidate))
         else:
-            found = self.index.entries_since(self._rev)
-            for _, entry in found:
+            for entry in self.index.entries_since(self._rev):
                 if isinstance(entry, Candidate):
                     self._neighbours.add(entry)
                 else:
                     self._neighbours.remove(entry)
-        self._seen, self._pruned = version, pruned
-        self._rev = max((rev for rev, _ in found), default=self._rev)
+        self._seen, self._rev, self._pruned = version, rev, pruned
         return self._neighbours
+
+    def _having(self, where: dict[str, Any]) -> set[int]:
+        """Rows of the models alive with such metadata; of the next question only what is new.
+
+        A campaign asks the same for each of its trials.
+        """
+        key = json.dumps(where, sort_keys=True)
+        rev, pruned = self.index.changes()
+        since, pruned_then, rows = self._had.pop(key, (0, pruned, set()))
+        if pruned != pruned_then:
+            since, rows = 0, set()
+        if rev != since:
+            rows -= self.index.gone_since(since) if since else set()
+            rows |= self.index.matching(where, None, None, since)
+        if len(self._had) >= _FILTERS_KEPT:
+            self._had.pop(next(iter(self._had)))
+        self._had[key] = (rev, pruned, rows)
+        return rows
 
     # --------------------------------------------------------------------------------- upkeep
 

@@ -6,14 +6,21 @@ Invariant: `lp` and `lcs` give the length that lineage.shared gives for the best
 among equals the one with the highest score, then the one that was added first.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = Sequence[int]
 _SMALL = 64
+_REF_BYTES = 32
+_RECENT = 256
+_FEW = 8
+"""One in so many models: where fewer are allowed, they are looked at one by one."""
+_RATIO = 4
+"""How many times as large a segment is at least as the next one."""
 
 
 class Candidate(NamedTuple):
@@ -40,79 +47,269 @@ def pack_ids(ids: Ids) -> bytes:
     return np.array(ids, dtype="<u8").tobytes()
 
 
-class Neighbours:
-    """Models by signature. Grows and shrinks; sorts itself anew when much has changed."""
+class _Lists:
+    """Many lists of 64-bit ids, one behind the other in one array."""
 
-    def __init__(self, entries: Iterable[Candidate] = ()) -> None:
-        self._rows = list(entries)
-        self._rebuild()
+    def __init__(self, flat: NDArray[np.uint64], counts: NDArray[np.int64]) -> None:
+        self.flat = flat
+        self.counts = counts
+        self.starts = np.r_[0, np.cumsum(counts)]
+
+    @classmethod
+    def of(cls, packed: Iterable[bytes]) -> Self:
+        """From ids as a Candidate has them."""
+        flat, counts = bytearray(), array("q")
+        for ids in packed:
+            flat += ids
+            counts.append(len(ids) // 8)
+        return cls(np.frombuffer(flat, dtype="<u8"), np.frombuffer(counts, dtype=np.int64))
+
+    def __getitem__(self, place: int) -> list[int]:
+        found: list[int] = self.flat[self.starts[place] : self.starts[place + 1]].tolist()
+        return found
+
+    def take(self, places: NDArray[np.int64]) -> "_Lists":
+        """The lists at these places, in that order."""
+        counts = self.counts[places]
+        taken = _Lists(self.flat[:0], counts)
+        shift = self.starts[places] - taken.starts[:-1]
+        taken.flat = self.flat[np.repeat(shift, counts) + np.arange(taken.starts[-1])]
+        return taken
+
+    def followed_by(self, other: "_Lists") -> "_Lists":
+        """These and then those."""
+        return _Lists(np.r_[self.flat, other.flat], np.r_[self.counts, other.counts])
+
+
+class _Rows:
+    """Candidates in columns: a third of the memory that as many tuples take."""
+
+    def __init__(
+        self,
+        keys: NDArray[np.int64],
+        scores: NDArray[np.float64],
+        refs: NDArray[np.uint8],
+        paths: _Lists,
+        ids: _Lists,
+    ) -> None:
+        self.keys, self.scores, self.refs = keys, scores, refs
+        self.paths, self.ids = paths, ids
+
+    @classmethod
+    def of(cls, rows: Iterable[Candidate]) -> Self:
+        """From Candidates, of which none is kept."""
+        keys, scores, refs = array("q"), array("d"), bytearray()
+        flat, counts = (bytearray(), bytearray()), (array("q"), array("q"))
+        for key, score, paths, ids, ref in rows:
+            keys.append(key)
+            scores.append(np.nan if score is None else score)
+            refs += ref.ljust(_REF_BYTES, b"\0")
+            for column, several in enumerate((paths, ids)):
+                flat[column].extend(several)
+                counts[column].append(len(several) // 8)
+        first, second = (
+            _Lists(np.frombuffer(several, dtype="<u8"), np.frombuffer(lengths, dtype=np.int64))
+            for several, lengths in zip(flat, counts, strict=True)
+        )
+        return cls(
+            np.frombuffer(keys, dtype=np.int64),
+            np.frombuffer(scores, dtype=np.float64),
+            np.frombuffer(refs, dtype=np.uint8).reshape(-1, _REF_BYTES),
+            first,
+            second,
+        )
 
     def __len__(self) -> int:
-        return self._living
+        return len(self.keys)
 
-    def _rebuild(self) -> None:
-        # Rows in order of preference: then the best of any set of rows is its smallest number.
-        rows = self._rows
-        scores = np.array([_number(row.score) for row in rows])
-        keys = np.array([row.key for row in rows], dtype=np.int64)
-        order = np.lexsort((keys, -scores))
-        self._rows = rows = [rows[i] for i in order]
-        self._row_of = {row.key: i for i, row in enumerate(rows)}
-        self._alive = np.ones(len(rows), dtype=bool)
-        self._living = len(rows)
+    def take(self, places: NDArray[np.int64]) -> "_Rows":
+        """The rows at these places, in that order."""
+        return _Rows(
+            self.keys[places],
+            self.scores[places],
+            self.refs[places],
+            self.paths.take(places),
+            self.ids.take(places),
+        )
+
+    def followed_by(self, other: "_Rows") -> "_Rows":
+        """These and then those."""
+        return _Rows(
+            np.r_[self.keys, other.keys],
+            np.r_[self.scores, other.scores],
+            np.r_[self.refs, other.refs],
+            self.paths.followed_by(other.paths),
+            self.ids.followed_by(other.ids),
+        )
+
+
+class Neighbours:
+    """Models by signature. Grows and shrinks.
+
+    What was added lately is in a dictionary. When that is full it becomes a segment, together with
+    all segments that are not several times as large: so there are few, and a model is sorted anew
+    a few times however many come. Source: O'Neil et al., The log-structured merge-tree, 1996.
+    """
+
+    def __init__(self, entries: Iterable[Candidate] = ()) -> None:
+        self._segments = [_Segment(_Rows.of(entries))]
         self._recent: dict[int, Candidate] = {}
-        paths = np.frombuffer(b"".join(row.paths for row in rows), dtype="<u8")
-        counts = np.array([len(row.paths) // 8 for row in rows], dtype=np.int64)
-        owner = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
-        by_path = np.argsort(paths, kind="stable")
-        self._posts = owner[by_path]
-        ordered = paths[by_path]
-        first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)])
-        self._paths = ordered[first]
-        self._starts = np.r_[first, len(ordered)]
-        self._table: _Table | None = None
         self._recent_paths: dict[int, set[int]] = {}
+
+    def __len__(self) -> int:
+        return sum(segment.living for segment in self._segments) + len(self._recent)
 
     def add(self, entry: Candidate) -> None:
         """Add a model, or replace the one of the same key."""
         self.remove(entry.key)
         self._recent[entry.key] = entry
-        self._living += 1
         for path in np.frombuffer(entry.paths, dtype="<u8").tolist():
             self._recent_paths.setdefault(path, set()).add(entry.key)
-        if len(self._recent) > 256 + len(self._rows) // 8:
-            alive = [row for row, living in zip(self._rows, self._alive, strict=True) if living]
-            self._rows = [*alive, *self._recent.values()]
-            self._rebuild()
+        if len(self._recent) > _RECENT:
+            rows = _Rows.of(self._recent.values())
+            while self._segments and len(self._segments[-1].rows) < _RATIO * len(rows):
+                rows = self._segments.pop().alive().followed_by(rows)
+            self._segments.append(_Segment(rows))
+            self._recent, self._recent_paths = {}, {}
 
     def remove(self, key: int) -> None:
         """Forget a model, if it is known."""
         recent = self._recent.pop(key, None)
         if recent is not None:
-            self._living -= 1
             for path in np.frombuffer(recent.paths, dtype="<u8").tolist():
                 self._recent_paths.get(path, set()).discard(key)
-        row = self._row_of.get(key)
-        if row is not None and self._alive[row]:
-            self._alive[row] = False
-            self._living -= 1
-
-    # -------------------------------------------------------------------------- longest prefix
+        for segment in self._segments:
+            segment.remove(key)
 
     def lp(self, paths: Ids, allowed: set[int] | None = None) -> NearestModel | None:
         """The model that has most of these Merkle ids; None if none has any."""
-        mine = self._mask(allowed)
-        best = self._lp_sorted(paths, mine)
         recent = self._recent if allowed is None else self._recent.keys() & allowed
         counts: dict[int, int] = {}
         for path in paths:
             for key in self._recent_paths.get(path, ()):
                 if key in recent:
                     counts[key] = counts.get(key, 0) + 1
-        return self._better(best, counts)
+        return self._best((segment.lp(paths, allowed) for segment in self._segments), counts)
 
-    def _lp_sorted(self, paths: Ids, mine: NDArray[np.bool_]) -> tuple[int, int] | None:
-        """(row, length) among the sorted rows.
+    def lcs(self, ids: Ids, allowed: set[int] | None = None) -> NearestModel | None:
+        """The model with the longest common subsequence of layer ids; None if none has any."""
+        recent = [entry for key, entry in self._recent.items() if allowed is None or key in allowed]
+        counts = {}
+        if recent:
+            lengths = _Table(_Lists.of(entry.ids for entry in recent)).lengths(ids)
+            counts = {e.key: int(n) for e, n in zip(recent, lengths, strict=True) if n}
+        return self._best((segment.lcs(ids, allowed) for segment in self._segments), counts)
+
+    def _best(
+        self, found: Iterable[NearestModel | None], recent: Mapping[int, int]
+    ) -> NearestModel | None:
+        models = [model for model in found if model is not None]
+        for key, length in recent.items():
+            entry = self._recent[key]
+            models.append(NearestModel(key, length, entry.score, entry.ref))
+        return max(models, key=lambda m: (m.length, _number(m.score), -m.key), default=None)
+
+
+class _Segment:
+    """Models of which some may have gone, and none comes. In order of preference.
+
+    So the best of any set of rows is its smallest number.
+
+    Attributes:
+        rows: all.
+        living: how many of them have not gone.
+    """
+
+    def __init__(self, rows: _Rows) -> None:
+        scores = np.where(np.isnan(rows.scores), -np.inf, rows.scores)
+        self.rows = rows = rows.take(np.lexsort((rows.keys, -scores)))
+        self.living = len(rows)
+        self._by_key = np.argsort(rows.keys)
+        self._keys = rows.keys[self._by_key]
+        self._alive = np.ones(len(rows), dtype=bool)
+        owner = np.repeat(np.arange(len(rows), dtype=np.int32), rows.paths.counts)
+        by_path = np.argsort(rows.paths.flat, kind="stable")
+        self._posts = owner[by_path]
+        ordered = rows.paths.flat[by_path]
+        first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)])
+        self._paths = ordered[first]
+        self._starts = np.r_[first, len(ordered)]
+        self._table: _Table | None = None
+
+    def alive(self) -> _Rows:
+        """Those that have not gone."""
+        return self.rows.take(np.flatnonzero(self._alive))
+
+    def remove(self, key: int) -> None:
+        """It goes, if it is here."""
+        rows = self._places([key])
+        if self._alive[rows].any():
+            self._alive[rows] = False
+            self.living -= 1
+
+    def _places(self, keys: Iterable[int]) -> NDArray[np.int64]:
+        """The rows of those of these keys that have one."""
+        wanted = np.fromiter(keys, dtype=np.int64)
+        at = np.searchsorted(self._keys, wanted)
+        there = at < len(self._keys)
+        there[there] = self._keys[at[there]] == wanted[there]
+        return self._by_key[at[there]]
+
+    def _mask(self, allowed: set[int] | None) -> NDArray[np.bool_]:
+        if allowed is None:
+            return self._alive
+        mask = np.zeros(len(self.rows), dtype=bool)
+        mask[self._places(allowed)] = True
+        return mask & self._alive
+
+    def _model(self, best: tuple[int, int] | None) -> NearestModel | None:
+        if best is None:
+            return None
+        row, length = best
+        score = float(self.rows.scores[row])
+        known = None if score != score else score
+        return NearestModel(int(self.rows.keys[row]), length, known, self.rows.refs[row].tobytes())
+
+    def lp(self, paths: Ids, allowed: set[int] | None) -> NearestModel | None:
+        """See Neighbours."""
+        few = self._few(allowed)
+        if few is None:
+            return self._model(self._lp(paths, self._mask(allowed)))
+        theirs = self.rows.paths.take(few)
+        shared = np.r_[0, np.cumsum(np.isin(theirs.flat, np.array(paths, dtype=np.uint64)))]
+        lengths = shared[theirs.starts[1:]] - shared[theirs.starts[:-1]]
+        return self._longest(few, lengths)
+
+    def lcs(self, ids: Ids, allowed: set[int] | None) -> NearestModel | None:
+        """See Neighbours."""
+        few = self._few(allowed)
+        if few is not None:
+            return self._longest(few, _Table(self.rows.ids.take(few)).lengths(ids))
+        if self._table is None:
+            self._table = _Table(self.rows.ids)
+        lengths = self._table.lengths(ids)
+        lengths[~self._mask(allowed)] = 0
+        return self._longest(None, lengths)
+
+    def _few(self, allowed: set[int] | None) -> NDArray[np.int64] | None:
+        """Rows of those allowed, if they are so few that the others are better not looked at."""
+        if allowed is None or _FEW * len(allowed) > len(self.rows):
+            return None
+        rows = np.sort(self._places(allowed))
+        return rows[self._alive[rows]]
+
+    def _longest(
+        self, rows: NDArray[np.int64] | None, lengths: NDArray[np.int64]
+    ) -> NearestModel | None:
+        """The first of those with the greatest length. `rows`: None stands for all."""
+        if not len(lengths):
+            return None
+        at = int(np.argmax(lengths))
+        row = at if rows is None else int(rows[at])
+        return self._model((row, int(lengths[at]))) if lengths[at] else None
+
+    def _lp(self, paths: Ids, mine: NDArray[np.bool_]) -> tuple[int, int] | None:
+        """(row, length) of the best.
 
         The rarest id first: its holders can have all of the present ones, those without it one
         fewer, and so on; rows stand in order of preference, so the first that reaches the bound
@@ -147,7 +344,7 @@ class Neighbours:
         return best
 
     def _length(self, row: int, wanted: set[int]) -> int:
-        return len(wanted.intersection(np.frombuffer(self._rows[row].paths, dtype="<u8").tolist()))
+        return len(wanted.intersection(self.rows.paths[row]))
 
     def _lp_counted(
         self,
@@ -164,7 +361,7 @@ class Neighbours:
                     return self._best_of(best, (row, len(spans)))
                 break
         rows = np.concatenate([self._posts[start:stop] for start, stop in spans])
-        counts = np.bincount(rows, minlength=len(self._rows))
+        counts = np.bincount(rows, minlength=len(self.rows))
         counts[~mine] = 0
         row = int(np.argmax(counts))  # the first of equals, and so the preferred one
         return self._best_of(best, (row, int(counts[row]))) if counts[row] else best
@@ -175,43 +372,6 @@ class Neighbours:
             return a or b
         return max(a, b, key=lambda found: (found[1], -found[0]))
 
-    # ---------------------------------------------------------------- longest common subsequence
-
-    def lcs(self, ids: Ids, allowed: set[int] | None = None) -> NearestModel | None:
-        """The model with the longest common subsequence of layer ids; None if none has any."""
-        if self._table is None:
-            self._table = _Table([row.ids for row in self._rows])
-        lengths = self._table.lengths(ids)
-        lengths[~self._mask(allowed)] = 0
-        row = int(np.argmax(lengths)) if len(lengths) else 0
-        best = (row, int(lengths[row])) if len(lengths) and lengths[row] else None
-        recent = [entry for key, entry in self._recent.items() if allowed is None or key in allowed]
-        counts = {}
-        if recent:
-            found = _Table([entry.ids for entry in recent]).lengths(ids)
-            counts = {e.key: int(n) for e, n in zip(recent, found, strict=True) if n}
-        return self._better(best, counts)
-
-    # ----------------------------------------------------------------------------------- both
-
-    def _mask(self, allowed: set[int] | None) -> NDArray[np.bool_]:
-        if allowed is None:
-            return self._alive
-        mask = np.zeros(len(self._rows), dtype=bool)
-        mask[[self._row_of[key] for key in allowed if key in self._row_of]] = True
-        return mask & self._alive
-
-    def _better(
-        self, best: tuple[int, int] | None, recent: Mapping[int, int]
-    ) -> NearestModel | None:
-        entries = [(length, self._recent[key]) for key, length in recent.items()]
-        if best is not None:
-            entries.append((best[1], self._rows[best[0]]))
-        if not entries:
-            return None
-        length, entry = max(entries, key=lambda e: (e[0], _number(e[1].score), -e[1].key))
-        return NearestModel(entry.key, length, entry.score, entry.ref)
-
 
 def _number(score: float | None) -> float:
     return -np.inf if score is None or score != score else score
@@ -220,20 +380,18 @@ def _number(score: float | None) -> float:
 class _Table:
     """Layer ids of many models as small numbers, position by position."""
 
-    def __init__(self, rows: Sequence[bytes]) -> None:
-        counts = np.array([len(row) // 8 for row in rows], dtype=np.int64)
-        flat = np.frombuffer(b"".join(rows), dtype="<u8")
-        self._symbols, codes = np.unique(flat, return_inverse=True)
+    def __init__(self, rows: _Lists) -> None:
+        counts, starts = rows.counts, rows.starts
+        self._symbols, codes = np.unique(rows.flat, return_inverse=True)
         # Longest first: then the models that have a k-th layer are the first so many.
         self._order = np.argsort(-counts, kind="stable")
         width = int(counts.max(initial=0))
         kind = np.uint16 if len(self._symbols) < 2**16 else np.uint32
-        starts = np.r_[0, np.cumsum(counts)][:-1]
         self._columns = []
         for k in range(width):
             longer = self._order[: int((counts > k).sum())]
             self._columns.append(codes[starts[longer] + k].astype(kind))
-        self._size = len(rows)
+        self._size = len(counts)
 
     def lengths(self, ids: Ids) -> NDArray[np.int64]:
         """Length of the longest common subsequence with every model.

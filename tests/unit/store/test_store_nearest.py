@@ -65,8 +65,9 @@ def test_equal_to_a_scan(seed: int, count: int) -> None:
         if models and choose.random() < 0.5:
             wanted = choose.choice(list(models.values()))[0]
         allowed = None
-        if choose.random() < 0.3:
-            allowed = {k for k in models if choose.random() < 0.5}
+        if choose.random() < 0.5:
+            share = choose.choice([0.0, 0.05, 0.5])
+            allowed = {k for k in models if choose.random() < share}
         for mode in ("lp", "lcs"):
             assert ask(neighbours, wanted, mode, allowed) == scan(models, wanted, mode, allowed)
         key = 1000 + step
@@ -87,8 +88,9 @@ def test_equal_to_a_scan_over_many_with_long_postings() -> None:
         neighbours.add(entry(key, *models[key]))
     for _ in range(60):
         wanted = random_model(choose)
-        for mode in ("lp", "lcs"):
-            assert ask(neighbours, wanted, mode, None) == scan(models, wanted, mode, None)
+        for allowed in (None, set(choose.sample(sorted(models), 40))):
+            for mode in ("lp", "lcs"):
+                assert ask(neighbours, wanted, mode, allowed) == scan(models, wanted, mode, allowed)
 
 
 @pytest.mark.parametrize("length", [7, 8, 9, 16, 31, 33, 63, 64, 65, 130, 200])
