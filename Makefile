@@ -109,6 +109,8 @@ bench-short: $(READY)
 	$(BIN)/python -m benchmarks.exact --rounds 2 --steps 3 --schedules 2 --flips 2 --faults 2 --kills 1 --out build/exact.json \
 		--parts byte_equal flips guard all_killed cost_mlp cost_convnet stall pace shares shadow dcp
 	$(BIN)/python -m benchmarks.endurance --seconds 40 --harms 10 --out build/endurance.json
+	$(BIN)/python -m benchmarks.size --parts store campaign workers --models 1000 3000 --trials 100 400 --workers 6 \
+		--seconds 3 --out build/size.json
 
 pins: $(READY)
 	@{ head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable \

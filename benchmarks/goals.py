@@ -82,6 +82,12 @@ def _journal_memory(steps: int, reader: str) -> tuple[str | int, ...]:
     return "journal", str(steps), "peak_mib", reader
 
 
+def _growth(part: str, kind: str, most: int, fewest: int, results: Results) -> float:
+    """What each of the most costs over what each of the fewest does."""
+    found = results[part]
+    return float(found[str(most)][kind] / most / (found[str(fewest)][kind] / fewest))
+
+
 def _best_peer_loss(results: Results) -> float:
     """Loss of goodput over that of the best peer."""
     peers = max(results["torchft"], results["ray_train"])
@@ -170,6 +176,24 @@ JOURNAL_READERS = {
     "report": "the report of a run",
 }
 """Who reads a journal in benchmarks.size, and how the documents say it."""
+
+STORE_ASKED = {
+    "adopt_us": "entering a model",
+    "put_us": "putting a model",
+    "get_us": "reading one",
+    "lp_us": "nearest by prefix",
+    "put_nearest_us": "the same after a put",
+    "campaign_us": "the same in one campaign",
+    "retire_us": "retiring one",
+}
+"""What benchmarks.size asks of large stores and is to cost the same in each, in microseconds."""
+
+CAMPAIGN_READ = {
+    "resume_s": "going on after a SIGKILL, CPU",
+    "results_s": "reading the results, CPU",
+    "dataframe_s": "the table of them, CPU",
+}
+"""What of a long campaign takes longer the longer it is, in seconds: as much for each trial."""
 
 BUFFERS = {"digits": (72, 432), "mnist": (200, 1200)}
 """How many samples benchmarks.rehearsal keeps: 5 and 30 percent of its datasets."""
@@ -414,6 +438,38 @@ ROWS = (
             *(at_most(1.1), "{:.3f}"),
         )
         for kind, said in JOURNAL_READERS.items()
+    ),
+    *(
+        Row(
+            *("size", f"{said}, CPU, a million models over 10,000", "<= 2"),
+            *(_ratio(("store", "1000000", kind), ("store", "10000", kind)), at_most(2.0)),
+        )
+        for kind, said in STORE_ASKED.items()
+    ),
+    Row(
+        *("size", "collecting garbage, CPU for each model, the same", "<= 2"),
+        *(partial(_growth, "store", "gc_s", 1_000_000, 10_000), at_most(2.0)),
+    ),
+    Row(
+        *("size", "memory for nearest, a million models, bytes for each", "<= 500"),
+        *(number_at("store", "1000000", "nearest_bytes_per_model"), at_most(500), "{:.0f}"),
+    ),
+    *(
+        Row(
+            *("size", f"{said}, for each trial, 100,000 trials over 10,000", "<= 1.5"),
+            *(partial(_growth, "campaign", kind, 100_000, 10_000), at_most(1.5)),
+        )
+        for kind, said in CAMPAIGN_READ.items()
+    ),
+    Row(
+        *("size", "a campaign's driver, CPU for each trial, the same", "<= 1.5"),
+        _ratio(("campaign", "100000", "driver_us"), ("campaign", "10000", "driver_us")),
+        at_most(1.5),
+    ),
+    Row(
+        *("size", "64 processes, one killed each second: exactly once, equal at the end", "1"),
+        lambda r: float(r["workers"]["64"]["exact"] and r["workers"]["64"]["equal"]),
+        *(at_least(1), "{:.0f}"),
     ),
     *(
         Row(

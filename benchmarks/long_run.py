@@ -10,14 +10,13 @@ reads such a journal does so, each in a process of its own: what it took in CPU 
 - `peak_mib`: the most that any of these processes held.
 """
 
-import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import apart
 from elastix.events import (
     BatchShares,
     EpochsPlanned,
@@ -144,16 +143,14 @@ READERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def _measured(read: Callable[[Path], None], path: Path, told: Any) -> None:  # noqa: ANN401
+def _measured(read: Callable[[Path], None], path: Path) -> dict[str, float]:
     begun = time.process_time()
     read(path)
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    told.send((time.process_time() - begun, peak_mib))
+    return {"cpu_s": time.process_time() - begun}
 
 
 def journal_of(steps: int, folder: Path | None = None) -> dict[str, Any]:
     """What the journal of a run of `steps` steps costs."""
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(dir=folder) as place:
         path = Path(place) / "store" / "runs" / NAME / "journal.jsonl"
         path.parent.mkdir(parents=True)
@@ -162,12 +159,7 @@ def journal_of(steps: int, folder: Path | None = None) -> dict[str, Any]:
         found["bytes_per_step"] = round(path.stat().st_size / steps, 1)
         peaks = {}
         for name, read in READERS.items():
-            hears, tells = context.Pipe(duplex=False)
-            process = context.Process(target=_measured, args=(read, path, tells))
-            process.start()
-            tells.close()
-            seconds, peaks[name] = hears.recv()
-            process.join()
-            found[f"{name}_s"] = round(seconds, 2)
+            told, peaks[name] = apart(_measured, read, path)
+            found[f"{name}_s"] = round(told["cpu_s"], 2)
         found["peak_mib"] = {name: round(peak, 1) for name, peak in peaks.items()}
     return found

@@ -1,7 +1,7 @@
-"""What size costs the conductor that ships: `python -m benchmarks.size --out FILE`.
+"""What size costs: `python -m benchmarks.size --out FILE`.
 
-All in virtual time, so nothing but the conductor and the shell below is run. What a step, a start
-and a recovery take is what benchmarks.recovery found in real runs and their journals (`--costs`).
+The first three are in virtual time, so nothing but the conductor and the shell below is run. What a
+step, a start and a recovery take is what benchmarks.recovery found in real runs (`--costs`).
 
 - `events`: CPU microseconds of one event in groups of 10, 100, 1,000 and 10,000 workers. A
   heartbeat, the passing of time and a committed step concern one worker. A loss and a join concern
@@ -12,6 +12,12 @@ and a recovery take is what benchmarks.recovery found in real runs and their jou
   What it cost in CPU, by kind of event, and the share of a core that is.
 - `journal`: what reading the journal of a run of 100,000 steps and of ten million (`--steps`)
   costs; see benchmarks.long_run.
+- `store`: what stores of 10,000, 100,000 and a million models (`--models`) cost; see
+  benchmarks.many_models.
+- `campaign`: what campaigns of 1,000, 10,000 and 100,000 trials (`--trials`) cost their driver and
+  those who read them; see benchmarks.long_campaign.
+- `workers`: real processes (`--workers`), one of which is killed each second for a minute
+  (`--seconds`); see benchmarks.many_workers.
 
 `--parts` runs some of these; what FILE has of the others stays.
 """
@@ -24,11 +30,11 @@ import random
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import long_run
+from benchmarks import long_campaign, long_run, many_models, many_workers
 from benchmarks.record import save
 from benchmarks.table import RESULTS
 from elastix.comm.protocol.membership import Membership
@@ -51,7 +57,7 @@ from elastix.train.control.messages import (
 from elastix.train.control.terms import Phase, RunTerms
 
 SIZES = (10, 100, 1_000, 10_000)
-PARTS = ("events", "hour", "day", "journal")
+PARTS = ("events", "hour", "day", "journal", "store", "campaign", "workers")
 FEW_STEPS = 100_000
 TICK_S = 0.2
 
@@ -338,6 +344,40 @@ def day(
     }, fleet
 
 
+def measured(
+    part: str, options: argparse.Namespace, costs: Costs
+) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
+    """What a part finds, size by size; None where it has but one."""
+    match part:
+        case "events":
+            for size in SIZES:
+                yield str(size), events(size, options.rounds, costs)
+        case "hour":
+            yield None, day(1_000, 1.0, 1.0, costs)[0]
+        case "day":
+            yield None, day(10_000, 24.0, 60.0, costs)[0]
+        case _:
+            yield from _really(part, options)
+
+
+def _really(part: str, options: argparse.Namespace) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The parts that are not in virtual time."""
+    match part:
+        case "journal":
+            for length in (FEW_STEPS, options.steps):
+                yield str(length), long_run.journal_of(length)
+        case "store":
+            for size, found in many_models.store_of(options.models):
+                yield str(size), found
+        case "campaign":
+            for trials in options.trials:
+                yield str(trials), long_campaign.campaign_of(trials)
+        case "workers":
+            for size in options.workers:
+                found = many_workers.workers_of(size, options.seconds, options.every_s)
+                yield str(size), found
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -345,6 +385,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--steps", type=int, default=10_000_000, help="of the long run")
+    parser.add_argument("--models", type=int, nargs="+", default=many_models.SIZES)
+    parser.add_argument("--trials", type=int, nargs="+", default=long_campaign.SIZES)
+    parser.add_argument("--workers", type=int, nargs="+", default=(16, 32, 64))
+    parser.add_argument("--seconds", type=float, default=60.0, help="under fire")
+    parser.add_argument("--every-s", type=float, default=1.0, help="between two kills")
     parser.add_argument("--costs", type=Path, default=RESULTS / "recovery.json")
     options = parser.parse_args()
     found = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
@@ -354,26 +399,12 @@ def main() -> None:
         "recover_s": costs.recover_s,
         "start_s": costs.start_s,
     }
-    if "events" in options.parts:
-        found["events"] = {}
-        for size in SIZES:
-            found["events"][str(size)] = events(size, options.rounds, costs)
-            print(size, found["events"][str(size)], flush=True)
-        save(options.out, found)
-    if "hour" in options.parts:
-        found["hour"], _ = day(1_000, 1.0, 1.0, costs)
-        print(found["hour"], flush=True)
-        save(options.out, found)
-    if "day" in options.parts:
-        found["day"], _ = day(10_000, 24.0, 60.0, costs)
-        print(found["day"])
-        save(options.out, found)
-    if "journal" in options.parts:
-        found["journal"] = {}
-        for length in (FEW_STEPS, options.steps):
-            found["journal"][str(length)] = long_run.journal_of(length)
-            print(found["journal"][str(length)], flush=True)
-        save(options.out, found)
+    for part in options.parts:
+        found[part] = {}
+        for size, figures in measured(part, options, costs):
+            print(part, size or "", figures, flush=True)
+            found[part] = figures if size is None else {**found[part], size: figures}
+            save(options.out, found)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.goals import BUFFERS, CONDUCTOR, ROWS, Results, Row, number_at, value_of
+from benchmarks.goals import (
+    BUFFERS,
+    CONDUCTOR,
+    ROWS,
+    STORE_ASKED,
+    Results,
+    Row,
+    number_at,
+    value_of,
+)
 from benchmarks.record import ABOUT
 
 RESULTS = Path(__file__).parent / "results"
@@ -171,6 +180,75 @@ def fleets(folder: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+_STORES = {
+    **STORE_ASKED,
+    "lcs_us": "nearest by common subsequence",
+    "log_us": "the latest ten",
+}
+_STORES_S = {
+    "first_nearest_s": "the first question",
+    "gc_s": "gc, one in a hundred retired",
+    "gc_again_s": "gc again",
+}
+
+
+def stores(folder: Path = RESULTS) -> str:
+    """What stores of so many models cost, in Markdown."""
+    found = (_read(folder / "size.json") or {}).get("store", {})
+    lines = _header(["CPU", *(f"{int(size):,} models" for size in found)])
+    for kinds, unit, shown in ((_STORES, "us", "{:,.0f}"), (_STORES_S, "s", "{:.2f}")):
+        for kind, said in kinds.items():
+            cells = (shown.format(figures[kind]) for figures in found.values())
+            lines.append(f"| {said}, {unit} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+_CAMPAIGNS = {
+    "driver_us": ("the driver, for each trial, us of CPU", "{:.0f}"),
+    "driver_kib": ("its memory for each trial, KiB", "{:.1f}"),
+    "journal_bytes": ("journal, bytes for each trial", "{:.0f}"),
+    "database_bytes": ("trial database, bytes for each trial", "{:.0f}"),
+    "resume_s": ("going on after a SIGKILL, s of CPU", "{:.2f}"),
+    "results_s": ("`Results.open`, s of CPU", "{:.2f}"),
+    "dataframe_s": ("`dataframe()`, s of CPU", "{:.2f}"),
+    "show_s": ("`elastix campaign show`, s of CPU", "{:.2f}"),
+    "report_s": ("`elastix report`, s of CPU", "{:.2f}"),
+}
+
+
+def campaigns(folder: Path = RESULTS) -> str:
+    """What campaigns of so many trials cost, in Markdown."""
+    found = (_read(folder / "size.json") or {}).get("campaign", {})
+    lines = _header(["", *(f"{int(trials):,} trials" for trials in found)])
+    for kind, (said, shown) in _CAMPAIGNS.items():
+        cells = (shown.format(figures[kind]) for figures in found.values())
+        lines.append(f"| {said} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+_CROWDS = {
+    "kills": ("killed", "{}"),
+    "generations": ("groups formed", "{}"),
+    "steps": ("steps", "{:,}"),
+    "least": ("fewest in a step", "{}"),
+    "pss_mib": ("MiB of a worker", "{:.0f}"),
+    "total_mib": ("MiB of all", "{:,}"),
+    "founded_s": ("first group after, s", "{:.1f}"),
+    "step_s": ("step, median, s", "{:.2f}"),
+    "replicas": ("in the group at the end", "{}"),
+}
+
+
+def crowds(folder: Path = RESULTS) -> str:
+    """What became of many processes under fire, in Markdown."""
+    found = (_read(folder / "size.json") or {}).get("workers", {})
+    lines = _header(["workers", *(said for said, _ in _CROWDS.values())])
+    for size, figures in found.items():
+        cells = (shown.format(figures[kind]) for kind, (_, shown) in _CROWDS.items())
+        lines.append(f"| {size} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 HEADLINE = {
     "SIGKILL to agreed gradient, median, s": "from a SIGKILL to the agreed gradient, median, s",
     "samples dropped": "samples dropped in ten kills",
@@ -274,6 +352,7 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "before-after": before_after,
         "sizes": sizes,
         "fleets": fleets,
+        "stores": stores,
         "exact-peers": exact_peers,
     },
 }

@@ -2,7 +2,9 @@
 
 import json
 
-from benchmarks import long_run, size
+from benchmarks import long_campaign, long_run, many_models, many_workers, size
+from benchmarks.goals import STORE_ASKED
+from elastix.store import Store
 from elastix.testing.simulate import Costs
 
 COSTS = Costs(work_s=9.0, fixed_s=1.0)
@@ -49,3 +51,46 @@ def test_the_journal_of_a_long_run_is_read_by_all_who_read_one(tmp_path):
     assert set(found["peak_mib"]) == {"open", "result", "report"}
     assert all(found[f"{name}_s"] > 0 for name in found["peak_mib"])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_store_grows_from_size_to_size_and_answers_in_each(tmp_path):
+    found = dict(many_models.store_of((300, 600), tmp_path, questions=20))
+    assert found.keys() == {300, 600}
+    for models, figures in found.items():
+        assert figures["models"] == models
+        assert figures["bytes_per_model"] > 500
+        timed = [name for name in figures if name.endswith(("_us", "_s"))]
+        assert {*STORE_ASKED, "lcs_us", "gc_s", "first_nearest_s"} <= set(timed)
+        assert set(figures["peak_mib"]) == {"adopt", "use", "collect"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_are_written_as_a_store_writes_them(tmp_path):
+    family = many_models.Family()
+    family.grow(tmp_path, 250)
+    with Store(tmp_path) as store:
+        assert store.verify() == []
+        assert [entry.ref for entry in reversed(store.log())] == [r.hex() for r in family.refs]
+        last = store.get(family.refs[-1].hex())
+        assert last.parents == (store.log()[0].parents[0],)
+        assert store.put(last) == family.refs[-1].hex()
+        name, owner = next(iter(family.latest[-1].owners.items()))
+        assert store.owner(family.refs[-1].hex(), name) == owner
+
+
+def test_a_campaign_whose_driver_was_killed_goes_on_and_is_read_by_all(tmp_path):
+    found = long_campaign.campaign_of(150, tmp_path)
+    assert 100 <= found["resumed"] <= 150
+    assert found["journal_bytes"] > 100
+    assert set(found["peak_mib"]) == {"driver", "resume", "dataframe", "show", "report"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_that_are_killed_leave_an_exact_run_and_equal_replicas():
+    found = many_workers.workers_of(4, 3.0, 1.0)
+    assert found["kills"] >= 1
+    assert found["losses"] == found["kills"]
+    assert (found["exact"], found["equal"]) == (True, True)
+    assert 1 <= found["replicas"] <= 4
+    assert found["least"] >= 1
+    assert found["pss_mib"] > 1
