@@ -4,29 +4,56 @@
 
 Per model: `peak_ratio`, bytes resident at the peak over those estimated, and `step_ratio`, the
 roofline of a step over the quickest step. Machine and steps are measured in turns, and the best
-of each counts: other work only ever makes them slower.
+of each counts: other work only ever makes them slower. Of workers that are two processes, memory
+alone: bytes resident at the peak of either process over those estimated for a place.
 """
 
 import argparse
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+
+import torch
 
 from benchmarks import steps
 from benchmarks.record import save
 from elastix.cost.devices import this_machine
-from elastix.cost.trace import trace
+from elastix.cost.trace import Cost, trace
 from elastix.testing.local import run_local
 
 
-def measured(name: str) -> tuple[float, float]:
-    """Bytes at the peak, and seconds of the quickest of five steps, in a process of their own."""
+def measured(name: str, mesh: Mapping[str, int] | None = None) -> tuple[float, float]:
+    """Bytes at the peak, and seconds of the quickest of five steps, in processes of their own.
+
+    Args:
+        name: of the model.
+        mesh: that of the worker, if it is a crew; what counts then is the process with the most.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "measured.json"
-        config = {"model": name, "steps": 5, "out": str(out)}
-        run_local(steps.measure, 1, config=config, timeout_s=100)
-        found = json.loads(out.read_text())
-    return float(found["peak_bytes"]), float(min(found["times_s"]))
+        out = Path(folder) / "measured"
+        config = {"model": name, "mesh": dict(mesh or {}), "steps": 5, "out": str(out)}
+        run_local(steps.measure, 1, config=config, crew=mesh, timeout_s=100)
+        found = [json.loads(path.read_text()) for path in Path(folder).glob("measured-*")]
+    peaks, times = zip(*((one["peak_bytes"], min(one["times_s"])) for one in found), strict=True)
+    return float(max(peaks)), float(min(times))
+
+
+def estimated(name: str, mesh: Mapping[str, int]) -> Cost:
+    """What a process of such a worker is said to take."""
+    build, inputs = steps.MODELS[name]
+
+    def mine() -> tuple[torch.Tensor]:
+        batch = inputs()
+        return (batch[: len(batch) // mesh.get("shard", 1)],)
+
+    return trace(build, mine, foreach=False, mesh=mesh, parallelize=steps.parallelize)
+
+
+def compare_place(name: str, mesh: Mapping[str, int], rounds: int) -> dict[str, float]:
+    """Memory of a process of a crew. Not its time, of which estimates leave out what is sent."""
+    peak = max(measured(name, mesh)[0] for _ in range(rounds))
+    return {"peak_bytes": peak, "peak_ratio": peak / estimated(name, mesh).peak_bytes}
 
 
 def compare(name: str, rounds: int) -> dict[str, float]:
@@ -48,6 +75,11 @@ def compare(name: str, rounds: int) -> dict[str, float]:
     }
 
 
+def _show(name: str, found: Mapping[str, float]) -> None:
+    shown = "  ".join(f"{key} {value:.3g}" for key, value in found.items())
+    print(f"{name:20} {shown}", flush=True)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
@@ -57,8 +89,10 @@ def main() -> None:
     results = {}
     for name in steps.MODELS:
         results[name] = compare(name, options.rounds)
-        shown = "  ".join(f"{key} {value:.3g}" for key, value in results[name].items())
-        print(f"{name:12} {shown}", flush=True)
+        _show(name, results[name])
+    for name, (model, mesh) in steps.MESHES.items():
+        results[name] = compare_place(model, mesh, options.rounds)
+        _show(name, results[name])
     save(options.out, results)
 
 

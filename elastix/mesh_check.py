@@ -9,7 +9,7 @@ Not here: the mesh of a crew (comm), or which part of a tensor is where (shardin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,18 @@ def pretended(axes: Mapping[str, int]) -> Iterator[DeviceMesh]:
         yield init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     finally:
         distributed.destroy_process_group()
+
+
+def places_of(given: Sequence[Any]) -> int:
+    """How many places take part in a collective that was given these arguments, as torch has it."""
+    from torch._C._distributed_c10d import _resolve_process_group
+    from torch.distributed import ProcessGroup
+
+    names: list[Any] = [leaf for leaf in given if isinstance(leaf, str)]  # after the operation's
+    if names:
+        return int(_resolve_process_group(names[-1]).size())
+    boxed = next(leaf for leaf in given if isinstance(leaf, torch.ScriptObject))
+    return int(ProcessGroup.unbox(boxed).size())
 
 
 def check(modules: Mapping[str, torch.nn.Module], mesh: DeviceMesh) -> None:

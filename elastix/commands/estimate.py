@@ -82,33 +82,60 @@ def estimate(
     if device not in ("here", *DEVICES):
         raise ConfigError(f"--device is here or one of {sorted(DEVICES)}, not {device!r}.")
     axes = parsed(mesh) if mesh else {}
-    share = math.ceil(batch_size / workers / axes.get("shard", 1))
+    share = math.ceil(batch_size / workers)
     made, sample = _dtype(dtype, "--dtype"), input_dtype_of(input_dtype)
     if sample.is_floating_point:
         sample = made
     sizes = shape_of(shape)
-    with undisturbed(as_json):
+    build, split = builder(model, config), _parallelizer(model, parallelize) if axes else None
+    machine = this_machine() if device == "here" else DEVICES[device]
+
+    def of(mesh: Mapping[str, int]) -> tuple[Cost, Plan]:
+        """What one worker costs that is as many processes, or one."""
+        rows = math.ceil(share / mesh.get("shard", 1))
         cost = trace(
-            builder(model, config),
-            lambda: (torch.zeros(share, *sizes, dtype=sample),),
+            build,
+            lambda: (torch.zeros(rows, *sizes, dtype=sample),),
             optimizer=optimizer,
             dtype=made,
             autocast=_dtype(autocast, "--autocast") if autocast else None,
             foreach=device != "here",
-            mesh=axes,
-            parallelize=_parallelizer(model, parallelize) if axes else None,
+            mesh=mesh,
+            parallelize=split,
         )
-    planned = plan(
-        cost,
-        this_machine() if device == "here" else DEVICES[device],
-        steps=math.ceil(samples * epochs / batch_size),
-        dtype=autocast or dtype,
-        workers=workers,
-        utilization=utilization,
-        within_s=None if within_hours is None else within_hours * 3600,
-        places=math.prod(axes.values()),
-    )
-    value = {
+        return cost, plan(
+            cost,
+            machine,
+            steps=math.ceil(samples * epochs / batch_size),
+            dtype=autocast or dtype,
+            workers=workers,
+            utilization=utilization,
+            within_s=None if within_hours is None else within_hours * 3600,
+            places=math.prod(mesh.values()),
+        )
+
+    with undisturbed(as_json):
+        found = of(axes)
+        whole = of({}) if axes else None
+    value, rows = _told(*found), _rows(*found)
+    if whole is None:
+        print_table(as_json, value, ("what", "how much"), rows)
+        return
+    value["one_process"], beside = _told(*whole), dict(_rows(*whole))
+    columns = "what", f"a process, {mesh}", "workers of one process"
+    compared = [(what, text, beside.get(_OF_ONE.get(what, what), "")) for what, text in rows]
+    print_table(as_json, value, columns, compared)
+
+
+_PER_PLACE, _PER_WORKER = "FLOPs per step and place", "FLOPs per step and worker"
+_A_PLACE, _A_WORKER = "a place of a worker's mesh", "a worker, elastix's replicas"
+_OF_ONE = {_PER_PLACE: _PER_WORKER, _A_PLACE: _A_WORKER}
+"""How a row of a crew's is called where each worker is one process."""
+
+
+def _told(cost: Cost, planned: Plan) -> dict[str, Any]:
+    """As JSON has it."""
+    return {
         "cost": {
             **{k: v for k, v in asdict(cost).items() if k != "operators"},
             "buckets_bytes": cost.buckets_bytes,
@@ -120,15 +147,13 @@ def estimate(
             "device_hours": planned.device_hours,
         },
     }
-    print_table(as_json, value, ("what", "how much"), _rows(cost, planned))
 
 
 def _rows(cost: Cost, planned: Plan) -> list[tuple[str, str]]:
-    crew = planned.devices > planned.workers
-    who = "place" if crew else "worker"
+    crew = list(planned.memory_bytes) == [0]
     rows = [
         ("parameters", f"{cost.parameters:,}"),
-        (f"FLOPs per step and {who}", f"{cost.step_flops:.3g}"),
+        (_PER_PLACE if crew else _PER_WORKER, f"{cost.step_flops:.3g}"),
         ("FLOPs in total", f"{planned.total_flops:.3g} ({planned.pflop_days:.3g} PFLOP-days)"),
         ("steps", f"{planned.steps:,}"),
         ("model", decimal(cost.model_bytes)),
@@ -138,10 +163,12 @@ def _rows(cost: Cost, planned: Plan) -> list[tuple[str, str]]:
         ("activations and temporaries", decimal(cost.activations_bytes)),
     ]
     for stage, held in planned.memory_bytes.items():
-        kind = "elastix's replicas" if stage == 0 else f"with ZeRO stage {stage}"
+        worker = f"a worker, with ZeRO stage {stage}" if stage else _A_WORKER
         verdict = "fits" if planned.fits[stage] else "does NOT fit"
-        who = "a place of a worker's mesh" if crew else f"a worker, {kind}"
+        who = _A_PLACE if crew else worker
         rows.append((who, f"{decimal(round(held))}, {verdict} ({planned.device})"))
+    if crew:
+        rows.append(("sent to others of the worker, per step", decimal(cost.sent_bytes)))
     rows += [
         ("devices", f"{planned.devices} x {planned.device}, {planned.dtype}"),
         ("time of a step", f"{planned.step_s:.3g} s at {planned.utilization:.0%} of the peak"),

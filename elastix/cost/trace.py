@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from elastix.errors import ConfigError
-from elastix.mesh_check import check, pretended
+from elastix.mesh_check import check, places_of, pretended
 from elastix.sharding import is_sharded, local
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 _ATEN = torch.ops.aten
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
+_SENT: dict[tuple[str, ...], int] = {
+    ("reduce_scatter", "allgather", "all_gather_into", "all_to_all"): 1,
+    ("reduce",): 2,
+}
+"""By words in the name of a collective, how often what it is about goes through each member."""
 _FORMULAS: dict[Any, Any] = {
     **flop_registry,  # which lacks the attention of CPUs; it computes what that of GPUs does
     _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[
@@ -63,6 +68,7 @@ class Cost:
         batch_bytes: inputs.
         peak_bytes: the most that is alive at once.
         operators: (FLOPs, bytes read and written) of an operator to how often it ran.
+        sent_bytes: what one place sends to others of its worker, in a step, at least.
     """
 
     parameters: int
@@ -74,6 +80,7 @@ class Cost:
     batch_bytes: int
     peak_bytes: int
     operators: Mapping[tuple[int, int], int]
+    sent_bytes: int = 0
 
     @property
     def buckets_bytes(self) -> int:
@@ -227,6 +234,7 @@ def _trace(
         batch_bytes=batch_bytes,
         peak_bytes=meter.peak,
         operators=dict(meter.operators),
+        sent_bytes=round(meter.sent),
     )
 
 
@@ -242,7 +250,7 @@ class _Meter(TorchDispatchMode):
 
     Attributes:
         alive, peak: bytes of the storages that exist, now and at most.
-        flops: since `begin`.
+        flops, sent: since `begin`.
     """
 
     def __init__(self) -> None:
@@ -256,6 +264,7 @@ class _Meter(TorchDispatchMode):
         """A step begins."""
         self.peak = self.alive
         self.flops = 0
+        self.sent = 0.0
         self.operators: Counter[tuple[int, int]] = Counter()
 
     def hold(self, tensor: torch.Tensor) -> None:
@@ -297,6 +306,7 @@ class _Meter(TorchDispatchMode):
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         if func.namespace in _COLLECTIVES:
             self._look_again()
+            self.sent += _sent(str(func), tree_leaves((args, kwargs, out)))
         for tensor in written:
             self.hold(tensor)
         flops = 0
@@ -311,6 +321,19 @@ class _Meter(TorchDispatchMode):
         if not func.is_view:
             self.operators[flops, sum(_size(tensor) for tensor in (*read, *written))] += 1
         return out
+
+
+def _sent(name: str, given: Sequence[Any]) -> float:
+    """Bytes that one member of a group sends in a collective: no algorithm sends less.
+
+    Source: Chan et al., "Collective communication: theory, practice, and experience", 2007.
+    """
+    often = next((n for words, n in _SENT.items() if any(word in name for word in words)), 0)
+    if not often:
+        return 0.0
+    whole = max(_size(leaf) for leaf in given if isinstance(leaf, torch.Tensor))
+    size = places_of(given)
+    return often * whole * (size - 1) / size
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import steps
-from benchmarks.estimate import measured
+from benchmarks.estimate import estimated, measured
 from elastix.cost.trace import trace
 
 
@@ -13,3 +13,10 @@ def test_peak_memory_is_as_estimated(name):
     estimate = trace(build, lambda: (inputs(),), foreach=False)
     peak, _ = measured(name)
     assert peak == pytest.approx(estimate.peak_bytes, rel=0.2)
+
+
+@pytest.mark.parametrize("name", list(steps.MESHES))
+def test_peak_memory_of_each_of_two_processes_is_as_estimated_for_a_place(name):
+    model, mesh = steps.MESHES[name]
+    peak, _ = measured(model, mesh)
+    assert peak == pytest.approx(estimated(model, mesh).peak_bytes, rel=0.2)

@@ -64,6 +64,31 @@ def test_what_is_held_is_what_the_parts_are():
     assert place.optimizer_bytes == 2 * place.model_bytes + 2 * 4
 
 
+def test_what_places_send_is_what_a_ring_sends():
+    """FSDP2 gathers parameters twice, the outermost layer's once, and scatters gradients once."""
+
+    def build():
+        return nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+
+    def split(model, mesh):
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model[:2]:
+            fully_shard(layer, mesh=mesh["shard"])
+        fully_shard(model, mesh=mesh["shard"])
+
+    layer = 4 * 64 * 64
+    assert cost({"shard": 4}, build, split, width=64).sent_bytes == (3 + 3 + 2) * layer * 3 / 4
+    assert cost({}, build, split, width=64).sent_bytes == 0
+
+
+def test_what_places_of_split_layers_send_grows_with_the_batch():
+    """Activations of 10 numbers are added up after each of two blocks, there and back."""
+    for rows in (48, 96):
+        place = cost({"tensor": 4}, rows=rows)
+        assert place.sent_bytes == 4 * (rows * 10 * 4) * 2 * 3 / 4
+
+
 def test_layers_that_are_gathered_one_by_one_take_less_than_all_at_once():
     """FSDP2 empties what it has gathered; whoever counted that as held would see no difference."""
 
@@ -224,7 +249,17 @@ def test_the_command_line_estimates_a_place_of_a_mesh(tmp_path):
     found = json.loads(said("--mesh", "shard=4,tensor=2", "--workers", "2", "--json").stdout)
     assert (found["plan"]["workers"], found["plan"]["devices"]) == (2, 16)
     assert list(found["plan"]["memory_bytes"]) == ["0"]
-    assert "a place of a worker's mesh" in said("--mesh", "tensor=2").stdout
+    alone = json.loads(said("--workers", "2", "--json").stdout)
+    assert found["one_process"] == alone  # what the mesh is compared with
+    assert found["cost"]["peak_bytes"] < alone["cost"]["peak_bytes"]
+    rows = [line.split("\t") for line in said("--mesh", "tensor=2").stdout.splitlines()]
+    assert rows[0] == ["what", "a process, tensor=2", "workers of one process"]
+    table = {what: (place, worker) for what, place, worker in rows[1:]}
+    place, worker = table["a place of a worker's mesh"]
+    assert place.endswith("fits (h100)")
+    assert worker.endswith("fits (h100)")
+    assert place != worker
+    assert table["sent to others of the worker, per step"][1] == ""
     for words, says in (
         (("--mesh", "shards=2"), "a mesh is axes"),
         (("--mesh", "shard=2", "--parallelize", "split"), "has no function 'split'"),
