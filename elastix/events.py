@@ -87,10 +87,16 @@ class GenerationFormed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed(Event):
-    """Training goes on from a stored State; commits after `step` in the journal are void."""
+    """Training goes on from an older State; commits after `step` in the journal are void.
+
+    Attributes:
+        ref: of the State in the store; empty if it is not there.
+        held: no worker was whole any more, and the processes that were left held all its parts.
+    """
 
     step: int
     ref: str
+    held: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -293,8 +293,46 @@ def capture(
     Raises:
         StateError: a value is neither a tensor nor JSON, with its place.
     """
+    return _of_this_process(*_live(modules, others, meta or {}))
+
+
+class HeldState:
+    """What `capture` would give, if nobody has touched the tensors until it is asked for.
+
+    Its metadata are those of now; nothing is copied, and little computed.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        others: Mapping[str, Stateful],
+        meta: Mapping[str, Any],
+    ) -> None:
+        """Arguments and errors are those of `capture`."""
+        self._live, self._meta = _live(modules, others, meta)
+        self._versions = [_version(tensor) for tensor in self._live.values()]
+
+    def state(self) -> State | None:
+        """It; None if something was changed in place since, as steps of optimizers do."""
+        if [_version(tensor) for tensor in self._live.values()] != self._versions:
+            return None
+        return _of_this_process(self._live, self._meta)
+
+
+def _version(tensor: torch.Tensor) -> float:
+    """How often it was changed in place; unlike itself if torch does not count."""
+    # A new one each time: lists take an object for equal to itself, even if it is not a number.
+    return float("nan") if tensor.is_inference() else tensor._version
+
+
+def _live(
+    modules: Mapping[str, torch.nn.Module],
+    others: Mapping[str, Stateful],
+    meta: Mapping[str, Any],
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors as the objects have them, sharded or not, and all else."""
     live: dict[str, torch.Tensor] = {}
-    values: dict[str, Any] = dict(meta or {})
+    values: dict[str, Any] = dict(meta)
     names = parameter_names(modules)
     for prefix, module in modules.items():
         for name, value in module.state_dict().items():
@@ -307,6 +345,10 @@ def capture(
         if isinstance(other, torch.optim.Optimizer):
             state = _by_name(other, state, names)
         values[f"@{name}"] = _flatten(state, f"@{name}", live)
+    return live, values
+
+
+def _of_this_process(live: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> State:
     tensors, parts = {}, {}
     for name, tensor in live.items():
         tensors[name] = sharding.local(tensor)
@@ -583,7 +625,7 @@ def _by_index(
 def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  # noqa: ANN401
     """JSON skeleton of a nested state; its tensors are moved to `tensors` under their path."""
     if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach()
+        tensors[path] = value.detach() if value.requires_grad else value  # slow for parts
         return {"$tensor": path}
     if isinstance(value, np.ndarray):
         tensors[path] = torch.from_numpy(value)

@@ -5,6 +5,7 @@ samples has it, equal along each rail after every step, every sample exactly onc
 """
 
 import json
+import math
 import os
 import signal
 import threading
@@ -28,7 +29,7 @@ from torch.utils.data import TensorDataset
 from elastix.comm.gradients import buckets
 from elastix.data.audit import audit
 from elastix.data.sample_order import indices
-from elastix.events import Recovered, Resumed, StepCommitted
+from elastix.events import Recovered, Resumed, StepCommitted, WorkerStarted
 from elastix.sharding import local
 from elastix.state import raw_bytes
 from elastix.testing.local import LocalRun, run_local
@@ -206,6 +207,18 @@ def standing(events: Sequence[Any]) -> list[StepCommitted]:
     return found
 
 
+def last_standing(events: Sequence[Any]) -> dict[int, int]:
+    """By worker, the last of its steps that was not given up when a run went on from a State."""
+    found: dict[int, int] = {}
+    started: set[int] = set()
+    for event in events:
+        if isinstance(event, WorkerStarted):
+            started.add(event.worker)
+        if isinstance(event, Resumed):
+            found |= {worker: min(event.step, found.get(worker, event.step)) for worker in started}
+    return found
+
+
 @dataclass
 class Checked:
     """What a run came to.
@@ -297,10 +310,12 @@ def assert_laws(
     account = audit(events)
     assert account.exact, account
     places: dict[int, dict[int, dict[int, str]]] = {}
+    stands = last_standing(events)
     for path in log.glob("*.jsonl"):
         worker, place = map(int, path.stem.split("-"))
         told = dict(map(json.loads, path.read_text().splitlines()))
-        places.setdefault(place, {})[worker] = told
+        until = stands.get(worker, math.inf)
+        places.setdefault(place, {})[worker] = {s: d for s, d in told.items() if s <= until}
     for place, rail in places.items():
         for step in {step for told in rail.values() for step in told}:
             digests = {told[step] for told in rail.values() if step in told}

@@ -48,6 +48,9 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
         case RunStarted():
             versions = ", ".join(f"{name} {value}" for name, value in event.versions.items())
             return f"run {event.name} starts, seed {event.seed} ({versions})", "dim"
+        case Resumed(held=True):
+            where = f"goes on from the State after step {event.step}"
+            return f"{where}, in parts that processes of lost workers hold", "green"
         case Resumed():
             if event.step == 0 and not event.ref:
                 return "begins anew: no State was stored", "cyan"

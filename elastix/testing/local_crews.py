@@ -19,10 +19,11 @@ from elastix.train.control.messages import (
     OutcomeKind,
     ToWorker,
 )
+from elastix.train.record.crew_shell import CrewShell
 from elastix.train.replica.link import Life
 
 
-class LocalCrewController(LocalController):
+class LocalCrewController(CrewShell, LocalController):
     """`_lines` and `_processes` are by process here."""
 
     _lines: dict[int, Connection]
@@ -70,7 +71,7 @@ class LocalCrewController(LocalController):
         if outcome.kind is OutcomeKind.FREE:
             self.run.freed.append((worker, place, now))
             self._do(self._conductor.ended(worker, outcome, now))  # if it is not known yet
-            self._crews.freed(process)
+            self._crews.freed(process, outcome.kept)
             self._look_for_room()
             return
         if self._crews.over(process, outcome.kind):
@@ -83,16 +84,18 @@ class LocalCrewController(LocalController):
         now = time.monotonic()
         for process in self._crews.overdue(now):
             self._processes[process].kill()
-        free = self._crews.workers
-        self._do(self._conductor.room(free, more=self._crews.more, now=now))
+        self._do(self._conductor.room(self._free, more=self._crews.more, now=now))
 
     def _start(self, worker: int) -> None:
+        if not self._founds(worker):
+            self._do(self._conductor.died(worker, time.monotonic()))
+            return
         chosen, ended = self._crews.start(worker)
         for process in ended:
             self._processes[process].kill()
             self._lines.pop(process).close()
         for place, process in enumerate(chosen):
-            life = Life(worker, place, self._settings)
+            life = Life(worker, place, self._settings, self._crews.founds(worker))
             if process in self._lines:
                 self._send(process, life)
                 continue

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from elastix.train.replica.link import FollowersLink, Life, Link, Settings
 from elastix.train.replica.member import Member
 from elastix.train.replica.train_function import run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
+from elastix.train.replica.worker_state import KeptState
 
 HOST = "127.0.0.1"
 
@@ -154,6 +156,7 @@ class _OneLife:
 
     def __init__(self, life: Life, line: Connection, address: tuple[str, int], store: Path) -> None:
         self.inbox = ThreadSafeInbox()
+        self.founds = life.founds
         pipe = _PipeLink(line, store)
         self.link = pipe
         settings = life.settings
@@ -169,8 +172,10 @@ class _OneLife:
         link: Link = FollowersLink(pipe) if life.place else pipe
         self.member = Member(self.wiring, torch.device("cpu"), settings, self.inbox, link)
 
-    def run(self, train: Callable[[Context], None], config: dict[str, Any]) -> Outcome:
-        """From beginning to end."""
+    def run(
+        self, train: Callable[[Context], None], config: dict[str, Any]
+    ) -> tuple[Outcome, KeptState | None]:
+        """From beginning to end, and what this process has of the State then, if it is free."""
         member, link = self.member, self.link
         link.send(Started(pid=os.getpid(), device="cpu"))
         pulse = threading.Thread(target=_pulse, args=(link, member), daemon=True)
@@ -180,7 +185,10 @@ class _OneLife:
         link.over = True
         pulse.join()
         member.saver.close()
-        return outcome
+        if outcome.kind is not OutcomeKind.FREE:
+            return outcome, None
+        kept = member.disband()
+        return replace(outcome, kept=kept.told if kept is not None else None), kept
 
 
 def work_in_crews(
@@ -225,9 +233,7 @@ def work_in_crews(
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     while True:
-        outcome = now.run(train, config)
-        if outcome.kind is OutcomeKind.FREE:
-            now.member.disband()
+        outcome, kept = now.run(train, config)
         now.link.tell(outcome)
         if outcome.kind is not OutcomeKind.FREE:
             leave()
@@ -235,6 +241,9 @@ def work_in_crews(
         del now
         gc.collect()  # models, their connections, processes that read samples for them
         now = lives.get()
+        if kept is not None and now.founds:
+            now.member.found_from(kept)
+        kept = None  # it is as large as the model and its optimizer
     if outcome.kind in (OutcomeKind.LEFT, OutcomeKind.FINISHED):
         listener.join()  # others may still wait for what was sent to them
     line.close()

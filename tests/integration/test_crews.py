@@ -3,17 +3,20 @@
 Processes outlive their workers, and never change their place, so who was who is told by their ids.
 """
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 
 import elastix
 from elastix.events import (
     GenerationFormed,
     Recovered,
+    Resumed,
     StateStored,
     StepCommitted,
     WorkerJoined,
@@ -21,7 +24,7 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe import journal
-from tests.crew_runs import PlaceKill, assert_laws, configure, train
+from tests.crew_runs import PlaceKill, assert_laws, configure, data, train
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -32,11 +35,29 @@ def told(ctx):
     train(ctx)
 
 
-def fit(tmp_path, workers, crew, kills=(), checkpoint=None, **options):
+def evaluates(ctx):
+    """After each epoch; what comes of it goes to a file of each process."""
+    log = Path(ctx.config["log"])
+    (log / f"pid-{ctx.worker}-{ctx.place}").write_text(str(os.getpid()))
+
+    def evaluate(model, _look):
+        means = ctx.evaluate(loss, data(23), batch_size=5)
+        path = log / f"evaluated-{ctx.step}-{ctx.worker}-{ctx.place}"
+        path.write_text(json.dumps([ctx.step, means]))
+
+    train(ctx, after_epoch=evaluate)
+
+
+def loss(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y)
+
+
+def fit(tmp_path, workers, crew, kills=(), checkpoint=None, function=told, **options):
     """Run, and assert the laws of crews: the events, and the process ids by worker and place."""
     config = configure(tmp_path, kills, **options)
     result = elastix.ElasticTrainer(
-        told,
+        function,
         config=config,
         scaling=elastix.ScalingConfig(num_workers=workers, crew=crew),
         run=elastix.RunConfig(name="test", store=str(tmp_path / "store")),
@@ -98,6 +119,27 @@ def test_the_halves_of_two_broken_workers_are_a_new_one(cluster, tmp_path):
     assert (pids[3, 0], pids[3, 1]) == (pids[1, 0], pids[2, 1])
     assert len({pids[4, 0], pids[4, 1], *(pids[w, p] for w in range(3) for p in (0, 1))}) == 8
     assert of(StepCommitted, result)[-1].world_size == 3
+
+
+@pytest.mark.slow
+def test_each_worker_loses_a_process_and_the_run_goes_on_from_what_the_others_hold(
+    cluster, tmp_path
+):
+    """And all processes evaluate, before and after."""
+    kills = [
+        PlaceKill(worker=0, place=1, phase="in backward", step=7),
+        PlaceKill(worker=1, place=0, phase="in backward", step=7),
+    ]
+    result, pids = fit(tmp_path, 2, {"shard": 2}, kills, epochs=3, function=evaluates)
+    assert [(e.step, e.held) for e in of(Resumed, result)] == [(7, True)]
+    assert [e.step for e in of(StepCommitted, result)] == list(range(1, 16))
+    assert (pids[2, 0], pids[2, 1]) == (pids[0, 0], pids[1, 1])
+    evaluated = [json.loads(path.read_text()) for path in (tmp_path / "log").glob("evaluated-*")]
+    assert len(evaluated) >= 3 * 4
+    for step in (5, 10, 15):
+        told = [means for at, means in evaluated if at == step]
+        assert told
+        assert all(means == told[0] for means in told)
 
 
 @pytest.mark.slow

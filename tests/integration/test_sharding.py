@@ -5,7 +5,7 @@ import torch
 
 from elastix.errors import StateError
 from elastix.sharding import Part, Shard, held, local
-from elastix.state import State, capture, restore
+from elastix.state import HeldState, State, capture, restore
 from elastix.store import Store
 from tests.crew import MESHES, Places, built, trained
 
@@ -205,3 +205,28 @@ def test_what_does_not_fit_is_refused_by_name(places):
         assert "this process needs all of it" in plain
         assert "of the State is (24, 10), and here it is (20, 10)" in wider
         assert "Take the model from the store" in loaded
+
+
+def holding(mesh, foreach):
+    """Whether parts are held over a backward pass, and over a step."""
+    model = built(mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=foreach)
+    trained(model, optimizer, mesh, range(1))
+    held = HeldState({"": model}, {"optimizer": optimizer}, {})
+    before = capture({"": model}, {"optimizer": optimizer}).clone()
+    model(torch.ones(4, 8, dtype=torch.float64)).sum().backward()
+    state = held.state()
+    same = state is not None and all(
+        torch.equal(tensor, before.tensors[name]) for name, tensor in state.tensors.items()
+    )
+    parts = state is not None and state.parts == before.parts
+    optimizer.step()
+    return same, parts, held.state() is None
+
+
+@pytest.mark.parametrize("mesh", ["shard 2", "shard 2, tensor 2", "tensor 2"])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_parts_are_held_until_an_optimizer_steps(places, mesh, foreach):
+    if foreach and mesh == "tensor 2":
+        pytest.skip("torch does not take sharded and other parameters at once")
+    assert set(places.run(MESHES[mesh], holding, foreach)) == {(True, True, True)}

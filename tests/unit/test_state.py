@@ -9,6 +9,7 @@ import torch
 
 from elastix.errors import ConfigError, StateError
 from elastix.state import (
+    HeldState,
     RandomState,
     Ref,
     State,
@@ -392,3 +393,54 @@ def test_a_ref_changes_with_whatever_changes():
 def test_logical_bytes_count_each_name():
     x = torch.zeros(10)
     assert State({"a": x, "b": x}).nbytes == 80
+
+
+def held_model():
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def test_what_is_held_is_the_state_as_it_was_as_long_as_nobody_changes_it():
+    model, optimizer = held_model()
+    meta = {"step": 3}
+    held = HeldState({"": model}, {"optimizer": optimizer}, meta)
+    before = capture({"": model}, {"optimizer": optimizer}, meta).clone()
+    model.eval()
+    model(torch.randn(5, 3)).sum().backward()  # gradients are no part of it
+    state = held.state()
+    assert state is not None
+    assert state.meta == before.meta
+    assert state.tensors.keys() == before.tensors.keys()
+    assert all(torch.equal(state.tensors[name], before.tensors[name]) for name in state.tensors)
+
+
+def in_place(model, optimizer):
+    with torch.no_grad():
+        model.last.bias.clamp_(0)
+
+
+def buffers(model, optimizer):
+    model(torch.randn(5, 3))  # statistics of the batch
+
+
+def moments(model, optimizer):
+    next(iter(optimizer.state.values()))["exp_avg"].mul_(2)
+
+
+@pytest.mark.parametrize("change", [in_place, buffers, moments, lambda _, o: o.step()])
+def test_what_was_changed_in_place_is_held_no_longer(change):
+    model, optimizer = held_model()
+    model.first.weight.grad = torch.ones(4, 3)
+    held = HeldState({"": model}, {"optimizer": optimizer}, {})
+    change(model, optimizer)
+    assert held.state() is None
+
+
+def test_what_torch_does_not_count_is_not_held():
+    with torch.inference_mode():
+        model = Net()
+    assert HeldState({"": model}, {}, {}).state() is None

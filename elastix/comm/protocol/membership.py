@@ -136,11 +136,13 @@ class Roster:
         members = tuple(sorted(self.holders))
         return self._issue(members, come=members, urgent=True, cause="new controller")
 
-    def start_over(self, heir: int | None = None) -> Membership | None:
+    def start_over(self, heir: int | None = None, founders: int | None = None) -> Membership | None:
         """Nobody in the group has the State any more: found it anew; whoever is ready takes part.
 
-        An heir outside who has it is the group until others are let in.
+        An heir outside who has it is the group until others are let in. With `founders` as many
+        as that are enough from now on.
         """
+        self._founders = founders or self._founders
         again = self._unequipped(self._dead)
         self.level_shadows.clear()  # whom they followed is lost, so they ask for another
         self._put_back(worker for worker in again if worker not in self._stood_in)

@@ -109,6 +109,7 @@ class Conductor:
 
     Attributes:
         error: what ends the run early; what came first counts.
+        founder: the only worker that may found the group anew: others have nothing of the State.
         state: what the run has told so far.
     """
 
@@ -135,6 +136,7 @@ class Conductor:
         self._finished = False
         self._interrupted = ""
         self._going_back = False
+        self.founder: int | None = None
         self._diverged_at: list[int] = []  # steps
         self._apart: ElastixError | None = None  # why it goes back
         self._actions: list[Action] = []
@@ -160,6 +162,11 @@ class Conductor:
     def holders(self) -> Collection[int]:
         """Members that are known to have the State."""
         return self._roster.holders
+
+    @property
+    def extinct(self) -> bool:
+        """Whether nobody has the State any more, of those that had it."""
+        return self._roster.extinct
 
     def ending(self) -> RunEnded:
         """How the run ended, for the journal."""
@@ -361,7 +368,11 @@ class Conductor:
         return self._done()
 
     def went_back(self, stored: Resumed, now: float) -> list[Action]:
-        """What was not stored is given up: found the group anew, from a shadow's State or this."""
+        """What was not stored is given up: found the group anew, from a shadow's State or this.
+
+        If it is held in parts, by those who hold them: as the next worker, and as long as it is
+        alone nobody else can found the group.
+        """
         apart, self._apart, self._going_back = self._apart, None, False
         if apart is not None and not stored.ref:
             self._fail(apart)  # there is no State that was ever found equal
@@ -371,7 +382,8 @@ class Conductor:
         if heir is not None:
             self._push(self._roster.start_over(heir))
             return self._done()
-        for worker in [w for w, member in self._workers.items() if member.ready]:
+        self.founder = self._next_worker if stored.held else None
+        for worker in [w for w, member in self._workers.items() if member.ready or stored.held]:
             # A joiner that has caught up halfway must not pass for one that has the State.
             self._roster.lost(worker)
             self._take_out(worker)
@@ -379,7 +391,7 @@ class Conductor:
             self._do(EndWorker(worker))
             self._do(Vacate(worker, Vacated.FREE))
         self._write(stored)
-        self._push(self._roster.start_over())
+        self._push(self._roster.start_over(founders=1 if stored.held else self._terms.founders))
         self._fill(now)
         return self._done()
 
@@ -517,6 +529,8 @@ class Conductor:
         self._write(gone if begun else WorkerNotStarted(worker=worker, cause=cause))
         self._do(KillWorker(worker))
         self._do(Forget(worker))
+        if worker == self.founder and not self._roster.founded:
+            self._going_back = True  # others would found the group from another State
         state, replace = self.state, self._failure.replace
         self._fail(
             limits.too_many_losses(
@@ -631,7 +645,8 @@ class Conductor:
         if roster.founded and roster.holders and now - self._vacant_since <= RECOVERY_S:
             return
         while self._room > 0 and self.phase is Phase.RUNNING and not self._finished:
-            if not roster.founded and len(self._workers) >= self._terms.founders:
+            founders = self._terms.founders if self.founder is None else 1
+            if not roster.founded and len(self._workers) >= founders:
                 return
             self._room -= 1
             self._workers[self._next_worker] = _Member()

@@ -38,6 +38,8 @@ class _Process:
     until: float | None = None  # on its way out of a lost worker, until then
     ended: bool = False  # its part of the run is over
     beat: Heartbeat | None = None
+    kept: tuple[int, int] | None = None  # see Outcome
+    distrusted: bool = False  # what it has of the State is not what others have
 
 
 _OF_ALL = (OutcomeKind.FINISHED, OutcomeKind.LEFT, OutcomeKind.HALTED, OutcomeKind.DISMISSED)
@@ -65,6 +67,8 @@ class Crews:
         self._processes: dict[int, _Process] = {}
         self._next = 0
         self._heard: dict[int, set[int]] = {}  # by worker: places heard of since its last heartbeat
+        self._founding: dict[int, int] = {}  # by place, the free processes that the next worker is
+        self._founder: int | None = None
 
     # ------------------------------------------------------------------ as it is
 
@@ -137,8 +141,13 @@ class Crews:
         fits = [site for site in self._sites() if self._at_site(site) >= self._size]
         if not fits:
             raise ValueError(f"no room for worker {worker}")
-        site = max(fits, key=lambda site: len(self._waiting(site)))
-        waiting, room = self._waiting(site), self.room.get(site, 0)
+        founding, self._founding = self._founding, {}
+        if founding:
+            self._founder = worker
+            site = self._processes[founding[0]].site
+        else:
+            site = max(fits, key=lambda site: len(self._waiting(site)))
+        waiting, room = founding or self._waiting(site), self.room.get(site, 0)
         chosen, ended = [], []
         for place in range(self._size):
             number = waiting.get(place)
@@ -226,11 +235,60 @@ class Crews:
             self._processes[number].until = now + OUT_S
         return mates
 
-    def freed(self, process: int) -> None:
-        """It has come out."""
+    def freed(self, process: int, kept: tuple[int, int] | None = None) -> None:
+        """It has come out, and has kept that of the State; see Outcome."""
         found = self._processes.get(process)
         if found is not None:
-            self._processes[process] = _Process(place=found.place, site=found.site)
+            kept = None if found.distrusted else kept
+            self._processes[process] = _Process(place=found.place, site=found.site, kept=kept)
+
+    # ------------------------------------------------------------------ no worker is whole
+
+    def distrust(self, worker: int) -> None:
+        """It is lost because it has another State than the others: nobody goes on from that."""
+        for number in self.of(worker):
+            self._processes[number].distrusted = True
+
+    @property
+    def leaving(self) -> bool:
+        """Whether some are on their way out of a lost worker."""
+        return any(process.until is not None for process in self._processes.values())
+
+    def found_from(self, step: int, sequence: int, after: int) -> int | None:
+        """Let the next worker be free processes that have all parts of one State, if there are.
+
+        Args:
+            step: the last one in the journal; what goes beyond cannot be told of any more.
+            sequence: of events that several workers may send, the last in the journal.
+            after: a State that is no further than this step is of no use.
+
+        Returns:
+            The step after which the State is; None if a part of each is lost.
+        """
+        parts: dict[tuple[int, str], dict[int, int]] = {}
+        for number in self.free:
+            process = self._processes[number]
+            if process.kept is None:
+                continue
+            last, following = process.kept
+            if after < last <= step and following <= sequence + 1:
+                parts.setdefault((last, process.site), {})[process.place] = number
+        whole = [key for key, places in parts.items() if len(places) == self._size]
+        if not whole:
+            return None
+        self._founding = parts[max(whole)]
+        return max(whole)[0]
+
+    @property
+    def founding(self) -> bool:
+        """Whether all those that the next worker is to be are there yet."""
+        return bool(self._founding)
+
+    def founds(self, worker: int) -> bool:
+        """Whether its processes have come with the parts of one State."""
+        return worker == self._founder
+
+    # ------------------------------------------------------------------ start and end
 
     def over(self, process: int, kind: OutcomeKind) -> bool:
         """Its part of the run is over, in that way: whether that is its worker's end.
@@ -246,6 +304,8 @@ class Crews:
         found = self._processes.pop(process, None)
         if found is None:
             return None
+        if process in self._founding.values():
+            self._founding = {}
         self.room[found.site] = self.room.get(found.site, 0) + self._again
         lost = found.worker is not None and not found.ended and found.until is None
         return found.worker if lost else None

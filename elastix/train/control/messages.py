@@ -289,6 +289,8 @@ class Outcome:
         generation: of the group that a finished worker left; the first without one that was let go.
         error: what was raised, if it is elastix's own.
         traceback: of what was raised, as text.
+        kept: of a process that is free and has its part of the State yet: the last step in it, and
+            the number of the next event that several workers may send.
     """
 
     kind: OutcomeKind
@@ -300,3 +302,4 @@ class Outcome:
     error: ElastixError | None = None
     summary: str = ""
     traceback: str = ""
+    kept: tuple[int, int] | None = None

@@ -27,10 +27,11 @@ from elastix.train.on_ray.controller import Controller
 from elastix.train.on_ray.placement import CrewSlots, Slot
 from elastix.train.on_ray.takeover import Presence
 from elastix.train.on_ray.worker_handle import WorkerHandle
+from elastix.train.record.crew_shell import CrewShell
 from elastix.train.replica.link import Life
 
 
-class CrewController(Controller):
+class CrewController(CrewShell, Controller):
     """See the module."""
 
     _slots: CrewSlots  # type: ignore[assignment]  # has what the methods here ask for
@@ -80,7 +81,7 @@ class CrewController(Controller):
         handle.run, handle.over = handle.actor.outcome.remote(worker), False  # of its next one
         if outcome.kind is OutcomeKind.FREE:
             self._do(self._conductor.ended(worker, outcome, now))  # if it is not known yet
-            self._crews.freed(process)
+            self._crews.freed(process, outcome.kept)
             self._look_for_room()
         elif self._crews.over(process, outcome.kind):
             self._do(self._conductor.ended(worker, outcome, now))
@@ -108,11 +109,14 @@ class CrewController(Controller):
         partly = {at[0] for at in map(crews.at, there) if at is not None}
         self._do(
             self._conductor.room(
-                crews.workers, more=crews.more, draining=draining, partly=partly, now=now
+                self._free, more=crews.more, draining=draining, partly=partly, now=now
             )
         )
 
     def _start(self, worker: int) -> None:
+        if not self._founds(worker):
+            self._do(self._conductor.died(worker, time.monotonic()))
+            return
         chosen, ended = self._crews.start(worker)
         site = self._crews.site(worker)
         room = [slot for slot in self._unused if self._site(slot) == site]
@@ -126,7 +130,8 @@ class CrewController(Controller):
                     self._unused.remove(slot)
                     self._slots.take(slot)
                 self._start_process(process, slot)
-            self._handles[process].actor.run.remote(Life(worker, place, self._settings))
+            life = Life(worker, place, self._settings, self._crews.founds(worker))
+            self._handles[process].actor.run.remote(life)
 
     def _kill(self, worker: int) -> None:
         """Its processes are of use yet, if they come out."""

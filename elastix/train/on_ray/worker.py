@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -59,6 +59,7 @@ from elastix.train.replica.member import Member
 from elastix.train.replica.profiler import Profiler
 from elastix.train.replica.train_function import run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
+from elastix.train.replica.worker_state import KeptState
 
 _PATIENCE_S = 5.0  # for an answer of the controller, before nobody is taken to lead the run
 _AGAIN_S = 0.1
@@ -226,6 +227,7 @@ class _Life:
     def __init__(self) -> None:
         self.inbox = ThreadSafeInbox()
         self.disbanded = False
+        self.founds = False
         self.device = ""
         self.link: ControllerLink | None = None
         self.member: Member | None = None
@@ -254,6 +256,7 @@ class Worker:
         self._now = -1 if job.crew else process  # the worker that it is of, or was last
         self._place = 0
         self._warm = False
+        self._kept: KeptState | None = None
         _on_notice(self._leave)  # here, since `run` is not in the main thread
 
     def _tell(self, worker: int, message: FromWorker) -> Any:  # noqa: ANN401 - Ray's reference
@@ -312,11 +315,14 @@ class Worker:
         self._address = address
         life = self._lives.get(self._now, _Life())
         member = life.member  # after that: see _train
+        # Another controller takes none for the founder; so this process would go on from a State
+        # of which the journal knows nothing.
+        lost_founder = life.founds and not (member is not None and member.holder)
         return Presence(
             process=self._process,
             worker=self._now,
             place=self._place,
-            broken=life.disbanded or (member is not None and member.broken),
+            broken=life.disbanded or (member is not None and member.broken) or lost_founder,
             slot=self._slot,
             pid=os.getpid(),
             node=ray.get_runtime_context().get_node_id(),
@@ -352,7 +358,7 @@ class Worker:
         mine = self._life(life.worker)
         if mine.outcome is not None:
             return
-        self._now, self._place = life.worker, life.place
+        self._now, self._place, mine.founds = life.worker, life.place, life.founds
         try:
             outcome = self._train(life, mine)
         except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
@@ -396,6 +402,9 @@ class Worker:
         )
         own: Link = FollowersLink(link) if life.place else link
         member = Member(wiring, device, settings, mine.inbox, own)
+        if self._kept is not None and life.founds:
+            member.found_from(self._kept)
+        self._kept = None  # it is as large as the model and its optimizer
         mine.device = str(device)
         mine.link, mine.member = link, member
         member.adopted(self._address)  # a controller that came meanwhile found no member
@@ -411,7 +420,8 @@ class Worker:
             together = partial(member.assemble, wiring)
             outcome = run_train(train, member, self.job.config, before=together)
             if outcome.kind is OutcomeKind.FREE:
-                member.disband()
+                self._kept = member.disband()
+                outcome = replace(outcome, kept=self._kept.told if self._kept else None)
             else:
                 leave()  # before the controller hears that it may end this process
             member.saver.close()

@@ -154,8 +154,10 @@ class Life:
         worker: the number of its worker.
         place: in that, if it is a crew.
         settings: of the run.
+        founds: it goes on from what it has kept of the State, with others that have the rest.
     """
 
     worker: int
     place: int
     settings: Settings
+    founds: bool = False

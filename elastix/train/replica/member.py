@@ -66,7 +66,7 @@ from elastix.train.replica.sliced_step import Step
 from elastix.train.replica.state_copies import StateCopies
 from elastix.train.replica.step_commits import StepCommits
 from elastix.train.replica.tracked_objects import TrackedObjects
-from elastix.train.replica.worker_state import WorkerState
+from elastix.train.replica.worker_state import KeptState, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,10 @@ _SETTLE_S = 30.0
 
 class Paused(BaseException):
     """As many reports were made as were wanted. Not an Exception: user code must not catch it."""
+
+
+def _nothing() -> None:
+    """Of the State."""
 
 
 class Member:
@@ -133,6 +137,7 @@ class Member:
         self._state = WorkerState(parts, self._steps, self.saver, self._inheritance)
         inbox.on_urgent(self._heard_urgent)
         self._mates: Mates | None = None
+        self._kept: Callable[[], KeptState | None] = _nothing
         self._computes_with = ""
         self._listeners: list[Callable[[str, int], None]] = []
 
@@ -155,13 +160,23 @@ class Member:
             self._mates.cut()
         self._inbox.notify()
 
-    def disband(self) -> None:
-        """This worker is no more, and its processes are free to be others."""
+    def disband(self) -> KeptState | None:
+        """This worker is no more, and its processes are free to be others.
+
+        Returns:
+            What this one has of the State at the last boundary, if that was not changed since.
+        """
+        kept, self._kept = self._kept(), _nothing
         self._driver.leave()
         if self._reducer is not None:
             self._reducer.close()
         if self._mates is not None:
             self._mates.close()
+        return kept
+
+    def found_from(self, kept: KeptState) -> None:
+        """This process founds the group anew, with others that have the rest of the State."""
+        self._state.given = kept.state
 
     @property
     def mesh(self) -> DeviceMesh | None:
@@ -495,6 +510,8 @@ class Member:
         self._driver.boundary()
         self._look_if_overtaken()
         self._steps.set_out()
+        if self._mates is not None:
+            self._kept = self._state.hold()
         compare = self._schedule.compares_now()
         if not self._driver.watching:
             self._schedule.grouped(self.step, self._driver.present)

@@ -218,15 +218,24 @@ class TrackedObjects:
     def capture(self, counts: Mapping[str, Any]) -> State:
         """The State as it is now: views of live tensors, with `counts` among the metadata."""
         let_go_of_gathered(self.modules.values())
+        return _beside(self._unclaimed, states.capture(self.modules, self._all_others, counts))
+
+    def hold(self, counts: Mapping[str, Any]) -> Callable[[], State | None]:
+        """What gives the State as it is now, as long as its tensors are; see state.HeldState."""
+        let_go_of_gathered(self.modules.values())
+        held = states.HeldState(self.modules, self._all_others, counts)
+        unclaimed = self._unclaimed
+
+        def state() -> State | None:
+            found = held.state()
+            return None if found is None else _beside(unclaimed, found)
+
+        return state
+
+    @property
+    def _all_others(self) -> dict[str, Stateful]:
         loaders = {f"loader/{loader.number}": loader for loader in self.loaders}
-        others = {**self.others, **self._remembered, **loaders}
-        state = states.capture(self.modules, others, counts)
-        kept = self._unclaimed
-        return State(
-            {**kept.tensors, **state.tensors},
-            {**kept.meta, **state.meta},
-            parts={**kept.parts, **state.parts},
-        )
+        return {**self.others, **self._remembered, **loaders}
 
     def adopt(self, state: State) -> None:
         """Become as `state` says; what it has for objects to come is kept for them.
@@ -313,6 +322,15 @@ class TrackedObjects:
         }
         prefixes = tuple(f"@{name}/" for name in optimizers)
         return late | {entry for entry in state.tensors if entry.startswith(prefixes)}
+
+
+def _beside(unclaimed: State, state: State) -> State:
+    """The State, and what is kept for objects to come."""
+    return State(
+        {**unclaimed.tensors, **state.tensors},
+        {**unclaimed.meta, **state.meta},
+        parts={**unclaimed.parts, **state.parts},
+    )
 
 
 def _held(other: Stateful) -> list[Any]:

@@ -6,6 +6,7 @@ is due (checkpoint.schedule), and who puts a checkpoint together (checkpoint.coo
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from elastix.errors import StoreError
@@ -26,6 +27,26 @@ from elastix.train.replica.step_commits import StepCommits
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class KeptState:
+    """What a process has of the State of a worker that it was of.
+
+    Attributes:
+        step: the last one in it.
+        sequence: number of the next event; see ReplicatedEvents.
+        state: of this process's place.
+    """
+
+    step: int
+    sequence: int
+    state: State
+
+    @property
+    def told(self) -> tuple[int, int]:
+        """What the controller is told of it."""
+        return self.step, self.sequence
+
+
 class WorkerState:
     """One worker's. All methods are called in the training thread.
 
@@ -38,6 +59,7 @@ class WorkerState:
     Attributes:
         reports: how many were made.
         begun: the step after which this worker took an ancestor's place; None if it did not.
+        given: a State to begin from instead of the one that the run has stored; None for none.
     """
 
     def __init__(
@@ -45,6 +67,7 @@ class WorkerState:
     ) -> None:
         self.reports = 0
         self.begun: int | None = None
+        self.given: State | None = None
         self._metrics: dict[str, Any] = {}  # that were reported last
         self._passes_before = 0.0  # over the data, of the ancestor whose place this run has taken
         self._parts = parts
@@ -76,8 +99,23 @@ class WorkerState:
 
     def capture(self) -> State:
         """The State as it is now: views of live tensors."""
+        return self._tracked.capture(self._counts)
+
+    def hold(self) -> Callable[[], KeptState | None]:
+        """What gives the State as it is now for as long as nothing of it is changed in place."""
+        held, step = self._tracked.hold(self._counts), self._steps.step
+        sequence = self._parts.replicated.sequence
+
+        def kept() -> KeptState | None:
+            state = held()
+            return None if state is None else KeptState(step, sequence, state)
+
+        return kept
+
+    @property
+    def _counts(self) -> dict[str, Any]:
         exact = {"exact": computes_with(self._parts.device)} if self._settings.exact else {}
-        counts = {
+        return {
             **self._steps.state_dict(),
             "serial": self._parts.replicated.sequence,
             "reports": self.reports,
@@ -86,7 +124,6 @@ class WorkerState:
             **({"own": list(self._tracked.own)} if self._tracked.own else {}),
             **exact,
         }
-        return self._tracked.capture(counts)
 
     def adopt(self, state: State) -> None:
         """Become equal to whoever has captured `state`."""
@@ -98,7 +135,12 @@ class WorkerState:
         self._passes_before = state.meta.get("passes_before", 0.0)
 
     def begin(self) -> None:
-        """Go on from what the run has stored, or from where an ancestor stands, if it is to."""
+        """Go on from what this is given or the run has stored, or from where an ancestor stands."""
+        given, self.given = self.given, None
+        if given is not None:
+            self.adopt(given)
+            self._steps.window.forget()
+            return
         state = self._newest()
         if state is None:
             self._take_place()

@@ -584,6 +584,14 @@ def test_a_group_that_lost_everybody_is_founded_anew_with_higher_generations():
     assert issued.urgent
 
 
+def test_one_worker_may_be_enough_to_found_a_group_anew():
+    roster = founded(0, 1)
+    roster.lost(0)
+    roster.lost(1)
+    assert roster.start_over(founders=1) is None
+    assert brief(roster.ready(2)) == (3, (2,), True, "start")
+
+
 def test_a_doubt_after_the_last_holder_died_does_not_bring_back_the_dead():
     roster = founded(0)
     assert roster.lost(0) is None

@@ -30,6 +30,7 @@ from elastix.train.control.messages import (
     Leave,
     Outcome,
     OutcomeKind,
+    Ready,
     RecordEvents,
     SawDeath,
     Started,
@@ -705,3 +706,55 @@ def test_that_processors_differ_is_said_once_also_by_another_conductor():
     assert world.run().outcome == "finished"
     told = [set(event.kinds) for event in world.events(ProcessorsDiffer)]
     assert told[1:] == [{"processor b", "processor c"}]
+
+
+def goes_on_from_parts(world):
+    """All workers are lost, and processes of theirs hold the State after the last step."""
+    conductor = world.conductor
+    for worker in list(conductor.workers):
+        conductor.died(worker, world.now)
+    conductor.tick(world.now)
+    assert conductor.phase is Phase.GOING_BACK
+    assert conductor.extinct
+    step = conductor.state.step
+    assert step > 0
+    actions = conductor.went_back(Resumed(step=step, ref="", held=True), world.now)
+    assert conductor.founder is not None
+    return conductor, actions
+
+
+def started(actions):
+    return [action.worker for action in actions if isinstance(action, StartWorker)]
+
+
+def test_who_holds_the_parts_of_the_state_founds_the_group_alone():
+    world = World(3)
+    world.play(30)
+    conductor, actions = goes_on_from_parts(world)
+    actions += conductor.room(5, more=True, now=world.now)
+    assert started(actions) == [conductor.founder]
+    conductor.hear(conductor.founder, Started(pid=1), world.now)
+    conductor.hear(conductor.founder, Ready(None), world.now)
+    newest = conductor.membership
+    assert (newest.members, newest.cause) == ((conductor.founder,), "start")
+    assert started(conductor.room(5, more=True, now=world.now)) == []
+    founded = conductor.hear(conductor.founder, Entered(newest.generation), world.now)
+    founded += conductor.tick(world.now + 10)
+    assert len(started(founded)) > 1
+    assert conductor.phase is Phase.RUNNING
+
+
+def test_if_the_founder_is_lost_nobody_else_founds_the_group_but_from_a_stored_state():
+    """Others know no State that the journal has been told of."""
+    world = World(3)
+    world.play(30)
+    conductor, _ = goes_on_from_parts(world)
+    conductor.room(5, more=True, now=world.now)
+    actions = conductor.died(conductor.founder, world.now)
+    assert started(actions) == []
+    assert conductor.phase is Phase.GOING_BACK
+    assert not conductor.extinct
+    actions = conductor.went_back(Resumed(step=0, ref=""), world.now)
+    actions += conductor.room(5, more=True, now=world.now)
+    assert conductor.founder is None
+    assert len(started(actions)) >= 3

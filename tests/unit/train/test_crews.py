@@ -242,3 +242,91 @@ def test_workers_that_were_found_go_on_as_they_are():
     crews.break_up(3, now=0.0)
     crews.freed(5)
     assert crews.start(4) == ([5, 11], [])
+
+
+# ---------------------------------------------------------------------------- parts of a State
+
+
+def broken_up(kept, places=2, site=""):
+    """Workers that have lost all but one process each; `kept` is (place, what) of that one."""
+    crews = Crews(places, {site: places * len(kept)}, again=True)
+    for worker in range(len(kept)):
+        crews.start(worker)
+    for worker, (place, what) in enumerate(kept):
+        mine = crews.of(worker)[place]
+        for process in crews.of(worker):
+            if process != mine:
+                crews.gone(process)
+        crews.break_up(worker, now=0.0)
+        assert crews.leaving
+        crews.freed(mine, what)
+    assert not crews.leaving
+    return crews
+
+
+def test_processes_that_have_all_parts_of_one_state_are_the_next_worker():
+    crews = broken_up([(1, (7, 3)), (0, (6, 2)), (0, (7, 3))])
+    assert crews.found_from(step=7, sequence=2, after=0) == 7
+    assert crews.founding
+    assert crews.start(3) == ([4, 1], [])
+    assert crews.founds(3)
+    assert not crews.founding
+    crews.start(4)
+    assert not crews.founds(4)  # it has one of them that is older
+
+
+@pytest.mark.parametrize(
+    ("kept", "journal"),
+    [
+        pytest.param([(0, (7, 3)), (0, (7, 3))], (7, 2, 0), id="a place is lost"),
+        pytest.param([(0, (7, 3)), (1, (6, 3))], (7, 2, 0), id="of different steps"),
+        pytest.param([(0, (7, 3)), (1, None)], (7, 2, 0), id="one is changed since"),
+        pytest.param([(0, (7, 3)), (1, (7, 3))], (6, 2, 0), id="the journal has not come so far"),
+        pytest.param([(0, (7, 3)), (1, (7, 3))], (7, 1, 0), id="it lacks events"),
+        pytest.param([(0, (7, 3)), (1, (7, 3))], (7, 2, 7), id="no further than what is stored"),
+    ],
+)
+def test_parts_of_no_state_that_is_of_use_found_nothing(kept, journal):
+    crews = broken_up(kept)
+    assert crews.found_from(*journal) is None
+    assert not crews.founding
+    crews.start(2)
+    assert not crews.founds(2)
+
+
+def test_of_two_states_in_parts_the_further_one_counts():
+    crews = broken_up([(0, (6, 2)), (1, (6, 2)), (1, (7, 3)), (0, (7, 3))])
+    assert crews.found_from(step=8, sequence=4, after=5) == 7
+    assert crews.start(4) == ([6, 5], [])
+
+
+def test_parts_at_different_sites_are_no_worker():
+    crews = Crews(2, {"a": 2, "b": 2}, again=True)
+    crews.start(0)
+    crews.start(1)
+    for worker, place in ((0, 0), (1, 1)):
+        mine, dead = crews.of(worker)[place], crews.of(worker)[1 - place]
+        crews.gone(dead)
+        crews.break_up(worker, now=0.0)
+        crews.freed(mine, (7, 3))
+    assert crews.found_from(step=7, sequence=2, after=0) is None
+
+
+def test_parts_of_a_worker_that_had_another_state_are_of_no_use():
+    crews = Crews(2, {"": 4}, again=True)
+    crews.start(0)
+    crews.start(1)
+    crews.distrust(1)
+    for worker, place in ((0, 0), (1, 1)):
+        mine, dead = crews.of(worker)[place], crews.of(worker)[1 - place]
+        crews.gone(dead)
+        crews.break_up(worker, now=0.0)
+        crews.freed(mine, (7, 3))
+    assert crews.found_from(step=7, sequence=2, after=0) is None
+
+
+def test_founders_of_which_one_dies_found_nothing():
+    crews = broken_up([(0, (7, 3)), (1, (7, 3))])
+    crews.found_from(step=7, sequence=2, after=0)
+    assert crews.gone(0) is None
+    assert not crews.founding

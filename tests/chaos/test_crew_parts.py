@@ -1,0 +1,120 @@
+"""No worker is whole any more: the run goes on from the parts that processes of lost ones hold."""
+
+import pytest
+import torch
+
+from elastix.config import CheckpointConfig
+from elastix.events import Resumed, StateStored, StepCommitted, WorkerStarted
+from tests.crew_runs import PlaceKill, checked, train
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def kill(worker, place, phase, **fixed):
+    return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
+
+
+def run(tmp_path, workers, crew, kills, **options):
+    return checked(tmp_path, workers, crew, kills, replace=True, epochs=3, **options)
+
+
+def went_on_from(found):
+    return [(event.step, event.held) for event in found.run.events if isinstance(event, Resumed)]
+
+
+def committed(found):
+    return [event.step for event in found.run.events if isinstance(event, StepCommitted)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "crew", "lost"),
+    [
+        (2, {"shard": 2}, [(0, 1), (1, 0)]),
+        (2, {"shard": 2, "tensor": 2}, [(0, 3), (1, 0)]),
+        pytest.param(3, {"shard": 3}, [(0, 0), (1, 1), (2, 2)], marks=pytest.mark.slow),
+        pytest.param(3, {"tensor": 2}, [(0, 0), (1, 0), (2, 1)], marks=pytest.mark.slow),
+    ],
+)
+def test_one_process_of_each_worker_is_killed_and_no_step_is_lost(tmp_path, workers, crew, lost):
+    kills = [kill(*one, "in backward", step=4) for one in lost]
+    found = run(tmp_path, workers, crew, kills)
+    assert went_on_from(found) == [(4, True)]
+    assert committed(found) == list(range(1, len(committed(found)) + 1))
+    assert not any(isinstance(e, StateStored) and e.step <= 4 for e in found.run.events)
+    first = [e.worker for e in found.run.events if isinstance(e, WorkerStarted)][workers]
+    assert first in found.run.outcomes
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_if_no_process_has_one_of_the_parts_the_run_begins_at_what_is_stored(tmp_path, place):
+    often = CheckpointConfig(every_steps=2, wait=True)
+    kills = [kill(worker, place, "in backward", step=5) for worker in (0, 1)]
+    found = run(tmp_path, 2, {"shard": 2}, kills, checkpoint=often)
+    assert went_on_from(found) == [(4, False)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["in forward", "bucket", "filled"])
+def test_killed_at_any_place_before_the_step_counts(tmp_path, phase):
+    kills = [kill(0, 1, phase, step=4), kill(1, 0, phase, step=4)]
+    assert went_on_from(run(tmp_path, 2, {"shard": 2}, kills)) == [(4, True)]
+
+
+@pytest.mark.slow
+def test_killed_after_a_step_counts_and_before_it_is_taken(tmp_path):
+    """Both hold what was before it; the journal has the step, which is given up."""
+    kills = [kill(0, 1, "clip", step=4), kill(1, 0, "clip", step=4)]
+    found = run(tmp_path, 2, {"shard": 2}, kills)
+    assert [held for _, held in went_on_from(found)] == [True]
+    assert went_on_from(found)[0][0] in (3, 4)
+
+
+def changes_in_place(ctx):
+    """A tensor of the State changes in mid-step, so it is not that of the boundary any more."""
+
+    class Meter:
+        def __init__(self):
+            self.sum = torch.zeros(())
+
+        def state_dict(self):
+            return {"sum": self.sum}
+
+        def load_state_dict(self, state):
+            self.sum = state["sum"]
+
+    meter = Meter()
+    ctx.on_phase(lambda phase, _: phase == "bucket" and meter.sum.add_(1))
+    prepare = ctx.prepare
+
+    def prepared(*objects):
+        made = prepare(*objects)
+        ctx.track(meter=meter)
+        return made
+
+    ctx.prepare = prepared
+    train(ctx)
+
+
+@pytest.mark.slow
+def test_what_was_changed_since_the_boundary_is_not_gone_on_from(tmp_path):
+    kills = [kill(0, 1, "filled", step=4), kill(1, 0, "filled", step=4)]
+    found = run(tmp_path, 2, {"shard": 2}, kills, function=changes_in_place)
+    assert went_on_from(found) == [(0, False)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "phase"), [(0, "enter"), (1, "give"), (0, "give")])
+def test_a_founder_that_is_killed_leaves_the_run_to_what_is_stored(tmp_path, place, phase):
+    kills = [kill(0, 1, "in backward", step=4), kill(1, 0, "in backward", step=4)]
+    kills += [kill(2, place, phase, step=0)]
+    found = run(tmp_path, 2, {"shard": 2}, kills)
+    assert went_on_from(found) == [(4, True), (0, False)]
+
+
+@pytest.mark.slow
+def test_it_happens_twice(tmp_path):
+    """The second time to the worker that was put together and to the one that joined it."""
+    kills = [kill(0, 1, "in backward", step=2), kill(1, 0, "in backward", step=2)]
+    kills += [kill(2, 1, "in backward", step=9), kill(3, 0, "in backward", step=9)]
+    found = run(tmp_path, 2, {"shard": 2}, kills, min_workers=2, step_s=0.05)
+    assert went_on_from(found) == [(2, True), (9, True)]
