@@ -3,6 +3,7 @@
 import functools
 import os
 import threading
+from pathlib import Path
 from signal import SIGKILL, SIGSTOP
 
 import pytest
@@ -15,6 +16,7 @@ from elastix.events import (
     Recovered,
     ReplicasCompared,
     Reported,
+    RunStarted,
     StateStored,
     StepCommitted,
     WorkerJoined,
@@ -24,6 +26,7 @@ from elastix.events import (
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.replay import compare
 from elastix.train.on_ray import takeover
+from elastix.train.on_ray import trainer as trainer_module
 from elastix.train.on_ray.trainer import _reserve
 from tests import trainables
 from tests.chaos.test_shared_kills import a_folder, stop_at_the_end
@@ -45,7 +48,7 @@ def of(kind, result):
     return [event for event in result.events if isinstance(event, kind)]
 
 
-def test_a_run_without_failures_and_one_that_continues_it(cluster, tmp_path, capsys):
+def test_a_run_without_failures_and_one_that_continues_it(cluster, tmp_path, capsys, monkeypatch):
     result = trainer(tmp_path).fit()
     assert result.audit.exact
     assert result.audit.loaders[0].epochs == 2
@@ -69,7 +72,9 @@ def test_a_run_without_failures_and_one_that_continues_it(cluster, tmp_path, cap
         assert f"elastix report test --store {tmp_path}" in line
     journal = result.directory / "journal.jsonl"
     before = journal.read_bytes()
-    again = trainer(tmp_path, workers=2).fit()
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer_module, "origin", lambda: pytest.fail("git was asked"))
+        again = trainer(tmp_path, workers=2).fit()
     assert (again.ref, again.metrics, again.worker_losses) == (result.ref, result.metrics, 0)
     assert str(again.audit) == str(result.audit)
     assert journal.read_bytes() == before
@@ -78,6 +83,8 @@ def test_a_run_without_failures_and_one_that_continues_it(cluster, tmp_path, cap
     assert longer.audit.exact
     assert longer.audit.loaders[0].epochs == 3
     assert longer.ref != result.ref
+    started = [event for event in longer.events if isinstance(event, RunStarted)]
+    assert [event.origin["directory"] for event in started] == [str(Path.cwd())] * 2
 
 
 def test_a_worker_killed_in_mid_backward_and_its_replacement(cluster, tmp_path):

@@ -215,7 +215,7 @@ class ElasticTrainer:
             lifetime: Literal["detached"] | None = "detached" if self._run.detached else None
             timeout_s = self._failure.start_timeout_s
             groups, size = _reserve(run, self._scaling, room, timeout_s, lifetime)
-            before = _history(directory)
+            before, opening = _history(directory), replace(opening, origin=origin())
             try:
                 controller = self._start(train, opening, directory, groups, size)
                 return self._follow(controller, directory, before)
@@ -284,6 +284,7 @@ class ElasticTrainer:
         return controller
 
     def _opening(self, train: bytes) -> RunStarted:
+        """Without its origin: that is looked for, in other processes, if the run is not over."""
         return RunStarted(
             name=self._run.name,
             seed=self._run.seed,
@@ -296,7 +297,6 @@ class ElasticTrainer:
             checkpoint=self._checkpoint.to_dict(),
             exchange=self._exchange.to_dict(),
             sentinel=self._failure.sentinel and not (self._scaling.crew or self._exchange.diloco),
-            origin=origin(),
         )
 
     def _finished(self, directory: Path, opening: RunStarted) -> Result | None:
