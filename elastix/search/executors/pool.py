@@ -40,6 +40,7 @@ from elastix.search.executors.packer import Packer, Placement, Reserve
 from elastix.search.executors.pool_worker import Hello, LoneWorker, packed
 from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
+from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.find_ray import find_or_start_ray
 from elastix.train.on_ray.trainer import check_capacity, fit_on_nodes, pickle_train
 from elastix.train.on_ray.worker_handle import WorkerHandle
@@ -406,20 +407,25 @@ class Pool:
         number = self._next
         self._next += 1
         options: Mapping[str, Any] = {"max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        groups = {"control": 2}
         actor: Any
         if self._scaling.max_workers > 1:
-            group = ray.remote(concurrency_groups=groups)(GroupWorker)  # type: ignore[call-overload]
-            actor = group.options(num_cpus=0, **options).remote(
-                number, self._train, self._scaling, self._checkpoint, self._failure, self._store
+            actor = (
+                as_actor(GroupWorker, control=2)
+                .options(num_cpus=0, **options)
+                .remote(
+                    number, self._train, self._scaling, self._checkpoint, self._failure, self._store
+                )
             )
         else:
-            alone = ray.remote(concurrency_groups=groups)(LoneWorker)  # type: ignore[call-overload]
-            actor = alone.options(
-                num_cpus=self._scaling.cpus_per_worker,
-                num_gpus=self._scaling.gpus_per_worker,
-                **options,
-            ).remote(number, self._train, max(1, int(self._scaling.cpus_per_worker)))
+            actor = (
+                as_actor(LoneWorker, control=2)
+                .options(
+                    num_cpus=self._scaling.cpus_per_worker,
+                    num_gpus=self._scaling.gpus_per_worker,
+                    **options,
+                )
+                .remote(number, self._train, max(1, int(self._scaling.cpus_per_worker)))
+            )
         self._handles[number] = _WorkerHandle(number, actor, actor.hello.remote())
 
     def _check_start(self) -> None:

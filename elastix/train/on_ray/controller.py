@@ -51,6 +51,7 @@ from elastix.train.control.messages import (
 )
 from elastix.train.control.terms import Found, Phase, RunTerms
 from elastix.train.on_ray import lifeline, takeover
+from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.placement import Slot, Slots
 from elastix.train.on_ray.preemption_notices import Notices
 from elastix.train.on_ray.takeover import Presence
@@ -464,7 +465,7 @@ class Controller(Shell):
     def _start_process(self, process: int, slot: Slot) -> None:
         wanted = self._plan.scaling.resources_per_process
         actor: Any = (
-            ray.remote(concurrency_groups={"control": 2, "outcome": 4})(Worker)  # type: ignore[call-overload]
+            as_actor(Worker, control=2, outcome=4)
             .options(
                 name=takeover.worker_name(self._plan.run_id, process),
                 namespace=takeover.NAMESPACE,

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.cloud_notices import EVERY_S, Service
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class Notices:
 
     def _watch(self, node: str) -> None:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
-        actor: Any = ray.remote(NoticeWatcher)
+        actor = as_actor(NoticeWatcher)
         watcher = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=here).remote(
             self._cloud, self._address
         )

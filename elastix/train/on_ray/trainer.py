@@ -41,6 +41,7 @@ from elastix.observe.run_lock import DRIVER_LOCK, Lock, holder
 from elastix.observe.timeline import merge
 from elastix.store import Store
 from elastix.train.on_ray import takeover
+from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.controller import Controller, RunRequest
 from elastix.train.on_ray.crew_controller import CrewController, crew_strategy
 from elastix.train.on_ray.driver_view import follow, is_over, stop
@@ -348,18 +349,20 @@ class ElasticTrainer:
             order_seed=self._order_seed,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        kinds = {"workers": 4, "store": 4, "driver": 3}
         lead = CrewController if self._scaling.crew else Controller
-        actor: Any = ray.remote(concurrency_groups=kinds)(lead)  # type: ignore[call-overload]
         options: dict[str, Any] = {"lifetime": "detached"} if self._run.detached else {}
-        return actor.options(
-            num_cpus=0,
-            scheduling_strategy=here,
-            name=takeover.controller_name(plan.run_id),
-            namespace=takeover.NAMESPACE,
-            max_restarts=-1,
-            **options,
-        ).remote(plan)
+        return (
+            as_actor(lead, workers=4, store=4, driver=3)
+            .options(
+                num_cpus=0,
+                scheduling_strategy=here,
+                name=takeover.controller_name(plan.run_id),
+                namespace=takeover.NAMESPACE,
+                max_restarts=-1,
+                **options,
+            )
+            .remote(plan)
+        )
 
     def _listen(self, feed: LoggerThread, deaths: Deaths) -> Watch:
         """What hears of events beside the console."""

@@ -10,6 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastix.data import leaving
+from elastix.train.on_ray.actor_classes import as_task
 
 
 @dataclass
@@ -54,7 +55,7 @@ class WorkerHandle:
             _kill_process(self.pid)
             return None
         strategy = NodeAffinitySchedulingStrategy(self.node, soft=False)
-        task = ray.remote(_clear_away).options(num_cpus=0, scheduling_strategy=strategy)
+        task = as_task(_clear_away).options(num_cpus=0, scheduling_strategy=strategy)
         found: ray.ObjectRef[Any] = task.remote(self.pid)
         return found
 
