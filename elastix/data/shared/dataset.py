@@ -29,7 +29,7 @@ from elastix.data.cache_eviction import NEVER, Horizon, Indices, ReaderPosition,
 from elastix.data.formats.indexed import Indexed, by_position
 from elastix.data.sample_order import order_of, runs
 from elastix.data.shared.arena import READERS, Arena, Layout
-from elastix.data.shared.folder import SharedFolder, enter, sweep
+from elastix.data.shared.folder import KEY_DIGITS, SharedFolder, enter, sweep
 from elastix.data.shared.identity import digest_into
 from elastix.data.shared.locks import Locks, available
 from elastix.data.shared.packing import pack, unpack
@@ -103,7 +103,7 @@ class Shared(Indexed):
         first = self._first()
         self._sample_bytes = len(first)
         digest.update(first)
-        self._key: str = digest.hexdigest(16)
+        self._key: str = digest.hexdigest(KEY_DIGITS // 2)
         self._check_budget()
         self._begin()
 

@@ -8,10 +8,14 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from elastix.errors import Conflict
+
+KEY_DIGITS = 32
+"""Of a key: hexadecimal ones."""
 
 _NAP_S, _LONG_NAP_S = 1e-3, 1e-2
 
@@ -106,7 +110,7 @@ def sweep(root: Path, within_s: float = 0.0) -> None:
 
 def _sweep(root: Path) -> bool:
     """Whether anything is left."""
-    for path in root.glob(_prefix() + "*"):
+    for path in _all(root):
         with suppress(OSError, Conflict):
             handle = _opened(path)
             if handle is not None:
@@ -114,7 +118,12 @@ def _sweep(root: Path) -> bool:
                     _remove_if_unused(path, handle)
                 finally:
                     os.close(handle)
-    return any(root.glob(_prefix() + "*"))
+    return any(_all(root))
+
+
+def _all(root: Path) -> Iterator[Path]:
+    """Of all keys; what else begins with such a name is somebody's own."""
+    return root.glob(_prefix() + "[0-9a-f]" * KEY_DIGITS)
 
 
 def _prefix() -> str:

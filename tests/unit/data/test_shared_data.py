@@ -480,6 +480,18 @@ def test_a_folder_of_somebody_else_is_refused(memory):
         shared[0]
 
 
+def test_what_is_not_of_a_dataset_is_nobodys_to_clear(memory):
+    """Whoever ends a run clears up, and may find what a user has put there under such a name."""
+    notes = memory / f"elastix-{os.geteuid()}-notes" / "today"
+    notes.parent.mkdir(mode=0o700)
+    notes.write_text("dear diary")
+    left = memory / f"elastix-{os.geteuid()}-{elastix.Shared(Pictures())._key}"
+    left.mkdir(mode=0o700)
+    shared_dataset.clear(60.0)
+    assert not left.exists()
+    assert notes.read_text() == "dear diary"
+
+
 def test_without_shared_memory_the_dataset_is_read_as_it_is(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(shared_dataset, "_MEMORY", tmp_path / "none")
     shared = elastix.Shared(Pictures())
