@@ -99,7 +99,7 @@ class Slots:
         self._missing = most - size
         self._resting: list[Slot] = []  # nobody's, and not to be used as far as is known
         self._left: list[Slot] = []  # founders', on nodes to be taken away; others are requested
-        self._noticed: set[str] = set()
+        self._noticed: set[str] | None = set()  # None: what was requested is of another controller
         self._looked = 0.0
 
     def take_over(self, used: Sequence[Slot]) -> None:
@@ -107,6 +107,7 @@ class Slots:
         founding = {slot.bundle for slot in used if slot.founding}
         groups = [slot.group for slot in used if not slot.founding]
         with self._lock:
+            self._noticed = None
             self._resting += [slot for slot in self._free if slot.bundle not in founding]
             self._free = []
             taken = {group.id for group in groups}
@@ -251,7 +252,7 @@ class CrewSlots:
         self._unseen = [Slot(g, b, founding=True) for g in founding for b in range(size)]
         self._own: list[PlacementGroup] = []  # all but the founders'
         self._left: list[Slot] = []  # founders', on nodes to be taken away; others are requested
-        self._noticed: set[str] = set()
+        self._noticed: set[str] | None = set()  # None: what was requested is of another controller
         self._missing = most - len(founding)
         self._looked = 0.0
 
@@ -260,6 +261,7 @@ class CrewSlots:
         taken = {(slot.group.id, slot.bundle) for slot in used}
         own = groups_named(f"{self._name}{SLOT}")
         with self._lock:
+            self._noticed = None
             self._own += own
             self._missing -= len(own)
             self._unseen += [Slot(group, n) for group in own for n in range(len(self._bundles))]
@@ -378,8 +380,12 @@ class CrewSlots:
 
 
 def _to_ask(missing: int, waiting: int) -> int:
-    """How many to request now, of those that are missing, while others are waited for."""
-    return min(missing, max(0, _WAITING - waiting))
+    """How many to request now, of those that are missing, while others are waited for.
+
+    `missing` is below 0 where others stand for founders' room that is usable as far as is known:
+    who takes over hears of notices later.
+    """
+    return max(0, min(missing, _WAITING - waiting))
 
 
 def _all_usable(bundles: Mapping[int, str], usable: set[str]) -> bool:

@@ -192,6 +192,48 @@ def test_what_was_asked_for_before_a_notice_is_asked_for_elsewhere(cluster, crew
     assert cluster.asked == [after]
 
 
+@pytest.mark.parametrize("crew", [False, True])
+def test_what_stands_for_founders_room_is_not_asked_for_again_by_another_controller(
+    cluster, crew, monkeypatch
+):
+    """It hears of the notice only when those who ask the clouds for it have been started."""
+    before = slots(1, crew)
+    cluster.room = 9
+    before.look()
+    before.look({"n"})
+    cluster.where = dict.fromkeys(cluster.asked, "other")
+    for _ in range(2):
+        before.look({"n"})
+    used, asked = take(before), list(cluster.asked)
+    assert len(used) == 2
+    monkeypatch.setattr(placement, "groups_named", lambda _: list(asked))
+    room = slots(1, crew)
+    room.take_over(used)
+    for noticed in ((), {"n"}, {"n"}):
+        room.look(noticed)
+    assert free(room) == 0
+    assert cluster.asked == asked
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_what_another_controller_had_asked_for_elsewhere_is_asked_for_anywhere(
+    cluster, crew, monkeypatch
+):
+    """The notice was taken back when nobody led the run."""
+    before = slots(2, crew)
+    for _ in range(2):
+        before.look({"n"})
+    asked = list(cluster.asked)
+    assert all(cluster.avoided[group] for group in asked)
+    monkeypatch.setattr(placement, "groups_named", lambda _: list(asked))
+    room = slots(2, crew)
+    room.take_over([])
+    for _ in range(2):
+        room.look()
+    assert cluster.asked
+    assert not any(cluster.avoided[group] for group in cluster.asked)
+
+
 def test_of_a_crew_s_room_what_mates_still_use_stays(cluster):
     room = slots(1, crew=True)
     room.look()
