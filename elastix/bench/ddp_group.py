@@ -46,13 +46,14 @@ def measure_ddp(
     """
     folder.mkdir(parents=True)
     (folder / "train.pkl").write_bytes(train)
-    plan = {"size": size, "config": dict(config), "seed": seed}
+    threads = max(1, int(cpus))
+    plan = {"size": size, "config": dict(config), "seed": seed, "threads": threads}
     (folder / "plan.json").write_text(json.dumps(plan))
     files = [Files(folder, rank) for rank in range(size)]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for one in files:  # one after the other: those that were started are ended
-            process = _start(folder, one.rank, cpus)
+            process = _start(folder, one.rank, threads)
             processes.append(process)
         return _watch(processes, files, timing)
     finally:
@@ -64,11 +65,11 @@ def measure_ddp(
                 process.stdin.close()
 
 
-def _start(folder: Path, rank: int, cpus: float) -> subprocess.Popen[bytes]:
+def _start(folder: Path, rank: int, threads: int) -> subprocess.Popen[bytes]:
     """As Ray starts a worker that has no GPU: so many threads, and no device to be seen."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     environment = {
-        "OMP_NUM_THREADS": str(max(1, int(cpus))),
+        "OMP_NUM_THREADS": str(threads),  # torch's are as many, whatever the environment says
         **os.environ,
         "PYTHONPATH": path,
         "CUDA_VISIBLE_DEVICES": "",

@@ -316,6 +316,7 @@ def main(folder: Path, rank: int) -> None:
     files = Files(folder, rank)
     plan = json.loads((folder / "plan.json").read_text())
     try:
+        torch.set_num_threads(plan["threads"])  # as each worker of elastix does
         train = pickle.loads((folder / "train.pkl").read_bytes())
         store = FileStore(str(folder / "meeting"), plan["size"])
         dist.init_process_group("gloo", store=store, rank=rank, world_size=plan["size"])

@@ -72,9 +72,14 @@ def returns(ctx):
     ctx.prepare(torch.nn.Linear(1, 1))
 
 
-def measured(train, tmp_path, size):
+def with_three_threads(ctx):
+    assert torch.get_num_threads() == 3
+    loop(ctx)
+
+
+def measured(train, tmp_path, size, cpus=1.0):
     train = Endless(train)
-    return measure_ddp(pickle.dumps(train), {}, size, SHORT, tmp_path / "ddp", cpus=1.0, seed=0)
+    return measure_ddp(pickle.dumps(train), {}, size, SHORT, tmp_path / "ddp", cpus=cpus, seed=0)
 
 
 def test_ddp_trains_one_model_on_all_ranks(tmp_path):
@@ -85,6 +90,13 @@ def test_ddp_trains_one_model_on_all_ranks(tmp_path):
     assert ranks[0][0] == "4"
     assert ranks[0] == ranks[1] == ranks[2]
     assert ranks_alive() == []
+
+
+def test_a_rank_has_as_many_threads_as_a_worker_whatever_the_environment_says(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert measured(with_three_threads, tmp_path, 1, cpus=3.5).samples_per_s > 0
 
 
 @pytest.mark.parametrize(
