@@ -256,22 +256,33 @@ def _one_kill(width: int, steps: int) -> dict[str, Any]:
 
 
 def account(
-    run: LocalRun, kills: list[list[float]], ends: list[list[float]], samples: int
+    run: LocalRun,
+    kills: list[list[float]],
+    ends: list[list[float]],
+    samples: int,
+    step: int = KILL_STEP,
 ) -> dict[str, Any]:
     """Of one run of `kills`.
 
     Args:
         run: what it has left.
         kills: of each killed process time.monotonic() and time.time().
-        ends: of each process of the worker that is left, when its backward passes were over.
+        ends: of each process of the worker that is left, when its backward passes were over, one
+            for each step.
         samples: of one epoch.
+        step: in which the processes are to be killed, from 0.
+
+    Raises:
+        RuntimeError: another number of processes were killed, so it is no measurement of that.
     """
+    if len(kills) != len(VICTIMS):
+        raise RuntimeError(f"{len(kills)} processes were killed, not {len(VICTIMS)}: not counted")
     killed, said = min(kills)
     found = audit(run.events)
     (loader,) = found.loaders
     joined = [event.t for event in run.events if isinstance(event, WorkerJoined)]
     return {
-        "stall_s": max(next(end for end in own if end > killed) for own in ends) - killed,
+        "stall_s": max(own[step] for own in ends) - killed,
         "free_s": max((at - killed for *_, at in run.freed), default=None),
         "rebuilt_s": min(joined) - said if joined else None,
         "recoveries": [event.outcome for event in run.events if isinstance(event, Recovered)],

@@ -32,11 +32,18 @@ def test_times_of_a_kill_are_counted_from_the_first(tmp_path):
     ]
     run.freed += [(1, 0, 10.25), (2, 1, 10.5)]
     kills = [[10.2, 1000.2], [10.0, 1000.0]]
-    found = crews.account(run, kills, [[9.0, 10.3, 11.0], [9.5, 10.4]], samples=8)
+    # Both come out of the step before a moment after the kill: they had waited for a core.
+    ends = [[9.0, 10.1, 10.3, 11.0], [9.5, 10.1, 10.4]]
+    found = crews.account(run, kills, ends, samples=8, step=2)
     assert found["stall_s"] == pytest.approx(0.4)
     assert found["free_s"] == pytest.approx(0.5)
     assert found["rebuilt_s"] == pytest.approx(2.5)
     assert (found["samples_dropped"], found["samples_repeated"]) == (4, 0)
+
+
+def test_a_run_in_which_not_all_were_killed_is_not_counted(tmp_path):
+    with pytest.raises(RuntimeError, match="1 processes were killed, not 2"):
+        crews.account(LocalRun(tmp_path), [[10.0, 1000.0]], [[9.0, 10.3]], samples=8, step=1)
 
 
 def test_a_file_keeps_the_parts_that_are_not_measured_anew(monkeypatch):
