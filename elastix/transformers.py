@@ -282,7 +282,7 @@ class Trainer(_Trainer):  # type: ignore[misc]
             self._inputs = dict(slice_)
             items = self._get_num_items_in_batch([slice_], self.args.device)
             per_sample = self._counts_items and items is not None
-            self._items = items / self._samples if per_sample else 1.0
+            self._items = torch.as_tensor(items).double() / self._samples if per_sample else 1.0
             samples = torch.tensor(self._samples, device=self.args.device)
             super().training_step(model, slice_, samples if items is not None else None)
         divided_by_parts = self._divides_by_parts(items is not None)
