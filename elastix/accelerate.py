@@ -303,9 +303,8 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
 
     def check_trigger(self) -> bool:
         """Whether any worker in the group has set the trigger."""
-        self._script.check_entered("accelerator.check_trigger")
-        mine = 0.0 if self.flag_tensor is None else float(self.flag_tensor)
-        found = self._script.ctx.mean(trigger=mine)["trigger"] > 0
+        mine = self.flag_tensor is not None and bool(self.flag_tensor)
+        found = self._script.on_any(mine, "accelerator.check_trigger")
         if found:
             self.flag_tensor = None
         return found

@@ -14,7 +14,9 @@ import gc
 import math
 import pickle
 import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,7 +24,7 @@ import torch
 from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 from torch.utils.data import IterableDataset as Stream
 
 from elastix.data.loader import Loader
@@ -35,6 +37,7 @@ T = TypeVar("T")
 
 _BITS = 20  # of a digest in one number: times the samples of a batch it is still exact in float64
 _NUMBERS = 3
+_PARTS, _EACH = 1024, 4  # of nothing, of which each worker is to have one; no more than so many
 _ATTEMPTS = 3
 _SEEDERS = ("seed_worker", "pl_worker_init_function")  # of Hugging Face and of Lightning
 
@@ -124,8 +127,12 @@ class LoneScript:
                 f"a loader was used before {self.peer} was given a model. Nothing was read. Set up "
                 "the model and its optimizer first."
             )
-        for scheduler in _schedulers(self._optimizers, self._known, self.peer):
+        gc.collect()  # nothing that the script has dropped
+        everything = gc.get_objects()
+        for scheduler in _schedulers(everything, self._optimizers, self._known, self.peer):
             self._others.append(scheduler)
+        for optimizer in _strays(everything, self._modules, self._known):
+            optimizer.register_step_pre_hook(partial(_refuse_stray, weakref.ref(self)))
         self.entered = True
         self.ctx.prepare(*self._modules, *self._optimizers, *self._others)
         if self._tracked:
@@ -185,6 +192,15 @@ class LoneScript:
         return cast(
             "T", _rebuilt(values, iter([means[f"value{place}"] for place in range(len(flat))]))
         )
+
+    def on_any(self, mine: bool, call: str) -> bool:
+        """Whether something is so on any worker, also on one without samples of the last batch."""
+        self.check_entered(call)
+        parts = cast("Dataset[int]", range(_PARTS))
+        found = self.ctx.evaluate(
+            lambda *_: {"so": float(mine)}, parts, batch_size=_EACH, collate_fn=list
+        )
+        return found["so"] > 0
 
     def same(self, value: T, call: str) -> T:
         """The value, which is what one process would have, if all workers have it.
@@ -374,7 +390,10 @@ def _seeds(function: Any) -> bool:  # noqa: ANN401 - any callable
 
 
 def _schedulers(
-    optimizers: Sequence[torch.optim.Optimizer], known: Sequence[Any], peer: str
+    everything: Sequence[Any],
+    optimizers: Sequence[torch.optim.Optimizer],
+    known: Sequence[Any],
+    peer: str,
 ) -> list[LRScheduler]:
     """Schedulers that were made for these optimizers, and were not set up.
 
@@ -384,8 +403,7 @@ def _schedulers(
     Raises:
         ConfigError: one optimizer has several, and nobody could say which is which.
     """
-    gc.collect()  # none that the script has dropped
-    found = [other for other in gc.get_objects() if issubclass(type(other), LRScheduler)]
+    found = [other for other in everything if issubclass(type(other), LRScheduler)]
     inner = [part for one in [*found, *known] for part in getattr(one, "_schedulers", ())]
     taken = {id(other) for other in (*known, *inner)}
     fresh: list[LRScheduler] = []
@@ -404,6 +422,41 @@ def _schedulers(
             )
         fresh += own
     return fresh
+
+
+def _strays(
+    everything: Sequence[Any], modules: Sequence[torch.nn.Module], known: Sequence[Any]
+) -> list[torch.optim.Optimizer]:
+    """Optimizers of parameters that are in none of the modules."""
+    own = {id(parameter) for module in modules for parameter in module.parameters()}
+    return [
+        other
+        for other in everything
+        if issubclass(type(other), torch.optim.Optimizer)
+        and _bare(other) is other
+        and not any(other is one for one in known)
+        and not any(id(one) in own for group in other.param_groups for one in group["params"])
+    ]
+
+
+def _refuse_stray(
+    script: "weakref.ref[LoneScript]",
+    optimizer: torch.optim.Optimizer,
+    *_: Any,  # noqa: ANN401 - as torch calls it
+) -> None:
+    """Before a step of such a one.
+
+    Raises:
+        ConfigError: as long as the script is there.
+    """
+    alive = script()
+    if alive is not None:
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step() was called, and its parameters are of no model "
+            f"that {alive.peer} was given: each worker would train another model by its own share "
+            "of the batches, and a joiner would not have it. No step was taken; the run ends. Set "
+            "up all models and optimizers before the first batch."
+        )
 
 
 def _bare(optimizer: Any) -> Any:  # noqa: ANN401 - a peer's wrapper, or what it wraps

@@ -112,6 +112,16 @@ def beside_whole_batches(ctx):
             accelerator.backward(F.cross_entropy(model(x), y) + model(more).square().mean())
 
 
+def beside_a_model_of_its_own(ctx):
+    accelerator, model, _, loader = set_up(ctx)
+    other = net()
+    own = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            accelerator.backward(F.cross_entropy(model(x) + other(x), y))
+            own.step()
+
+
 def prepared_late(ctx):
     accelerator, *_, loader = set_up(ctx)
     for _ in loader.epochs(1):
@@ -145,6 +155,7 @@ def calling(name, *args, **settings):
         (adding_up_without_telling, 1, "accelerator.accumulate"),
         (clipping_each_batch, 1, "if accelerator.sync_gradients:"),
         (beside_whole_batches, 1, "zip(loader.epochs(n), other.epochs(n))"),
+        (beside_a_model_of_its_own, 1, "its parameters are of no model"),
         (prepared_late, 1, "before the first batch"),
         (gathering_shares, 2, "differs between workers"),
         (waiting_early, 1, "before a loader was used"),
@@ -274,3 +285,23 @@ def test_two_models_accumulation_and_a_scheduler_are_those_of_one_process(tmp_pa
     told = next(e for e in result.events if isinstance(e, Reported)).metrics
     assert ast.literal_eval(told["means"]) == pytest.approx(means, rel=1e-6)
     assert told["rate"] == pytest.approx(0.1 * 0.9**steps)
+
+
+def with_nothing_left_for_two(ctx):
+    """The last batch has three samples, all of them the first worker's."""
+    accelerator, model, optimizer, loader = set_up(ctx, batch=7)
+    for _ in loader.epochs(2):
+        for x, y in loader:
+            accelerator.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        if ctx.rank == 2:
+            accelerator.set_trigger()
+        assert accelerator.check_trigger()
+        assert not accelerator.check_trigger()
+
+
+def test_a_trigger_is_seen_though_who_sets_it_had_nothing_of_the_last_batch(tmp_path):
+    result = run_local(with_nothing_left_for_two, 3, directory=tmp_path / "run", timeout_s=60)
+    last = adapting.steps(result.events)[-1].batches[0]
+    assert list(last.shares) == [0]

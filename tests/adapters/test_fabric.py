@@ -144,6 +144,16 @@ def with_two_schedulers(ctx):
     assert kept
 
 
+def beside_a_model_of_its_own(ctx):
+    fabric, model, _, loader = set_up(ctx)
+    other = net()
+    own = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            fabric.backward(F.cross_entropy(model(x) + other(x), y))
+            own.step()
+
+
 def set_up_late(ctx):
     fabric, _, _, loader = set_up(ctx)
     for _ in loader.epochs(1):
@@ -197,6 +207,7 @@ def test_a_strategy_says_what_it_needs():
         (with_a_sampler, 1, "WeightedRandomSampler"),
         (with_samples_dropped, 1, "leave 3 samples of each epoch out"),
         (with_two_schedulers, 1, "2 schedulers"),
+        (beside_a_model_of_its_own, 1, "its parameters are of no model"),
         (set_up_late, 1, "before the first batch"),
         (gathering_shares, 2, "differs between workers"),
         (summing_shares, 2, "differs between workers"),
