@@ -103,6 +103,12 @@ class _Told(torch.nn.Module):
         told = torch.stack([torch.as_tensor(v).to(self.numbers) for v in values])
         return loss + (self.numbers * (_TINY * told)).sum().to(loss.dtype)
 
+    @property
+    def nothing(self) -> bool:
+        """Whether the group has taken the step back: gradients are gone, or as of an overflow."""
+        told = self.numbers.grad
+        return told is None or not bool(told[1].isfinite())
+
     def take(self, scale: float) -> torch.Tensor:
         """Means over the samples of the batch of what was told in it."""
         told = self.numbers.grad
@@ -277,15 +283,17 @@ class Trainer(_Trainer):  # type: ignore[misc]
         """Compute this worker's slices; the loss of the whole batch, equal on all workers."""
         del num_items_in_batch
         self.current_gradient_accumulation_steps = 1
-        items: Any = None
-        for self._samples, slice_ in inputs.step:
-            self._inputs = dict(slice_)
-            items = self._get_num_items_in_batch([slice_], self.args.device)
-            per_sample = self._counts_items and items is not None
-            self._items = torch.as_tensor(items).double() / self._samples if per_sample else 1.0
-            samples = torch.tensor(self._samples, device=self.args.device)
-            super().training_step(model, slice_, samples if items is not None else None)
-        divided_by_parts = self._divides_by_parts(items is not None)
+        items_are_known = self._compute(model, inputs)
+        while self._told.nothing:
+            # Trainer counts its steps, so it is not told of this one: the next in its place.
+            model.zero_grad()
+            self._told.numbers.grad = None
+            following = None if self._loader is None else next(self._loader.steps, None)
+            if following is None:
+                return torch.tensor(math.nan, device=self.args.device)
+            inputs = following
+            items_are_known = self._compute(model, inputs)
+        divided_by_parts = self._divides_by_parts(items_are_known)
         scaler = self.accelerator.scaler
         loss, items, tokens, flos = self._told.take(1.0 if scaler is None else scaler.get_scale())
         parts = -(-inputs.samples // self._part)
@@ -299,6 +307,18 @@ class Trainer(_Trainer):  # type: ignore[misc]
         self._tokens, self._flos = (float(number) * inputs.samples for number in (tokens, flos))
         told: torch.Tensor = loss.to(self.args.device, torch.float32)
         return told
+
+    def _compute(self, model: torch.nn.Module, inputs: "_Batch") -> bool:
+        """This worker's slices; whether it is known what the loss is to be divided by."""
+        items: Any = None
+        for self._samples, slice_ in inputs.step:
+            self._inputs = dict(slice_)
+            items = self._get_num_items_in_batch([slice_], self.args.device)
+            per_sample = self._counts_items and items is not None
+            self._items = torch.as_tensor(items).double() / self._samples if per_sample else 1.0
+            samples = torch.tensor(self._samples, device=self.args.device)
+            super().training_step(model, slice_, samples if items is not None else None)
+        return items is not None
 
     def _backward(self, loss: torch.Tensor, **settings: Any) -> None:  # noqa: ANN401
         """Of one slice, with what it tells the group."""
@@ -508,6 +528,7 @@ class _Steps(LoneLoader):
     Attributes:
         collate: what the script collates with.
         drawn: how many steps this worker has had of the epoch.
+        steps: of the epoch, as they are drawn.
     """
 
     def __init__(
@@ -516,7 +537,7 @@ class _Steps(LoneLoader):
         super().__init__(loader, script)
         self.collate: Callable[[list[Any]], Any] = loader.collate_fn
         self.drawn = 0
-        self._steps: Iterator[_Batch] = iter(())
+        self.steps: Iterator[_Batch] = iter(())
         if isinstance(self._options, dict):
             counted = _Counted(self.collate)
             self._options = {**self._options, "slices": slices, "collate_fn": counted}
@@ -537,8 +558,8 @@ class _Steps(LoneLoader):
         return epoch + (len(self) - self.left) / len(self)
 
     def __iter__(self) -> Iterator[Any]:
-        self._steps = self._draw()
-        return self._steps
+        self.steps = self._draw()
+        return self.steps
 
     def come_to_end(self) -> None:
         """Find that the epoch has no batch left, before anything is done that is no step of it.
@@ -548,7 +569,7 @@ class _Steps(LoneLoader):
         steps then, in the same epoch: States are compared and stored there.
         """
         if self.left == 0:
-            next(self._steps, None)
+            next(self.steps, None)
 
     def _draw(self) -> Iterator["_Batch"]:
         self.drawn = 0
@@ -696,6 +717,12 @@ def _check(args: TrainingArguments, ctx: Context) -> None:
             f"{_PEER} got TrainingArguments({name}={value!r}). Nothing was set up. It must be a "
             "whole number >= 1.",
         )
+    accelerate: Any = args.accelerator_config
+    require(
+        "num_steps" not in (accelerate.gradient_accumulation_kwargs or {}),
+        f"{_PEER} got accelerator_config with num_steps. Nothing was set up. Say it as "
+        "gradient_accumulation_steps.",
+    )
     check_value("TrainingArguments", "max_steps", int, args.max_steps)
     check_value("TrainingArguments", "num_train_epochs", float, args.num_train_epochs)
     for name, instead in _REFUSED.items():

@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer as _Trainer
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from elastix.config import CheckpointConfig
+from elastix.config import CheckpointConfig, Guard
+from elastix.data.audit import audit
+from elastix.data.cursor import count
 from elastix.errors import ConfigError
 from elastix.events import LoaderOpened, Reported, Resumed
-from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.transformers import Trainer, TrainingArguments, _Progress, _slices
 from tests.adapters import adapting
@@ -266,6 +268,86 @@ def test_a_loss_is_scaled_as_trainer_itself_scales_it(tmp_path, kind):
     assert adapting.equal(peer.model, {n: tensors[n] for n in peer.model.state_dict()}) <= 1e-12
 
 
+# ------------------------------------------------------------ steps that the group takes back
+
+
+class Poisoned(Trainer):
+    """Its loss is no number in one step."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        bad = self._loader.drawn == 6 and self._script.ctx.step == 5
+        return loss * math.nan if bad else loss
+
+
+def of_two_epochs(kind, ctx):
+    """Eight steps each; Trainer's own if there is no ctx."""
+    torch.manual_seed(1)
+    settings = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4}
+    settings |= {"num_train_epochs": 2, "logging_steps": 1, "lr_scheduler_type": "cosine"}
+    settings |= {"learning_rate": 0.05, "disable_tqdm": True}
+    made = trainer(ctx, model=Tagger().double(), data=Sentences(96, 7), kind=kind, **settings)
+    made.train()
+    if ctx is not None:
+        ctx.report(steps=made.state.global_step)
+    return made
+
+
+BACK = {
+    "rollback": (Kill(worker=1, phase="bucket", step=4), {"recovery": "rollback"}),
+    "flip": (Flip(worker=2, tensor="head.weight", step=5), {}),
+}
+
+
+@pytest.mark.parametrize("name", BACK)
+def test_a_step_that_is_done_again_is_one_step_to_trainer(tmp_path, name):
+    """It counts its steps, and would end each epoch that is one longer without its last batch."""
+    harm, settings = BACK[name]
+    train = with_kills(partial(of_two_epochs, Trainer), [harm])
+    result = run_local(train, 3, directory=tmp_path / "run", timeout_s=90, **settings)
+    assert set(result.lost) == {harm.worker}
+    account = audit(result.events)
+    assert account.exact
+    assert (account.steps, account.loaders[0].epochs) == (16, 2)
+    orders = {}
+    for epoch, (batch,) in adapting.committed(result.events):
+        orders.setdefault(epoch, []).extend(batch.tolist())
+    epochs = iter(orders.values())
+    theirs = type("Theirs", (_Trainer,), {"_get_train_sampler": lambda *_: Order(epochs)})
+    peer = of_two_epochs(lambda _, **settings: theirs(**settings), None)
+    tensors = adapting.stored(result)
+    assert adapting.equal(peer.model, {n: tensors[n] for n in peer.model.state_dict()}) <= 1e-12
+    told = [e.metrics for e in result.events if isinstance(e, Reported)]
+    logged = [entry["loss"] for entry in peer.state.log_history if "loss" in entry]
+    assert [m["loss"] for m in told if "loss" in m] == pytest.approx(logged, rel=1e-5)
+    assert told[-1]["steps"] == 16
+
+
+class Order:
+    """Of each epoch in turn."""
+
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def __len__(self):
+        return 96
+
+    def __iter__(self):
+        return iter(next(self.epochs))
+
+
+def test_a_batch_that_the_guard_leaves_out_is_no_step_to_trainer(tmp_path):
+    train = partial(of_two_epochs, Poisoned)
+    result = run_local(train, 2, directory=tmp_path / "run", timeout_s=90, guard=Guard(most=1))
+    account = audit(result.events)
+    assert account.exact
+    assert count(account.loaders[0].left_out) == 12
+    assert account.steps == 15
+    told = [e.metrics for e in result.events if isinstance(e, Reported)]
+    assert all(math.isfinite(metrics["loss"]) for metrics in told if "loss" in metrics)
+    assert told[-1]["steps"] == 15
+
+
 class AtEnd:
     """A loader whose epoch had no batch left when this worker entered."""
 
@@ -377,6 +459,12 @@ REFUSED = [
     (lambda ctx: trainer(ctx, per_device_train_batch_size=0), "a whole number >= 1"),
     (lambda ctx: trainer(ctx, gradient_accumulation_steps=-1), "a whole number >= 1"),
     (lambda ctx: trainer(ctx, num_train_epochs=math.nan), "num_train_epochs must be"),
+    (
+        lambda ctx: trainer(
+            ctx, accelerator_config={"gradient_accumulation_kwargs": {"num_steps": 4}}
+        ),
+        "Say it as gradient_accumulation_steps",
+    ),
     (lambda ctx: Trainer(ctx, modl=Classifier()), "Did you mean 'model'?"),
     (lambda ctx: Trainer(ctx, Classifier(), {"output_dir": "x"}), "args must be a Training"),
     (lambda ctx: trainer(ctx).train(resume_from_checkpoint="x"), "by itself"),
