@@ -83,6 +83,7 @@ class Fire(threading.Thread):
         self.means: list[float] = []
         self.totals: list[float] = []
         self.ended = threading.Event()
+        self._known: dict[int, int] = {}
         self._folder, self._workers = folder, workers
         self._seconds, self._every_s = seconds, every_s
 
@@ -92,28 +93,26 @@ class Fire(threading.Thread):
             if self.ended.wait(0.2):
                 return
         rng = random.Random(0)
-        until = time.monotonic() + self._seconds
         self._weigh()
-        while time.monotonic() < until and not self.ended.wait(self._every_s):
+        now = time.monotonic()
+        due, until = now + self._every_s, now + self._seconds
+        while due <= until and not self.ended.wait(max(0.0, due - time.monotonic())):
+            due += self._every_s  # one that came late does not put the next ones off
             alive = self._alive()
             if len(alive) > 1:
                 worker = rng.choice(sorted(alive))
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(alive[worker], signal.SIGKILL)
                     self.kills += 1
-            if self.kills % 10 == 5:
-                self._weigh()
         self._weigh()
         (self._folder / "over").touch()
 
     def _alive(self) -> dict[int, int]:
         """Process ids of those that have come as far as to train, by worker."""
-        found = {}
         for path in self._folder.glob("*.pid"):
-            text = path.read_text(encoding="ascii")
-            if text and Path(f"/proc/{text}/smaps_rollup").exists():
-                found[int(path.stem)] = int(text)
-        return found
+            if int(path.stem) not in self._known and (text := path.read_text(encoding="ascii")):
+                self._known[int(path.stem)] = int(text)
+        return {w: pid for w, pid in self._known.items() if Path(f"/proc/{pid}/fd").exists()}
 
     def _weigh(self) -> None:
         held = [mib for pid in self._alive().values() if (mib := _pss_mib(pid))]

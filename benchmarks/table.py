@@ -353,6 +353,8 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "sizes": sizes,
         "fleets": fleets,
         "stores": stores,
+        "campaigns": campaigns,
+        "crowds": crowds,
         "exact-peers": exact_peers,
     },
 }
