@@ -3,7 +3,9 @@
     python -m benchmarks.startup --out build/startup.json
 
 CPU seconds (user and system, the child's own) and wall seconds of each command, the median of
-several. Lists are of a store that holds a hundred models and a finished run.
+several. Lists are of a store that holds a hundred models and a finished run. `elastix run` is
+called for a run that is finished, and has nothing left to do; beside it is what torch and Ray take
+to be imported, which the script and the pickled train function need.
 """
 
 import argparse
@@ -25,6 +27,20 @@ from elastix.observe.journal import Journal
 from elastix.state import State
 from elastix.store import Store
 
+SCRIPT = """
+import torch
+
+def train(ctx):
+    model = torch.nn.Linear(4, 2)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    dataset = torch.utils.data.TensorDataset(torch.ones(64, 4))
+    for epoch in ctx.loader(dataset, batch_size=8).epochs(4):
+        for (x,) in epoch:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -34,6 +50,9 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         filled(Path(folder), given.models)
+        os.environ.setdefault("RAY_worker_niceness", "0")  # else it waits behind all else
+        (Path(folder) / "again.py").write_text(SCRIPT)
+        _once(again(folder))
         found = {}
         for name, command in commands(folder):
             if shutil.which(command[0]) is None:
@@ -57,9 +76,17 @@ def commands(store: str) -> Sequence[tuple[str, list[str]]]:
         ("elastix store log", [elastix, "store", "log", *where]),
         ("elastix campaign list", [elastix, "campaign", "list", *where]),
         ("elastix report", [elastix, "report", "digits", *where]),
+        ("elastix run, finished", again(store)),
+        ("import torch, ray", [sys.executable, "-c", "import torch, ray"]),
         ("ray --help", [ray, "--help"]),
         ("optuna --help", [optuna, "--help"]),
     )
+
+
+def again(store: str) -> list[str]:
+    """A run that is finished when this was called once."""
+    elastix = str(Path(sys.executable).parent / "elastix")
+    return [elastix, "run", f"{store}/again.py", "--store", store, "--cpus", "0.5"]
 
 
 def filled(folder: Path, models: int) -> None:
