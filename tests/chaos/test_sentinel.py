@@ -5,6 +5,7 @@ and the run ends with the bytes of one in which nothing had happened.
 """
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,14 @@ import torch.nn.functional as F
 from elastix.config import CheckpointConfig
 from elastix.data.audit import audit
 from elastix.errors import ReplicasDiffer
-from elastix.events import ReplicasDiverged, Resumed, StepCommitted, StepVoided, WorkerLost
+from elastix.events import (
+    ReplicasDiverged,
+    Reported,
+    Resumed,
+    StepCommitted,
+    StepVoided,
+    WorkerLost,
+)
 from elastix.store import Store
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import LocalRun, run_local
@@ -91,6 +99,49 @@ def test_it_is_found_wherever_in_a_step_it_happens(tmp_path, quiet, phase, found
     run = flip(tmp_path, Flip(worker=2, tensor="head.weight", phase=phase, step=6, bit=6))
     assert [(e.step, e.apart) for e in of(ReplicasDiverged, run)] == [(found_after, (2,))]
     assert final(tmp_path) == quiet
+
+
+class Counter:
+    """Tracked: how many batches there were."""
+
+    batches = 0
+
+    def state_dict(self):
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state):
+        self.batches = state["batches"]
+
+
+def by_batch(ctx):
+    """A scheduler goes on with each batch, of which a step has two; and before backward."""
+    model, optimizer, dataset = make(ctx.config)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
+    counter = Counter()
+    ctx.track(counter=counter)
+    for number, (x, y) in enumerate(next(ctx.loader(dataset, batch_size=15).epochs(1))):
+        counter.batches += 1
+        scheduler.step()
+        with ctx.accumulate() if number % 2 == 0 else nullcontext():
+            F.cross_entropy(model(x), y).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    ctx.report(batches=counter.batches)
+
+
+def test_what_the_loop_did_before_the_last_backward_pass_of_such_a_step_is_put_back(tmp_path):
+    ends = []
+    for flips in ([], [Flip(worker=1, tensor="head.weight", step=2)]):
+        directory = tmp_path / str(len(flips))
+        settings = {"config": CONFIG, "min_workers": 3, "replace": True}
+        run = run_local(with_kills(by_batch, flips), 3, directory=directory, **settings)
+        assert len(of(ReplicasDiverged, run)) == len(flips)
+        assert audit(run.events).exact
+        ends.append((final(directory), of(Reported, run)[-1].metrics))
+    assert ends[0] == ends[1]
+    assert ends[0][1] == {"batches": 10}
 
 
 def test_without_a_replacement_the_others_do_the_step_again(tmp_path):

@@ -4,7 +4,7 @@ Not here: what checks look for, and what a step of slices refuses (exactness, st
 sliced_step).
 """
 
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, TrainError
 
 DOUBTFUL_STEP = (
     "a step drew no batch, and the batches of the step before it were split over the workers in "
@@ -125,4 +125,15 @@ def ratios_in_crew() -> ConfigError:
         "batches that are split in different ratios were drawn for one step, which does not work "
         "with ScalingConfig(crew=...) yet. Nothing was done with the second; the run ends. Draw "
         "from one loader in a step, or make batches and datasets of both loaders equally large."
+    )
+
+
+def would_change_twice(name: str, step: int) -> TrainError:
+    """An object was changed in a step that does not count, and cannot be put back."""
+    return TrainError(
+        f"step {step} has to be done again, and {name}, which is part of the State, was changed "
+        "between its first batch and the end of its last backward pass. It is too large for a copy "
+        "in every step, so it cannot be put back, and would be changed twice. The step does not "
+        "count, and the run was stopped. fit() again goes on from the last stored State. Change it "
+        "after that backward pass, where optimizer.step() is."
     )

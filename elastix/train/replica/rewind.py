@@ -1,19 +1,38 @@
 """What a step changes beside model and optimizer state, kept so that the step can be done again.
 
-For FailureConfig(recovery="rollback"): a step in which a worker was lost is void. Its gradients are
-None, so parameters and the optimizer's tensors stay as they are, but the rest of the loop's body
-runs: schedulers step, learning rates change, averages move. All that is put back before the step is
-done again. Parameters that the loop changes by itself are put back where the run has to be exact.
+Gradients of a void step are None, so parameters and the optimizer's tensors stay as they are, but
+the loop's body runs, around its last backward pass as well: schedulers step, learning rates change,
+averages move. All that is put back before the step is done again. Parameters that the loop changes
+by itself are put back where the run has to be exact.
+
+Where steps may be void often, all is copied when a step begins (`keep`). Else, in nearly all runs,
+only what is cheap to copy is (`outline`); the rest is when a step turns out void, if it is still
+what it was when the step began (`fill_in`).
+
 Not here: buffers (comm.gradients.buffer_bucket) and samples (data.loader).
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from elastix.state import Stateful, raw_bytes
+
+_FEW = 64
+"""Elements of a list, a tuple or a tensor that is copied in every step."""
+_MANY = 4096
+"""Entries of a table that is looked through in every step: one of tensors, for most."""
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """In place of what is dear to copy: what shows whether it has changed."""
+
+    of: tuple[Any, ...]
 
 
 class Rewind:
@@ -26,19 +45,44 @@ class Rewind:
     def __init__(self) -> None:
         self.due = False
         self._kept: dict[str, Any] = {}
+        self._outlines: dict[str, Any] = {}
         self._parameters: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._again = False  # the step has to begin with just these
 
     def keep(self, others: Mapping[str, Stateful]) -> None:
         """Remember `others` as they are: optimizers but for their tensors, the rest whole."""
         for name, other in others.items():
-            if isinstance(other, torch.optim.Optimizer):
-                self._kept[name] = [
-                    {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-                    for group in other.param_groups
-                ]
-            elif name != "rng":  # what is done again may be done with other random numbers
-                self._kept[name] = copy.deepcopy(other.state_dict())
+            if (state := _small(name, other)) is not None:
+                self._kept[name] = copy.deepcopy(state)
+
+    def outline(self, others: Mapping[str, Stateful]) -> None:
+        """A step begins: remember what is cheap to copy of what `keep` copies."""
+        self._outlines = {
+            name: _marks(other)
+            if isinstance(other, torch.nn.Module)
+            else _outline(_small(name, other))
+            for name, other in others.items()
+        }
+
+    def fill_in(self, others: Mapping[str, Stateful]) -> str | None:
+        """The step since `outline` is void: remember the rest.
+
+        Returns:
+            The name of one that has changed since, in what was not copied; None if there is none.
+        """
+        for name, other in others.items():
+            if (state := _small(name, other)) is None:
+                continue
+            outline = self._outlines.get(name, _Mark(()))
+            if isinstance(other, torch.nn.Module):
+                if outline.of and outline != _marks(other):
+                    return name
+                outline = _Mark(())
+            try:
+                self._kept[name] = _filled(outline, state)
+            except _Changed:
+                return name
+        return None
 
     def keep_parameters(self, modules: Iterable[torch.nn.Module], *, again: bool) -> None:
         """Remember them as they are. On the CPU: other memory may have no room for a copy.
@@ -80,3 +124,66 @@ class Rewind:
                     group.update(copy.deepcopy(values))
             else:
                 other.load_state_dict(copy.deepcopy(kept))
+
+
+class _Changed(Exception):
+    """And was not copied before that."""
+
+
+def _small(name: str, other: Stateful) -> Any:  # noqa: ANN401 - as the object has it
+    """What is put back of an object; None for nothing."""
+    if name == "rng":  # what is done again may be done with other random numbers
+        return None
+    if isinstance(other, torch.optim.Optimizer):
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in other.param_groups
+        ]
+    return other.state_dict()
+
+
+def _outline(value: Any) -> Any:  # noqa: ANN401 - any part of a state
+    """A copy, with marks in place of what is dear to copy."""
+    if value is None or isinstance(value, int | float | str | bytes | complex):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if value.numel() <= _FEW else _mark(value)
+    if isinstance(value, dict) and len(value) <= _MANY:
+        return {key: _outline(part) for key, part in value.items()}
+    if type(value) in (list, tuple) and len(value) <= _FEW:
+        return type(value)(map(_outline, value))
+    return _mark(value)
+
+
+def _marks(module: torch.nn.Module) -> _Mark:
+    """Of all its tensors; its state would take longer."""
+    return _Mark((*map(_mark, module.parameters()), *map(_mark, module.buffers())))
+
+
+def _mark(value: Any) -> _Mark:  # noqa: ANN401 - any part of a state
+    if isinstance(value, torch.Tensor):
+        place = value.data_ptr() if value.layout is torch.strided else 0
+        return _Mark((place, value._version, value.shape))
+    return _Mark((type(value), len(value) if isinstance(value, Sized) else 0))
+
+
+def _filled(outline: Any, value: Any) -> Any:  # noqa: ANN401 - any part of a state
+    """A part as it was when it was outlined; `value` is what it is now.
+
+    Raises:
+        _Changed: it cannot be told any more.
+    """
+    if isinstance(outline, _Mark):
+        if outline.of and outline != _mark(value):
+            raise _Changed
+        return copy.deepcopy(value)
+    if isinstance(outline, dict):
+        now = value if isinstance(value, dict) else {}
+        made = copy.copy(now)  # its class, and what that has beside its entries
+        made.clear()
+        made.update({key: _filled(part, now.get(key)) for key, part in outline.items()})
+        return made
+    if isinstance(outline, list | tuple):
+        there = value if isinstance(value, list | tuple) else ()
+        return type(outline)(_filled(*pair) for pair in zip_longest(outline, there[: len(outline)]))
+    return outline

@@ -146,6 +146,8 @@ class StepCommits:
             self.random.boundary()
         if self._settings.rewinds_exactly:
             self.rewind.keep(self._tracked.others)
+        elif self._settings.may_void:
+            self.rewind.outline(self._tracked.others)
         if self._reducer is not None:
             self._reducer.set_out()
 
@@ -359,8 +361,9 @@ class StepCommits:
         """
         self.window.void()
         self.slices.step = None
+        changed = None
         if not self._settings.rewinds_exactly:
-            self.rewind.keep(self._tracked.others)  # what the rest of the loop's body may change
+            changed = self.rewind.fill_in(self._tracked.others)
         if self._settings.exact:
             self.rewind.keep_parameters(self._tracked.modules.values(), again=alarm is None)
         self.rewind.due = self._tracked.void = True
@@ -376,6 +379,8 @@ class StepCommits:
             error = self.checks.voided(self.step + 1, alarm)
             if error is not None:
                 self._end(error)
+        if changed is not None:
+            self._end(refusals.would_change_twice(changed, self.step + 1))
 
     def _check_beginning(self) -> None:
         """The slices of a step are about to be computed: from the parameters of the first time.

@@ -1,0 +1,137 @@
+"""What a step changes beside gradients is put back, if it is void: whenever it changed it."""
+
+import copy
+
+import pytest
+import torch
+
+from elastix.train.replica.rewind import Rewind
+
+
+class Kept:
+    """An object with a state."""
+
+    def __init__(self, **state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def rewound(others, step):
+    """As a void step: what was changed before and after its last backward pass is put back."""
+    rewind = Rewind()
+    rewind.outline(others)
+    step()
+    changed = rewind.fill_in(others)
+    step()
+    rewind.due = True
+    if changed is None:
+        rewind.restore(others)
+    return changed
+
+
+def test_schedulers_and_learning_rates_are_as_when_the_step_began():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2], gamma=0.5)
+    was = copy.deepcopy(scheduler.state_dict())
+    optimizer.step()
+    assert rewound({"optimizer": optimizer, "scheduler": scheduler}, scheduler.step) is None
+    assert scheduler.state_dict() == was
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_numbers_and_short_lists_are_as_when_the_step_began():
+    counter = Kept(steps=3, last=[0.5], nested={"best": (1, None)})
+
+    def step():
+        counter.state["steps"] += 1
+        counter.state["last"].append(0.1)
+        counter.state["nested"]["best"] = (2, "a")
+
+    assert rewound({"counter": counter}, step) is None
+    assert counter.state == {"steps": 3, "last": [0.5], "nested": {"best": (1, None)}}
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_tensor_is_put_back_if_it_changed_after_backward_and_named_if_before(before):
+    average, rewind = Kept(mean=torch.zeros(100)), Rewind()
+    others = {"average": average}
+    rewind.outline(others)
+    if before:
+        average.state["mean"] += 1
+        assert rewind.fill_in(others) == "average"
+        return
+    assert rewind.fill_in(others) is None
+    average.state["mean"] += 1
+    rewind.due = True
+    rewind.restore(others)
+    assert not average.state["mean"].any()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_so_is_a_long_list(before):
+    log, rewind = Kept(losses=[0.0] * 1000), Rewind()
+    rewind.outline({"log": log})
+    if before:
+        log.state["losses"].append(1.0)
+        assert rewind.fill_in({"log": log}) == "log"
+        return
+    assert rewind.fill_in({"log": log}) is None
+    log.state["losses"].append(1.0)
+    rewind.due = True
+    rewind.restore({"log": log})
+    assert len(log.state["losses"]) == 1000
+
+
+def test_what_was_tracked_within_the_step_is_put_back_to_its_end():
+    counter, rewind = Kept(steps=3), Rewind()
+    rewind.outline({})
+    assert rewind.fill_in({"counter": counter}) is None
+    counter.state["steps"] += 1
+    rewind.due = True
+    rewind.restore({"counter": counter})
+    assert counter.state == {"steps": 3}
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_so_is_an_average_of_weights(before):
+    model = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.BatchNorm1d(9))
+    average, rewind = torch.optim.swa_utils.AveragedModel(model, use_buffers=True), Rewind()
+    average.update_parameters(model)
+    was = copy.deepcopy(average.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    rewind.outline({"ema": average})
+    if before:
+        average.update_parameters(model)
+        assert rewind.fill_in({"ema": average}) == "ema"
+        return
+    assert rewind.fill_in({"ema": average}) is None
+    average.update_parameters(model)
+    rewind.due = True
+    rewind.restore({"ema": average})
+    now = average.state_dict()
+    assert now.keys() == was.keys()
+    assert all(torch.equal(now[name], value) for name, value in was.items())
+
+
+def test_a_state_that_is_made_anew_whenever_it_is_asked_for_is_put_back():
+    class Mean(Kept):
+        def state_dict(self):
+            return {"mean": torch.tensor(self.state["mean"]), "kind": {1, 2}}
+
+        def load_state_dict(self, state):
+            self.state["mean"] = state["mean"].item()
+
+    mean = Mean(mean=2.0)
+
+    def step():
+        mean.state["mean"] += 1
+
+    assert rewound({"mean": mean}, step) is None
+    assert mean.state == {"mean": 2.0}
