@@ -57,6 +57,9 @@ class ProcessReader:
         self._batches: Iterator[Any] | None = None
         self._processes: set[BaseProcess] = set()
         _READERS.add(self)
+        # Before torch would wait for each of them for five seconds: to tell them that they may end
+        # it has a thread, which is over by then if Python's collector finds all this at once.
+        weakref.finalize(self, _kill, self._processes, os.getpid()).atexit = False
 
     def begin(self) -> None:
         """Read anew from where the DataLoader's sampler begins.
@@ -85,7 +88,7 @@ class ProcessReader:
 
     def close(self) -> None:
         """End its processes, whatever they are at. Blocks until they are gone, for a moment."""
-        processes = self._processes
+        processes = list(self._processes)
         self._discard()
         for process in processes:
             process.join(_MOMENT_S)
@@ -107,13 +110,19 @@ class ProcessReader:
         return bool(wait([process.sentinel for process in self._processes], within_s))
 
     def _discard(self) -> None:
-        for process in self._processes:
-            process.kill()
-        self._processes = set()
+        _kill(self._processes, os.getpid())
         batches: Any = self._batches
         self._loader = self._batches = None
         if batches is not None:  # it may wait for a lock that a dead process had: not in our thread
             threading.Thread(target=batches.__del__, name="discard", daemon=True).start()
+
+
+def _kill(processes: set[BaseProcess], parent: int) -> None:
+    """Kill those of this process, and forget them."""
+    if os.getpid() == parent:
+        for process in processes:
+            process.kill()
+    processes.clear()
 
 
 _READERS: "weakref.WeakSet[ProcessReader]" = weakref.WeakSet()

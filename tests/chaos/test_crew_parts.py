@@ -102,6 +102,27 @@ def test_what_was_changed_since_the_boundary_is_not_gone_on_from(tmp_path):
     assert went_on_from(found) == [(0, False)]
 
 
+class Uncounted(torch.optim.AdamW):
+    """Torch does not count what it changes, as if it wrote to `parameter.data`."""
+
+    def step(self, closure=None):
+        tensors = [p for group in self.param_groups for p in group["params"]]
+        tensors += [t for state in self.state.values() for t in state.values()]
+        with torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
+            return super().step(closure)
+
+
+def with_uncounted_steps(ctx):
+    torch.optim.AdamW = Uncounted
+    train(ctx)
+
+
+def test_what_an_optimizer_may_have_changed_is_not_gone_on_from(tmp_path):
+    kills = [kill(0, 1, "boundary", step=5), kill(1, 0, "boundary", step=5)]
+    found = run(tmp_path, 2, {"shard": 2}, kills, function=with_uncounted_steps)
+    assert went_on_from(found) == [(0, False)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "phase"), [(0, "enter"), (1, "give"), (0, "give")])
 def test_a_founder_that_is_killed_leaves_the_run_to_what_is_stored(tmp_path, place, phase):

@@ -96,6 +96,7 @@ def test_a_record_names_its_class():
         "t": 1.5,
         "step": 3,
         "ref": "ab",
+        "held": False,
     }
 
 

@@ -348,6 +348,7 @@ class Member:
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps.slices.refuse("optimizer.step()")
+        self._kept = _nothing  # whether or not torch counts what this one changes
         if self._outer is None:
             return
         self._copies.finish()  # the parameters are about to move

@@ -1,5 +1,6 @@
 """What was read ahead is used, whoever comes, goes or dies, and not read again."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -143,6 +144,20 @@ def test_no_change_of_members_has_a_sample_read_again(tmp_path, kind, augment, c
     seen = batches(*loader_of(ahead, num_workers=2, **more))
     assert str(seen) == str(batches(*loader_of(kind(tmp_path / "now"), **more)))
     assert set(ahead.read().values()) == {1}
+
+
+def test_the_processes_of_a_loader_that_is_dropped_are_not_waited_for(tmp_path):
+    """Torch asks them to end and gives them five seconds each, and may have no way to ask."""
+    others = set(multiprocessing.active_children())
+    loader, _ = loader_of(Told(tmp_path / "log"), num_workers=2)
+    batch = next(iter(next(loader.epochs(1))))
+    processes = set(multiprocessing.active_children()) - others
+    assert len(processes) == 2
+    del loader, batch
+    gc.collect()
+    for process in processes:
+        process.join()
+    assert {process.exitcode for process in processes} == {-signal.SIGKILL}
 
 
 @pytest.mark.timeout(120)
