@@ -13,11 +13,13 @@ Not here: buffers (comm.gradients.buffer_bucket) and samples (data.loader).
 """
 
 import copy
+from collections import deque
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 
 from elastix.state import Stateful, raw_bytes
@@ -25,7 +27,8 @@ from elastix.state import Stateful, raw_bytes
 _FEW = 64
 """Elements of a list, a tuple or a tensor that is copied in every step."""
 _MANY = 4096
-"""Entries of a table that is looked through in every step: one of tensors, for most."""
+"""Entries of a table, of tensors mostly, or elements of an array that are gone through."""
+_PLAIN = (int, float, complex, str, bytes, np.generic)
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,16 @@ def _small(name: str, other: Stateful) -> Any:  # noqa: ANN401 - as the object h
 
 def _outline(value: Any) -> Any:  # noqa: ANN401 - any part of a state
     """A copy, with marks in place of what is dear to copy."""
-    if value is None or isinstance(value, int | float | str | bytes | complex):
+    if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.numel() <= _FEW else _mark(value)
+    if isinstance(value, np.ndarray):
+        return copy.deepcopy(value) if value.size <= _MANY else _mark(value)
+    if isinstance(value, tuple) and all(isinstance(part, _PLAIN) for part in value):
+        return value
+    if isinstance(value, set | frozenset | deque) and len(value) <= _FEW:
+        return copy.copy(value)
     if isinstance(value, dict) and len(value) <= _MANY:
         return {key: _outline(part) for key, part in value.items()}
     if type(value) in (list, tuple) and len(value) <= _FEW:
@@ -183,7 +192,7 @@ def _filled(outline: Any, value: Any) -> Any:  # noqa: ANN401 - any part of a st
         made.clear()
         made.update({key: _filled(part, now.get(key)) for key, part in outline.items()})
         return made
-    if isinstance(outline, list | tuple):
+    if type(outline) in (list, tuple):
         there = value if isinstance(value, list | tuple) else ()
         return type(outline)(_filled(*pair) for pair in zip_longest(outline, there[: len(outline)]))
     return outline

@@ -1,7 +1,9 @@
 """What a step changes beside gradients is put back, if it is void: whenever it changed it."""
 
 import copy
+from collections import deque, namedtuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,6 +44,30 @@ def test_schedulers_and_learning_rates_are_as_when_the_step_began():
     assert rewound({"optimizer": optimizer, "scheduler": scheduler}, scheduler.step) is None
     assert scheduler.state_dict() == was
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+Best = namedtuple("Best", "epoch score")
+
+
+def test_so_are_arrays_sets_and_tuples_with_names():
+    state = {
+        "counts": np.zeros(4),
+        "seen": {1},
+        "last": deque([0.5], maxlen=2),
+        "best": Best(1, 0.5),
+        "number": np.int64(3),
+    }
+    meter, was = Kept(**copy.deepcopy(state)), state
+
+    def step():
+        meter.state["counts"] += 1
+        meter.state["seen"].add(2)
+        meter.state["last"].append(0.7)
+        meter.state["best"] = Best(2, 0.7)
+        meter.state["number"] += 1
+
+    assert rewound({"meter": meter}, step) is None
+    assert str(meter.state) == str(was)
 
 
 def test_numbers_and_short_lists_are_as_when_the_step_began():
