@@ -75,6 +75,19 @@ class Net(nn.Module):
         return self.last(x)
 
 
+class Meter:
+    """A sum that is part of the State; each process adds to its own."""
+
+    def __init__(self) -> None:
+        self.sum = torch.zeros(())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"sum": self.sum}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.sum = state["sum"]
+
+
 def data(samples: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(7)
     x = torch.rand(samples, 16, generator=generator, dtype=torch.float64)

@@ -8,7 +8,7 @@ import torch
 
 from elastix.config import CheckpointConfig
 from elastix.events import Resumed, StateStored, StepCommitted, WorkerStarted
-from tests.crew_runs import PlaceKill, checked, train
+from tests.crew_runs import Meter, PlaceKill, checked, train
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -74,17 +74,6 @@ def test_killed_after_a_step_counts_and_before_it_is_taken(tmp_path):
 
 def changes_in_place(ctx):
     """A tensor of the State changes in mid-step, so it is not that of the boundary any more."""
-
-    class Meter:
-        def __init__(self):
-            self.sum = torch.zeros(())
-
-        def state_dict(self):
-            return {"sum": self.sum}
-
-        def load_state_dict(self, state):
-            self.sum = state["sum"]
-
     meter = Meter()
     ctx.on_phase(lambda phase, _: phase == "bucket" and meter.sum.add_(1))
     prepare = ctx.prepare

@@ -27,7 +27,7 @@ from elastix.observe import journal
 from elastix.store import Store
 from elastix.testing.local import run_local
 from tests import crew_runs
-from tests.crew_runs import PlaceKill, build, checked, data, parallelize, train
+from tests.crew_runs import Meter, PlaceKill, build, checked, data, parallelize, train
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -261,19 +261,6 @@ def test_a_process_has_no_more_threads_and_descriptors_after_many_lives(tmp_path
 
 
 # ---------------------------------------------------------------------------- refused
-
-
-class Meter:
-    """Fed with what one process sees."""
-
-    def __init__(self):
-        self.sum = torch.zeros(())
-
-    def state_dict(self):
-        return {"sum": self.sum}
-
-    def load_state_dict(self, state):
-        self.sum = state["sum"]
 
 
 def metered(ctx):

@@ -76,13 +76,14 @@ class Rewind:
         for name, other in others.items():
             if (state := _small(name, other)) is None:
                 continue
-            outline = self._outlines.get(name, _Mark(()))
-            if isinstance(other, torch.nn.Module):
-                if outline.of and outline != _marks(other):
-                    return name
-                outline = _Mark(())
+            outline = self._outlines.get(name)
             try:
-                self._kept[name] = _filled(outline, state)
+                if outline is None:  # it came within the step
+                    self._kept[name] = copy.deepcopy(state)
+                elif isinstance(other, torch.nn.Module):
+                    self._kept[name] = _unless_changed(outline, _marks(other), state)
+                else:
+                    self._kept[name] = _filled(outline, state)
             except _Changed:
                 return name
         return None
@@ -176,6 +177,12 @@ def _mark(value: Any) -> _Mark:  # noqa: ANN401 - any part of a state
     return _Mark((type(value), len(value) if isinstance(value, Sized) else 0))
 
 
+def _unless_changed(before: _Mark, now: _Mark, value: Any) -> Any:  # noqa: ANN401 - any state
+    if before != now:
+        raise _Changed
+    return copy.deepcopy(value)
+
+
 def _filled(outline: Any, value: Any) -> Any:  # noqa: ANN401 - any part of a state
     """A part as it was when it was outlined; `value` is what it is now.
 
@@ -183,9 +190,7 @@ def _filled(outline: Any, value: Any) -> Any:  # noqa: ANN401 - any part of a st
         _Changed: it cannot be told any more.
     """
     if isinstance(outline, _Mark):
-        if outline.of and outline != _mark(value):
-            raise _Changed
-        return copy.deepcopy(value)
+        return _unless_changed(outline, _mark(value), value)
     if isinstance(outline, dict):
         now = value if isinstance(value, dict) else {}
         made = copy.copy(now)  # its class, and what that has beside its entries

@@ -247,11 +247,13 @@ def test_workers_that_were_found_go_on_as_they_are():
 # ---------------------------------------------------------------------------- parts of a State
 
 
-def broken_up(kept, places=2, site=""):
+def broken_up(kept, sites=None, distrusted=()):
     """Workers that have lost all but one process each; `kept` is (place, what) of that one."""
-    crews = Crews(places, {site: places * len(kept)}, again=True)
+    crews = Crews(2, sites or {"": 2 * len(kept)}, again=True)
     for worker in range(len(kept)):
         crews.start(worker)
+    for worker in distrusted:
+        crews.distrust(worker)
     for worker, (place, what) in enumerate(kept):
         mine = crews.of(worker)[place]
         for process in crews.of(worker):
@@ -300,28 +302,15 @@ def test_of_two_states_in_parts_the_further_one_counts():
     assert crews.start(4) == ([6, 5], [])
 
 
-def test_parts_at_different_sites_are_no_worker():
-    crews = Crews(2, {"a": 2, "b": 2}, again=True)
-    crews.start(0)
-    crews.start(1)
-    for worker, place in ((0, 0), (1, 1)):
-        mine, dead = crews.of(worker)[place], crews.of(worker)[1 - place]
-        crews.gone(dead)
-        crews.break_up(worker, now=0.0)
-        crews.freed(mine, (7, 3))
-    assert crews.found_from(step=7, sequence=2, after=0) is None
-
-
-def test_parts_of_a_worker_that_had_another_state_are_of_no_use():
-    crews = Crews(2, {"": 4}, again=True)
-    crews.start(0)
-    crews.start(1)
-    crews.distrust(1)
-    for worker, place in ((0, 0), (1, 1)):
-        mine, dead = crews.of(worker)[place], crews.of(worker)[1 - place]
-        crews.gone(dead)
-        crews.break_up(worker, now=0.0)
-        crews.freed(mine, (7, 3))
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"sites": {"a": 2, "b": 2}}, id="at different sites"),
+        pytest.param({"distrusted": [1]}, id="of one that had another State"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_no_worker(how):
+    crews = broken_up([(0, (7, 3)), (1, (7, 3))], **how)
     assert crews.found_from(step=7, sequence=2, after=0) is None
 
 
