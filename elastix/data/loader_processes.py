@@ -72,6 +72,7 @@ class ProcessReader:
         loader = self._loader
         others = set(multiprocessing.active_children())
         self._batches = self._guarded(lambda: iter(loader))
+        _ITERATORS.add(self._batches)
         self._processes |= set(multiprocessing.active_children()) - others
         _defer()
 
@@ -126,7 +127,21 @@ def _kill(processes: set[BaseProcess], parent: int) -> None:
 
 
 _READERS: "weakref.WeakSet[ProcessReader]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_READERS.clear)  # those are its parent's
+_ITERATORS: "weakref.WeakSet[Any]" = weakref.WeakSet()  # torch's, as long as anybody has them
+
+
+def _forget() -> None:
+    """In a forked process: those are its parent's.
+
+    Torch's iterators would be ended here when they are collected, and say that they cannot be.
+    """
+    _READERS.clear()
+    for iterator in list(_ITERATORS):
+        iterator._shutdown = True
+    _ITERATORS.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def end_all() -> None:

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -109,9 +110,13 @@ def loader_of(dataset: Dataset[Any], **more: Any) -> tuple[Loader, Pace]:
 
 
 def await_reading(loader: Loader, told: Told) -> None:
-    """Until all that was guessed is read. There is no event between processes but the file."""
+    """Until all that was guessed is read, or a process that reads has died.
+
+    There is no event between processes but the file. A death is noticed when a batch is asked of
+    the processes, so one that was read before does not notice it.
+    """
     ahead = loader._reader
-    while isinstance(ahead, ReadsAhead):
+    while isinstance(ahead, ReadsAhead) and not ahead._reader._dead(0.0):
         keys = [key for guess in ahead._guesses for key in guess.keys]
         indices = {key if isinstance(key, int) else key[0] for key in keys}
         if {index for index in indices if index < LENGTH} <= told.read().keys():
@@ -158,6 +163,35 @@ def test_the_processes_of_a_loader_that_is_dropped_are_not_waited_for(tmp_path):
     for process in processes:
         process.join()
     assert {process.exitcode for process in processes} == {-signal.SIGKILL}
+
+
+class Collects(Told):
+    """Its processes look for what nobody has any more."""
+
+    def __getitem__(self, index: int) -> Any:
+        gc.collect()
+        return super().__getitem__(index)
+
+
+def test_processes_say_nothing_of_a_loader_that_was_dropped_before_they_began(
+    tmp_path, monkeypatch, capfd
+):
+    """They are copies of a process that had not collected it yet."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # not pytest's
+    others = set(multiprocessing.active_children())
+    gc.disable()
+    try:
+        for _ in range(2):
+            loader, _ = loader_of(Collects(tmp_path / "log"), num_workers=1)
+            batch = next(iter(next(loader.epochs(1))))
+            processes = set(multiprocessing.active_children()) - others
+            del loader, batch
+    finally:
+        gc.enable()
+        gc.collect()
+    for process in processes:
+        process.join()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.timeout(120)
@@ -220,7 +254,7 @@ def test_the_death_of_a_process_costs_what_it_had_read_and_no_more(tmp_path):
 
     def kill(number: int) -> None:
         if number in (2, 5, 11):
-            victim = multiprocessing.active_children()[0]
+            victim = next(iter(loader._reader._reader._processes))
             os.kill(victim.pid, signal.SIGKILL)
             assert wait([victim.sentinel], 20)
 
