@@ -287,16 +287,18 @@ class Tensors(Mapping[str, "torch.Tensor"]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         whole = self._plan.whole.get(name)
-        first = self.tie(name) if whole is None else whole.first
-        made = self._made.get(first)
+        if whole is None:
+            split = self._plan.split[name]
+            made = self._made.get(split.first)
+            if made is None:
+                made = self._made[split.first] = self._gather(split)
+            return made
+        made = self._made.get(whole.first)
         if made is None:
-            if whole is None:
-                made = self._gather(self._plan.split[name])
-            else:
-                made = self._view(whole)
-                if not whole.alone:
-                    made = self._apart(made, whole.payload.place)
-            self._made[first] = made
+            made = self._view(whole)
+            if not whole.alone:
+                made = self._apart(made, whole.payload.place)
+            self._made[whole.first] = made
         return made
 
     def tie(self, name: str) -> str | frozenset[tuple[Part, str]]:

@@ -1,8 +1,7 @@
 """What may be asked of the owner of an index, and how its errors read. Plain values."""
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from elastix.errors import ElastixError, Full, ReadOnly, StoreError
@@ -53,24 +52,34 @@ class PutPlan:
     missing: tuple[bytes, ...]
 
 
-@contextmanager
-def index_errors() -> Iterator[None]:
+def index_errors() -> AbstractContextManager[None]:
     """Turn SQLite's errors, and what values that no index has lead to, into StoreErrors."""
-    try:
-        yield
-    except ElastixError:
-        raise
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", type(error).__name__)
-        text = f"the store's index failed: {error} ({name})."
-        if name == "SQLITE_FULL":
-            raise Full(
-                f"{text} The operation had no effect. Make room, or retire models and run gc."
-            ) from error
-        if name.startswith("SQLITE_READONLY"):
-            raise ReadOnly(f"{text} Nothing was changed. Open with read_only=True.") from error
-        if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
-            raise damaged(str(error)) from error
-        raise StoreError(f"{text} The operation had no effect; try again.") from error
-    except NONSENSE as error:
-        raise damaged(repr(error)) from error
+    return _INDEX_ERRORS
+
+
+class _IndexErrors(AbstractContextManager[None]):  # no generator: it is entered at every read
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, ElastixError):
+            return
+        if isinstance(error, sqlite3.Error):
+            raise _of_sqlite(error) from error
+        if isinstance(error, NONSENSE):
+            raise damaged(repr(error)) from error
+
+
+_INDEX_ERRORS = _IndexErrors()
+
+
+def _of_sqlite(error: sqlite3.Error) -> StoreError:
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    text = f"the store's index failed: {error} ({name})."
+    if name == "SQLITE_FULL":
+        return Full(f"{text} The operation had no effect. Make room, or retire models and run gc.")
+    if name.startswith("SQLITE_READONLY"):
+        return ReadOnly(f"{text} Nothing was changed. Open with read_only=True.")
+    if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+        return damaged(str(error))
+    return StoreError(f"{text} The operation had no effect; try again.")
