@@ -8,7 +8,6 @@ and a trial that was promoted from a rung is not held at that rung again.
 """
 
 import math
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from elastix.arguments import check_fields, checked
 from elastix.errors import ConfigError
+from elastix.search.ordered import Ordered
 from elastix.search.pareto import Losses, order
 
 
@@ -76,26 +76,28 @@ class _Rung:
     """
 
     losses: dict[int, Losses] = field(default_factory=dict)
-    ordered: list[tuple[float, int]] = field(default_factory=list)
-    held: list[tuple[float, int]] = field(default_factory=list)
+    ordered: Ordered[tuple[float, int]] = field(default_factory=Ordered)
+    held: Ordered[tuple[float, int]] = field(default_factory=Ordered)
     paused: set[int] = field(default_factory=set)
     passed: set[int] = field(default_factory=set)
 
     def put(self, number: int, losses: Losses) -> None:
-        """It has come, or comes again with other losses."""
+        """It has come, or comes again; with other losses it is held no more."""
+        if self.losses.get(number) == losses:
+            return
         self.release(number)
         if number in self.losses:
             _take(self.ordered, self.losses[number], number)
         self.losses[number] = losses
         if _single(losses):
-            insort(self.ordered, (losses[0], number))
+            self.ordered.add((losses[0], number))
 
     def hold(self, number: int) -> None:
         """It pauses here."""
         if number not in self.paused:
             self.paused.add(number)
             if _single(self.losses[number]):
-                insort(self.held, (self.losses[number][0], number))
+                self.held.add((self.losses[number][0], number))
 
     def release(self, number: int) -> None:
         """It does not, or no more."""
@@ -107,7 +109,7 @@ class _Rung:
         """Whether it is among so many of the best; never without finite losses."""
         own = self.losses[number]
         if _single(own):
-            return bisect_left(self.ordered, (own[0], number)) < count
+            return self.ordered.below((own[0], number)) < count
         return number in self._ranked(count)
 
     def promotable(self, count: int) -> list[int]:
@@ -115,12 +117,9 @@ class _Rung:
         if not self.paused or not count:
             return []
         if all(len(losses) == 1 for losses in islice(self.losses.values(), 1)):
-            last = self.ordered[:count][-1:]
-            return (
-                [number for _, number in self.held[: bisect_right(self.held, last[0])]]
-                if last
-                else []
-            )
+            if not self.ordered:
+                return []
+            return [number for _, number in self.held.until(self.ordered.at(count - 1))]
         return [number for number in self._ranked(count) if number in self.paused]
 
     def _ranked(self, count: int) -> list[int]:
@@ -129,9 +128,9 @@ class _Rung:
         return [n for n in ranked[:count] if all(map(math.isfinite, self.losses[n]))]
 
 
-def _take(ordered: list[tuple[float, int]], losses: Losses, number: int) -> None:
+def _take(ordered: Ordered[tuple[float, int]], losses: Losses, number: int) -> None:
     if _single(losses):
-        del ordered[bisect_left(ordered, (losses[0], number))]
+        ordered.remove((losses[0], number))
 
 
 @checked
@@ -191,7 +190,8 @@ class Asha:
             rung.passed.add(number)
             self.drop(number)
             return Verdict.CONTINUE
-        self.drop(number)
+        if self._paused.get(number) != level:
+            self.drop(number)
         rung.hold(number)
         self._paused[number] = level
         return Verdict.PAUSE
@@ -220,24 +220,48 @@ class Asha:
 
     def state_dict(self) -> dict[str, Any]:
         """See Rungs."""
-        items = self._rungs.items()
+        # In columns: a list for each trial would have Python's collector look through all there is.
         return {
-            "rungs": [[at, [[n, _texts(v)] for n, v in r.losses.items()]] for at, r in items],
-            "passed": [[level, sorted(rung.passed)] for level, rung in items],
-            "paused": [[number, level] for number, level in self._paused.items()],
+            "columns": [
+                {
+                    "level": level,
+                    "numbers": list(rung.losses),
+                    "losses": [repr(loss) for losses in rung.losses.values() for loss in losses],
+                    "passed": sorted(rung.passed),
+                    "paused": sorted(rung.paused),
+                }
+                for level, rung in self._rungs.items()
+            ]
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Rungs."""
         self._rungs, self._paused = {}, {}
-        passed = {level: set(numbers) for level, numbers in state_dict["passed"]}
-        for level, here in state_dict["rungs"]:
-            rung = self._rungs[level] = _Rung(passed=passed.get(level, set()))
-            for number, losses in here:
-                rung.put(number, _floats(losses))
-        for number, level in state_dict["paused"]:
-            self._rungs[level].hold(number)
-            self._paused[number] = level
+        columns = state_dict["columns"] if "columns" in state_dict else _columns(state_dict)
+        for column in columns:
+            rung = self._rungs[column["level"]] = _Rung(passed=set(column["passed"]))
+            numbers, losses = column["numbers"], _floats(column["losses"])
+            each = len(losses) // max(1, len(numbers))
+            for place, number in enumerate(numbers):
+                rung.put(number, losses[place * each : (place + 1) * each])
+            for number in column["paused"]:
+                rung.hold(number)
+                self._paused[number] = column["level"]
+
+
+def _columns(state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What an earlier version has written, trial by trial."""
+    passed = dict(state_dict["passed"])
+    return [
+        {
+            "level": level,
+            "numbers": [number for number, _ in here],
+            "losses": [loss for _, losses in here for loss in losses],
+            "passed": passed.get(level, ()),
+            "paused": [number for number, at in state_dict["paused"] if at == level],
+        }
+        for level, here in state_dict["rungs"]
+    ]
 
 
 @dataclass
@@ -274,17 +298,17 @@ class _Level:
     """The means of the trials that have come to a level; those of a single loss in order too."""
 
     means: dict[int, Losses] = field(default_factory=dict)
-    ordered: list[float] = field(default_factory=list)
+    ordered: Ordered[float] = field(default_factory=Ordered)
 
     def put(self, number: int, mean: Losses) -> None:
         self.means[number] = mean
         if _single(mean):
-            insort(self.ordered, mean[0])
+            self.ordered.add(mean[0])
 
     def take(self, number: int) -> None:
         mean = self.means.pop(number)
         if _single(mean):
-            del self.ordered[bisect_left(self.ordered, mean[0])]
+            self.ordered.remove(mean[0])
 
 
 @checked
@@ -357,7 +381,7 @@ class Median:
         own, best = here.means[number], self._courses[number].best or (math.inf,)
         if len(own) == 1:
             itself = _single(own) and own[0] < best[0]  # as rounding may have it
-            return bisect_left(here.ordered, best[0]) - itself
+            return here.ordered.below(best[0]) - itself
         theirs = [here.means[n] for n in self._courses if n != number and n in here.means]
         return order([best, *theirs]).index(0)
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastix.errors import ConfigError
+from elastix.search import ordered
 from elastix.search.pareto import crowding, dominates, fronts, order
 from elastix.search.rungs import Asha, Median, Rungs, Verdict
 
@@ -183,14 +184,17 @@ LOSSES = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 1.5, 3.0, math.nan, math.i
 def test_the_median_rule_is_its_definition(data, objectives, grace, others):
     told = st.tuples(st.integers(0, 6), st.integers(1, 6), st.tuples(*[LOSSES] * objectives))
     rule, reports = Median(grace=grace, others=others), {}
-    for number, level, losses in data.draw(st.lists(told, min_size=20, max_size=60)):
-        reports.setdefault(number, {})[level] = losses  # also again, late, and with levels left out
-        if data.draw(st.integers(0, 9)) == 0:
-            state = json.loads(json.dumps(rule.state_dict()))
-            rule = Median(grace=grace, others=others)
-            rule.load_state_dict(state)
-        wanted = naive_median(reports, number, level, grace=grace, others=others)
-        assert rule.report(number, level, losses) is wanted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ordered, "BLOCK", 1)
+        # Reports come also again, late, and with levels left out.
+        for number, level, losses in data.draw(st.lists(told, min_size=20, max_size=60)):
+            reports.setdefault(number, {})[level] = losses
+            if data.draw(st.integers(0, 9)) == 0:
+                state = json.loads(json.dumps(rule.state_dict()))
+                rule = Median(grace=grace, others=others)
+                rule.load_state_dict(state)
+            wanted = naive_median(reports, number, level, grace=grace, others=others)
+            assert rule.report(number, level, losses) is wanted
 
 
 def steps_of(call):
@@ -221,6 +225,59 @@ def test_a_report_to_the_median_rule_costs_the_same_among_many_trials():
         costs[number] = steps
     assert costs[10] > 20
     assert costs[1000] < 2 * costs[10]
+
+
+def longest_list(held):
+    """Of all lists within: what comes into one moves what stands behind its place."""
+    if isinstance(held, dict):
+        return max(map(longest_list, held.values()), default=0)
+    if isinstance(held, list):
+        return max(len(held), *map(longest_list, held)) if held else 0
+    return longest_list(vars(held)) if hasattr(held, "__dict__") else 0
+
+
+@pytest.mark.parametrize("make", [Asha, Median])
+def test_what_a_report_moves_does_not_grow_with_the_number_of_trials(make):
+    rule, draw, moved = make(), random.Random(0), {}
+    for number in range(20_001):
+        for level in (1, 2):
+            rule.report(number, level, (draw.random(),))
+        if number in (5_000, 20_000):
+            moved[number] = longest_list(rule)
+    assert 1_000 < moved[20_000] < 2 * moved[5_000]
+
+
+def containers(value):
+    """How many lists and tables: each is one more for Python's collector to look through."""
+    parts = value.values() if isinstance(value, dict) else value
+    return 1 + sum(containers(part) for part in parts if isinstance(part, dict | list | tuple))
+
+
+def test_a_saved_state_has_no_more_lists_for_more_trials():
+    asha, counts, draw = Asha(), {}, random.Random(0)
+    for number in range(1001):
+        asha.report(number, 1, (draw.random(),))
+        counts[number] = containers(asha.state_dict()) if number in (10, 1000) else 0
+    assert counts[1000] == counts[10]
+
+
+def test_asha_goes_on_from_what_an_earlier_version_has_saved():
+    before = {
+        "rungs": [[1, [[0, ["0.5"]], [1, ["nan"]], [2, ["0.25"]], [3, ["0.75"]]]], [3, []]],
+        "passed": [[1, [2]], [3, []]],
+        "paused": [[0, 1], [3, 1]],
+    }
+    old, asha = Asha(eta=2), Asha(eta=2)
+    old.load_state_dict(before)
+    asha.report(0, 1, (0.5,))
+    asha.report(1, 1, (math.nan,))
+    asha.report(2, 1, (0.25,))
+    asha.report(3, 1, (0.75,))
+    asha.drop(1)
+    assert old.promotable() == asha.promotable() == [0]
+    for number in range(4, 9):
+        assert old.report(number, 1, (0.6,)) is asha.report(number, 1, (0.6,))
+        assert old.promotable() == asha.promotable()
 
 
 @pytest.mark.parametrize("wrong", [{"first": 0}, {"eta": 1}, {"first": 9, "last": 3}])
@@ -270,7 +327,8 @@ class Plain:
 
 @pytest.mark.parametrize("objectives", [1, 2])
 @pytest.mark.parametrize("seed", range(40))
-def test_asha_finds_by_searching_what_sorting_finds(seed, objectives):
+def test_asha_finds_by_searching_what_sorting_finds(seed, objectives, monkeypatch):
+    monkeypatch.setattr(ordered, "BLOCK", 2)
     draw = random.Random(seed)
     plain, asha = Plain(eta=draw.choice([2, 3])), None
     asha = Asha(first=1, eta=plain.eta, last=9)
