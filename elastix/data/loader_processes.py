@@ -70,10 +70,10 @@ class ProcessReader:
         if self._loader is None:
             self._loader = self._make()
         loader = self._loader
-        others = set(multiprocessing.active_children())
-        self._batches = self._guarded(lambda: iter(loader))
-        _ITERATORS.add(self._batches)
-        self._processes |= set(multiprocessing.active_children()) - others
+        batches = self._guarded(lambda: iter(loader))
+        self._batches = batches
+        _ITERATORS.add(batches)
+        self._processes.update(batches._workers)  # of all that this process starts, these alone
         _defer()
 
     def next(self) -> Any:  # noqa: ANN401 - whatever collate makes
@@ -130,18 +130,31 @@ _READERS: "weakref.WeakSet[ProcessReader]" = weakref.WeakSet()
 _ITERATORS: "weakref.WeakSet[Any]" = weakref.WeakSet()  # torch's, as long as anybody has them
 
 
-def _forget() -> None:
-    """In a forked process: those are its parent's.
+_forking = threading.local()
 
-    Torch's iterators would be ended here when they are collected, and say that they cannot be.
+
+def _hold() -> None:
+    """Before a fork: nothing of this may be collected in the new process before it is marked.
+
+    Torch would end it there when it is collected, and say that it cannot.
     """
-    _READERS.clear()
-    for iterator in list(_ITERATORS):
+    _forking.iterators = list(_ITERATORS)
+
+
+def _let_go() -> None:
+    _forking.iterators = []
+
+
+def _forget() -> None:
+    """In a forked process: those are its parent's."""
+    for iterator in _forking.iterators:
         iterator._shutdown = True
+    _READERS.clear()
     _ITERATORS.clear()
+    _let_go()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget)
 
 
 def end_all() -> None:

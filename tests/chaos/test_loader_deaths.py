@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -81,6 +83,56 @@ def test_a_fork_that_leaves_ends_no_process_that_reads_for_its_parent():
     assert child.exitcode == 0
     assert [float(reader.next()[0]) for _ in range(4)] == [0.0, 1.0, 2.0, 3.0]
     reader.close()
+
+
+COLLECTS = """
+import gc, os
+gc.disable()
+os.register_at_fork(after_in_child=gc.collect)  # before anybody else's, as it may come to be
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from elastix.data.loader_processes import ProcessReader
+
+def dropped():
+    samples = TensorDataset(torch.arange(4.0))
+    reader = ProcessReader(lambda: DataLoader(samples, num_workers=1, persistent_workers=True))
+    reader.begin()
+    reader.next()
+    reader.itself = reader
+
+for _ in range(3):
+    dropped()
+"""
+
+
+def test_a_fork_that_collects_at_once_says_nothing_of_a_loader_that_went_before():
+    found = subprocess.run([sys.executable, "-c", COLLECTS], capture_output=True, timeout=60)
+    assert (found.returncode, found.stderr.decode()) == (0, "")
+
+
+class Meanwhile(DataLoader):
+    """While its processes are started, another thread starts one of its own."""
+
+    def __iter__(self):
+        self.end, theirs = multiprocessing.Pipe()
+        self.other = multiprocessing.get_context("fork").Process(target=theirs.recv, daemon=True)
+        self.other.start()
+        return super().__iter__()
+
+
+def test_a_process_that_is_started_elsewhere_meanwhile_is_none_of_the_loaders():
+    loader = Meanwhile(TensorDataset(torch.arange(4.0)), num_workers=1, persistent_workers=True)
+    reader = ProcessReader(lambda: loader)
+    reader.begin()
+    first = loader.other
+    reader.begin()
+    loader.end.send("over")
+    loader.other.join(60)
+    assert [float(reader.next()[0]) for _ in range(4)] == [0.0, 1.0, 2.0, 3.0]
+    reader.close()
+    assert first.is_alive()
+    first.kill()
+    first.join(60)
 
 
 def test_loader_processes_that_die_cost_neither_the_run_nor_a_sample(tmp_path):
