@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from blake3 import blake3
 
+from elastix.arguments import of_kind
 from elastix.errors import ConfigError, Corrupt
 from elastix.state import Manifest, Ref
 from elastix.store.whole_tensors import wholes
@@ -207,6 +208,15 @@ class Signature:
             )
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise Corrupt(f"a stored signature is malformed: {error!r}.") from error
+
+
+def as_stored(signature: Signature | None) -> list[Any] | None:
+    """What the record of a model has of it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    return None if signature is None else of_kind("signature", signature, Signature).to_json()
 
 
 def digest64(*parts: Any) -> int:  # noqa: ANN401 - whatever JSON takes

@@ -1,12 +1,15 @@
 """What may be asked of the owner of an index, and how its errors read. Plain values."""
 
 import sqlite3
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
-from elastix.errors import ElastixError, Full, ReadOnly, StoreError
+from elastix.arguments import of_kind
+from elastix.errors import ConfigError, ElastixError, Full, ReadOnly, StoreError
 from elastix.state import Ref
-from elastix.store.index import NONSENSE, Missing, damaged
+from elastix.store.index import NONSENSE, Missing, damaged, readable
 from elastix.store.records import Model, Place
 
 ANY = "*"
@@ -50,6 +53,29 @@ class PutPlan:
     stored: bool
     seq: int
     missing: tuple[bytes, ...]
+
+
+def check_filters(where: Mapping[str, Any] | None, tagged: str | None) -> None:
+    """Refuse what no model can be found by; see Store.nearest.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if where is None:
+        where = {}
+    of_kind("where", where, Mapping)  # type: ignore[type-abstract]
+    for key, value in where.items():
+        if not isinstance(key, str) or '"' in key or not readable(value):
+            raise ConfigError(
+                f"where={{{key!r}: {value!r}}}: models are found by text, finite numbers and "
+                "bools, under keys without quotation marks. Nothing was looked for."
+            )
+    try:
+        ("" if tagged is None else tagged).encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise ConfigError(
+            f"tagged={tagged!r}: tags are found by a pattern of text. Nothing was looked for."
+        ) from error
 
 
 def index_errors() -> AbstractContextManager[None]:

@@ -31,7 +31,7 @@ from elastix.state import Manifest, Ref, State, TensorInfo, raw_bytes
 from elastix.store import exchange, lineage
 from elastix.store.consolidation import consolidate
 from elastix.store.gc import Collected
-from elastix.store.index import Missing, readable
+from elastix.store.index import Missing
 from elastix.store.ledger import Ledger
 from elastix.store.lineage import Diff, Mode, Signature
 from elastix.store.local_packs import LocalPacks
@@ -39,7 +39,7 @@ from elastix.store.packs import SEAL_AT_BYTES, Packs
 from elastix.store.reader import Reader
 from elastix.store.records import Header, Kind, Model
 from elastix.store.remote import RemotePacks, locate
-from elastix.store.requests import ANY, Put, Request, Retire, Tag
+from elastix.store.requests import ANY, Put, Request, Retire, Tag, check_filters
 from elastix.store.shares import Share, Vanished, joined
 from elastix.store.soup import Soup, Validate, cook
 from elastix.store.tensors import flatten, plain
@@ -241,7 +241,7 @@ class Store:
             manifest,
             lineage.inherited(manifest, above),
             tied,
-            signature.to_json() if signature else None,
+            lineage.as_stored(signature),
             _score(score),
             time.time(),
         )
@@ -353,7 +353,7 @@ class Store:
         above = {parent: self._above(parent) for parent in manifest.parents}
         owners = lineage.inherited(manifest, above)
         value = None if score is None else float(score)
-        layers = signature.to_json() if signature else None
+        layers = lineage.as_stored(signature)
         model = Model(manifest, owners, whole.tied, layers, value, time.time())
         for name in tags:
             self._check_tag(name)
@@ -590,24 +590,22 @@ class Store:
             mode: "lp" for the longest common prefix, "lcs" for the longest common subsequence.
             where: only models whose top-level metadata has these values.
             tagged: only models with a tag that matches this glob pattern.
-            but: a ref to be left out.
+            but: a tag or a ref: a model to be left out.
 
         Returns:
             None if no model shares a layer.
 
         Raises:
-            ConfigError: no such mode, or `where` has a value that models are not indexed by.
+            ConfigError: no such mode, or a value that models are not indexed by.
+            NotFound: `but` is no model.
         """
         if mode not in ("lp", "lcs"):
             raise ConfigError(f"mode must be 'lp' or 'lcs', not {mode!r}.")
-        for key, value in (where or {}).items():
-            if '"' in key or not readable(value):
-                raise ConfigError(
-                    f"where={{{key!r}: {value!r}}}: models are found by text, finite numbers and "
-                    "bools, under keys without quotation marks. Nothing was looked for."
-                )
+        of_kind("signature", signature, Signature)
+        check_filters(where, tagged)
+        left_out = None if but is None else self._known(but)
         ids = signature.paths if mode == "lp" else signature.ids
-        found = self._ledger.nearest(ids, mode, dict(where or {}), tagged, but)
+        found = self._ledger.nearest(ids, mode, dict(where or {}), tagged, left_out)
         return Match(Ref(found.ref.hex()), found.length, found.score) if found else None
 
     def _known(self, name: str) -> Ref:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import elastix.store
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, NotFound
 from elastix.state import capture
+from elastix.testing.models import chain
 
 
 def test_all_is_there() -> None:
@@ -36,6 +37,20 @@ WRONG = {
         "manifest": (lambda s, x: s.manifest(x), [None, 3, b"a", ["a"], "\ud800", "\udcff"]),
         "log": (lambda s, x: s.log(x), [3, "\ud800"]),
         "tag": (lambda s, x: s.tag("b", x), [None, 3, "\ud800"]),
+        "nearest": (lambda s, x: s.nearest(chain("a"), but=x), [3, b"a", "\ud800"]),
+    },
+    "signature": {
+        "nearest": (lambda s, x: s.nearest(x), [None, 3, "a", torch.nn.Linear(2, 2)]),
+        "put": (lambda s, x: s.put(capture({"": torch.nn.Linear(1, 1)}, {}), signature=x), [3, ""]),
+    },
+    "where": {
+        "nearest": (
+            lambda s, x: s.nearest(chain("a"), where=x),
+            [3, "a", ["a"], [], {1: 2}, {"a": None}, {"a": [1]}, {'a"': 1}],
+        )
+    },
+    "tagged": {
+        "nearest": (lambda s, x: s.nearest(chain("a"), tagged=x), [0, b"a", "\ud800", ["a"]])
     },
     "limit": {"log": (lambda s, x: s.log(limit=x), [-1, 1.5, True, "1", 10**30, np.array([1, 2])])},
     "cannot be a tag": {"tag": (lambda s, x: s.tag(x, "a"), [None, 3, b"x", ["a"], "\ud800", ""])},
@@ -61,3 +76,9 @@ def test_a_wrong_argument_is_named_and_no_damage_is_cried(store, what, call, val
         call(store, value)
     assert "damaged" not in str(caught.value)
     assert [entry.tags for entry in store.log()] == [("a",)]
+
+
+def test_what_is_to_be_left_out_may_be_named_by_a_tag_and_has_to_be_there(store):
+    with pytest.raises(NotFound, match="no tag or model 'abc'"):
+        store.nearest(chain("a"), but="abc")
+    assert store.nearest(chain("a"), but="a") is None
