@@ -35,6 +35,7 @@ else:
     torch = later("torch")
 
 _SHOWN = 20  # tensors of a model in a notebook
+_FEW_BYTES = 1 << 20  # of a tensor that is copied in every step
 
 
 class Ref(str):
@@ -299,7 +300,7 @@ def capture(
 class HeldState:
     """What `capture` would give, if nobody has touched the tensors until it is asked for.
 
-    Its metadata are those of now; nothing is copied, and little computed.
+    Its metadata are those of now; only small tensors are copied, and little is computed.
     """
 
     def __init__(
@@ -311,12 +312,34 @@ class HeldState:
         """Arguments and errors are those of `capture`."""
         self._live, self._meta = _live(modules, others, meta)
         self._versions = [_version(tensor) for tensor in self._live.values()]
+        # Changes of arrays, and by `tensor.data`, go past torch's count: bytes are compared. Not of
+        # what an optimizer steps, for whoever holds this hears of the step.
+        stepped = {n: o for n, o in others.items() if isinstance(o, torch.optim.Optimizer)}
+        theirs = {id(p) for o in stepped.values() for g in o.param_groups for p in g["params"]}
+        left_alone = {
+            prefix + name
+            for prefix, module in modules.items()
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            if id(parameter) in theirs or not parameter.requires_grad
+        }
+        moments = tuple(f"@{name}/" for name in stepped)
+        self._copies = {
+            name: sharding.local(tensor).clone()
+            for name, tensor in self._live.items()
+            if tensor.nbytes <= _FEW_BYTES
+            and name not in left_alone
+            and not name.startswith(moments)
+        }
 
     def state(self) -> State | None:
         """It; None if something was changed in place since, as steps of optimizers do."""
         if [_version(tensor) for tensor in self._live.values()] != self._versions:
             return None
-        return _of_this_process(self._live, self._meta)
+        state = _of_this_process(self._live, self._meta)
+        for name, copied in self._copies.items():
+            if not torch.equal(raw_bytes(state.tensors[name]), raw_bytes(copied)):
+                return None
+        return state
 
 
 def _version(tensor: torch.Tensor) -> float:

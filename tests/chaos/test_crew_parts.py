@@ -3,6 +3,7 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 
@@ -117,6 +118,45 @@ def with_uncounted_steps(ctx):
 
 def test_what_an_optimizer_may_have_changed_is_not_gone_on_from(tmp_path):
     found = run(tmp_path, 2, {"shard": 2}, [], function=with_uncounted_steps)
+    assert went_on_from(found) == [(0, False)]
+
+
+class Table:
+    """What was seen, in an array, as those who count with NumPy have it."""
+
+    def __init__(self) -> None:
+        self.seen = np.zeros(1)
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+def counts_in_an_array(ctx):
+    """Torch does not count what changes an array of the State in mid-step."""
+    table = Table()
+
+    def count(phase, _):
+        if phase == "bucket":
+            table.seen += 1
+
+    ctx.on_phase(count)
+    prepare = ctx.prepare
+
+    def prepared(*objects):
+        made = prepare(*objects)
+        ctx.track(table=table)
+        return made
+
+    ctx.prepare = prepared
+    train(ctx)
+
+
+def test_an_array_that_was_changed_since_the_boundary_is_not_gone_on_from(tmp_path):
+    kills = [kill(0, 1, "filled", step=4), kill(1, 0, "filled", step=4)]
+    found = run(tmp_path, 2, {"shard": 2}, kills, function=counts_in_an_array)
     assert went_on_from(found) == [(0, False)]
 
 

@@ -440,6 +440,37 @@ def test_what_was_changed_in_place_is_held_no_longer(change):
     assert held.state() is None
 
 
+class Counted:
+    """A table that is filled as the loop goes."""
+
+    def __init__(self) -> None:
+        self.table = np.zeros(3)
+
+    def state_dict(self):
+        return {"table": self.table}
+
+
+def array(model, table):
+    table.table[1] += 1
+
+
+def data_of_a_buffer(model, table):
+    model.norm.running_mean.data.add_(1)
+
+
+def step_by_hand(model, table):
+    model.last.weight.data -= 0.1
+
+
+@pytest.mark.parametrize("change", [array, data_of_a_buffer, step_by_hand])
+def test_what_was_changed_past_torchs_count_is_held_no_longer(change):
+    model, table = Net(), Counted()
+    held = HeldState({"": model}, {"table": table}, {})
+    assert held.state() is not None
+    change(model, table)
+    assert held.state() is None
+
+
 def test_what_torch_does_not_count_is_not_held():
     with torch.inference_mode():
         model = Net()

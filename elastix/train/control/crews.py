@@ -257,6 +257,9 @@ class Crews:
     def found_from(self, step: int, sequence: int, after: int) -> int | None:
         """Let the next worker be free processes that have all parts of one State, if there are.
 
+        The run goes back. What others have of steps that are given up is forgotten: steps of the
+        same numbers come again, and parts of the two do not go together.
+
         Args:
             step: the last one in the journal; what goes beyond cannot be told of any more.
             sequence: of events that several workers may send, the last in the journal.
@@ -274,10 +277,15 @@ class Crews:
             if after < last <= step and following <= sequence + 1:
                 parts.setdefault((last, process.site), {})[process.place] = number
         whole = [key for key, places in parts.items() if len(places) == self._size]
-        if not whole:
+        found = max(whole, default=None)
+        stands = after if found is None else found[0]
+        for process in self._processes.values():
+            if process.kept is not None and process.kept[0] > stands:
+                process.kept = None
+        if found is None:
             return None
-        self._founding = parts[max(whole)]
-        return max(whole)[0]
+        self._founding = parts[found]
+        return stands
 
     @property
     def founding(self) -> bool:

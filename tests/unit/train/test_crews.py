@@ -302,6 +302,26 @@ def test_of_two_states_in_parts_the_further_one_counts():
     assert crews.start(4) == ([6, 5], [])
 
 
+@pytest.mark.parametrize("stored", [5, 6])
+def test_parts_of_a_step_that_was_given_up_do_not_go_with_those_of_its_second_time(stored):
+    crews = broken_up([(0, (7, 3)), (0, (6, 2)), (0, (7, 3))])  # nobody has what is at place 1
+    assert crews.found_from(step=7, sequence=2, after=stored) is None
+    crews.room[""] = 2
+    founders, _ = crews.start(3)  # from what is stored; two of the old ones have nothing to do
+    crews.gone(founders[0])
+    crews.break_up(3, now=0.0)
+    crews.freed(founders[1], (7, 3))  # it was the second time that it came to step 7
+    assert len(crews.free) == 3
+    assert crews.found_from(step=7, sequence=2, after=stored) is None
+
+
+def test_what_is_no_further_than_the_run_went_back_to_is_of_use_still():
+    crews = broken_up([(0, (6, 2)), (1, (6, 2)), (0, (7, 3)), (1, (7, 3))])
+    assert crews.found_from(step=7, sequence=4, after=5) == 7
+    crews.gone(crews.start(4)[0][0])  # so the founder is lost as well
+    assert crews.found_from(step=7, sequence=4, after=5) == 6
+
+
 @pytest.mark.parametrize(
     "how",
     [
