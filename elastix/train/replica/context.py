@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, cast, overload
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from elastix.arguments import checked
+from elastix.arguments import check_value, checked, require
 from elastix.comm.network.crew_world import DeviceMesh
 from elastix.data.loader import Loader
 from elastix.data.rehearsal import Rehearsal
@@ -342,10 +342,21 @@ class Context:
 
         Returns:
             Means by name. If the metric returns one number, the name is that of the function.
+
+        Raises:
+            ConfigError: it cannot be done with these arguments; says with which.
         """
         self._need_prepare("evaluate")
-        if len(cast("Any", dataset)) < 1 or batch_size < 1:
-            raise ConfigError("ctx.evaluate needs a dataset with samples and a batch_size >= 1.")
+        check_value("ctx.evaluate", "batch_size", int, batch_size)
+        indexed = all(hasattr(type(dataset), each) for each in ("__len__", "__getitem__"))
+        if not indexed or len(cast("Any", dataset)) < 1 or batch_size < 1:
+            raise ConfigError(
+                "ctx.evaluate needs a map-style dataset with samples and a batch_size >= 1, not a "
+                f"{type(dataset).__name__} and {batch_size}. Nothing was evaluated."
+            )
+        for name, function in (("metric", metric), ("collate_fn", collate_fn)):
+            said = f"ctx.evaluate: {name} must be a function, not {function!r}."
+            require(callable(function), f"{said} Nothing was evaluated.")
         return self._member.evaluate(metric, dataset, batch_size, collate_fn)
 
     @checked

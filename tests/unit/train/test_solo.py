@@ -252,6 +252,27 @@ def test_evaluation(tmp_path):
     assert found[1] == (0, 1)
 
 
+WRONG = {
+    "batch_size": [{"batch_size": "4"}, {"batch_size": 1.5}, {"batch_size": 0}],
+    "map-style": [{"dataset": None}, {"dataset": iter([1])}, {"dataset": []}],
+    "metric must be a function": [{"metric": 0.5}],
+    "collate_fn must be a function": [{"collate_fn": "list"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "given"), [(said, given) for said, several in WRONG.items() for given in several]
+)
+def test_an_evaluation_that_cannot_be_is_refused(tmp_path, said, given):
+    def evaluates(ctx):
+        ctx.prepare(Net(1))
+        ctx.evaluate(**{"metric": accuracy, "dataset": data(), "batch_size": 4, **given})
+
+    outcome = run_alone(evaluates, {}, settings(tmp_path, model_source=Keeps()), print)
+    assert isinstance(outcome.error, ConfigError)
+    assert said in str(outcome.error)
+
+
 def normed(ctx):
     """A model with statistics in buffers, and a loss that is not finite for one batch."""
     torch.manual_seed(0)
