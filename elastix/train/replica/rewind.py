@@ -13,6 +13,7 @@ Not here: buffers (comm.gradients.buffer_bucket) and samples (data.loader).
 """
 
 import copy
+import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
@@ -27,8 +28,11 @@ from elastix.state import Stateful, raw_bytes
 _FEW = 64
 """Elements of a list, a tuple or a tensor that is copied in every step."""
 _MANY = 4096
-"""Entries of a table, of tensors mostly, or elements of an array that are gone through."""
+"""Entries of a table, of tensors mostly, or plain elements of anything, that are gone through."""
+_MANY_BYTES = 1 << 20
+"""Of an array that is looked at whole for whether it has changed."""
 _PLAIN = (int, float, complex, str, bytes, np.generic)
+_ROWS = (list, tuple, deque, set, frozenset)
 
 
 @dataclass(frozen=True)
@@ -158,11 +162,19 @@ def _outline(value: Any) -> Any:  # noqa: ANN401 - any part of a state
         return value
     if isinstance(value, set | frozenset | deque) and len(value) <= _FEW:
         return copy.copy(value)
+    if _is_plain_row(value):
+        return copy.copy(value)
     if isinstance(value, dict) and len(value) <= _MANY:
         return {key: _outline(part) for key, part in value.items()}
     if type(value) in (list, tuple) and len(value) <= _FEW:
         return type(value)(map(_outline, value))
     return _mark(value)
+
+
+def _is_plain_row(value: Any) -> bool:  # noqa: ANN401 - any part of a state
+    """Whether it is, say, the last thousand losses."""
+    fits = type(value) in _ROWS and len(value) <= _MANY
+    return fits and all(isinstance(part, _PLAIN) for part in value)
 
 
 def _marks(module: torch.nn.Module) -> _Mark:
@@ -174,6 +186,8 @@ def _mark(value: Any) -> _Mark:  # noqa: ANN401 - any part of a state
     if isinstance(value, torch.Tensor):
         place = value.data_ptr() if value.layout is torch.strided else 0
         return _Mark((place, value._version, value.shape))
+    if isinstance(value, np.ndarray) and value.nbytes <= _MANY_BYTES and not value.dtype.hasobject:
+        return _Mark((value.dtype, value.shape, zlib.crc32(value.tobytes())))
     return _Mark((type(value), len(value) if isinstance(value, Sized) else 0))
 
 

@@ -100,7 +100,7 @@ def test_a_tensor_is_put_back_if_it_changed_after_backward_and_named_if_before(b
 
 @pytest.mark.parametrize("before", [True, False])
 def test_so_is_a_long_list(before):
-    log, rewind = Kept(losses=[0.0] * 1000), Rewind()
+    log, rewind = Kept(losses=[0.0] * 5000), Rewind()
     rewind.outline({"log": log})
     if before:
         log.state["losses"].append(1.0)
@@ -110,7 +110,32 @@ def test_so_is_a_long_list(before):
     log.state["losses"].append(1.0)
     rewind.due = True
     rewind.restore({"log": log})
-    assert len(log.state["losses"]) == 1000
+    assert len(log.state["losses"]) == 5000
+
+
+@pytest.mark.parametrize("kind", [list, deque])
+def test_what_keeps_its_length_is_put_back_too(kind):
+    losses = deque([0.0] * 100, maxlen=100) if kind is deque else [0.0] * 100
+    log = Kept(losses=losses)
+
+    def step():
+        if kind is deque:
+            losses.append(1.0)
+        else:
+            losses[7] += 1.0
+
+    assert rewound({"log": log}, step) is None
+    assert list(log.state["losses"]) == [0.0] * 100
+    assert type(log.state["losses"]) is kind
+
+
+def test_an_array_of_many_elements_that_was_changed_before_is_named():
+    counts, rewind = Kept(histogram=np.zeros((100, 100)).T), Rewind()
+    rewind.outline({"counts": counts})
+    assert rewind.fill_in({"counts": counts}) is None
+    rewind.outline({"counts": counts})
+    counts.state["histogram"][3, 5] += 1
+    assert rewind.fill_in({"counts": counts}) == "counts"
 
 
 def test_what_was_tracked_within_the_step_is_put_back_to_its_end():
