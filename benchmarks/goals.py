@@ -78,6 +78,10 @@ def _ratio(over: tuple[str | int, ...], under: tuple[str | int, ...]) -> Callabl
     return lambda results: number_at(*over)(results) / number_at(*under)(results)
 
 
+def _beyond(more: tuple[str | int, ...], less: tuple[str | int, ...]) -> Callable[[Results], float]:
+    return lambda results: number_at(*more)(results) - number_at(*less)(results)
+
+
 def _journal_memory(steps: int, reader: str) -> tuple[str | int, ...]:
     return "journal", str(steps), "peak_mib", reader
 
@@ -516,6 +520,17 @@ ROWS = (
             *(_ratio(("elastix --help", "cpu_s"), (f"{peer} --help", "cpu_s")), at_most(1.0)),
         )
         for peer in ("ray", "optuna")
+    ),
+    *(
+        Row(
+            *("startup", f"{said} of a finished run, beyond `import torch`, s of {unit}", "<= 1"),
+            *(_beyond((name, key), ("import torch", key)), at_most(1.0)),
+        )
+        for name, said in (
+            ("elastix run, finished", "`elastix run`"),
+            ("fit, finished", "a script with `fit()`"),
+        )
+        for key, unit in (("cpu_s", "CPU"), ("wall_s", "time"))
     ),
     *(
         Row(

@@ -3,9 +3,9 @@
     python -m benchmarks.startup --out build/startup.json
 
 CPU seconds (user and system, the child's own) and wall seconds of each command, the median of
-several. Lists are of a store that holds a hundred models and a finished run. `elastix run` is
-called for a run that is finished, and has nothing left to do; beside it is what torch and Ray take
-to be imported, which the script and the pickled train function need.
+several. Lists are of a store that holds a hundred models and a finished run. A run that is
+finished, and has nothing left to do, is called again by `elastix run` and by a script with `fit()`;
+beside it is what torch takes to be imported, which the script needs in any case.
 """
 
 import argparse
@@ -41,6 +41,16 @@ def train(ctx):
             optimizer.zero_grad()
 """
 
+FIT = """
+import elastix
+
+elastix.ElasticTrainer(
+    train,
+    scaling=elastix.ScalingConfig(num_workers=1, cpus_per_worker=0.5),
+    run=elastix.RunConfig(name="fit", store={store!r}),
+).fit()
+"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -52,7 +62,9 @@ def main() -> None:
         filled(Path(folder), given.models)
         os.environ.setdefault("RAY_worker_niceness", "0")  # else it waits behind all else
         (Path(folder) / "again.py").write_text(SCRIPT)
-        _once(again(folder))
+        (Path(folder) / "fit.py").write_text(SCRIPT + FIT.format(store=folder))
+        for command in finished(folder).values():
+            _once(command)  # to its end; from now on nothing is left to do
         found = {}
         for name, command in commands(folder):
             if shutil.which(command[0]) is None:
@@ -76,17 +88,22 @@ def commands(store: str) -> Sequence[tuple[str, list[str]]]:
         ("elastix store log", [elastix, "store", "log", *where]),
         ("elastix campaign list", [elastix, "campaign", "list", *where]),
         ("elastix report", [elastix, "report", "digits", *where]),
-        ("elastix run, finished", again(store)),
-        ("import torch, ray", [sys.executable, "-c", "import torch, ray"]),
+        *finished(store).items(),
+        ("import torch", [sys.executable, "-c", "import torch"]),
         ("ray --help", [ray, "--help"]),
         ("optuna --help", [optuna, "--help"]),
     )
 
 
-def again(store: str) -> list[str]:
-    """A run that is finished when this was called once."""
+def finished(store: str) -> dict[str, list[str]]:
+    """Calls of runs that are finished when each was called once."""
     elastix = str(Path(sys.executable).parent / "elastix")
-    return [elastix, "run", f"{store}/again.py", "--store", store, "--cpus", "0.5"]
+    return {
+        "elastix run, finished": [
+            *(elastix, "run", f"{store}/again.py", "--store", store, "--cpus", "0.5")
+        ],
+        "fit, finished": [sys.executable, f"{store}/fit.py"],
+    }
 
 
 def filled(folder: Path, models: int) -> None:

@@ -56,7 +56,8 @@ def pickled(train: Callable[[Context], None], config: Mapping[str, Any], seed: i
     Raises:
         ConfigError: it takes other arguments or cannot be pickled, or the config or seed is wrong.
     """
-    from elastix.train.on_ray.trainer import ElasticTrainer, pickle_train
+    from elastix.train.on_ray.pickled_train import pickle_train
+    from elastix.train.on_ray.trainer import ElasticTrainer
 
     ElasticTrainer(train, config=config, run=RunConfig(name=_NAME, seed=seed))
     pickle_train(train)  # which names the culprit in the function itself

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from elastix.search.ensemble import Batch, Build, Ensemble
-    from elastix.train.on_ray.trainer import ElasticTrainer, TrainFunction
+    from elastix.train.on_ray.run_settings import TrainFunction
+    from elastix.train.on_ray.trainer import ElasticTrainer
 
 
 _SHOWN = 10  # trials in a notebook

@@ -25,9 +25,8 @@ from elastix.events import (
 )
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.replay import compare
-from elastix.train.on_ray import takeover
-from elastix.train.on_ray import trainer as trainer_module
-from elastix.train.on_ray.trainer import _reserve
+from elastix.train.on_ray import launch, takeover
+from elastix.train.on_ray.room import reserve
 from tests import trainables
 from tests.chaos.test_shared_kills import a_folder, stop_at_the_end
 
@@ -73,7 +72,7 @@ def test_a_run_without_failures_and_one_that_continues_it(cluster, tmp_path, cap
     journal = result.directory / "journal.jsonl"
     before = journal.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(trainer_module, "origin", lambda: pytest.fail("git was asked"))
+        patched.setattr(launch, "origin", lambda: pytest.fail("git was asked"))
         again = trainer(tmp_path, workers=2).fit()
     assert (again.ref, again.metrics, again.worker_losses) == (result.ref, result.metrics, 0)
     assert str(again.audit) == str(result.audit)
@@ -197,7 +196,7 @@ def test_room_that_an_earlier_attempt_left_reserved_is_given_back(cluster, tmp_p
     """Ray keeps it if the process died with its node while the room was being placed."""
     run = takeover.run_id(str(tmp_path), "test")
     most = elastix.ScalingConfig(num_workers=8)
-    (left,), _ = _reserve(run, most, 8, 60.0, "detached")
+    (left,), _ = reserve(run, most, 8, 60.0, "detached")
     failure = elastix.FailureConfig(start_timeout_s=30)
     assert trainer(tmp_path, failure=failure).fit().audit.exact
     assert placement_group_table(left)["state"] == "REMOVED"

@@ -42,7 +42,8 @@ from elastix.search.model_sources import StoreDirectory, StoreOpener
 from elastix.store.server import StoreServer
 from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.find_ray import find_or_start_ray
-from elastix.train.on_ray.trainer import check_capacity, fit_on_nodes, pickle_train
+from elastix.train.on_ray.pickled_train import pickle_train
+from elastix.train.on_ray.room import check_capacity, fit_on_nodes
 from elastix.train.on_ray.worker_handle import WorkerHandle
 
 logger = logging.getLogger(__name__)

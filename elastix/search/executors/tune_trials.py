@@ -27,7 +27,8 @@ from elastix.search.executors.pool import reach
 from elastix.search.model_sources import StoreOpener
 from elastix.store.server import StoreServer
 from elastix.train.on_ray.find_ray import find_or_start_ray
-from elastix.train.on_ray.trainer import fit_on_nodes, pickle_train
+from elastix.train.on_ray.pickled_train import pickle_train
+from elastix.train.on_ray.room import fit_on_nodes
 
 _WORK = "elastix_work"
 _ENDED = "elastix_ended"

@@ -12,16 +12,19 @@ import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
+from itertools import islice
 from pathlib import Path
 
 from blake3 import blake3
 
 from elastix.events import RunStarted
+from elastix.observe import journal
 from elastix.observe.progress import Progress
 
 _LIBRARY = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
 _NOT_FOLLOWED = {"__main__", "elastix"}
+_PICKLERS = ("cloudpickle.cloudpickle", "ray.cloudpickle.cloudpickle")
 _PARSING = threading.Lock()
 """CPython 3.11 keeps one depth for all threads that parse, and a collection lets another one in."""
 
@@ -45,8 +48,12 @@ def mark(train: bytes, parents: Sequence[str] = ()) -> str:
 
 def _class_ids() -> set[str]:
     """What cloudpickle has drawn in this process to tell classes of a script apart."""
-    module = sys.modules.get("ray.cloudpickle.cloudpickle")
-    return set(getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_ID", ()))
+    picklers = (sys.modules.get(name) for name in _PICKLERS)
+    return {
+        drawn
+        for pickler in picklers
+        for drawn in getattr(pickler, "_DYNAMIC_CLASS_TRACKER_BY_ID", ())
+    }
 
 
 def _sources(words: set[str]) -> dict[str, bytes]:
@@ -125,3 +132,16 @@ def same(then: RunStarted, now: RunStarted) -> bool:
     """Whether one config, seed and train function were asked for, from one parent."""
     asked = (now.code, now.seed, now.exact, json.loads(json.dumps(dict(now.config))))
     return bool(now.code) and (then.code, then.seed, then.exact, dict(then.config)) == asked
+
+
+def history(directory: Path, attached: bool = False) -> Progress:
+    """What earlier processes of this run came to; the one at work now tells its part itself."""
+    path = directory / "journal.jsonl"
+    progress = Progress()
+    if not path.exists():
+        return progress
+    kinds = enumerate(kind for kind, _ in journal.lines(path)) if attached else ()
+    began = [place for place, kind in kinds if kind == RunStarted.__name__]
+    for event in islice(journal.read(path), began[-1] if began else None):
+        progress.add(event)
+    return progress

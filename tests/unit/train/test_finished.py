@@ -9,14 +9,16 @@ import threading
 import time
 
 import pytest
+from ray.cloudpickle import CloudPickler
 
+import elastix
 from elastix.events import RunEnded, RunStarted
 from elastix.observe.progress import Progress
 from elastix.train.record.finished import mark, over
 
 SCRIPT = """
 import helper
-from ray import cloudpickle
+import cloudpickle
 from elastix.train.record.finished import mark
 
 RATE = {rate}
@@ -33,7 +35,7 @@ print(mark(cloudpickle.dumps(train)), mark(cloudpickle.dumps(helper.build)))
 
 FORKS = """
 import os, runpy, sys
-from ray import cloudpickle
+import cloudpickle
 from elastix.train.record.finished import mark
 
 for line in sys.stdin:
@@ -47,7 +49,7 @@ for line in sys.stdin:
 
 
 class Fresh:
-    """Runs `script.py` of a folder as a process of its own: a fork of one that has imported Ray."""
+    """Runs `script.py` of a folder as a process of its own: a fork, which has imported the rest."""
 
     def __init__(self):
         self.process = self._start()
@@ -104,7 +106,7 @@ def test_a_train_function_is_known_again_and_a_changed_one_is_not(fresh, tmp_pat
 
 FAR = """
 import helper
-from ray import cloudpickle
+import cloudpickle
 from elastix.train.record.finished import mark
 
 DATA = {data!r}
@@ -213,3 +215,24 @@ def test_runs_that_begin_at_once_in_two_threads_do_not_disturb_each_other():
         gc.callbacks.remove(let_others_in)
     assert errors == []
     assert len(set(marks)) == 1
+
+
+class Handle:
+    """As handles of Ray's are: the general pickler knows nothing to do with it."""
+
+    def __reduce__(self):
+        raise TypeError("a handle cannot be pickled")
+
+
+def test_a_function_that_only_ray_can_pickle_is_known_again(monkeypatch):
+    handle = Handle()
+
+    def train(ctx):
+        return handle
+
+    with pytest.raises(elastix.ConfigError, match=r"'handle', a Handle: a handle cannot be"):
+        elastix.ElasticTrainer(train)._opening()
+    monkeypatch.setitem(CloudPickler.dispatch_table.maps[0], Handle, lambda _: (Handle, ()))
+    marks = {elastix.ElasticTrainer(train)._opening().code for _ in range(2)}
+    assert len(marks) == 1
+    assert marks.pop()

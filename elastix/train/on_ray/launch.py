@@ -1,0 +1,244 @@
+"""What `fit` does on Ray once there is something left to do: a controller, and what is heard of it.
+
+Not here: settings, and whether there is anything to do (trainer); room for workers (room).
+"""
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastix.errors import Conflict, WorkerFailed
+from elastix.events import Event, RunStarted
+from elastix.observe import journal
+from elastix.observe.console import Console
+from elastix.observe.excepthook import told
+from elastix.observe.loggers import LoggerThread
+from elastix.observe.progress import Progress
+from elastix.observe.ray_death_messages import Deaths, GroupDeaths
+from elastix.observe.run_lock import DRIVER_LOCK, Lock, holder
+from elastix.observe.timeline import merge
+from elastix.train.on_ray import takeover
+from elastix.train.on_ray.actor_classes import as_actor
+from elastix.train.on_ray.controller import Controller, RunRequest
+from elastix.train.on_ray.crew_controller import CrewController
+from elastix.train.on_ray.driver_view import follow, is_over, stop
+from elastix.train.on_ray.find_ray import find_or_start_ray
+from elastix.train.on_ray.pickled_train import pickle_train
+from elastix.train.on_ray.room import check_capacity, give_back, reserve
+from elastix.train.on_ray.run_settings import RunSettings, TrainFunction, Watch
+from elastix.train.record.finished import history, same
+from elastix.train.record.pickled_function import TRAIN, digest, keep_code
+from elastix.train.record.provenance import origin, versions
+from elastix.train.record.result import Result
+from elastix.train.replica.profiler import FOLDER
+
+logger = logging.getLogger(__name__)
+
+
+class Launch:
+    """One `fit`, to its end.
+
+    Args:
+        train: the train function.
+        asked: how it is to run.
+        opening: what the journal is to say of it, without origin and versions.
+
+    Raises:
+        ConfigError: the train function cannot be pickled.
+    """
+
+    def __init__(self, train: TrainFunction, asked: RunSettings, opening: RunStarted) -> None:
+        self._train = pickle_train(train)
+        self._asked = asked
+        self._opening = opening
+        self._directory = asked.directory
+        self._id = run_id(asked)
+
+    def fit(self) -> Result:
+        """See ElasticTrainer.fit."""
+        with contextlib.ExitStack() as held:
+            refusal: Conflict | None = None
+            try:
+                self._own(held)
+            except Conflict as conflict:
+                if not self._asked.run.detached:
+                    raise
+                refusal = conflict  # unless it can be attached to
+            if not ray.is_initialized():
+                find_or_start_ray()
+                held.callback(ray.shutdown)
+            controller = self._attach()
+            if controller is not None:
+                going_on = history(self._directory).run
+                if going_on is not None and not same(going_on, self._opening):
+                    logger.warning(
+                        "run %r goes on as it was started, with another config, seed or train "
+                        "function than this call has. stop() it first to train with these.",
+                        self._asked.run.name,
+                    )
+                return self._follow(controller, history(self._directory, attached=True))
+            if refusal is not None:
+                raise refusal
+            most = check_capacity(self._asked.scaling)
+            takeover.sweep(self._id)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            keep_code(self._directory / TRAIN, self._train)
+            lifetime: Literal["detached"] | None = "detached" if self._asked.run.detached else None
+            timeout_s = self._asked.failure.start_timeout_s
+            groups, size = reserve(self._id, self._asked.scaling, most, timeout_s, lifetime)
+            before = history(self._directory)
+            using = {**versions(), "ray": ray.__version__}
+            opening = replace(self._opening, origin=origin(), versions=using)
+            try:
+                controller = self._start(opening, groups, size)
+                return self._follow(controller, before)
+            finally:
+                if not self._asked.run.detached:
+                    give_back(groups)
+
+    def _own(self, held: contextlib.ExitStack) -> None:
+        """Make this the one process that trains the run, as long as `held` is.
+
+        Whoever writes the journal has a lock as well (observe.journal), so a detached run is owned
+        when its driver has gone. The controller of one that is not detached dies with its driver,
+        and whoever comes next waits for that.
+
+        Raises:
+            Conflict: another process is at this run; names it.
+        """
+        what = f"run {self._asked.run.name!r} of this store is being trained"
+        patience_s = (
+            takeover.LET_GO_S if self._asked.watch else 0.0
+        )  # a trial has one owner at a time
+        held.enter_context(Lock(self._directory / DRIVER_LOCK, what, patience_s=patience_s))
+        writer = holder(journal.lock_of(self._directory / "journal.jsonl"))
+        if writer is not None and writer.stays:
+            raise Conflict(
+                f"{what}, detached, by {writer}. Nothing was started. Attach to it with "
+                "RunConfig(detached=True), stop it, or choose another name."
+            )
+
+    def _attach(self) -> Any | None:  # noqa: ANN401 - a handle
+        """The controller of this run, if it is detached and going on.
+
+        One whose run is over stays for some seconds, to tell whoever follows it how that ended. Who
+        comes now would take that for the outcome of what it has asked for itself.
+        """
+        if not self._asked.run.detached:
+            return None
+        controller = takeover.find_controller(self._id)
+        if controller is None or is_over(controller):
+            return None
+        logger.info("attached run=%s", self._asked.run.name)
+        return controller
+
+    def _start(
+        self,
+        opening: RunStarted,
+        groups: tuple[PlacementGroup, ...],
+        size: int,
+    ) -> Any:  # noqa: ANN401 - a handle
+        """Start the controller; it starts the workers."""
+        plan = RunRequest(
+            code=digest(self._train),
+            config=self._asked.config,
+            scaling=self._asked.scaling,
+            run=replace(self._asked.run, store=str(self._directory.parents[1])),
+            checkpoint=self._asked.checkpoint,
+            restore=self._asked.restore,
+            failure=self._asked.failure,
+            exchange=self._asked.exchange,
+            profile=self._asked.profile,
+            metrics=self._asked.metrics,
+            opening=opening,
+            placement=groups,
+            size=size,
+            directory=self._directory,
+            model_source=self._asked.model_source,
+            until_reports=self._asked.until_reports,
+            order_seed=self._asked.order_seed,
+        )
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        lead = CrewController if self._asked.scaling.crew else Controller
+        options: dict[str, Any] = {"lifetime": "detached"} if self._asked.run.detached else {}
+        return (
+            as_actor(lead, workers=4, store=4, driver=3)
+            .options(
+                num_cpus=0,
+                scheduling_strategy=here,
+                name=takeover.controller_name(plan.run_id),
+                namespace=takeover.NAMESPACE,
+                max_restarts=-1,
+                **options,
+            )
+            .remote(plan)
+        )
+
+    def _listen(self, feed: LoggerThread, deaths: Deaths) -> Watch:
+        """What hears of events beside the console."""
+        group = GroupDeaths(deaths)
+
+        def watch(events: Sequence[Event]) -> None:
+            for event in events:
+                feed.show(event)
+                group.hear(event)
+            if self._asked.watch is not None:
+                self._asked.watch(events)
+
+        return watch
+
+    def _follow(self, controller: Any, before: Progress) -> Result:  # noqa: ANN401
+        """Show what happens until the run is over, and say how it ended."""
+        detached = self._asked.run.detached
+        feed, guard = LoggerThread(self._asked.loggers), self._asked.failure.guard
+        with (
+            Deaths() as deaths,
+            Console(
+                self._asked.run.name,
+                self._asked.run.store,
+                quiet=self._asked.quiet,
+                progress=before,
+                best=self._asked.checkpoint.best,
+                judged=guard.metric if guard is not None else None,
+            ) as console,
+        ):
+            try:
+                ended = follow(controller, console, self._listen(feed, deaths))
+            except KeyboardInterrupt:
+                if not detached:
+                    stop(controller)
+                console.interrupted(goes_on=detached)
+                raise told(KeyboardInterrupt()) from None
+            finally:
+                if not detached:
+                    ray.kill(controller)
+                feed.close()
+                if self._asked.profile is not None:
+                    merge(self._directory / FOLDER, journal.read(self._directory / "journal.jsonl"))
+            if ended.error is not None:
+                console.failed(ended.error)
+                if isinstance(ended.error, WorkerFailed):
+                    ended.error.shown = not self._asked.quiet
+                raise ended.error if self._asked.quiet else told(ended.error)
+            result = Result.of(self._directory, ended.losses)
+            console.finished(result.ref, result.metrics, result.audit)
+            return result
+
+
+def run_id(asked: RunSettings) -> str:
+    """See takeover.run_id."""
+    return takeover.run_id(str(asked.directory.parents[1]), asked.run.name)
+
+
+def end(asked: RunSettings) -> None:
+    """See ElasticTrainer.stop."""
+    controller = takeover.find_controller(run_id(asked))
+    if controller is not None:
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            ray.get(controller.stop.remote("stopped"))

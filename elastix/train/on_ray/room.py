@@ -1,0 +1,98 @@
+"""Room for a run's founders: how many workers the cluster could hold, and reserving it.
+
+Not here: slots of workers that come later, and of nodes that go (placement).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from elastix.config import ScalingConfig
+from elastix.errors import ConfigError, QuorumLost
+from elastix.train.on_ray import takeover
+from elastix.train.on_ray.crew_controller import crew_strategy
+
+_PATIENCE_S = 5.0
+
+
+def check_capacity(scaling: ScalingConfig) -> int:
+    """How many workers the cluster could hold if nothing else ran there.
+
+    Raises:
+        ConfigError: fewer than the minimum.
+    """
+    wanted = scaling.resources_per_worker
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = fit_on_nodes(scaling)
+    if room >= scaling.min_workers:
+        return room
+    has = "; ".join(
+        ", ".join(f"{node.get(kind, 0):g} {kind}" for kind in ("CPU", "GPU")) for node in nodes
+    )
+    raise ConfigError(
+        f"num_workers={scaling.num_workers} with {wanted} each can never be placed: the cluster "
+        f"has room for {room} ({len(nodes)} nodes: {has}). Nothing was started. Ask for fewer "
+        "workers, or for a fraction of a CPU or GPU each (cpus_per_worker=0.5)."
+    )
+
+
+def fit_on_nodes(scaling: ScalingConfig) -> int:
+    """How many workers the cluster could hold if nothing else ran there."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fit = [_fit(node, scaling.resources_per_process) for node in nodes]
+    size = scaling.processes
+    if crew_strategy(scaling.crew) == "STRICT_PACK":
+        return sum(n // size for n in fit)
+    return sum(fit) // size
+
+
+def _fit(resources: Mapping[str, float], wanted: Mapping[str, float]) -> int:
+    return int(min((resources.get(kind, 0.0) + 1e-9) / need for kind, need in wanted.items()))
+
+
+def reserve(
+    run: str,
+    scaling: ScalingConfig,
+    room: int,
+    timeout_s: float,
+    lifetime: Literal["detached"] | None,
+) -> tuple[tuple[PlacementGroup, ...], int]:
+    """Room for as many workers as fit now, at least the minimum: of crews a group for each."""
+    wanted = scaling.resources_per_worker
+    least = scaling.min_workers
+    most = max(least, min(scaling.max_workers, room - scaling.spares - scaling.shadows))
+    # Resources of a run that has just ended are free a moment later, so the most is tried first.
+    free = min(most, max(least, _fit(ray.available_resources(), wanted)))
+    for size in sorted({least, free, most}, reverse=True):
+        patience_s = timeout_s if size == least else min(_PATIENCE_S, timeout_s)
+        groups = tuple(
+            placement_group(
+                [dict(scaling.resources_per_process)] * bundles,
+                strategy=strategy,
+                name=takeover.room_name(run),
+                lifetime=lifetime,
+            )
+            for bundles, strategy in (
+                [(scaling.processes, crew_strategy(scaling.crew))] * size
+                if scaling.crew
+                else [(size, scaling.placement)]
+            )
+        )
+        until = time.monotonic() + patience_s
+        if all(group.wait(max(0.0, until - time.monotonic())) for group in groups):
+            return groups, size
+        give_back(groups)
+    raise QuorumLost(
+        f"the cluster had no room for {least} workers with {wanted} each within "
+        f"start_timeout_s={timeout_s:g}; free are {ray.available_resources()}. Nothing was "
+        "started. Stop what else runs there, or wait longer."
+    )
+
+
+def give_back(groups: Sequence[PlacementGroup]) -> None:
+    """Let go of what was reserved. Ends what is there."""
+    for group in groups:
+        remove_placement_group(group)
