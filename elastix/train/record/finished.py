@@ -20,6 +20,7 @@ from blake3 import blake3
 from elastix.events import RunStarted
 from elastix.observe import journal
 from elastix.observe.progress import Progress
+from elastix.train.record.pickle_content import content
 
 _LIBRARY = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -37,9 +38,7 @@ def mark(train: bytes, parents: Sequence[str] = ()) -> str:
     by a name that is put together at run time, are taken to stay as they are.
     """
     words = {text for _, text, _ in pickletools.genops(train) if isinstance(text, str)}
-    for drawn in words & _class_ids():
-        train = train.replace(drawn.encode(), b"")
-    found = blake3(train)
+    found = blake3(content(train, _class_ids()))
     for name, source in sorted(_sources(words).items()):
         found.update(json.dumps([name, len(source)]).encode() + source)
     found.update(json.dumps([str(parent) for parent in parents]).encode())

@@ -8,10 +8,12 @@ import sys
 import threading
 import time
 
+import cloudpickle
 import pytest
 from ray.cloudpickle import CloudPickler
 
 import elastix
+from elastix.commands.run import train_function
 from elastix.events import RunEnded, RunStarted
 from elastix.observe.progress import Progress
 from elastix.train.record.finished import mark, over
@@ -22,11 +24,14 @@ import cloudpickle
 from elastix.train.record.finished import mark
 
 RATE = {rate}
+NAMES = {{"a", "b", "c", "d", "e", "f", "g", "h"}}
 
 class Patience:
     epochs = 3
 
 def train(ctx):
+    if str(ctx) in {{"s", "t", "u", "v", "w", "x", "y", "z"}} or str(ctx) in NAMES:
+        return None
     return helper.build(Patience.epochs * RATE)
 
 print(mark(cloudpickle.dumps(train)), mark(cloudpickle.dumps(helper.build)))
@@ -236,3 +241,14 @@ def test_a_function_that_only_ray_can_pickle_is_known_again(monkeypatch):
     marks = {elastix.ElasticTrainer(train)._opening().code for _ in range(2)}
     assert len(marks) == 1
     assert marks.pop()
+
+
+def test_a_script_is_known_again_when_python_has_written_its_byte_code(tmp_path, monkeypatch):
+    """What is one text in a module from its source may be two in one from its byte code."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    script = tmp_path / "digits.py"
+    script.write_text("def train(ctx):\n    def inner():\n        return ctx\n    return inner\n")
+    pickles = [cloudpickle.dumps(train_function(script, "train")) for _ in range(2)]
+    assert list((tmp_path / "__pycache__").iterdir())
+    assert pickles[0] != pickles[1], "or this test shows nothing"
+    assert mark(pickles[0]) == mark(pickles[1])
