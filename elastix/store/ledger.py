@@ -498,13 +498,6 @@ class Ledger:
             NotFound: none, or it was retired. Conflict: several. ConfigError: no text.
         """
         try:
-            name.encode()
-        except (AttributeError, UnicodeEncodeError) as error:  # no text, or none that can be kept
-            raise ConfigError(
-                f"a model is named by a tag, a ref or the beginning of one, not by {name!r}. "
-                "Nothing was done."
-            ) from error
-        try:
             return self._find(name)
         except NotFound:
             if not self._read_only or not self._copied:
@@ -515,18 +508,29 @@ class Ledger:
     def _find(self, name: str) -> Row:
         with self._mutex, index_errors():
             version = self._version()
-            if version != self._found_at or len(self._found) >= _FOUND_KEPT:
+            if version != self._found_at:
                 self._found, self._found_at = {}, version
-            row = self._found.get(name)
-            if row is None:
-                ref = self.index.resolve(name)
-                if not ref.startswith(name):
-                    records = self.index.tag_records(name)
-                    if {(tag, to) for tag, to, _ in records} != {(name, ref)}:
-                        raise damaged(f"{name!r} means several models, {ref[:12]} among them")
-                    self._check_tags(records)
-                row = self._found[name] = self._alive(ref)
-            return row
+            row = self._found.get(name) if isinstance(name, str) else None
+            return self._look_up(name) if row is None else row
+
+    def _look_up(self, name: str) -> Row:
+        try:
+            name.encode()
+        except (AttributeError, UnicodeEncodeError) as error:  # no text, or none that can be kept
+            raise ConfigError(
+                f"a model is named by a tag, a ref or the beginning of one, not by {name!r}. "
+                "Nothing was done."
+            ) from error
+        ref = self.index.resolve(name)
+        if not ref.startswith(name):
+            records = self.index.tag_records(name)
+            if {(tag, to) for tag, to, _ in records} != {(name, ref)}:
+                raise damaged(f"{name!r} means several models, {ref[:12]} among them")
+            self._check_tags(records)
+        if len(self._found) >= _FOUND_KEPT:
+            self._found = {}
+        row = self._found[name] = self._alive(ref)
+        return row
 
     def _check_tags(self, records: Sequence[tuple[str, Ref, Place]]) -> None:
         """Compare tags with their records, once each: one bit makes another name of a name.

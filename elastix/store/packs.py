@@ -10,6 +10,7 @@ import errno
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -158,6 +159,7 @@ class _StorageErrors(AbstractContextManager[None]):  # no generator: it is enter
         ) from error
 
 
+@lru_cache(maxsize=4096)
 def check_name(pack: str) -> str:
     """`pack` if it is a pack's name, and so cannot lead out of the folder.
 
