@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,43 @@ from elastix.train.replica import refusals
 
 Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
 """`metric(model, batch)`: the mean over the batch, or several by name."""
+
+
+class MetricsUnderWay:
+    """Which are being computed: whatever workers do together has no place there.
+
+    Each worker computes its own for as many batches as it has, again when another one is lost.
+    """
+
+    def __init__(self) -> None:
+        self._under_way = False
+
+    def watched(self, metric: Metric) -> Metric:
+        """The same, so that one knows when it is computed."""
+
+        @wraps(metric)
+        def computed(model: torch.nn.Module, batch: Any) -> Any:  # noqa: ANN401 - as the metric's
+            self._under_way = True
+            try:
+                return metric(model, batch)
+            finally:
+                self._under_way = False
+
+        return computed
+
+    def refuse(self, call: str) -> None:
+        """Raise if `call` is made by a metric.
+
+        Raises:
+            ConfigError: it is.
+        """
+        if self._under_way:
+            raise ConfigError(
+                f"{call} was called by the metric that ctx.evaluate was given. Workers have "
+                "different numbers of batches there, and compute them again when one is lost. "
+                "Nothing was done; the run ends. Let the metric return what it found, and call it "
+                "after ctx.evaluate."
+            )
 
 
 class Places(Protocol):

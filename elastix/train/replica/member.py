@@ -347,7 +347,7 @@ class Member:
         self._link.send(Ready(address, self._computes_with))
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._steps.slices.refuse("optimizer.step()")
+        self._refuse("optimizer.step()")
         self._kept = _nothing  # whether or not torch counts what this one changes
         if self._outer is None:
             return
@@ -494,6 +494,7 @@ class Member:
         """
         if self._steps.ended is not None:
             raise self._steps.ended
+        self._steps.metrics.refuse("ctx.boundary, or a loader for its next batch,")
         self._steps.check()
         self._steps.slices.put_back()
         if self._inner is not None:
@@ -670,9 +671,10 @@ class Member:
         collate: Collate,
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
-        self._steps.slices.refuse("ctx.evaluate")
+        self._refuse("ctx.evaluate")
         self._step_together()
         self._steps.check(thoroughly=True)
+        metric = self._steps.metrics.watched(metric)
         given = (self._tracked.model, metric, dataset, batch_size, collate, self.device)
         exact, seed = self.settings.exact, self.settings.seed
         work = ExactEvaluation(*given, seed=seed) if exact else Evaluation(*given, self._mates)
@@ -682,10 +684,15 @@ class Member:
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """Over the group, by the shares of the last batch. Collective."""
-        self._steps.slices.refuse("ctx.mean")
+        self._refuse("ctx.mean")
         self._steps.check()
         self.phase("mean", self.step)
         return self._mean(OperationKind.MEAN, values)
+
+    def _refuse(self, call: str) -> None:
+        """Where it would be made another number of times at each worker."""
+        self._steps.metrics.refuse(call)
+        self._steps.slices.refuse(call)
 
     def _mean_loss(self, loss: float) -> float:
         return self._mean(OperationKind.MEAN_LOSS, {"loss": loss}, empty=0.0)["loss"]
@@ -703,7 +710,7 @@ class Member:
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
-        self._steps.slices.refuse("ctx.report")
+        self._refuse("ctx.report")
         self._steps.checks.reported(metrics)
         event = self._state.report(metrics)
         self.phase("report", event.seq)

@@ -30,6 +30,7 @@ from elastix.train.checkpoint.comparison import compare_kinds, diverged
 from elastix.train.control.messages import Diverged
 from elastix.train.replica import plain_loaders, refusals
 from elastix.train.replica.draw_comparison import Drawn, drawn, parted
+from elastix.train.replica.evaluation import MetricsUnderWay
 from elastix.train.replica.exactness import AnyPlaces, RandomPlaces
 from elastix.train.replica.guard import Alarm
 from elastix.train.replica.learning_rate import RateScaling
@@ -65,6 +66,7 @@ class StepCommits:
         checks: what is found out for the vote.
         random: sets the random numbers of slices.
         rewind: puts back what a void step has changed.
+        metrics: that are being computed, in which no step has a place.
         rate: follows the size of the group; None if learning rates stay.
         ended: why this run cannot go on; None if it can.
         processor: the kind of this worker's, as a number.
@@ -84,6 +86,7 @@ class StepCommits:
         begins = self._check_beginning
         self.slices = Slices(parts.me, driver, self.random, self._again, parts.phase, begins)
         self.rewind = Rewind()
+        self.metrics = MetricsUnderWay()
         self.rate: RateScaling | None = None
         self.ended: TrainError | None = None
         self.processor = 0
@@ -161,7 +164,11 @@ class StepCommits:
         """What this worker has of the step in hand, if `members` have the rest.
 
         An equal part if nothing was ever drawn.
+
+        Raises:
+            ConfigError: a metric has called backward().
         """
+        self.metrics.refuse("backward()")
         if self.slices.step is not None:
             return self.slices.step.weights()
         if self._settings.exchange.diloco:

@@ -273,6 +273,38 @@ def test_an_evaluation_that_cannot_be_is_refused(tmp_path, said, given):
     assert said in str(outcome.error)
 
 
+WITHIN = {
+    "ctx.mean": lambda ctx, loss: ctx.mean(loss=loss),
+    "ctx.report": lambda ctx, loss: ctx.report(loss=0.5),
+    "ctx.evaluate": lambda ctx, loss: ctx.evaluate(accuracy, data(), batch_size=4),
+    "ctx.boundary": lambda ctx, loss: ctx.boundary(),
+    "its next batch": lambda ctx, loss: [
+        batch for epoch in ctx.loader(data(), batch_size=4).epochs(1) for batch in epoch
+    ],
+    "backward()": lambda ctx, loss: loss.backward(),
+}
+
+
+@pytest.mark.parametrize("call", WITHIN)
+def test_what_workers_do_together_has_no_place_in_a_metric(tmp_path, call):
+    """It would be done another number of times by each, and once more if one is lost."""
+
+    def evaluates(ctx):
+        ctx.prepare(Net(1))
+
+        def metric(module, batch):
+            with torch.enable_grad():
+                WITHIN[call](ctx, sum(p.sum() for p in module.parameters()))
+            return 0.5
+
+        ctx.evaluate(metric, data(), batch_size=4)
+
+    outcome = run_alone(evaluates, {}, settings(tmp_path, model_source=Keeps()), print)
+    assert isinstance(outcome.error, ConfigError)
+    assert call in str(outcome.error)
+    assert "by the metric" in str(outcome.error)
+
+
 def normed(ctx):
     """A model with statistics in buffers, and a loss that is not finite for one batch."""
     torch.manual_seed(0)
