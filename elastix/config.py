@@ -173,8 +173,8 @@ class RunConfig(_Config):
             outlives it; `fit` of the same name and store attaches to it again.
         exact: the final State has the same bytes for any number of workers, no matter which of them
             are lost or join. Loaders must have slices, and their number must be a power of two.
-            Not promised: the same bytes on other hardware, or with other thread counts or
-            versions.
+            Not promised: the same bytes on other hardware, or with other thread counts, versions,
+            or meshes of crews.
     """
 
     name: str = "run"
@@ -505,7 +505,7 @@ class FailureConfig(_Config):
         recompute_every: with RunConfig(exact=True), every so many steps one slice is computed by
             two workers, and a worker that miscalculates is removed. In its first step each worker
             computes its first slice three times, which finds code that gives a different result the
-            second time. None: nothing is computed twice.
+            second time. None: nothing is computed twice. Nor is anything if workers are crews.
         notices: "aws", "gcp" or "azure": ask the cloud's metadata service on each node whether the
             machine is about to be preempted. Its workers then leave at the next step boundary,
             before the deadline. On Ray only. None: do not ask. Workers always react to SIGTERM
@@ -621,9 +621,12 @@ def check_crew(
     for wrong, what in (
         (scaling.spares > 0, f"spares={scaling.spares}"),
         (scaling.shadows > 0, f"shadows={scaling.shadows}"),
-        (exact, "exact=True"),
         (failure.recovery != "forward", f"recovery={failure.recovery!r}"),
         (failure.guard is not None, "guard=Guard(...)"),
+        (
+            exact and failure.recompute_every not in (None, FailureConfig().recompute_every),
+            f"recompute_every={failure.recompute_every}",
+        ),
         (checkpoint.best is not None, f"best={checkpoint.best!r}"),
         (scaling.gpus_per_worker > 0, f"gpus_per_worker={scaling.gpus_per_worker:g}"),
         (scaling.placement != "SPREAD", f"placement={scaling.placement!r}"),

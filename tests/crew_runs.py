@@ -120,15 +120,10 @@ def held(model, optimizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: None) -> None:
-    config = ctx.config
-    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 4 << 10
-    model = build()
-    if ctx.mesh is not None:
-        parallelize(model, ctx.mesh)
-    kills = [PlaceKill(**kill) for kill in config["kills"]]
+def watched(ctx, model) -> Callable[..., None]:
+    """Ends this process where it is to be ended; returns what is told of further places."""
+    kills = [PlaceKill(**kill) for kill in ctx.config["kills"]]
     mine = [k for k in kills if (k.worker, k.place) == (ctx.worker, ctx.place)]
-    log = Path(config["log"])
     passed = [0] * len(mine)
 
     def look(phase: str, detail: int = 0) -> None:
@@ -142,15 +137,27 @@ def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: Non
     if mine:
         model.blocks[1].norm.register_forward_pre_hook(lambda *_: look("in forward"))
         model.blocks[1].norm.register_full_backward_hook(lambda *_: look("in backward"))
+    return look
+
+
+def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: None) -> None:
+    config = ctx.config
+    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 4 << 10
+    model = build()
+    if ctx.mesh is not None:
+        parallelize(model, ctx.mesh)
+    log, look = Path(config["log"]), watched(ctx, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     model, optimizer = ctx.prepare(model, optimizer)
     tensor = ctx.mesh is not None and "tensor" in ctx.mesh.mesh_dim_names
-    loader = ctx.loader(data(config["samples"]), batch_size=config["batch_size"])
+    slices, dropout = config.get("slices"), config.get("dropout", 0.0)
+    loader = ctx.loader(data(config["samples"]), batch_size=config["batch_size"], slices=slices)
     with (log / f"{ctx.worker}-{ctx.place}.jsonl").open("a") as file:
         for epoch in until_over(ctx, loader.epochs(config["epochs"])):
-            for x, y in epoch:
-                loss = F.cross_entropy(model(x), y)
-                loss.backward()
+            for batch in epoch:
+                for x, y in parts(batch, slices):
+                    loss = F.cross_entropy(model(F.dropout(x, dropout)), y)
+                    loss.backward()
                 look("clip")
                 if not tensor:  # over one mesh alone
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -168,6 +175,11 @@ def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: Non
     }
     if ctx.place == 0:
         torch.save(full, log / f"final-{ctx.worker}.pt")
+
+
+def parts(batch, slices):
+    """What a backward pass is about: the batch, or its slices one after the other."""
+    return [batch] if slices is None else batch
 
 
 def until_over(ctx, epochs):
@@ -259,6 +271,7 @@ def checked(
     epochs: int = 1,
     step_s: float = 0.0,
     mean: bool = False,
+    slices: int | None = None,
     tolerance: float = 1e-9,
     before: Sequence[Any] = (),
     function: Callable[[Any], None] = train,
@@ -273,6 +286,7 @@ def checked(
         epochs=epochs,
         step_s=step_s,
         mean=mean,
+        slices=slices,
     )
     options.setdefault("directory", tmp_path / "run")
     run = run_local(function, workers, config=config, crew=crew, **options)
@@ -297,6 +311,8 @@ def configure(
     epochs: int = 1,
     step_s: float = 0.0,
     mean: bool = False,
+    slices: int | None = None,
+    dropout: float = 0.0,
 ) -> dict[str, Any]:
     """What `train` is told; it writes to a folder in `tmp_path`."""
     log = tmp_path / "log"
@@ -309,6 +325,8 @@ def configure(
         "epochs": epochs,
         "step_s": step_s,
         "mean": mean,
+        "slices": slices,
+        "dropout": dropout,
     }
 
 

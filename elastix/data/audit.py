@@ -101,8 +101,9 @@ class Audit:
         steps_lost: numbers that no committed step has, below the last.
         digest: equal for two runs that used the same samples, whatever happened on the way.
         replicas: what was compared, and whether it was equal; `exact` says nothing of that.
-        state: of a run with RunConfig(exact=True), what is equal for any two of the same config and
-            seed: the step of the last State that was stored, and its digest; None for others.
+        state: of a run with RunConfig(exact=True), what is equal for any two of the same config,
+            mesh and seed: the step of the last State that was stored, and its digest; None for
+            others.
     """
 
     steps: int

@@ -72,7 +72,8 @@ class Loader:
         epoch: the epoch in progress, from 0.
         cursor: what is committed.
         paces: how fast workers compute slices, if there are any.
-        within: what of the worker's share of the last batch this process had; 1 for all.
+        within: what of the worker's share of the last batch, or of the last slice, this process
+            had; 1 for all.
         overtaken: the State that came is of another epoch than the loop of the train function.
     """
 
@@ -283,19 +284,19 @@ class Loader:
         return self._pace.begin_step(self, draw, at)
 
     def read_slice(self, draw: SlicedDraw, number: int, at: Cursor) -> Any:  # noqa: ANN401
-        """One slice of a batch, collated, on the device.
+        """What this process has of one slice of a batch, collated, on the device.
 
         Args:
             draw: the batch.
             number: of the slice.
             at: where the batch was drawn.
         """
-        mine = draw.of(self.me, draw.members)
+        mine, spans = draw.of(self.me, draw.members), self._source.own(draw.slices[number])
+        self.within = count(spans) / count(draw.slices[number])
         with told_from_the_end():
             if number in mine:
-                before = mine.index(number)
-                return self._reader.fetch(draw.slices[number], at, before)
-            return self._source.read(draw.slices[number])  # what was read ahead stays for its turn
+                return self._reader.fetch(spans, at, mine.index(number))
+            return self._source.read(spans)  # what was read ahead stays for its turn
 
     def check_done(self) -> None:
         """Before the loop over an epoch goes on: that a step of slices is not left out.

@@ -106,6 +106,12 @@ def _compute_as(kind: str) -> torch.device:
     for device in devices:
         if computes_with(device) == kind:
             return device
+    if ", crew with " in kind:
+        raise TrainError(
+            f"the run computed with {kind}: each worker was several processes, whose sums have "
+            "another order than those of one. Nothing was compared. Two exact runs with that mesh "
+            "have the same digests; StateStored.digest has them."
+        )
     raise TrainError(
         f"the run computed with {kind}; here is {computes_with(devices[-1])}. Last bits depend on "
         "it, so nothing was compared. Replay it on a machine of that kind."

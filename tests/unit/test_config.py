@@ -281,7 +281,7 @@ def test_a_mesh_that_cannot_be_is_refused(crew, said):
     [
         ({"spares": 1}, "spares=1"),
         ({"shadows": 1}, "shadows=1"),
-        ({"exact": True}, "exact=True"),
+        ({"exact": True, "recompute_every": 10}, "recompute_every=10"),
         ({"recovery": "rollback"}, "recovery='rollback'"),
         ({"guard": Guard()}, "guard"),
         ({"checkpoint": CheckpointConfig(best="loss")}, "best='loss'"),
@@ -300,7 +300,10 @@ def test_what_crews_do_not_do_yet_is_refused_before_anything_starts(options, sai
         ({"scaling": {"shadows": 1}}, "shadows=1"),
         ({"scaling": {"gpus_per_worker": 2}}, "gpus_per_worker=2"),
         ({"scaling": {"placement": "STRICT_PACK"}}, "placement='STRICT_PACK'"),
-        ({"run": RunConfig(exact=True)}, "exact=True"),
+        (
+            {"run": RunConfig(exact=True), "failure": FailureConfig(recompute_every=10)},
+            "recompute_every=10",
+        ),
         ({"failure": FailureConfig(recovery="rollback")}, "recovery='rollback'"),
         ({"failure": FailureConfig(guard=Guard())}, "guard"),
         ({"checkpoint": CheckpointConfig(best="loss")}, "best='loss'"),

@@ -43,7 +43,7 @@ class GradientBucket(Bucket):
         self._sharded = any(map(is_sharded, parameters))
         self._parts: list[_Parts] = []  # only in a step of several ratios
         self._before: list[torch.Tensor | None] = []  # gradients that a step in slices began with
-        self._versions: dict[int, int] = {}  # in such a step: of gradients, when last added to
+        self._marks: dict[int, int | str] = {}  # in such a step: of gradients, when last added to
         self._used = [False] * len(parameters)
         self._filled = [False] * len(parameters)
         self._spent: list[torch.Tensor | None] = []
@@ -150,6 +150,13 @@ class GradientBucket(Bucket):
         """A gradient of `ratio` is about to be added to `param.grad`: move aside what is not."""
         self._parts[place].turn_to(ratio, self.parameters[place])
 
+    def turn_all_to(self, ratio: int) -> None:
+        """The same at once for what FSDP2 shards: it tells nobody before it adds a gradient."""
+        for place, parameter in enumerate(self.parameters if self._sharded else ()):
+            self._parts[place].turn_to(ratio, parameter, at_once=True)
+            self._marks.pop(place, None)
+            self.added_in_slice(place)
+
     def added(self, place: int) -> None:
         """A gradient was added to `param.grad`."""
         gradient = self.parameters[place].grad
@@ -161,34 +168,39 @@ class GradientBucket(Bucket):
 
     def begin_slices(self) -> None:
         """A step in slices begins: what gradients there are belong to none of them."""
-        self._before, self._versions = [], {}
+        self._before, self._marks = [], {}
         if any(parameter.grad is not None for parameter in self.parameters):
             self._before = [_unless_zero(parameter.grad) for parameter in self.parameters]
         self.forget_slice()
 
     def forget_slice(self) -> None:
         """What was added to gradients in this step counts for nothing."""
-        self._versions = {}
+        self._marks = {}
         for parameter in self.parameters:
             parameter.grad = None
 
     def added_in_slice(self, place: int) -> None:
-        """A gradient was added to `param.grad`."""
+        """What is in `param.grad`, if anything, is as autograd has left it."""
         gradient = self.parameters[place].grad
         if gradient is not None:
-            self._versions[place] = gradient._version
+            self._marks[place] = _mark_of(gradient)
 
     @property
     def carried(self) -> list[torch.nn.Parameter]:
         """With whose gradients of the step before a step in slices has begun."""
-        places = zip(self.parameters, self._before, self._homes, strict=False)
-        return [p for p, before, view in places if before is not None and before is view]
+        given = [None if one is None else one() for one in self._given]
+        places = zip(self.parameters, self._before, self._homes, given, strict=False)
+        return [
+            parameter
+            for parameter, before, view, gradient in places
+            if before is not None and (before is view or (self._sharded and before is gradient))
+        ]
 
     @property
     def meddled(self) -> bool:
         """Whether somebody else than autograd has changed a gradient since."""
-        gradients = ((self.parameters[place].grad, v) for place, v in self._versions.items())
-        return any(g is None or g._version != version for g, version in gradients)
+        gradients = ((self.parameters[place].grad, mark) for place, mark in self._marks.items())
+        return any(g is None or _mark_of(g) != mark for g, mark in gradients)
 
     def fill(self, place: int, scales: Sequence[float], ratio: int) -> None:
         """Copy one gradient in, times its scale; zeros if there is none or it counts for nothing.
@@ -299,22 +311,41 @@ class _Parts:
         self.ratio = ratio
         self.version: int | None = None
         self._aside: dict[int, torch.Tensor] = {}
+        self._empty = False  # `param.grad` may be None here, as none of this ratio was added yet
 
-    def turn_to(self, ratio: int, parameter: torch.nn.Parameter) -> None:
-        """Have `param.grad` be what there is of `ratio`."""
-        self._aside = self.all(parameter)
+    def turn_to(self, ratio: int, parameter: torch.nn.Parameter, *, at_once: bool = False) -> None:
+        """Have `param.grad` be what there is of `ratio`.
+
+        Args:
+            ratio: of what comes next.
+            parameter: whose gradient it is.
+            at_once: there may come nothing.
+        """
+        self._aside, self._empty = self.all(parameter), at_once
         parameter.grad = self._aside.pop(ratio, None)
         self.ratio = ratio
+        if at_once:
+            self.version = None if parameter.grad is None else parameter.grad._version
 
     def all(self, parameter: torch.nn.Parameter) -> dict[int, torch.Tensor]:
         """Whatever counts."""
         gradient = parameter.grad
         if gradient is None:
-            return {}
+            return dict(self._aside) if self._empty else {}
         changed = self.version is not None and gradient._version != self.version
-        if changed and not gradient.is_sparse and not bool(gradient.any()):
+        if changed and not gradient.is_sparse and not bool(local(gradient).any()):
             return {self.ratio: gradient}  # zeroed in place
         return {**self._aside, self.ratio: gradient}
+
+
+def _mark_of(gradient: torch.Tensor) -> int | str:
+    """Another one if somebody has changed it.
+
+    Of a DTensor no version tells that: its own stays, and FSDP2's parts share that of their memory.
+    """
+    if is_sharded(gradient):
+        return repr(float(local(gradient).sum()))
+    return gradient._version
 
 
 def _memory_of(gradient: torch.Tensor) -> int:
@@ -325,4 +356,4 @@ def _memory_of(gradient: torch.Tensor) -> int:
 def _unless_zero(gradient: torch.Tensor | None) -> torch.Tensor | None:
     if gradient is None or gradient.is_sparse:
         return gradient
-    return gradient if bool(gradient.any()) else None
+    return gradient if bool(local(gradient).any()) else None

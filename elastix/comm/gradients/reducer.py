@@ -264,6 +264,7 @@ class Reducer:
         if ratio != self._ratio:
             for gradients in self._gradients:
                 gradients.keep_apart(self._ratio)
+                gradients.turn_all_to(ratio)
             self._tell_apart()
             self._ratio = ratio
 

@@ -26,6 +26,7 @@ from elastix.comm.protocol.crew import (
     Meeting,
     Prepared,
     Release,
+    TakeOver,
     There,
     Word,
 )
@@ -41,7 +42,7 @@ _SEND_S = 10
 
 _WORDS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Meeting, Going, Contribute, Gone, Go, Release, Prepared, Held, There)
+    for kind in (Meeting, Going, Contribute, TakeOver, Gone, Go, Release, Prepared, Held, There)
 }
 _DTYPES = {str(dtype): dtype for dtype in (torch.int64, torch.int32, torch.float64, torch.float32)}
 

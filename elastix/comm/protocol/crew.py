@@ -16,8 +16,11 @@ Invariants, by which whatever `recovery` says of workers holds for crews:
   with `complete` 0: so whoever begins to reduce in g has forgotten older buckets, on each rail;
 - what is launched first in a rail is the same on all its members, as all have it from one decision;
   a worker that is behind launches nothing, as its own buckets stand until the result is passed on;
-- whoever is told to contribute does so, whatever it has heard since: its mates are in collectives
-  of the worker then, and nobody comes out of these but together;
+- whoever is told to contribute, or to compute slices of lost workers, does so, whatever it has
+  heard since: its mates are in collectives of the worker then, and nobody comes out of these but
+  together;
+- no place reduces a bucket in a generation in which slices fall to its worker that it has not
+  computed: all places of a worker have computed the same ones;
 - what a batch is split by is said in `Go` and never concluded: the processes of one worker hear of
   generations at different moments;
 - all waits within a worker are for its own places.
@@ -84,6 +87,18 @@ class Contribute:
 
 
 @dataclass(frozen=True)
+class TakeOver:
+    """Compute the slices of the batch that fall to this worker now, as the speaker does.
+
+    Attributes:
+        generation: over whose members they are divided.
+    """
+
+    operation: int
+    generation: int
+
+
+@dataclass(frozen=True)
 class Gone:
     """The operation was left."""
 
@@ -136,7 +151,7 @@ class There:
     generation: int
 
 
-Order = Meeting | Going | Contribute | Gone | Go | Release
+Order = Meeting | Going | Contribute | TakeOver | Gone | Go | Release
 Answer = Prepared | Held | There
 Word = Order | Answer
 

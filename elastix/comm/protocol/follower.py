@@ -24,6 +24,7 @@ from elastix.comm.protocol.crew import (
     Order,
     Prepared,
     Release,
+    TakeOver,
     There,
 )
 from elastix.comm.protocol.in_group import InGroup
@@ -35,6 +36,7 @@ from elastix.comm.protocol.participant import Broken, Fenced, Released
 from elastix.comm.protocol.wants import (
     Await,
     CompareLayouts,
+    Compute,
     Conclude,
     Connect,
     Connected,
@@ -234,6 +236,8 @@ class Follower(InGroup):
                 self._go_on(order)
             case Contribute():
                 yield from self._contribute(order)
+            case TakeOver():
+                yield from self._take_over(order)
             case _:
                 raise self._astray(order)
 
@@ -273,12 +277,24 @@ class Follower(InGroup):
         members = self._inbox.members[generation]
         yield Payload(Seat(generation, members, members.index(self._me)), operation)
 
+    def _take_over(self, order: TakeOver) -> Course[None]:
+        """Have the train function compute with this worker's others, without looking for news."""
+        number, generation, operation = self.hand.number, self.generation, self.hand.operation
+        members = self._inbox.members[generation]
+        if operation is None or order != TakeOver(number, generation):
+            raise self._astray(order)
+        if not operation.lacks(members):
+            raise self._astray(order)
+        yield Compute(members)
+
     # ------------------------------------------------------------------ the rail
 
     def _attempt(self, operation: Operation) -> Course[None]:
         """Reduce what is not reduced, and say so; then wait for a word."""
         hand, generation = self.hand, self.generation
-        if not hand.complete and self._open == generation:
+        # What it lacks the speaker is going to say.
+        lacks = not hand.void and operation.lacks(self._inbox.members[generation])
+        if not hand.complete and self._open == generation and not lacks:
             if not hand.void:
                 rail = yield from self._rail()
                 yield from self._ask(ReduceBuckets(rail, operation))

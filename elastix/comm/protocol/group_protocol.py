@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, cast
 
 from elastix.comm.protocol import calls
 from elastix.comm.protocol.catch_up_messages import Entering, Watched
-from elastix.comm.protocol.crew import Contribute, Crew, Go, Going, Gone, Meeting, Release
+from elastix.comm.protocol.crew import Contribute, Crew, Go, Going, Gone, Meeting, Release, TakeOver
 from elastix.comm.protocol.in_group import InGroup
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.joiner import Joiner
@@ -384,6 +384,7 @@ class GroupProtocol(InGroup):
         Nobody else can be through with the operation, or hold all of it, before that.
         """
         while operation.lacks(group.members):
+            yield from self._crew.say(TakeOver(self.hand.number, self.generation))
             yield Compute(group.members)
             if self.superseded:
                 raise Superseded

@@ -114,11 +114,14 @@ class Evaluation(RoundAlone):
 
     def payload(self, group: Group) -> torch.Tensor:
         """Sample count, then the sum of each metric over this member's part, in float64."""
-        mine = _part(range(len(self._dataset)), group.rank, group.size)  # type: ignore[arg-type]
+        mine = self._share(group)
         if self._places is not None:
             return self._sums_of_places(mine, self._places)
         with evaluating(self._model):
             return self._sums(mine)
+
+    def _share(self, group: Group) -> range:
+        return _part(range(len(self._dataset)), group.rank, group.size)  # type: ignore[arg-type]
 
     def _sums(self, share: range, index: int = 0, parts: int = 1) -> torch.Tensor:
         """Over one of so many parts of each of a share's batches."""
@@ -184,7 +187,9 @@ class ExactEvaluation(Evaluation):
 
     What is shared out are whole batches, which are the same whoever evaluates them, the random
     numbers that are drawn for them too. The round carries the sums of each, as no other member adds
-    anything to them, and all add them up in one order.
+    anything to them, and all add them up in one order. A member that is several processes adds
+    up their parts of each before the round: so it is the same for any number of members of one
+    mesh.
     """
 
     def __init__(self, *given: Any, seed: int) -> None:  # noqa: ANN401
@@ -194,22 +199,34 @@ class ExactEvaluation(Evaluation):
 
     def payload(self, group: Group) -> torch.Tensor:
         """A row for each batch of the dataset; those of other members are zeros."""
-        length = len(self._dataset)  # type: ignore[arg-type]
-        starts = range(0, length, self._batch_size)
-        first, after = (len(starts) * (group.rank + i) // group.size for i in (0, 1))
         before = RandomState().state_dict()
-        with evaluating(self._model):
-            rows = [self._row(start, length) for start in starts[first:after]]
-            width = len(rows[0]) if rows else len(self._batch(range(1)))
+        table = super().payload(group)
         RandomState().load_state_dict(before)
-        table = torch.zeros(len(starts), width, dtype=torch.float64)
-        if rows:
-            table[first:after] = torch.stack(rows)
         return table.flatten() + 0.0  # -0.0 plus the zero of another member is 0.0
 
-    def _row(self, start: int, length: int) -> torch.Tensor:
-        seed_generators(seed_at(self._seed, "evaluate", start))
-        return self._batch(range(start, min(start + self._batch_size, length)))
+    def _share(self, group: Group) -> range:
+        """Numbers of batches."""
+        return _part(range(self._of_batches), group.rank, group.size)
+
+    def _sums(self, share: range, index: int = 0, parts: int = 1) -> torch.Tensor:
+        rows = [self._row(number, index, parts) for number in share]
+        width = len(rows[0]) if rows else len(self._batch(range(1)))
+        table = torch.zeros(self._of_batches, width, dtype=torch.float64)
+        if rows:
+            table[share.start : share.stop] = torch.stack(rows)
+        return table
+
+    def _row(self, number: int, index: int, parts: int) -> torch.Tensor:
+        every, size = range(len(self._dataset)), self._batch_size  # type: ignore[arg-type]
+        batch = every[number * size : (number + 1) * size]
+        seed_generators(seed_at(self._seed, "evaluate", batch.start, *((index,) if index else ())))
+        part = _part(batch, index, parts)
+        return self._batch(part) if part else self._nothing()
+
+    @property
+    def _of_batches(self) -> int:
+        """How many there are."""
+        return -(-len(self._dataset) // self._batch_size)  # type: ignore[arg-type]
 
     def means(self, result: torch.Tensor) -> dict[str, float]:
         """By name, from the sums of all batches."""

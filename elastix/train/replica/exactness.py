@@ -7,7 +7,7 @@ and workers that round differently are refused. Not here: the order of sums (com
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -96,9 +96,13 @@ class RandomPlaces:
     Args:
         seed: of the run.
         step: how many are committed.
+
+    Attributes:
+        part: which part of each slice this process computes, if its worker is several.
     """
 
     def __init__(self, seed: int, step: Callable[[], int]) -> None:
+        self.part = 0
         self._seed = seed
         self._step = step
 
@@ -112,7 +116,7 @@ class RandomPlaces:
 
     def slice(self, number: int) -> None:
         """A slice of the next step is computed."""
-        come_to(self._seed, "slice", self._step(), number)
+        come_to(self._seed, "slice", self._step(), number, *((self.part,) if self.part else ()))
 
     def over(self) -> None:
         """A step's slices are computed, and the step has ended."""
@@ -138,14 +142,20 @@ class AnyPlaces(RandomPlaces):
         """Nothing."""
 
 
-def computes_with(device: torch.device) -> str:
-    """On what a worker's last bits depend: two that say the same are taken to round alike."""
+def computes_with(device: torch.device, crew: Mapping[str, int] | None = None) -> str:
+    """On what a worker's last bits depend: two that say the same are taken to round alike.
+
+    Args:
+        device: that each of its processes computes on.
+        crew: the mesh of these, if they are several.
+    """
     parts = [f"torch {torch.__version__}", f"{_processor()}"]
     parts.append(torch.backends.cpu.get_cpu_capability())
     threads = torch.get_num_threads()
     parts.append(f"{threads} thread{'s' if threads > 1 else ''}")
     if device.type == "cuda":
         parts.append(torch.cuda.get_device_name(device))
+    parts += [f"crew with {axis} {size}" for axis, size in (crew or {}).items()]
     return ", ".join(parts)
 
 

@@ -137,8 +137,12 @@ class Settings:
     @property
     def may_void(self) -> bool:
         """Whether a step may turn out void."""
-        computes_again = self.exact and self.recompute_every is not None
-        return self.rewinds_exactly or self.compares_steps or computes_again
+        return self.rewinds_exactly or self.compares_steps or self.computes_again
+
+    @property
+    def computes_again(self) -> bool:
+        """Whether slices are ever computed more than once; those of crews are not, yet."""
+        return self.exact and self.recompute_every is not None and not self.crew
 
     @property
     def rewinds_exactly(self) -> bool:

@@ -314,6 +314,7 @@ class Member:
         layout = layout_of(live.modules, self._computes_with if self.settings.exact else "")
         if self._mates is not None:
             self._mates.settle(live.modules, optimizers)
+            self._steps.slices.mates, self._steps.random.part = self._mates, self._mates.part[0]
             self._driver.assemble()
         elif not self.settings.alone:
             heed = self._replicated.send_held
@@ -628,9 +629,8 @@ class Member:
             if self._mates is not None and self._tracked.loaders:
                 raise refusals.not_in_crew("a second loader with ExchangeConfig(every_steps=...)")
         if self._mates is not None:
-            for given, call in ((source.slices, "slices"), (source.memory, "rehearse")):
-                if given is not None:
-                    raise refusals.not_in_crew(f"ctx.loader({call}=...)")
+            if source.memory is not None:
+                raise refusals.not_in_crew("ctx.loader(rehearse=...)")
             source = replace(source, part=self._mates.part)
         shared_out = source.slices is None and not source.per_worker
         if source.batch_size < self.world_size and shared_out:
@@ -675,9 +675,9 @@ class Member:
         self._step_together()
         self._steps.check(thoroughly=True)
         metric = self._steps.metrics.watched(metric)
-        given = (self._tracked.model, metric, dataset, batch_size, collate, self.device)
-        exact, seed = self.settings.exact, self.settings.seed
-        work = ExactEvaluation(*given, seed=seed) if exact else Evaluation(*given, self._mates)
+        model, seed = self._tracked.model, self.settings.seed
+        given = (model, metric, dataset, batch_size, collate, self.device, self._mates)
+        work = ExactEvaluation(*given, seed=seed) if self.settings.exact else Evaluation(*given)
         self._copies.finish()
         self.phase("evaluate", self.step)
         return work.means(self._driver.run(work).result)

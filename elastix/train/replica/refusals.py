@@ -119,6 +119,16 @@ def parted_in_evaluation(what: str) -> ConfigError:
     )
 
 
+def held_back_in_crew() -> ConfigError:
+    """FSDP2 has kept gradients of a slice to itself."""
+    return ConfigError(
+        "FSDP2 was told not to reduce the gradients of a slice "
+        "(set_requires_gradient_sync(False)), so they would be added to the next one's, and "
+        "weighed like these. The step was not taken; the run ends. Leave it out: elastix adds up "
+        "the slices of a batch itself."
+    )
+
+
 def ratios_in_crew() -> ConfigError:
     """Batches of one step would be split in several ratios, over workers or over their places."""
     return ConfigError(

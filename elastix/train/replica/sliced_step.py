@@ -20,12 +20,14 @@ from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.reducer import Reducer, Weights
 from elastix.comm.gradients.slice_passes import LOOP
 from elastix.comm.network.tree_reduction import Sharing
-from elastix.data.cursor import Cursor
+from elastix.data.cursor import Cursor, count
 from elastix.data.drawn_batch import SlicedDraw
 from elastix.data.loader import Loader
 from elastix.data.slice_assignment import tellers
 from elastix.errors import ConfigError, TrainError
 from elastix.events import SlicesHandedOver
+from elastix.train.replica import refusals
+from elastix.train.replica.crew_mates import Mates
 from elastix.train.replica.exactness import RandomPlaces
 from elastix.train.replica.recomputation import Recomputation, batch_digest
 
@@ -47,6 +49,7 @@ class Slices:
         step: the one in hand; None between steps, and in those of other loaders.
         samples: what this worker had of the last step, if that was one of slices; else None.
         random, again, begins: see above.
+        mates: the other processes of this worker; None if it is one.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Slices:
         self.samples: int | None = None
         self.random = random
         self.again = again
+        self.mates: Mates | None = None
         self._me = me
         self._driver = driver
         self._phase = phase
@@ -206,6 +210,20 @@ class Slices:
         more = self.again.begin(step.draw, self._me, self.missing(step))
         return [] if self._driver.watching else more
 
+    def weigh(self, part: float) -> None:
+        """Within this worker gradients of this process count for so much from now on."""
+        if self.mates is not None:
+            self.mates.within = part
+
+    def look_if_reduced(self) -> None:
+        """A slice is computed.
+
+        Raises:
+            ConfigError: not all of its gradients were reduced within this worker.
+        """
+        if self.mates is not None and self.mates.waits:
+            raise refusals.held_back_in_crew()
+
     def at(self, phase: str, number: int) -> None:
         """A slice begins; one of a lost worker that was "handed" over, or once more: "again".
 
@@ -262,17 +280,28 @@ class Step:
         while not reducer.end_slices():
             for number in work.missing(self):
                 yield from self._slice(number, handed=True)
+        if work.mates is not None:
+            work.mates.within = self._within
         work.random.over()
+
+    @property
+    def _within(self) -> float:
+        """What of all that this worker has computed this process had."""
+        slices = [self.draw.slices[number] for number in self._computed]
+        share = sum(map(count, slices))
+        return sum(count(self.loader.source.own(spans)) for spans in slices) / max(1, share)
 
     def _slice(self, number: int, *, last: bool = False, handed: bool = False) -> Iterator[Any]:
         self._work.at("handed" if handed else "slice", number)
         batch = self.loader.read_slice(self.draw, number, self._at)
+        self._work.weigh(self.loader.within)
         self._computed.add(number)
         self._reducer.begin_slice(number, self._ratio(number), last)
         if not self._work.again.looks_at(number, self._more):
             self._work.random.slice(number)
             yield batch
             self._work.at("computed", number)
+            self._work.look_if_reduced()
             self._reducer.end_slice(counts=True)
             return
         self._reducer.digest_slice()
@@ -298,6 +327,7 @@ class Step:
 
     def _placeholder(self) -> Iterator[Any]:
         """The loop runs on every worker, so that what it sets is set; here for nothing."""
+        self._work.weigh(0.0)
         self._reducer.begin_slice(0, 0, last=False)
         yield self.loader.source.read(self.draw.slices[0] if self._work.warms_up else ())
         self._reducer.end_slice(counts=False)

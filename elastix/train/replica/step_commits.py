@@ -81,7 +81,7 @@ class StepCommits:
         self.checks = StepChecks(settings, parts.tracked)
         places = RandomPlaces(settings.seed, lambda: self.step)
         self.random = places if settings.exact else AnyPlaces()
-        every = settings.recompute_every if settings.exact else None
+        every = settings.recompute_every if settings.computes_again else None
         self._again = Recomputation(settings.seed, every, lambda: self.step)
         begins = self._check_beginning
         self.slices = Slices(parts.me, driver, self.random, self._again, parts.phase, begins)

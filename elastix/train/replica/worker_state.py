@@ -114,7 +114,7 @@ class WorkerState:
 
     @property
     def _counts(self) -> dict[str, Any]:
-        exact = {"exact": computes_with(self._parts.device)} if self._settings.exact else {}
+        exact = {"exact": self._computes_with} if self._settings.exact else {}
         return {
             **self._steps.state_dict(),
             "serial": self._parts.replicated.sequence,
@@ -124,6 +124,10 @@ class WorkerState:
             **({"own": list(self._tracked.own)} if self._tracked.own else {}),
             **exact,
         }
+
+    @property
+    def _computes_with(self) -> str:
+        return computes_with(self._parts.device, self._settings.crew)
 
     def adopt(self, state: State) -> None:
         """Become equal to whoever has captured `state`."""
@@ -147,7 +151,7 @@ class WorkerState:
             return
         self.adopt(state)
         if self._settings.exact:
-            look_at_origin(state.meta.get("exact"), computes_with(self._parts.device))
+            look_at_origin(state.meta.get("exact"), self._computes_with)
         self._steps.window.forget()  # its workers were those of another run of the group
         self._schedule.stored(self._steps.step)
 

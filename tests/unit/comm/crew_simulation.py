@@ -3,8 +3,8 @@
 Speakers run GroupProtocol and followers Follower, as they ship. What is made up beside the world of
 group_simulation: the lines within a worker, on which words come as late as the scheduler likes and
 in order; and user code that waits for its mates in a collective after each operation, as clipping
-or the next forward pass do, and in evaluations. Nobody comes out of that but together, or when the
-worker is broken and this process knows.
+or the next forward pass do, in evaluations, and for each slice. Nobody comes out of that but
+together, or when the worker is broken and this process knows.
 
 FlatSimulation is the way not taken: all processes meet each other.
 """
@@ -112,6 +112,9 @@ class Process(Worker):
                     at = self.protocol.hand.number, wanted.group.generation, wanted.group.members
                     yield from self.wait_for_mates(at)
                     self.sim.seen["computed together"] += self.place > 0
+                if isinstance(wanted, wants.Compute):
+                    yield from self.slice(self.train_step.own(wanted.members)[0])
+                    self.sim.seen["taken over together"] += self.place > 0
                 answer = yield wanted
             except BaseException as raised:  # noqa: BLE001 - the protocol's to handle
                 error = raised
@@ -119,6 +122,11 @@ class Process(Worker):
     def left(self):
         turn, self._turn = self._turn, self._turn + 1
         yield from self.wait_for_mates(turn)
+
+    def slice(self, number: int):
+        yield from self.wait_for_mates(
+            (self.protocol.hand.number, self.protocol.generation, number)
+        )
 
     def wait_for_mates(self, turn: object):
         there = self.mates.there.setdefault(turn, set())

@@ -285,6 +285,10 @@ class Worker:
         """User code after an operation."""
         yield from ()
 
+    def slice(self, number: int):
+        """User code on a slice."""
+        yield from ()
+
     def life(self):
         scenario, protocol = self.sim.scenario, self.protocol
         yield COMPUTING
@@ -324,7 +328,8 @@ class Worker:
         step.begin(drawn[0])
         yield COMPUTING  # forward
         own = not follows and self.sim.scenario.slices
-        for number in step.own(protocol.group.members) if own else []:
+        for number in step.own(self.inbox.members[protocol.generation]) if own else []:
+            yield from self.slice(number)
             step.computed.add(number)
             yield COMPUTING
         for _ in _BUCKETS:

@@ -25,6 +25,7 @@ from elastix.comm.protocol.crew import (
     Meeting,
     Prepared,
     Release,
+    TakeOver,
     There,
 )
 from elastix.comm.protocol.follower import Follower
@@ -45,6 +46,7 @@ WAIT_S = 10.0
         Release(4),
         Prepared(),
         Contribute(17, 3, 2),
+        TakeOver(17, 3),
         Held(17, 3, 1),
         There(3),
     ],

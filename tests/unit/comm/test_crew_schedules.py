@@ -14,7 +14,7 @@ import pytest
 from elastix.comm.protocol.crew import Crew, Going
 from elastix.comm.protocol.follower import Follower
 from elastix.comm.protocol.group_protocol import GroupProtocol
-from elastix.comm.protocol.wants import Seat
+from elastix.comm.protocol.wants import Say, Seat
 from elastix.errors import TrainError
 from tests.unit.comm.crew_simulation import CrewScenario, CrewSimulation, FlatSimulation
 from tests.unit.comm.group_simulation import Violation, chooser, scenario_of
@@ -52,6 +52,15 @@ def run_schedules(seeds: range, fixed: dict, simulation=CrewSimulation, **broken
         pytest.param({"kills": 0, "leaves": 3, "kill_every": 20}, id="leaves alone"),
         pytest.param({"hiccups": 1, "rollback": True}, id="rollback"),
         pytest.param({"hiccups": 1, "leaves": 1}, id="everything"),
+        pytest.param(
+            without("joiners", "replace", "min_workers", kill_every=15, slices=8),
+            id="slices: kills and joiners",
+        ),
+        pytest.param(
+            {"kills": 3, "hiccups": 1, "leaves": 1, "kill_every": 20, "slices": 5},
+            id="slices: everything",
+        ),
+        pytest.param({"hiccups": 1, "rollback": True, "slices": 3}, id="slices: rollback"),
     ],
 )
 @pytest.mark.parametrize(
@@ -82,6 +91,74 @@ def test_evaluations_in_which_places_gather_parts_are_computed_by_all_of_them():
     seen = run_schedules(range(150), without("joiners", "replace", evaluate=True, hiccups=1))
     assert seen["computed together"] >= 300, seen
     assert seen["freed"] >= 5, seen
+
+
+def test_slices_of_lost_workers_are_computed_by_all_places_of_another():
+    fixed = without(kill_every=12, slices=6, kills=3, workers=4, length=24)
+    seen = run_schedules(range(150), fixed)
+    assert seen["taken over together"] >= 30, seen
+    for what in ("killed a follower", "killed a speaker", "freed", "accepted"):
+        assert seen[what] >= 5, (what, seen)
+
+
+class TakesOverAlone(GroupProtocol):
+    """Computes slices of lost workers, and says nothing of it."""
+
+    def _compute(self, group, operation):
+        for want in super()._compute(group, operation):
+            if not isinstance(want, Say):
+                yield want
+
+
+class LooksForNewsFirst(Follower):
+    """Computes no slices for a group that is not going to be."""
+
+    def _take_over(self, order):
+        if not self._outdated:
+            yield from super()._take_over(order)
+
+
+class Complete:
+    """An operation that says it lacks nothing."""
+
+    def __init__(self, operation):
+        self._operation = operation
+
+    def __getattr__(self, name):
+        return getattr(self._operation, name)
+
+    def lacks(self, members):
+        return False
+
+
+class ReducesWhatItHas(Follower):
+    """Does not wait until it is told to compute what it lacks."""
+
+    def _attempt(self, operation):
+        yield from super()._attempt(Complete(operation))
+
+
+class TakesOverForTheNewest(Follower):
+    """Computes what falls to it among the newest members that it has heard of."""
+
+    def _take_over(self, order):
+        for want in super()._take_over(order):
+            yield want._replace(members=self._inbox.members[max(self._inbox.members)])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"protocol": TakesOverAlone},
+        {"follower": LooksForNewsFirst},
+        {"follower": ReducesWhatItHas},
+        {"follower": TakesOverForTheNewest},
+    ],
+    ids=lambda broken: next(iter(broken.values())).__name__,
+)
+def test_a_broken_way_to_hand_slices_over_within_crews_is_caught(broken):
+    with pytest.raises((Violation, IndexError)):
+        run_schedules(range(3000), without(slices=6, kills=3, kill_every=12), **broken)
 
 
 class SaysNothingOfEvaluations(GroupProtocol):

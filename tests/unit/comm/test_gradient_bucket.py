@@ -1,0 +1,82 @@
+"""Gradients of sharded parameters in a bucket: FSDP2 sets them, and tells nobody before it does."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from elastix.comm.gradients.gradient_bucket import GradientBucket
+from elastix.mesh_check import pretended
+from elastix.sharding import local
+
+HALF, DOUBLE = 0, 1
+
+
+@pytest.fixture
+def bucket():
+    """Of two parameters, of which this place has one half each."""
+    with pretended({"shard": 2}) as mesh:
+        whole = torch.zeros(4, dtype=torch.float64)
+        made = [torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])) for _ in range(2)]
+        bucket = GradientBucket(made)
+        bucket.renew()
+        bucket.begin_slices()
+        yield bucket
+
+
+def add(bucket, place, value):
+    """As FSDP2 does it."""
+    parameter = bucket.parameters[place]
+    if parameter.grad is None:
+        gradient = torch.full_like(local(parameter.detach()), value)
+        parameter.grad = type(parameter.data).from_local(
+            gradient, parameter.device_mesh, parameter.placements, run_check=False
+        )
+    else:
+        parameter.grad._local_tensor += value
+    bucket.added_in_slice(place)
+
+
+def filled(bucket):
+    bucket.begin()
+    bucket.fill_missing([0.5, 2.0], bucket._parts[0].ratio if bucket._parts else HALF)
+    return [view.tolist() for view in bucket.views]
+
+
+def test_slices_of_two_sizes_are_kept_apart_whether_or_not_each_has_a_gradient(bucket):
+    add(bucket, 0, 1.0)
+    add(bucket, 1, 10.0)
+    bucket.keep_apart(HALF)
+    bucket.turn_all_to(DOUBLE)
+    add(bucket, 0, 3.0)  # the second parameter was not used in that slice
+    assert not bucket.meddled
+    assert filled(bucket) == [[0.5 + 6.0] * 2, [5.0] * 2]
+
+
+def test_slices_of_either_size_may_come_again(bucket):
+    """As those of a lost worker do."""
+    add(bucket, 0, 1.0)
+    bucket.keep_apart(HALF)
+    bucket.turn_all_to(DOUBLE)
+    add(bucket, 0, 3.0)
+    bucket.turn_all_to(HALF)
+    add(bucket, 0, 7.0)
+    add(bucket, 1, 9.0)
+    assert not bucket.meddled
+    assert filled(bucket) == [[4.0 + 6.0] * 2, [4.5] * 2]
+
+
+def test_a_change_behind_autograd_shows(bucket):
+    add(bucket, 0, 1.0)
+    add(bucket, 1, float("nan"))
+    assert not bucket.meddled
+    bucket.parameters[0].grad.mul_(0.5)
+    assert bucket.meddled
+
+
+def test_a_gradient_of_the_step_before_is_known_again(bucket):
+    add(bucket, 0, 1.0)
+    filled(bucket)
+    bucket._flags.fill_(1)
+    bucket.accept(1.0)
+    bucket.begin_slices()
+    assert bucket.carried == bucket.parameters[:1]
