@@ -53,14 +53,14 @@ def loss(model, batch):
     return F.cross_entropy(model(x), y)
 
 
-def fit(tmp_path, workers, crew, kills=(), checkpoint=None, function=told, **options):
+def fit(tmp_path, workers, crew, kills=(), checkpoint=None, function=told, exact=False, **options):
     """Run, and assert the laws of crews: the events, and the process ids by worker and place."""
     config = configure(tmp_path, kills, **options)
     result = elastix.ElasticTrainer(
         function,
         config=config,
         scaling=elastix.ScalingConfig(num_workers=workers, crew=crew),
-        run=elastix.RunConfig(name="test", store=str(tmp_path / "store")),
+        run=elastix.RunConfig(name="test", store=str(tmp_path / "store"), exact=exact),
         checkpoint=checkpoint,
         quiet=True,
     ).fit()
@@ -106,6 +106,20 @@ def test_a_follower_is_killed_and_then_a_speaker_and_mates_go_on_as_others(
     state = result.load()
     assert state.model["blocks.0.up.weight"].shape == (36, 18)  # whole
     assert result.audit.replicas.equal
+
+
+def test_an_exact_run_of_crews_has_the_bytes_of_the_quiet_one(cluster, tmp_path):
+    found = []
+    for workers, kills in (
+        (1, []),
+        (2, [PlaceKill(worker=1, place=1, phase="in backward", step=2)]),
+    ):
+        where = tmp_path / str(workers)
+        result, _ = fit(where, workers, {"shard": 2}, kills, slices=4, exact=True)
+        assert [e.worker for e in of(WorkerLost, result)] == [kill.worker for kill in kills]
+        found.append(result.audit.lines["bytes"])
+        assert of(StateStored, result)[-1].digest
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
