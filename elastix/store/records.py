@@ -232,7 +232,26 @@ _MALFORMED = (
     RecursionError,
     OverflowError,
 )
+DEEPEST = 100
+"""Levels of metadata. Without it what can be read depends on the Python and on who calls."""
+
+_NESTING = (Mapping, list, tuple)
 _REST = ("owners", "score", "signature", "tied", "time_s")
+
+
+def check_nesting(meta: Mapping[str, Any]) -> None:
+    """Raise ValueError if metadata is nested more than DEEPEST levels deep."""
+    level: list[Any] = [meta]
+    for _ in range(DEEPEST):
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def _inside(value: Any) -> Iterator[Any]:  # noqa: ANN401 - any JSON
+    inner = value.values() if isinstance(value, Mapping) else value
+    return (one for one in inner if isinstance(one, _NESTING))
 
 
 def _check_manifest(manifest: Manifest) -> None:
@@ -243,6 +262,7 @@ def _check_manifest(manifest: Manifest) -> None:
             raise ValueError(f"tensor {name!r} is {info}")
     if not isinstance(manifest.meta, Mapping):
         raise ValueError("meta is no object")
+    check_nesting(manifest.meta)
     for parent in manifest.parents:
         if len(bytes.fromhex(parent)) != 32:
             raise ValueError(f"parent {parent!r}")

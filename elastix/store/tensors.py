@@ -17,7 +17,7 @@ from elastix.errors import StateError
 from elastix.lazy_import import later
 from elastix.sharding import is_sharded, named_part
 from elastix.state import State, TensorInfo, dtype_name, identity, raw_bytes
-from elastix.store.records import DTYPES
+from elastix.store.records import DTYPES, check_nesting
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,7 @@ def plain(meta: Mapping[str, Any]) -> dict[str, Any]:
         StateError: it is not JSON, or a key is not text (its order, and so the ref, would change).
     """
     try:
+        check_nesting(meta)
         _check_keys(meta)
         return dict(json.loads(json.dumps(meta)))
     except (TypeError, ValueError, RecursionError) as error:

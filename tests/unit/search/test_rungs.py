@@ -2,7 +2,6 @@ import itertools
 import json
 import math
 import random
-import sys
 from functools import partial
 
 import pytest
@@ -13,6 +12,7 @@ from elastix.errors import ConfigError
 from elastix.search import ordered
 from elastix.search.pareto import crowding, dominates, fronts, order
 from elastix.search.rungs import Asha, Median, Rungs, Verdict
+from tests.instructions import instructions
 
 POINTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
 
@@ -197,31 +197,12 @@ def test_the_median_rule_is_its_definition(data, objectives, grace, others):
             assert rule.report(number, level, losses) is wanted
 
 
-def steps_of(call):
-    """How many instructions of Python a call executes."""
-    done = 0
-
-    def step(frame, event, _):
-        nonlocal done
-        frame.f_trace_opcodes = True
-        done += event == "opcode"
-        return step
-
-    before = sys.gettrace()
-    sys.settrace(step)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return done
-
-
 def test_a_report_to_the_median_rule_costs_the_same_among_many_trials():
     rng = random.Random(0)
     rule, costs = Median(), {}
     for number in range(1001):
         for level in (1, 2):
-            steps = steps_of(partial(rule.report, number, level, (rng.random(),)))
+            steps = instructions(partial(rule.report, number, level, (rng.random(),)))
         costs[number] = steps
     assert costs[10] > 20
     assert costs[1000] < 2 * costs[10]

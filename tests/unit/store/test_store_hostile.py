@@ -11,7 +11,7 @@ import pytest
 import torch
 from blake3 import blake3
 
-from elastix.errors import ConfigError, Corrupt, NotFound, StoreError, TooNew
+from elastix.errors import ConfigError, Corrupt, NotFound, StateError, StoreError, TooNew
 from elastix.state import Manifest, Ref, State, TensorInfo
 from elastix.store import Store
 from elastix.store import records as records_module
@@ -235,6 +235,7 @@ def hostile_models() -> dict[str, bytes]:
         "parent": model(one, parents='["../../etc"]'),
         "meta": model(one, meta="[]"),
         "deep": model(one, meta='{"a":' * 5000 + "1" + "}" * 5000),
+        "too deep": model(one, meta='{"a":' * 101 + "1" + "}" * 101),
         "tied": model(one, rest=rest.replace(b'"tied":{}', b'"tied":{"a":"b"}')),
         "score": model(one, rest=rest.replace(b'"score":null', b'"score":1' + b"0" * 400)),
         "owners": model(one, rest=rest.replace(b'"owners":{}', b'"owners":{"a":"../x"}')),
@@ -490,3 +491,15 @@ def test_model_records_survive_a_round_trip() -> None:
     again = Model.from_bytes(model.to_bytes())
     assert again.to_bytes() == model.to_bytes()
     assert json.loads(again.to_bytes().split(b"\n")[1])["score"] == 1.0
+
+
+def test_metadata_is_nested_a_hundred_levels_deep_and_no_more(tmp_path: Path) -> None:
+    """Else it depends on the Python, and on who calls, what another process can read."""
+    meta: dict[str, object] = {}
+    for _ in range(99):
+        meta = {"a": meta}
+    with Store(tmp_path / "store") as store:
+        ref = store.put(State(small(1).tensors, meta))
+        assert store.get(ref).meta == meta
+        with pytest.raises(StateError, match=r"more than 100 levels deep\. Nothing was stored"):
+            store.put(State(small(1).tensors, {"a": meta}))

@@ -5,7 +5,6 @@ on every machine. Copies of the member list, which a new generation is, are one 
 """
 
 import pickle
-import sys
 import time
 
 import pytest
@@ -25,31 +24,10 @@ from elastix.train.control.messages import (
     Suspect,
 )
 from elastix.train.control.terms import RunTerms
+from tests.instructions import instructions
 from tests.unit.train.conductor_world import World
 
 SIZES = (10, 100, 1000, 10_000)
-
-
-def instructions(work):
-    """How many of them `work` executes."""
-    count = 0
-
-    def local(frame, event, _arg):
-        nonlocal count
-        count += event == "opcode"
-        return local
-
-    def enter(frame, event, arg):
-        frame.f_trace_opcodes = True
-        return local(frame, event, arg)
-
-    before = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 class Group:
