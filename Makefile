@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Python keeps what it compiles: tests start hundreds of processes that import elastix.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test coverage mutants check bench bench-short chaos examples screenshots docs wheel pins clean
+.PHONY: help demo test coverage mutants check bench bench-short chaos examples versions screenshots docs wheel pins clean
 
 help:
 	@echo "make demo      search a convnet, then train the winner while workers are killed and stopped"
@@ -23,6 +23,7 @@ help:
 	@echo "make chaos     the long failure tests"
 	@echo "make bench     the benchmarks, beside torch DDP, torchft and Ray Train"
 	@echo "make examples  every example, as CI runs them"
+	@echo "make versions  the fast tests with other Pythons, torch and Ray, each in an environment of its own"
 	@echo "make screenshots  the report, light and dark, wide and narrow (needs chromium)"
 
 $(READY): pyproject.toml constraints.txt
@@ -101,6 +102,11 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.size --out benchmarks/results/size.json
 	$(BIN)/python -m benchmarks.endurance --out benchmarks/results/endurance.json
 	$(BIN)/python -m benchmarks.crews --out benchmarks/results/crews.json
+	$(BIN)/python -m benchmarks.table --update
+
+# Not a part of bench: it fetches gigabytes, and takes ten minutes for each row.
+versions: $(READY)
+	$(BIN)/python -m benchmarks.versions --out benchmarks/results/versions.json
 	$(BIN)/python -m benchmarks.table --update
 
 bench-short: $(READY)

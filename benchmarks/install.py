@@ -49,7 +49,7 @@ def measure(folder: Path) -> dict[str, float]:
 
     def timed(name: str, *command: str | Path, inside: Path = folder) -> None:
         began = time.perf_counter()
-        subprocess.run(command, check=True, cwd=inside, env=_environment())
+        subprocess.run(command, check=True, cwd=inside, env=clean_environment())
         results[name] = round(time.perf_counter() - began, 2)
 
     wheels, place, empty = folder / "dist", folder / "venv", folder / "empty"
@@ -82,7 +82,7 @@ def size(folder: Path) -> int:
     )
 
 
-def _environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """This one without what would let a command find this repository or its environment."""
     hidden = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     return {name: value for name, value in os.environ.items() if name not in hidden}

@@ -342,10 +342,30 @@ _REHEARSED = {
 }
 
 
+def versions(folder: Path = RESULTS) -> str:
+    """What came of other Pythons, torch and Ray, in Markdown."""
+    results = _read(folder / "versions.json") or {}
+    lines = _header(["Python", "torch", "Ray", "fast tests", "a run with a kill"])
+    for found in results.values():
+        row = found.get("installed", found["asked"])
+        cells = [row["python"], row["torch"], row["ray"]]
+        if "not_installed" in found:
+            cells += ["could not be installed", ""]
+        else:
+            counts = found["tests"]
+            cells += [
+                ", ".join(f"{counts[kind]:,} {kind}" for kind in ("passed", "failed", "skipped")),
+                "passed" if found["run"]["passed"] else "failed",
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"install": install, "headline": headline},
     "docs/data.md": {"ingest": ingest, "rehearsal": rehearsal},
     "docs/benchmarks.md": {
+        "versions": versions,
         "benchmarks": goals,
         "recoveries": recoveries,
         "regrets": regrets,

@@ -16,6 +16,7 @@ from benchmarks.table import (
     regrets,
     sizes,
     updated,
+    versions,
 )
 
 SHOWN = [(path, name) for path, tables in DOCUMENTS.items() for name in tables]
@@ -103,3 +104,18 @@ def test_what_size_costs_stands_by_workers_and_by_run(tmp_path):
 def test_text_without_markers_is_refused():
     with pytest.raises(ValueError, match="no <!-- benchmarks: begin -->"):
         updated("<!-- benchmarks: begin --> but no end", "benchmarks", "x")
+
+
+def test_rows_of_versions_say_what_came_of_them(tmp_path):
+    counts = {"passed": 8596, "failed": 8, "skipped": 1}
+    installed = {"python": "3.13.0", "torch": "2.14.1", "ray": "2.60.0"}
+    asked = {"python": "3.99", "torch": "newest", "ray": "2.50"}
+    found = {
+        "a": {"asked": asked, "installed": installed, "tests": counts, "run": {"passed": True}},
+        "b": {"asked": asked, "not_installed": "there is no python3.99 here"},
+    }
+    (tmp_path / "versions.json").write_text(json.dumps(found))
+    assert versions(tmp_path).splitlines()[2:] == [
+        "| 3.13.0 | 2.14.1 | 2.60.0 | 8,596 passed, 8 failed, 1 skipped | passed |",
+        "| 3.99 | newest | 2.50 | could not be installed |  |",
+    ]
