@@ -6,16 +6,20 @@ same mesh. Real processes on gloo.
 
 import functools
 import json
+import os
 import random
+import signal
 import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import Dataset
 
 from elastix.data.audit import audit
 from elastix.errors import ConfigError
@@ -299,6 +303,44 @@ def test_evaluations_are_equal_bit_by_bit_as_well(tmp_path):
         told.append({(path.name.split("-")[1], path.read_text()) for path in files})
     assert told[0] == told[1]
     assert len(told[0]) == 2
+
+
+class Jittered(Dataset):
+    """Samples are shifted by what the global generators give."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        x, y = self.dataset[index]
+        return x + np.random.rand() / 10 + torch.rand(1, dtype=x.dtype) / 10, y
+
+
+def loads_ahead(ctx):
+    """One process of worker 1, if there is one, ends in step 4."""
+    model = build()
+    parallelize(model, ctx.mesh)
+    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), foreach=False))
+    loader = ctx.loader(Jittered(data(58)), batch_size=BATCH, slices=SLICES, num_workers=1)
+    for epoch in loader.epochs(2):
+        for step in epoch:
+            for x, y in step:
+                F.cross_entropy(model(x), y).backward()
+                if ctx.step == 3 and (ctx.worker, ctx.place) == (1, 1):
+                    os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.slow
+def test_samples_that_are_read_ahead_by_processes_are_the_same(tmp_path):
+    options = {"crew": {"shard": 2}, "exact": True}
+    runs = [run_local(loads_ahead, n, directory=tmp_path / str(n), **options) for n in (1, 2)]
+    assert set(runs[1].lost) == {1}
+    assert final(runs[0])[0] == final(runs[1])[0]
 
 
 def test_without_it_the_order_of_sums_shows_in_the_bytes(tmp_path):
