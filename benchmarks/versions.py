@@ -87,7 +87,6 @@ class Row:
 ROWS = (
     Row("3.13", NEWEST, NEWEST),
     Row("3.12", NEWEST, NEWEST),
-    Row("3.11", "2.13", OLDEST),
     Row("3.11", OLDEST, OLDEST),
     Row("3.11", OLDEST, NEWEST),
 )
