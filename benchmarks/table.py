@@ -226,6 +226,20 @@ def campaigns(folder: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+_RULES = {"none": "no stopping rule", "median": "`Median`", "asha": "`Asha`"}
+
+
+def waiting(folder: Path = RESULTS) -> str:
+    """What a campaign's loop costs a trial among so many, by stopping rule, in Markdown."""
+    results = _read(folder / "executor_waiting.json") or {}
+    found = results.get("loop_us_per_trial", {})
+    sizes: Results = next(iter(found.values()), {})
+    lines = _header(["us of CPU", *(f"{int(trials):,} trials" for trials in sizes)])
+    for rule, figures in found.items():
+        lines.append(f"| {_RULES[rule]} | {' | '.join(f'{us:.0f}' for us in figures.values())} |")
+    return "\n".join(lines)
+
+
 _CROWDS = {
     "kills": ("killed", "{}"),
     "generations": ("groups formed", "{}"),
@@ -374,6 +388,7 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "fleets": fleets,
         "stores": stores,
         "campaigns": campaigns,
+        "waiting": waiting,
         "crowds": crowds,
         "exact-peers": exact_peers,
     },
