@@ -9,8 +9,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from packaging.version import Version
 
 from elastix.arguments import check_call, check_fields, checked, is_whole, of_kind, require, whole
 
@@ -603,6 +606,21 @@ def _axes(crew: Mapping[str, int]) -> dict[str, Any]:
     return sizes
 
 
+def check_torch() -> None:
+    """Refuse to shard a model with an old torch: gradients are weighed within its FSDP2.
+
+    Raises:
+        ConfigError: it is older than 2.13.
+    """
+    installed = version("torch")
+    require(
+        Version(installed).release >= (2, 13),
+        "a worker of several processes, or an estimate of one, needs torch 2.13 or newer; "
+        f"{installed} is installed. Nothing was started. Install a newer torch, or leave crew or "
+        "mesh out.",
+    )
+
+
 def check_crew(
     scaling: ScalingConfig,
     failure: FailureConfig,
@@ -618,6 +636,7 @@ def check_crew(
     """
     if not scaling.crew:
         return
+    check_torch()
     for wrong, what in (
         (scaling.spares > 0, f"spares={scaling.spares}"),
         (scaling.shadows > 0, f"shadows={scaling.shadows}"),

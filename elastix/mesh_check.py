@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from elastix.config import check_torch
 from elastix.errors import ConfigError
 from elastix.lazy_import import later
 from elastix.sharding import is_sharded
@@ -54,8 +55,9 @@ def pretended(axes: Mapping[str, int]) -> Iterator[DeviceMesh]:
         axes: names and sizes, the outermost first.
 
     Raises:
-        ConfigError: this process is part of a world already.
+        ConfigError: this process is part of a world already, or torch is too old.
     """
+    check_torch()
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers "fake"

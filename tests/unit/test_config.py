@@ -10,6 +10,7 @@ import re
 import pytest
 import torch
 
+from elastix import config
 from elastix.config import (
     CheckpointConfig,
     ExchangeConfig,
@@ -21,6 +22,7 @@ from elastix.config import (
     ScalingConfig,
 )
 from elastix.errors import ConfigError
+from elastix.mesh_check import pretended
 from elastix.search.executors.pool import Pool
 from elastix.testing.local import run_local
 from elastix.train.on_ray.trainer import ElasticTrainer
@@ -314,6 +316,19 @@ def test_what_crews_do_not_do_on_ray_is_refused_before_anything_starts(options, 
     scaling = ScalingConfig(crew={"shard": 2}, **options.pop("scaling", {}))
     with pytest.raises(ConfigError, match=f"{said}.* does not work with crew"):
         ElasticTrainer(print, scaling=scaling, **options)
+
+
+def test_a_model_is_sharded_with_a_torch_of_which_that_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "version", {"torch": "2.12.1+cpu"}.get)
+    said = "needs torch 2.13 or newer; 2.12.1\\+cpu is installed"
+    with pytest.raises(ConfigError, match=said):
+        run_local(print, 2, crew={"shard": 2}, directory=tmp_path / "run")
+    with pytest.raises(ConfigError, match=said), pretended({"shard": 2}):
+        pass
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(config, "version", {"torch": "2.13.0.dev1"}.get)
+    with pretended({"shard": 2}):
+        pass
 
 
 def test_trials_and_runs_that_inherit_are_no_crews_yet():
