@@ -1,7 +1,7 @@
 """ElasticTrainer: the driver's side of a run.
 
-A run that is finished is told of without Ray: what needs it is imported once there is something left
-to do.
+A run that is finished is told of without Ray: what needs it is imported once there is something
+left to do.
 """
 
 from collections.abc import Mapping, Sequence
