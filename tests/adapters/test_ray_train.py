@@ -243,17 +243,18 @@ def made(tmp_path, **settings):
 
 
 def test_the_settings_mean_what_they_mean_in_ray_train(tmp_path):
-    ours = vars(made(tmp_path, train_loop_config={"lr": 0.1}).trainer)
-    assert ours["_config"] == {"lr": 0.1}
-    assert ours["_scaling"] == elastix.ScalingConfig(
+    trainer = made(tmp_path, train_loop_config={"lr": 0.1}).trainer
+    ours = trainer._asked
+    assert ours.config == {"lr": 0.1}
+    assert ours.scaling == elastix.ScalingConfig(
         num_workers=(1, 4), cpus_per_worker=0.5, placement="PACK"
     )
-    assert ours["_run"] == elastix.RunConfig(name="mine", store=str(tmp_path))
-    assert ours["_failure"].max_worker_losses == 3
-    assert ours["_checkpoint"].every_s == 60
-    assert ours["_train"].checkpoints.keep == 2
+    assert ours.run == elastix.RunConfig(name="mine", store=str(tmp_path))
+    assert ours.failure.max_worker_losses == 3
+    assert ours.checkpoint.every_s == 60
+    assert trainer._train.checkpoints.keep == 2
     first, second = (train.torch.TorchTrainer(loop).trainer, made(tmp_path).trainer)
-    assert vars(first)["_run"].name != vars(second)["_run"].name
+    assert first._asked.run.name != second._asked.run.name
 
 
 @pytest.mark.parametrize(
