@@ -140,6 +140,12 @@ class Source:
         return self.dataset.files if isinstance(self.dataset, Indexed) else ""
 
     @property
+    def draws(self) -> tuple[object, ...]:
+        """On which it depends which samples a batch has, and who computes them."""
+        of_all = self.length, self.batch_size, self.per_worker, self.slices
+        return (*of_all, self.shuffle, self.seed, self.blocks, self.mixed, self.files)
+
+    @property
     def scattered(self) -> bool:
         """Whether the order is computed where it is needed."""
         return self.shuffle and is_scattered(self.length, self.blocks)

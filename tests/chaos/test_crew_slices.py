@@ -405,6 +405,30 @@ def clips(model, x, y):
     nn.utils.clip_grad_norm_(model.parameters(), 0.001)
 
 
+def draws_other_samples(differs, ctx):
+    model = build()
+    parallelize(model, ctx.mesh)
+    ctx.prepare(model)
+    given = {"samples": 24, "batch_size": 12, "shuffle": True, "slices": 4}
+    if ctx.place:
+        given |= differs
+    ctx.loader(data(given.pop("samples")), **given)
+    ctx.mean(reached=1.0)
+
+
+@pytest.mark.parametrize(
+    "differs", [{"samples": 36}, {"batch_size": 24}, {"shuffle": False}, {"slices": 2}], ids=str
+)
+def test_places_of_a_worker_may_not_draw_from_other_loaders(tmp_path, differs):
+    with pytest.raises(ConfigError, match="at one place of a worker than at another"):
+        run_local(
+            functools.partial(draws_other_samples, differs),
+            1,
+            crew={"shard": 2},
+            directory=tmp_path,
+        )
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     ("function", "said"),

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 import torch
+from blake3 import blake3
 
 from elastix import mesh_check
 from elastix.comm.driver import GroupDriver
@@ -112,6 +113,10 @@ class Mates:
         """Whether all places have called it with the same ones. Collective in the worker."""
         told = self._inside.gather(torch.tensor(numbers, dtype=torch.int64))
         return all(torch.equal(told[0], other) for other in told)
+
+    def agree_on(self, said: str) -> bool:
+        """The same for text."""
+        return self.agree(int.from_bytes(blake3(said.encode()).digest(8)) >> 2)
 
     def add_up(self, sums: torch.Tensor) -> None:
         """In place, over the places that split the worker's samples. Collective in the worker."""

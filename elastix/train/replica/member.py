@@ -632,6 +632,8 @@ class Member:
             if source.memory is not None:
                 raise refusals.not_in_crew("ctx.loader(rehearse=...)")
             source = replace(source, part=self._mates.part)
+            if not self._mates.agree_on(repr(source.draws)):
+                raise refusals.parted_loaders()
         shared_out = source.slices is None and not source.per_worker
         if source.batch_size < self.world_size and shared_out:
             raise refusals.small_batch(source.batch_size, self.world_size)

@@ -119,6 +119,16 @@ def parted_in_evaluation(what: str) -> ConfigError:
     )
 
 
+def parted_loaders() -> ConfigError:
+    """The processes of one worker draw from different datasets, or in different ways."""
+    return ConfigError(
+        "ctx.loader was given a dataset of another length, another batch_size, slices, shuffle or "
+        "seed at one place of a worker than at another, so they would draw different samples. No "
+        "loader was made; the run ends. All places must give it the same: elastix splits each "
+        "batch over them."
+    )
+
+
 def held_back_in_crew() -> ConfigError:
     """FSDP2 has kept gradients of a slice to itself."""
     return ConfigError(
