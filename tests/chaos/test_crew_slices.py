@@ -429,6 +429,36 @@ def test_places_of_a_worker_may_not_draw_from_other_loaders(tmp_path, differs):
         )
 
 
+def looks_first(ctx):
+    """What the model says of the last slice, before the optimizer steps."""
+    model = build()
+    if ctx.mesh is not None:
+        parallelize(model, ctx.mesh)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in ctx.loader(data(24), batch_size=12, slices=4).epochs(2):
+        for step in epoch:
+            for x, y in step:
+                F.cross_entropy(model(x), y).backward()
+            with torch.no_grad():
+                model(x)
+            optimizer.step()
+            optimizer.zero_grad()
+    full = [p.full_tensor() if ctx.mesh is not None else p for p in model.parameters()]
+    if ctx.place == 0:
+        torch.save([p.detach() for p in full], Path(ctx.config["log"]) / "final.pt")
+
+
+def test_a_forward_pass_before_the_optimizer_steps(tmp_path):
+    finals = []
+    for crew in ({}, {"shard": 2}):
+        config = configure(tmp_path / str(len(crew)))
+        directory = tmp_path / str(len(crew)) / "run"
+        run_local(looks_first, 1, crew=crew, config=config, directory=directory)
+        finals.append(torch.load(Path(config["log"]) / "final.pt"))
+    for alone, sharded in zip(*finals, strict=True):
+        torch.testing.assert_close(sharded, alone, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     ("function", "said"),

@@ -358,6 +358,8 @@ def _watch_optimizers(live: TrackedObjects) -> None:
         alive = reference()
         if alive is None:
             return
+        # Else parameters are those that a forward pass since backward has gathered.
+        let_go_of_gathered(alive.modules.values())
         if seen.get(optimizer) != len(optimizer.param_groups):
             alive.check_optimizer(optimizer)
             seen[optimizer] = len(optimizer.param_groups)
