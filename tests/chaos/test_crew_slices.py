@@ -459,6 +459,16 @@ def test_a_forward_pass_before_the_optimizer_steps(tmp_path):
         torch.testing.assert_close(sharded, alone, rtol=1e-9, atol=1e-12)
 
 
+def test_a_shard_of_all_may_not_hold_gradients_back_either(tmp_path):
+    with pytest.raises(ConfigError, match="not to reduce the gradients of a slice"):
+        run_local(
+            functools.partial(sliced, reduces_a_part),
+            1,
+            crew={"shard": 1},
+            directory=tmp_path,
+        )
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     ("function", "said"),

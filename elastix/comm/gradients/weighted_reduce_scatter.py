@@ -4,6 +4,7 @@ FSDP2 divides by the number of places. That is the mean over samples only if all
 each place multiplies by its part of the worker's samples, and the sum is taken.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,10 +56,11 @@ class WeightedReduceScatter:
 
 def waiting(modules: Sequence[torch.nn.Module]) -> bool:
     """Whether FSDP2 has gradients that it was told not to reduce yet: they get the next weight."""
-    from torch.distributed.fsdp import FSDPModule
-
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long
+    if fsdp is None:
+        return False
     layers = (layer for root in modules for layer in root.modules())
-    states: Any = (one._get_fsdp_state() for one in layers if isinstance(one, FSDPModule))
+    states: Any = (one._get_fsdp_state() for one in layers if isinstance(one, fsdp.FSDPModule))
     held = (
         one for state in states for group in state._fsdp_param_groups for one in group.fsdp_params
     )

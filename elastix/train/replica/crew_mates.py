@@ -91,8 +91,8 @@ class Mates:
             mesh_check.check_optimizer(optimizer)
         for module in modules.values():
             mesh_check.take_sums(module)
+        self._modules = list(modules.values())
         if self.part[1] > 1:
-            self._modules = list(modules.values())
             weigh(self._modules, lambda: self.within)
 
     @property
