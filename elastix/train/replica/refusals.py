@@ -134,10 +134,9 @@ def held_back_in_crew() -> ConfigError:
     return ConfigError(
         "FSDP2 was told not to reduce the gradients of a slice "
         "(set_requires_gradient_sync(False)), so they would be added to the next one's, and "
-        "weighed like these; or it has not reduced them because a backward pass was left by an "
-        "exception that was caught, or is within another one. The step was not taken; the run "
-        "ends. Leave it out: elastix adds up the slices of a batch itself. Let exceptions through, "
-        "and use checkpoint(..., use_reentrant=False)."
+        "weighed like these; or a backward pass was left by an exception that was caught, before "
+        "they were reduced. The step was not taken; the run ends. Leave it out: elastix adds up "
+        "the slices of a batch itself. Let exceptions through."
     )
 
 
