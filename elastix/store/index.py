@@ -659,9 +659,10 @@ class Index:
             "AND (paths NOT NULL OR status = 1)",
             (rev,),
         )
+        alive = int(Status.ALIVE)
         try:
-            for number, status, *rest in found:
-                yield _entry(number, *rest) if status == Status.ALIVE else number
+            for number, status, score, paths, ids, ref in found:
+                yield _entry(number, score, paths, ids, ref) if status == alive else number
         except TypeError as error:
             raise damaged(f"a signature is not one: {error}") from error
 

@@ -99,17 +99,19 @@ class _Rows:
     def of(cls, rows: Iterable[Candidate]) -> Self:
         """From Candidates, of which none is kept."""
         keys, scores, refs = array("q"), array("d"), bytearray()
-        flat, counts = (bytearray(), bytearray()), (array("q"), array("q"))
-        for key, score, paths, ids, ref in rows:
+        flat_paths, flat_ids = bytearray(), bytearray()
+        path_counts, id_counts = array("q"), array("q")
+        for key, score, paths, ids, ref in rows:  # of all models there are: no loop in this one
             keys.append(key)
             scores.append(np.nan if score is None else score)
             refs += ref.ljust(_REF_BYTES, b"\0")
-            for column, several in enumerate((paths, ids)):
-                flat[column].extend(several)
-                counts[column].append(len(several) // 8)
+            flat_paths += paths
+            flat_ids += ids
+            path_counts.append(len(paths) // 8)
+            id_counts.append(len(ids) // 8)
         first, second = (
             _Lists(np.frombuffer(several, dtype="<u8"), np.frombuffer(lengths, dtype=np.int64))
-            for several, lengths in zip(flat, counts, strict=True)
+            for several, lengths in ((flat_paths, path_counts), (flat_ids, id_counts))
         )
         return cls(
             np.frombuffer(keys, dtype=np.int64),
