@@ -29,6 +29,7 @@ from elastix.store import Store
 from elastix.testing.local import run_local
 from elastix.train.replica.sliced_step import Slices
 from tests.crew_runs import PlaceKill, build, checked, configure, data, parallelize, train
+from tests.step_samples import steps_of
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -43,23 +44,6 @@ def evenly(ctx):
     """Each has as many slices, else who is slow may have none."""
     Slices.measured = lambda *_: None
     train(ctx)
-
-
-def samples_of(step):
-    """The positions that a step had, whoever computed them."""
-    spans = [span for batch in step.batches for share in batch.shares.values() for span in share]
-    return sorted(position for start, stop in spans for position in range(start, stop))
-
-
-def steps_of(events):
-    """By number, the samples of each step that stands."""
-    steps = {}
-    for event in events:
-        if isinstance(event, Resumed):
-            steps = {number: had for number, had in steps.items() if number <= event.step}
-        elif isinstance(event, StepCommitted):
-            steps[event.step] = samples_of(event)
-    return steps
 
 
 def in_slices(tmp_path, workers, crew, kills=(), samples=58, **options):

@@ -16,7 +16,6 @@ from elastix.events import (
     Resumed,
     SlicesHandedOver,
     StateStored,
-    StepCommitted,
     StepVoided,
     WorkerLost,
 )
@@ -30,6 +29,7 @@ from elastix.train.replica import member
 from tests.exact_programs import train
 from tests.laws import assert_exactly_once, committed
 from tests.laws import joins as entries
+from tests.step_samples import steps_of
 
 EPOCHS = 3
 PROGRAMS = {
@@ -55,23 +55,6 @@ def quiet(program):
     directory = Path(tempfile.mkdtemp(prefix="elastix-quiet-"))
     result = run_local(train, 1, config=PROGRAMS[program], directory=directory, exact=True)
     return final(result), steps_of(result.events)
-
-
-def samples_of(step):
-    """The positions that a step had, whoever computed them."""
-    spans = [span for batch in step.batches for share in batch.shares.values() for span in share]
-    return sorted(position for start, stop in spans for position in range(start, stop))
-
-
-def steps_of(events):
-    """By number, the samples of each step that stands."""
-    steps = {}
-    for event in events:
-        if isinstance(event, Resumed):
-            steps = {number: had for number, had in steps.items() if number <= event.step}
-        elif isinstance(event, StepCommitted):
-            steps[event.step] = samples_of(event)
-    return steps
 
 
 def check(result, program):
