@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from elastix.config import check_torch
 from elastix.errors import ConfigError
 from elastix.lazy_import import later
-from elastix.sharding import is_sharded
+from elastix.sharding import fsdp_groups, is_sharded
 
 if TYPE_CHECKING:
     import torch
@@ -170,16 +170,12 @@ def _on_shard(module: torch.nn.Module) -> set[int]:
     A placement does not tell: over a mesh of two axes FSDP2 adds up over both, and tensor parallel
     over 'shard' takes the samples of its places for the same.
     """
-    from torch.distributed.fsdp import FSDPModule  # takes long; only who shards needs it
-
-    found = set()
-    for layer in module.modules():
-        if isinstance(layer, FSDPModule):
-            state: Any = layer._get_fsdp_state()
-            for group in state._fsdp_param_groups:
-                if group.mesh_info.mesh.mesh_dim_names == ("shard",):
-                    found |= {id(one.sharded_param) for one in group.fsdp_params}
-    return found
+    return {
+        id(one.sharded_param)
+        for group in fsdp_groups([module])
+        if group.mesh_info.mesh.mesh_dim_names == ("shard",)
+        for one in group.fsdp_params
+    }
 
 
 def _not_on_shard(name: str) -> ConfigError:

@@ -92,19 +92,28 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return possible() and isinstance(tensor, sys.modules["torch.distributed.tensor"].DTensor)
 
 
+def fsdp_layers(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
+    """Layers of these modules that FSDP2 shards, from outside in."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long
+    if fsdp is not None:
+        for module in modules:
+            yield from (one for one in module.modules() if isinstance(one, fsdp.FSDPModule))
+
+
+def fsdp_groups(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
+    """The groups of parameters that it shards together, which torch has no public name for."""
+    for layer in fsdp_layers(modules):
+        yield from layer._get_fsdp_state()._fsdp_param_groups
+
+
 def let_go_of_gathered(modules: Iterable[torch.nn.Module]) -> None:
     """Have FSDP2 let go of what it keeps of the outermost layer until a backward pass.
 
     After a forward pass without one the model's parameters are whole and of nobody: not those of
     the optimizer, nor those that a State consists of.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long
-    if fsdp is None:
-        return
-    for module in modules:
-        for layer in module.modules():
-            if isinstance(layer, fsdp.FSDPModule):
-                layer.reshard()
+    for layer in fsdp_layers(modules):
+        layer.reshard()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -73,19 +73,24 @@ def test_killed_after_a_step_counts_and_before_it_is_taken(tmp_path):
     assert went_on_from(found)[0][0] in (3, 4)
 
 
-def changes_in_place(ctx):
-    """A tensor of the State changes in mid-step, so it is not that of the boundary any more."""
-    meter = Meter()
-    ctx.on_phase(lambda phase, _: phase == "bucket" and meter.sum.add_(1))
+def train_with(ctx, **others):
+    """Train, and track these as well."""
     prepare = ctx.prepare
 
     def prepared(*objects):
         made = prepare(*objects)
-        ctx.track(meter=meter)
+        ctx.track(**others)
         return made
 
     ctx.prepare = prepared
     train(ctx)
+
+
+def changes_in_place(ctx):
+    """A tensor of the State changes in mid-step, so it is not that of the boundary any more."""
+    meter = Meter()
+    ctx.on_phase(lambda phase, _: phase == "bucket" and meter.sum.add_(1))
+    train_with(ctx, meter=meter)
 
 
 @pytest.mark.slow
@@ -143,15 +148,7 @@ def counts_in_an_array(ctx):
             table.seen += 1
 
     ctx.on_phase(count)
-    prepare = ctx.prepare
-
-    def prepared(*objects):
-        made = prepare(*objects)
-        ctx.track(table=table)
-        return made
-
-    ctx.prepare = prepared
-    train(ctx)
+    train_with(ctx, table=table)
 
 
 def test_an_array_that_was_changed_since_the_boundary_is_not_gone_on_from(tmp_path):

@@ -13,23 +13,21 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset
 
 from elastix.data.audit import audit
 from elastix.errors import ConfigError
-from elastix.events import Resumed, SlicesHandedOver, StateStored, StepCommitted
+from elastix.events import Resumed, SlicesHandedOver, StepCommitted
 from elastix.state import raw_bytes
-from elastix.store import Store
 from elastix.testing.local import run_local
 from elastix.train.replica.sliced_step import Slices
 from tests.crew_runs import PlaceKill, build, checked, configure, data, parallelize, train
-from tests.step_samples import steps_of
+from tests.exact_programs import Jittered
+from tests.run_bytes import final, steps_of
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -127,15 +125,6 @@ def test_several_are_killed_within_one_step(tmp_path, kills):
 
 MESHES = {"shard 2": {"shard": 2}, "shard 3": {"shard": 3}, "both": {"shard": 2, "tensor": 2}}
 EPOCHS = 3
-
-
-def final(run):
-    """The State that a run has left, byte by byte, and its digest."""
-    stored = [event for event in run.events if isinstance(event, StateStored)][-1]
-    with Store(run.directory / "store", read_only=True) as store:
-        state = store.get(stored.ref)
-        tensors = {name: raw_bytes(tensor).clone() for name, tensor in state.tensors.items()}
-    return stored.digest, tensors
 
 
 def exact(tmp_path, workers, mesh, kills=(), epochs=EPOCHS, function=evenly, **options):
@@ -287,20 +276,6 @@ def test_evaluations_are_equal_bit_by_bit_as_well(tmp_path):
         told.append({(path.name.split("-")[1], path.read_text()) for path in files})
     assert told[0] == told[1]
     assert len(told[0]) == 2
-
-
-class Jittered(Dataset):
-    """Samples are shifted by what the global generators give."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, index):
-        x, y = self.dataset[index]
-        return x + np.random.rand() / 10 + torch.rand(1, dtype=x.dtype) / 10, y
 
 
 def loads_ahead(ctx):

@@ -15,12 +15,9 @@ from elastix.errors import ConfigError, TrainError
 from elastix.events import (
     Resumed,
     SlicesHandedOver,
-    StateStored,
     StepVoided,
     WorkerLost,
 )
-from elastix.state import raw_bytes
-from elastix.store import Store
 from elastix.testing import exact_replay
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
@@ -29,7 +26,7 @@ from elastix.train.replica import member
 from tests.exact_programs import train
 from tests.laws import assert_exactly_once, committed
 from tests.laws import joins as entries
-from tests.step_samples import steps_of
+from tests.run_bytes import final, steps_of
 
 EPOCHS = 3
 PROGRAMS = {
@@ -38,15 +35,6 @@ PROGRAMS = {
     "transformer": {"model": "tied", "epochs": EPOCHS},
     "processes": {"model": "convnet", "jitter": True, "num_workers": 2, "epochs": EPOCHS},
 }
-
-
-def final(result):
-    """The last State that was stored, and its digest."""
-    stored = [event for event in result.events if isinstance(event, StateStored)][-1]
-    with Store(result.directory / "store", read_only=True) as store:
-        state = store.get(stored.ref)
-        tensors = {name: raw_bytes(tensor).clone() for name, tensor in state.tensors.items()}
-    return stored.digest, tensors
 
 
 @functools.cache

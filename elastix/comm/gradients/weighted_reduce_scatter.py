@@ -4,12 +4,13 @@ FSDP2 divides by the number of places. That is the mean over samples only if all
 each place multiplies by its part of the worker's samples, and the sum is taken.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from elastix.sharding import fsdp_groups, fsdp_layers
 
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -56,29 +57,18 @@ class WeightedReduceScatter:
 
 def waiting(modules: Sequence[torch.nn.Module]) -> bool:
     """Whether FSDP2 has gradients that it was told not to reduce yet: they get the next weight."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long
-    if fsdp is None:
-        return False
-    layers = (layer for root in modules for layer in root.modules())
-    states: Any = (one._get_fsdp_state() for one in layers if isinstance(one, fsdp.FSDPModule))
-    held = (
-        one for state in states for group in state._fsdp_param_groups for one in group.fsdp_params
-    )
     return any(
         one.unsharded_accumulated_grad is not None
         or getattr(getattr(one, "_unsharded_param", None), "grad", None) is not None
-        for one in held
+        for group in fsdp_groups(modules)
+        for one in group.fsdp_params
     )
 
 
 def weigh(modules: Sequence[torch.nn.Module], part: Callable[[], float]) -> None:
     """From now on FSDP2 weighs the gradients of these modules by `part`."""
-    from torch.distributed.fsdp import FSDPModule  # takes long; only who shards needs it
-
-    reduce_scatter: Any = WeightedReduceScatter(part)
-    for root in modules:
-        for module in root.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
-                module.set_custom_reduce_scatter(reduce_scatter)
+    reduce_scatter = WeightedReduceScatter(part)
+    for layer in fsdp_layers(modules):
+        layer.set_gradient_divide_factor(1.0)
+        layer.set_force_sum_reduction_for_comms(True)
+        layer.set_custom_reduce_scatter(reduce_scatter)

@@ -113,9 +113,8 @@ class Launch:
             Conflict: another process is at this run; names it.
         """
         what = f"run {self._asked.run.name!r} of this store is being trained"
-        patience_s = (
-            takeover.LET_GO_S if self._asked.watch else 0.0
-        )  # a trial has one owner at a time
+        # A trial has one owner at a time.
+        patience_s = takeover.LET_GO_S if self._asked.watch else 0.0
         held.enter_context(Lock(self._directory / DRIVER_LOCK, what, patience_s=patience_s))
         writer = holder(journal.lock_of(self._directory / "journal.jsonl"))
         if writer is not None and writer.stays:

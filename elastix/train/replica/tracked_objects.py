@@ -21,7 +21,7 @@ from elastix.data.loader import Loader
 from elastix.data.rehearsal import ENTRY, Rehearsal
 from elastix.data.source import Source
 from elastix.errors import ConfigError, StateError
-from elastix.sharding import is_sharded, let_go_of_gathered
+from elastix.sharding import fsdp_layers, is_sharded, let_go_of_gathered
 from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import state_digests
 from elastix.train.replica.learning_rate import hold_at_end
@@ -353,14 +353,18 @@ def _watch_optimizers(live: TrackedObjects) -> None:
     """
     reference = weakref.ref(live)
     seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+    layers: list[Any] = []  # that FSDP2 shards
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
         alive = reference()
         if alive is None:
             return
-        # Else parameters are those that a forward pass since backward has gathered.
-        let_go_of_gathered(alive.modules.values())
-        if seen.get(optimizer) != len(optimizer.param_groups):
+        fresh = seen.get(optimizer) != len(optimizer.param_groups)
+        if fresh:  # models are sharded by now: they are not looked through at every step
+            layers[:] = fsdp_layers(alive.modules.values())
+        for layer in layers:  # else parameters are those that a forward pass has gathered since
+            layer.reshard()
+        if fresh:
             alive.check_optimizer(optimizer)
             seen[optimizer] = len(optimizer.param_groups)
         if not any(optimizer is other for other in alive.others.values()):
