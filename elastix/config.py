@@ -69,7 +69,7 @@ class ScalingConfig(_Config):
         num_workers: a fixed number, or (min, max). A run starts with as many as fit, grows up to
             max as the cluster has room, and continues while at least min are left.
         spares: additional workers that are started in advance and wait. One takes the place of a
-            lost worker at the next boundary.
+            lost worker at the next boundary. Where workers are crews, each is a whole crew.
         shadows: additional workers that receive every step but are not in the group. If all members
             are lost at once, the run goes on from a shadow, with no step lost. If a seat is free
             and a spare or a replacement is ready to be the shadow, the shadow takes the seat, and
@@ -638,7 +638,6 @@ def check_crew(
         return
     check_torch()
     for wrong, what in (
-        (scaling.spares > 0, f"spares={scaling.spares}"),
         (scaling.shadows > 0, f"shadows={scaling.shadows}"),
         (failure.recovery != "forward", f"recovery={failure.recovery!r}"),
         (failure.guard is not None, "guard=Guard(...)"),

@@ -33,6 +33,7 @@ from elastix.events import Recovered, Resumed, StepCommitted, WorkerStarted
 from elastix.sharding import local
 from elastix.state import raw_bytes
 from elastix.testing.local import LocalRun, run_local
+from tests.trainables import await_worker
 
 WIDTH, CLASSES = 18, 10
 
@@ -175,6 +176,34 @@ def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: Non
     }
     if ctx.place == 0:
         torch.save(full, log / f"final-{ctx.worker}.pt")
+
+
+def held_until(holds: Mapping[int, int], places: int, ctx) -> None:
+    """As `train`; after each step of `holds` the group waits until that worker waits to be let in.
+
+    Each process says which one it is, in a file.
+    """
+    log = Path(ctx.config["log"])
+    (log / f"pid-{ctx.worker}-{ctx.place}").write_text(str(os.getpid()))
+
+    def look(phase: str, detail: int) -> None:
+        if phase == "wait":
+            (log / f"waits-{ctx.worker}-{ctx.place}").touch()
+        elif phase == "boundary" and ctx.step in holds:
+            for place in range(places):
+                await_worker(log / f"waits-{holds[ctx.step]}-{place}")
+
+    ctx.on_phase(look)
+    train(ctx)
+
+
+def told_pids(log: Path) -> dict[tuple[int, int], int]:
+    """By worker and place, which process it was."""
+    return {
+        (int(worker), int(place)): int(path.read_text())
+        for path in log.glob("pid-*")
+        for _, worker, place in [path.name.split("-")]
+    }
 
 
 def parts(batch, slices):

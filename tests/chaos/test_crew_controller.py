@@ -3,6 +3,7 @@
 Laws: those of crews (tests.crew_runs), nothing rolled back that need not be, nobody left behind.
 """
 
+import functools
 import os
 import signal
 
@@ -10,7 +11,7 @@ import pytest
 import ray
 
 import elastix
-from elastix.events import GenerationFormed, Resumed, WorkerLost, WorkerStarted
+from elastix.events import GenerationFormed, Resumed, WorkerJoined, WorkerLost, WorkerStarted
 from elastix.train.on_ray import takeover
 from tests import crew_runs
 from tests.chaos.test_controller import (
@@ -27,13 +28,13 @@ from tests.chaos.test_controller import (
 pytestmark = pytest.mark.timeout(400)
 
 
-def started(tmp_path):
+def started(tmp_path, spares=0, kills=(), function=crew_runs.train):
     """A run in the background, in its middle; what it was told, and how it ends."""
-    config = crew_runs.configure(tmp_path, samples=60, epochs=6, step_s=0.1)
+    config = crew_runs.configure(tmp_path, kills, samples=60, epochs=6, step_s=0.1)
     trainer = elastix.ElasticTrainer(
-        crew_runs.train,
+        function,
         config=config,
-        scaling=elastix.ScalingConfig(num_workers=2, crew={"shard": 2}),
+        scaling=elastix.ScalingConfig(num_workers=2, crew={"shard": 2}, spares=spares),
         run=elastix.RunConfig(name="chaos", store=str(tmp_path)),
         quiet=True,
     )
@@ -70,6 +71,21 @@ def test_controller_and_a_process_of_a_crew_are_killed_together(cluster, tmp_pat
     os.kill([one.pid, one.mates[0][1]][place], signal.SIGKILL)
     assert_through(tmp_path, config, thread, box)
     assert [event.worker for event in events_of(tmp_path, WorkerLost)] == [1]
+
+
+@pytest.mark.slow
+def test_a_controller_is_killed_while_a_spare_waits_and_another_one_comes_in(cluster, tmp_path):
+    """It cannot say what the old one had told it last, so it is ended and started again."""
+    kills = [crew_runs.PlaceKill(worker=1, place=1, phase="in backward", step=8)]
+    held = functools.partial(crew_runs.held_until, {3: 2, 8: 3}, 2)
+    config, thread, box = started(tmp_path, 1, kills, held)
+    os.kill(controller_pid(tmp_path), signal.SIGKILL)
+    assert_through(tmp_path, config, thread, box)
+    assert [event.worker for event in events_of(tmp_path, WorkerJoined)] == [3]
+    lost = [(event.worker, event.cause) for event in events_of(tmp_path, WorkerLost)]
+    assert (1, "died") in lost
+    pids = crew_runs.told_pids(tmp_path / "log")
+    assert not {pids[3, 0], pids[3, 1]} & {pids[2, 0], pids[2, 1]}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 Processes outlive their workers, and never change their place, so who was who is told by their ids.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -24,7 +25,15 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe import journal
-from tests.crew_runs import PlaceKill, assert_laws, configure, data, train
+from tests.crew_runs import (
+    PlaceKill,
+    assert_laws,
+    configure,
+    data,
+    held_until,
+    told_pids,
+    train,
+)
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -53,23 +62,29 @@ def loss(model, batch):
     return F.cross_entropy(model(x), y)
 
 
-def fit(tmp_path, workers, crew, kills=(), checkpoint=None, function=told, exact=False, **options):
+def fit(
+    tmp_path,
+    workers,
+    crew,
+    kills=(),
+    checkpoint=None,
+    function=told,
+    exact=False,
+    spares=0,
+    **options,
+):
     """Run, and assert the laws of crews: the events, and the process ids by worker and place."""
     config = configure(tmp_path, kills, **options)
     result = elastix.ElasticTrainer(
         function,
         config=config,
-        scaling=elastix.ScalingConfig(num_workers=workers, crew=crew),
+        scaling=elastix.ScalingConfig(num_workers=workers, crew=crew, spares=spares),
         run=elastix.RunConfig(name="test", store=str(tmp_path / "store"), exact=exact),
         checkpoint=checkpoint,
         quiet=True,
     ).fit()
     assert_laws(config, list(result.events), crew)
-    pids = {
-        tuple(map(int, path.name.split("-")[1:])): int(path.read_text())
-        for path in Path(config["log"]).glob("pid-*")
-    }
-    return result, pids
+    return result, told_pids(Path(config["log"]))
 
 
 def of(kind, result):
@@ -120,6 +135,38 @@ def test_an_exact_run_of_crews_has_the_bytes_of_the_quiet_one(cluster, tmp_path)
         found.append(result.audit.lines["bytes"])
         assert of(StateStored, result)[-1].digest
     assert found[0] == found[1]
+
+
+def test_a_spare_is_let_in_for_a_worker_that_loses_a_process_and_is_replaced(cluster, tmp_path):
+    """Its processes are in the journal before the loss; what is left is part of the next spare."""
+    kills = [
+        PlaceKill(worker=1, place=1, phase="in backward", step=2),
+        PlaceKill(worker=2, place=0, phase="in forward", step=5),
+    ]
+    held = functools.partial(held_until, {2: 2, 5: 3}, 2)
+    result, pids = fit(tmp_path, 2, {"shard": 2}, kills, function=held, spares=1, epochs=2)
+    assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(1, "died"), (2, "died")]
+    events = list(result.events)
+    for lost, spare in ((1, 2), (2, 3)):
+        started, gone, joined = (
+            next(at for at, e in enumerate(events) if isinstance(e, kind) and e.worker == worker)
+            for kind, worker in ((WorkerStarted, spare), (WorkerLost, lost), (WorkerJoined, spare))
+        )
+        assert started < gone < joined
+        told = [events[started].pid, *(pid for _, pid in events[started].mates)]
+        assert told == [pids[spare, 0], pids[spare, 1]]
+    assert (pids[3, 0] == pids[1, 0], pids[3, 1] == pids[1, 1]) == (True, False)
+    assert of(StepCommitted, result)[-1].world_size == 2
+
+
+@pytest.mark.slow
+def test_a_process_of_a_spare_dies_while_it_waits(cluster, tmp_path):
+    kills = [PlaceKill(worker=2, place=1, phase="wait", step=0)]
+    held = functools.partial(held_until, {2: 3}, 2)
+    result, pids = fit(tmp_path, 2, {"shard": 2}, kills, function=held, spares=1)
+    assert [e.worker for e in of(WorkerLost, result)] == [2]
+    assert [e.members for e in of(GenerationFormed, result)] == [(0, 1)]
+    assert (pids[3, 0] == pids[2, 0], pids[3, 1] == pids[2, 1]) == (True, False)
 
 
 @pytest.mark.slow

@@ -281,7 +281,6 @@ def test_a_mesh_that_cannot_be_is_refused(crew, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"spares": 1}, "spares=1"),
         ({"shadows": 1}, "shadows=1"),
         ({"exact": True, "recompute_every": 10}, "recompute_every=10"),
         ({"recovery": "rollback"}, "recovery='rollback'"),
@@ -298,7 +297,6 @@ def test_what_crews_do_not_do_yet_is_refused_before_anything_starts(options, sai
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"scaling": {"spares": 1}}, "spares=1"),
         ({"scaling": {"shadows": 1}}, "shadows=1"),
         ({"scaling": {"gpus_per_worker": 2}}, "gpus_per_worker=2"),
         ({"scaling": {"placement": "STRICT_PACK"}}, "placement='STRICT_PACK'"),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastix.config import FailureConfig
-from elastix.events import Events, GenerationFormed, WorkerLeft, WorkerLost
+from elastix.events import Events, GenerationFormed, StepCommitted, WorkerLeft, WorkerLost
 from elastix.train.control.crews import Crews
 from elastix.train.control.messages import (
     Disband,
@@ -15,6 +15,7 @@ from elastix.train.control.messages import (
     Outcome,
     OutcomeKind,
     Ready,
+    RecordEvents,
     Started,
 )
 from elastix.train.control.terms import RunTerms
@@ -79,9 +80,9 @@ class Slots:
 class Played(CrewController):
     """Crews of two, on these nodes: process after process."""
 
-    def __init__(self, nodes):
+    def __init__(self, nodes, spares=0):
         failure = FailureConfig(replace=True)
-        workers = len(nodes) // 2
+        workers = len(nodes) // 2 - spares
         terms = RunTerms(
             founders=workers,
             min_workers=1,
@@ -94,15 +95,13 @@ class Played(CrewController):
         self.events, self.started = [], []
         self._plan = SimpleNamespace(failure=failure)
         self._settings = SimpleNamespace(processes=2)
-        self._checkpoints = SimpleNamespace(lost=lambda holder: None)
+        self._checkpoints = SimpleNamespace(lost=lambda holder: None, poke=lambda: None)
         self._crews, self._slots = Crews(2, {}, again=False), Slots(nodes)
-        self._together, self._unused = False, []
+        self._together, self._unwritable, self._unused = False, False, []
         self._handles, self._places, self._killed = {}, {}, []
         self._look_for_room()
         for worker in range(workers):
-            first = self._crews.of(worker)[0]
-            self._heed(first, worker, Started(pid=1, device="cpu", node=self.started[first].node))
-            self._heed(first, worker, Ready(("host", worker)))
+            self.prepares(worker)
         for worker in range(workers):
             self.says(worker, Entered(1))
 
@@ -114,6 +113,11 @@ class Played(CrewController):
     def _emit(self, event, sequence=None):
         self.events.append(event)
         return True
+
+    def prepares(self, worker):
+        first = self._crews.of(worker)[0]
+        self._heed(first, worker, Started(pid=1, device="cpu", node=self.started[first].node))
+        self._heed(first, worker, Ready(("host", worker)))
 
     def says(self, worker, message):
         self._heed(self._crews.of(worker)[0], worker, message)
@@ -188,3 +192,52 @@ def test_nobody_leaves_for_a_node_of_others(controller):
     controller.looks()
     assert len(controller.of(GenerationFormed)) == 1
     assert [process.ended for process in controller.started] == [""] * 4
+
+
+# ---------------------------------------------------------------------------- spares
+
+
+@pytest.fixture
+def spared():
+    """Workers 0 and 1, and a spare that is ready."""
+    played = Played(["a"] * 6, spares=1)
+    assert len(played.started) == 4
+    played.looks()  # the group has come about
+    assert played._crews.of(2) == [4, 5]
+    played.prepares(2)
+    assert [event.members for event in played.of(GenerationFormed)] == [(0, 1)]
+    return played
+
+
+def test_a_spare_is_let_in_before_the_mates_of_the_lost_process_are_out(spared):
+    spared.loses(3)
+    spared.says(0, Entered(2))
+    formed = [(event.members, event.cause) for event in spared.of(GenerationFormed)]
+    assert formed[1:] == [((0,), "loss"), ((0, 2), "join")]
+    assert len(spared.started) == 6  # no process was started for it
+
+
+def test_mates_of_the_lost_process_and_a_fresh_one_are_the_next_spare(spared):
+    spared.loses(3)
+    spared.says(0, Entered(2))
+    spared.says(2, Entered(3))
+    spared.comes_to(1, OutcomeKind.FREE, 2)
+    assert len(spared.started) == 6  # the survivors come first
+    spared.says(0, RecordEvents(((1, step(1, generation=3)),)))
+    assert spared._crews.of(3) == [2, 6]
+    spared.prepares(3)
+    assert spared._conductor.membership.members == (0, 2)
+
+
+def test_a_spare_that_loses_a_process_is_replaced_and_the_group_stays_as_it_is(spared):
+    spared.loses(5)
+    assert [event.worker for event in spared.of(WorkerLost)] == [2]
+    assert ("hear", 2, Disband()) in spared.started[4].actor.calls
+    spared.comes_to(2, OutcomeKind.FREE, 4)
+    spared.says(0, RecordEvents(((1, step(1, generation=1)),)))
+    assert spared._crews.of(3) == [4, 6]
+    assert len(spared.of(GenerationFormed)) == 1
+
+
+def step(number, generation):
+    return StepCommitted(step=number, generation=generation, world_size=2, batches=())

@@ -1,0 +1,120 @@
+"""Spares of workers that are crews: whole workers that wait, and are let in when another is lost.
+
+Real processes on gloo. Laws: those of crews (tests.crew_runs) throughout.
+"""
+
+import functools
+
+import pytest
+
+from elastix.events import (
+    GenerationFormed,
+    Recovered,
+    Resumed,
+    StepCommitted,
+    WorkerJoined,
+    WorkerLost,
+    WorkerStarted,
+)
+from tests.crew_runs import PlaceKill, checked, held_until, told_pids
+
+pytestmark = pytest.mark.timeout(240)
+
+PLACES = 2
+FOUNDERS = 2
+SPARE, NEXT = FOUNDERS, FOUNDERS + 1
+
+
+def ready(tmp_path, kills, holds, **options):
+    """Run with a spare, and with steps at which others wait for it."""
+    options = {"replace": True, "spares": 1, "epochs": 3, **options}
+    function = functools.partial(held_until, holds, PLACES)
+    found = checked(tmp_path, FOUNDERS, {"shard": PLACES}, kills, function=function, **options)
+    return found.run, told_pids(tmp_path / "log")
+
+
+def kill(worker, place, phase="bucket", step=3, **fixed):
+    return PlaceKill(worker=worker, place=place, phase=phase, step=step, **fixed)
+
+
+def of(kind, run):
+    return [event for event in run.events if isinstance(event, kind)]
+
+
+def fills(run):
+    """By worker that was let in, and made the group as large as it was: the step of that."""
+    return {event.worker: event.step for event in of(WorkerJoined, run)}
+
+
+BOTH = [kill(1, 0, "filled"), kill(1, 1, "filled")]
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param([kill(1, 1)], id="follower"),
+        pytest.param([kill(1, 0, "in forward")], id="speaker", marks=SLOW),
+        pytest.param([kill(0, 0)], id="first speaker", marks=SLOW),
+        pytest.param(BOTH, id="whole worker", marks=SLOW),
+    ],
+)
+def test_a_spare_makes_a_loss_good_at_the_next_boundary_and_is_replaced(tmp_path, kills):
+    lost = kills[0].worker
+    run, pids = ready(tmp_path, kills, {3: SPARE, 8: NEXT})
+    assert [event.worker for event in of(WorkerLost, run)] == [lost]
+    sizes = {event.step: event.world_size for event in of(StepCommitted, run)}
+    assert sizes[4] == 1  # the step in hand
+    assert fills(run).keys() == {SPARE}
+    assert fills(run)[SPARE] <= 5  # that step, or the one after it
+    assert {size for step, size in sizes.items() if step > fills(run)[SPARE]} == {2}
+    started = [event.worker for event in of(WorkerStarted, run)]
+    assert started == [0, 1, SPARE, NEXT]
+    told = run.events.index
+    (joined,) = of(WorkerJoined, run)
+    assert told(joined) < told(of(WorkerStarted, run)[-1])  # nobody has waited for a process
+    dead = {one.place for one in kills}
+    for place in range(PLACES):  # who was well is part of the next spare
+        assert (pids[NEXT, place] == pids[lost, place]) == (place not in dead)
+    assert len(set(pids.values())) == 6 + len(dead)
+
+
+@pytest.mark.slow
+def test_the_spare_that_came_in_is_lost_and_its_replacement_comes_in(tmp_path):
+    kills = [kill(1, 1), kill(SPARE, 0, step=8)]
+    run, pids = ready(tmp_path, kills, {3: SPARE, 8: NEXT, 12: NEXT + 1}, epochs=4)
+    assert fills(run).keys() == {SPARE, NEXT}
+    assert fills(run)[NEXT] <= 10
+    assert pids[NEXT, 0] == pids[1, 0]
+    assert pids[NEXT + 1, 1] == pids[SPARE, 1]
+
+
+@pytest.mark.parametrize("place", [1, pytest.param(0, marks=SLOW)])
+def test_a_process_of_a_spare_dies_while_it_waits_and_nobody_notices(tmp_path, place):
+    """Its mate and a fresh process are the next spare."""
+    dies = kill(SPARE, place, "wait", step=0)
+    run, pids = ready(tmp_path, [dies], {3: NEXT})
+    assert [event.worker for event in of(WorkerLost, run)] == [SPARE]
+    assert len(of(GenerationFormed, run)) == 1
+    assert not of(Recovered, run)
+    assert [(worker, place) for worker, place, _ in run.freed] == [(SPARE, 1 - place)]
+    assert pids[NEXT, 1 - place] == pids[SPARE, 1 - place]
+
+
+@pytest.mark.slow
+def test_a_spare_comes_in_where_nobody_is_replaced(tmp_path):
+    """There is no room for another process, but for those of the workers that are lost."""
+    run, _ = ready(tmp_path, [kill(1, 1)], {3: SPARE}, replace=False)
+    assert fills(run).keys() == {SPARE}
+    assert [event.worker for event in of(WorkerStarted, run)] == [0, 1, SPARE]
+
+
+@pytest.mark.slow
+def test_no_worker_is_whole_and_the_spare_comes_in_beside_what_was_held(tmp_path):
+    """A spare has nothing of the State, so those who have it are the group first."""
+    kills = [kill(0, 1, "in backward"), kill(1, 0, "in backward")]
+    run, pids = ready(tmp_path, kills, {3: SPARE}, epochs=6, step_s=0.1)
+    assert [(event.step, event.held) for event in of(Resumed, run)] == [(3, True)]
+    founder = of(GenerationFormed, run)[-1].members[0]
+    assert (pids[founder, 0], pids[founder, 1]) == (pids[0, 0], pids[1, 1])
+    assert of(StepCommitted, run)[-1].world_size == 2
