@@ -112,8 +112,9 @@ def test_a_follower_is_killed_and_then_a_speaker_and_mates_go_on_as_others(
     assert pids[2, 0] == pids[1, 0]  # it was free
     assert pids[3, 1] == pids[2, 1]
     assert len(set(pids.values())) == 6
-    started = [(e.pid, *(pid for _, pid in e.mates)) for e in of(WorkerStarted, result)]
-    assert started == [(pids[w, 0], pids[w, 1]) for w in range(4)]
+    started = {e.worker: (e.pid, *(pid for _, pid in e.mates)) for e in of(WorkerStarted, result)}
+    assert started == {w: (pids[w, 0], pids[w, 1]) for w in range(4)}
+    assert len(of(WorkerStarted, result)) == 4
     assert result.audit.loaders[0].epochs == 2
     last = of(StepCommitted, result)[-1].step
     assert {e.worker for e in of(Recovered, result)} == {0}
