@@ -79,7 +79,18 @@ async function draw(wanted = () => true) {
     await Plotly.react(document.getElementById(id), data, whole, options);
   }
   document.documentElement.dataset.drawn = Object.keys(figures).length;
+  for (const box of document.querySelectorAll(scrolled)) hint(box);
 }
+
+// Whoever reads a table or a plot on a narrow screen is to see that it goes on to the right.
+const scrolled = ".scroll, .plot-scroll";
+
+function hint(box) {
+  box.toggleAttribute("data-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 2);
+}
+
+document.addEventListener("scroll", ({ target }) => target.matches?.(scrolled) && hint(target), { capture: true, passive: true });
+addEventListener("resize", () => document.querySelectorAll(scrolled).forEach(hint));
 
 function key(cell) {
   const text = cell.dataset.key ?? cell.textContent;

@@ -48,10 +48,9 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """How it is set: numbers without line breaks, long texts with room."""
-        if isinstance(self.key, int | float):
-            return "number"
-        return "long" if len(self.text) > 24 else ""
+        """How it is set: long texts with line breaks and room for them, all else on one line."""
+        is_text = not isinstance(self.key, int | float)
+        return "long" if is_text and len(self.text) > 24 else ""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,8 @@ def _model(entry: Entry) -> list[Cell]:
 def _difference(place: int, parent: str, diff: Diff) -> Section:
     rows = list(_changes(diff))
     left_out = max(0, len(rows) - _NAMES)
-    caption = f"{len(diff.same)} tensors are the same."
+    same = len(diff.same)
+    caption = f"{same} tensor is the same." if same == 1 else f"{same} tensors are the same."
     caption += f" {left_out} more differences are not shown." if left_out else ""
     names = ("", "name", "change")
     table = Table(f"diff-{place}", f"Against {parent[:12]}", names, rows[:_NAMES], caption)

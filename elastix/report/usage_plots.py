@@ -82,4 +82,4 @@ def _parts(training: Training) -> Figure | None:
         "What the training thread was at: reading data, computing, waiting for buckets to be "
         "reduced, waiting for the others, checkpoints, evaluation, recoveries, the start."
     )
-    return Figure("parts", "Where the time goes", caption, drawn)
+    return Figure("parts", "Where the time goes", caption, drawn, wide=True)

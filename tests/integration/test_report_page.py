@@ -201,6 +201,18 @@ def test_no_page_is_wider_than_the_window(browser, run_page, campaign_file, kind
         until(browser, f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
 
 
+def test_what_goes_on_to_the_right_fades_there_until_it_has_been_read(browser, campaign_file):
+    shown(browser, campaign_file, width=360)
+    more = "[...document.querySelectorAll('[data-more]')].map(box => box.querySelector('[id]')?.id)"
+    until(browser, f"{more}.includes('trials-table') && {more}.includes('lineage')")
+    table = "document.getElementById('trials-table').parentNode"
+    assert browser.execute_script(f"return getComputedStyle({table}).maskImage") != "none"
+    browser.execute_script(f"{table}.scrollLeft = 1e6")
+    until(browser, f"!{more}.includes('trials-table') && {more}.includes('lineage')")
+    look(browser, 1400, 900, dark=False)
+    until(browser, f"!{more}.includes('lineage')")
+
+
 def test_it_asks_for_nothing_from_the_network(browser, run_page, campaign_file):
     for path in (run_page, campaign_file):
         shown(browser, path)
@@ -285,6 +297,21 @@ def test_nothing_of_a_user_runs(browser, tmp_path, kind):
     body = browser.execute_script("return document.body.textContent")
     assert EVIL[1] in body  # as text, and whole
     assert EVIL[5] in body
+
+
+def test_why_a_run_failed_can_be_read_to_its_end(browser, tmp_path):
+    """The last line of a traceback is one long sentence."""
+    events = list(run_events(steps=30, ended=False))
+    trace = "Traceback (most recent call last):\nConfigError: " + "a sentence that goes on " * 40
+    events.append(WorkerRaised(t=BEGAN + 20, worker=0, rank=0, step=30, traceback=trace))
+    events.append(RunEnded(t=BEGAN + 21, outcome="failed", step=30, message="x"))
+    path = tmp_path / "report.html"
+    write(training_page("digits", tmp_path, tell(events), None, BEGAN + 22), path)
+    for width in (1280, 360):
+        shown(browser, path, width=width)
+        box = browser.find_element(By.CSS_SELECTOR, "#failure pre")
+        assert box.text.endswith("goes on")
+        assert browser.execute_script("return arguments[0].scrollWidth", box) <= width
 
 
 def test_the_policy_would_stop_a_script_that_got_in(browser, run_page, tmp_path):

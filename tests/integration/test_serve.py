@@ -198,7 +198,7 @@ def test_a_model_says_what_differs_from_its_parent(browser, address):
     text = browser.execute_script("return document.querySelector('main').innerText")
     assert "changed\tw" in text
     assert "<b>bold</b>" in text
-    assert "1 tensors are the same" in text
+    assert "1 tensor is the same." in text
     assert "ancestor" in text
 
 
