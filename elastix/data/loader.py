@@ -6,7 +6,9 @@ they are read, in worker processes if asked (read_ahead.py), and when a step cou
 """
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from opcode import opmap
 from typing import Any, Protocol, cast
 
 from elastix.arguments import is_whole, whole
@@ -22,6 +24,7 @@ from elastix.events import BatchShares, LoaderOpened, Span
 
 logger = logging.getLogger(__name__)
 _OFTEN = 3
+_UNPACK = opmap["UNPACK_SEQUENCE"]
 
 
 class Pace(Protocol):
@@ -428,6 +431,12 @@ class Epoch:
         return self._loader.steps_left
 
     def __iter__(self) -> Iterator[Any]:
+        caller = sys._getframe(1)
+        if caller.f_code.co_code[caller.f_lasti] == _UNPACK:  # for x, y in loader.epochs(n)
+            raise ConfigError(
+                "an epoch was unpacked as if it were a batch. Nothing was read. Write one loop "
+                "within the other: for epoch in loader.epochs(n): for inputs, targets in epoch: ..."
+            )
         return _Batches(self._loader)
 
 

@@ -59,6 +59,19 @@ def loader_first(ctx):
     ctx.loader(trainables.samples(20), batch_size=4)
 
 
+def in_plain_torch(ctx):
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def epoch_as_a_batch(ctx):
+    ctx.prepare(torch.nn.Linear(4, 3))
+    for _inputs, _targets in ctx.loader(trainables.samples(20), batch_size=4).epochs(2):
+        pass
+
+
 def frozen(ctx):
     ctx.prepare(torch.nn.Linear(4, 3).requires_grad_(False))
 
@@ -69,6 +82,8 @@ def frozen(ctx):
         (strange_optimizer, r"parameter 0 of group 0 of the SGD, shape \(3, 4\), belongs to no"),
         (tracked_stranger, r"parameter 0 of group 0 of the SGD, .* Nothing was tracked"),
         (tracked_too_early, r"parameter 0 of group 0 of the SGD, .* Nothing was prepared"),
+        (in_plain_torch, "without ctx.prepare, so the workers never formed a group"),
+        (epoch_as_a_batch, "an epoch was unpacked as if it were a batch. Nothing was read"),
         (added_later, r"parameter 0 of group 1 of the SGD, .* No step was taken"),
         (no_length, "Stream has no length"),
         (small_batch, "a global batch of 1 cannot be split over 2 workers"),
@@ -114,7 +129,7 @@ def kept_optimizers(ctx):
 
 
 def test_an_optimizer_that_no_joiner_would_have_takes_no_step(tmp_path):
-    with pytest.raises(ConfigError, match=r"Adam that was not prepared .* ctx.track\(optimizer2="):
+    with pytest.raises(ConfigError, match=r"\(Adam\) that was not .* ctx.track\(optimizer2="):
         run_local(late_optimizer, 2, directory=tmp_path)
 
 

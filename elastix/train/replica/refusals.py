@@ -42,6 +42,16 @@ def prepared_twice() -> ConfigError:
     )
 
 
+def never_prepared() -> ConfigError:
+    """A train function of a group came to its end, and its worker had never joined the group."""
+    return ConfigError(
+        "the train function came to its end without ctx.prepare, so the workers never formed a "
+        "group: each did the same by itself. Nothing of it is stored. Give ctx.prepare the model "
+        "and the optimizer, and draw the batches from ctx.loader. (With an adapter the group "
+        "forms at the first batch.)"
+    )
+
+
 def inherits_late() -> ConfigError:
     """ctx.prepare was called before ctx.inherit."""
     return ConfigError(

@@ -10,6 +10,7 @@ from elastix.errors import ElastixError
 
 _OURS = str(Path(__file__).parents[2])
 _TESTING = str(Path(_OURS) / "testing")  # train functions live there too
+_LIBRARIES = {"site-packages", "dist-packages"}
 
 
 def told(error: BaseException) -> str:
@@ -21,11 +22,29 @@ def told(error: BaseException) -> str:
     part: traceback.TracebackException | None = whole
     while part is not None and id(part) not in seen:
         seen.add(id(part))
-        part.stack = traceback.StackSummary.from_list([f for f in part.stack if not _is_ours(f)])
+        kept = [frame for frame in part.stack if not _is_ours(frame)]
+        if isinstance(error, ElastixError):
+            kept = _up_to_the_users_call(kept)
+        part.stack = traceback.StackSummary.from_list(kept)
         if isinstance(error, ElastixError):  # its message says what the causes were
             part.__cause__, part.__suppress_context__ = None, True
         part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
     return "".join(whole.format())
+
+
+def _up_to_the_users_call(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Without what a library, or a dataclass of ours, did between that call and us.
+
+    All of them if everything is a library's, as where the train function is installed.
+    """
+    end = len(frames)
+    while end and _is_between(frames[end - 1]):
+        end -= 1
+    return frames[:end] or frames
+
+
+def _is_between(frame: traceback.FrameSummary) -> bool:
+    return frame.filename == "<string>" or not _LIBRARIES.isdisjoint(Path(frame.filename).parts)
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:

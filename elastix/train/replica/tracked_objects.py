@@ -108,8 +108,9 @@ class TrackedObjects:
                 )
             if not isinstance(other, Stateful):
                 raise ConfigError(
-                    f"ctx.prepare got a {type(other).__name__}, which has no state_dict and "
-                    "load_state_dict, so a joiner could not be given its state."
+                    f"ctx.prepare got an object ({type(other).__name__}) without state_dict and "
+                    "load_state_dict, so a joiner could not be given its state. Nothing was "
+                    "prepared. Give it modules, optimizers, schedulers and the like."
                 )
             if isinstance(other, torch.optim.SparseAdam):
                 raise ConfigError(
@@ -142,10 +143,10 @@ class TrackedObjects:
         prepared = states.parameter_names(self.modules)
         if any(id(p) in prepared for group in optimizer.param_groups for p in group["params"]):
             raise ConfigError(
-                f"a {type(optimizer).__name__} that was not prepared is about to change prepared "
-                "parameters. A joiner, and a run that is continued, would not have its moments. No "
-                "step was taken. Give it to ctx.prepare with its model; one that is made later, to "
-                "ctx.track(optimizer2=optimizer)."
+                f"an optimizer ({type(optimizer).__name__}) that was not prepared is about to "
+                "change prepared parameters. A joiner, and a run that is continued, would not have "
+                "its moments. No step was taken. Give it to ctx.prepare with its model; one that "
+                "is made later, to ctx.track(optimizer2=optimizer)."
             )
 
     def keep_outer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from elastix.comm.protocol.participant import Fenced, OutOfMemory, Released
 from elastix.errors import ElastixError, QuorumLost, StoreError
 from elastix.train.control.messages import Outcome, OutcomeKind
-from elastix.train.replica import tracebacks
+from elastix.train.replica import refusals, tracebacks
 from elastix.train.replica.context import Context
 from elastix.train.replica.exactness import deterministic_operators
 from elastix.train.replica.member import Member, Paused
@@ -40,8 +40,7 @@ def run_train(
         with deterministic_operators() if member.settings.exact else nullcontext():
             before()
             paused = _paused(train, Context(member, config))
-            if member.prepared:
-                member.finish("paused" if paused else "final")
+            _finish(member, "paused" if paused else "final")
         if member.watching:  # it took no part: nobody has to know that it is through
             return Outcome(kind=OutcomeKind.LEFT, step=member.step)
         return Outcome(
@@ -94,6 +93,18 @@ def _paused(train: Callable[[Context], None], ctx: Context) -> bool:
     except Paused:
         return True
     return False
+
+
+def _finish(member: Member, reason: str) -> None:
+    """The function is through.
+
+    Raises:
+        ConfigError: it has never joined the group that it was to be trained by.
+    """
+    if member.prepared:
+        member.finish(reason)
+    elif not member.settings.alone:
+        raise refusals.never_prepared()
 
 
 def _was_cut(member: Member, error: BaseException) -> bool:

@@ -4,6 +4,7 @@ import json
 
 import torch
 
+import elastix
 from elastix.arguments import of_kind
 from elastix.errors import ConfigError
 from elastix.observe import event_text
@@ -37,6 +38,24 @@ def test_a_refusal_ends_where_the_user_called():
     assert "in wrong" in text
     assert "arguments.py" not in text
     assert text.rstrip().endswith("Nothing was started.")
+
+
+def test_a_refusal_that_a_library_comes_to_ends_where_the_user_called():
+    def wrong():
+        optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)
+        optimizer.register_step_pre_hook(elastix.RunConfig)
+        optimizer.step()
+
+    text = raised_by(wrong)
+    assert "optimizer.step()" in text
+    assert "torch/optim" not in text
+    assert "RunConfig takes no argument without a name" in text
+
+
+def test_a_refusal_of_a_configuration_ends_where_it_was_made():
+    text = raised_by(lambda: elastix.RunConfig(name="a/b"))
+    assert 'RunConfig(name="a/b")' in text
+    assert "<string>" not in text
 
 
 def test_causes_of_a_refusal_are_in_its_message():
