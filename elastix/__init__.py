@@ -8,6 +8,7 @@ import importlib as _importlib
 import importlib.util as _util
 import typing as _typing
 
+from elastix import arguments as _arguments
 from elastix.config import (
     Budget,
     CheckpointConfig,
@@ -220,7 +221,8 @@ def __getattr__(name: str) -> _typing.Any:  # noqa: ANN401 - whatever is asked f
         return _importlib.import_module("importlib.metadata").version(__name__)
     if not name.startswith("_") and _util.find_spec(f"{__name__}.{name}") is not None:
         return _importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module 'elastix' has no attribute {name!r}")
+    hint = _arguments.closest(name, __all__).rstrip() if not name.startswith("_") else ""
+    raise AttributeError(f"module 'elastix' has no attribute {name!r}. {hint}".rstrip())
 
 
 def __dir__() -> list[str]:

@@ -29,6 +29,24 @@ _WORDS: dict[Any, str] = {
     str: "text",
 }
 _CONFIGURATIONS: dict[str, Sequence[str]] = {}  # the arguments of each
+_SHORT = 3  # letters that many names have in them
+_PEERS = {  # their words for our arguments
+    "dirpath": "store",
+    "max_evals": "budget",
+    "max_failures": "max_worker_losses",
+    "monitor": "best",
+    "n_trials": "budget",
+    "num_samples": "budget",
+    "param_space": "space",
+    "run_config": "run",
+    "sampler": "searcher",
+    "save_top_k": "keep_best",
+    "scheduler": "rungs",
+    "search_alg": "searcher",
+    "storage_path": "store",
+    "train_loop_config": "config",
+    "use_gpu": "gpus_per_worker",
+}
 
 
 def checked(call: C) -> C:
@@ -39,7 +57,8 @@ def checked(call: C) -> C:
     dataclass calls `check_fields` when it has converted them.
     """
     if not isinstance(call, type):
-        return _checked(call, call.__qualname__.removesuffix(".__init__"), values=False)
+        name = call.__qualname__.removesuffix(".__init__").replace("Context.", "ctx.")
+        return _checked(call, name, values=False)
     plain_class = not is_dataclass(call)
     made: Any = call
     parameters = inspect.signature(call).parameters
@@ -113,7 +132,7 @@ def _misfit(
     names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     listed = f"It has {', '.join(names)}." if names else "It has none."
     if takes_all and not names:
-        listed = "There may be any."
+        listed = "Any names will do."
     unknown = [name for name in kwargs if name not in names and not takes_all]
     if unknown:
         hint = meant(owner, unknown[0], names)
@@ -121,9 +140,13 @@ def _misfit(
     by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_place):
         some = f"only {' and '.join(by_place)}" if by_place else "no argument"
+        extra = args[len(by_place)]
+        instead = "name=value"
+        if takes_all and isinstance(extra, Mapping):
+            instead = "** before it, or name=value"
         return (
-            f"{owner} takes {some} without a name, and was given {args[len(by_place)]!r}. Nothing "
-            f"was done. Write name=value. {listed}"
+            f"{owner} takes {some} without a name, and was given {extra!r}. Nothing was done. "
+            f"Write {instead}. {listed}"
         )
     given_names = {*by_place[: len(args)], *kwargs}
     missing = [
@@ -140,10 +163,22 @@ def _misfit(
 
 def meant(owner: str, name: str, names: Sequence[str]) -> str:
     """What a wrong name was to be: a sentence with a blank behind it, or nothing."""
-    owners = [other for other, its in _CONFIGURATIONS.items() if name in its and other != owner]
+    word = _PEERS.get(name, name)
+    if word != name and word in names:
+        return f"Did you mean {word!r}? "
+    owners = [other for other, its in _CONFIGURATIONS.items() if word in its and other != owner]
     if owners:
-        return f"{' and '.join(owners)} has it: {owners[0]}({name}=...). "
-    close = difflib.get_close_matches(name, names, 1)
+        what = "it" if word == name else word
+        return f"{' and '.join(owners)} has {what}: {owners[0]}({word}=...). "
+    return closest(name, names)
+
+
+def closest(name: str, names: Sequence[str]) -> str:
+    """The name that one looks like: a sentence with a blank behind it, or nothing."""
+    low = name.lower()
+    longer = [one for one in names if len(low) > _SHORT and low in one.lower()]
+    shorter = [one for one in names if len(one) > _SHORT and one.lower() in low]
+    close = longer or difflib.get_close_matches(name, names, 1) or shorter
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
@@ -157,13 +192,23 @@ def check_train(train: Callable[..., object], elsewhere: str) -> None:
     Raises:
         ConfigError: it cannot be called with a Context alone, or such a call would do nothing.
     """
-    require(callable(train), f"train must be a function of one argument, not {train!r}.")
+    require(
+        callable(train),
+        f"train must be a function of one argument, not {train!r}. Nothing was started. Give the "
+        "function itself, not what a call of it returns.",
+    )
+    is_model = any(each.__qualname__ == "Module" for each in type(train).__mro__)
+    require(
+        not is_model,
+        f"train is a model ({type(train).__name__}). Nothing was started. Give the function that "
+        "trains it: it takes the Context, and builds the model itself.",
+    )
     try:
         inspect.signature(train).bind(None)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"train must take exactly one argument, the Context: {error}. Give it what else it "
-            f"needs through {elsewhere}."
+            f"train must take exactly one argument, the Context: {error}. Nothing was started. "
+            f"Give it what else it needs through {elsewhere}."
         ) from error
     for kind, found in (
         ("with `async def`", inspect.iscoroutinefunction(train)),

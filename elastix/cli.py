@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
+import elastix
 from elastix.commands import campaigns, data, exit_codes, output
 from elastix.commands.bench import bench
 from elastix.commands.dashboard import grafana
@@ -33,7 +34,12 @@ from elastix.errors import ConfigError
 if TYPE_CHECKING:
     from elastix.store import Entry, Store
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+_HELP = """Elastic PyTorch training and architecture search on Ray.
+
+Tables on a terminal, `--json` for programs. Exit codes: 0 done; 1 no (damage found, no such model,
+a conflict); 2 the call is wrong.
+"""
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")
 app.add_typer(runs_app, name="runs")
@@ -67,9 +73,22 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 _META = 400  # characters of a model's metadata
 
 
-@app.callback()
-def main(debug: Debug = False) -> None:
-    """Elastic PyTorch training and architecture search on Ray."""
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        output.say(f"elastix {elastix.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_tell_version, is_eager=True, help="Show it and exit."),
+]
+
+
+@app.callback(help=_HELP)
+def main(debug: Debug = False, version: Version = False) -> None:
+    """Options before a verb."""
+    del version  # told already
     exit_codes.show_tracebacks(debug)
 
 

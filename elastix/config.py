@@ -15,7 +15,8 @@ from typing import Any, Literal, Self
 
 from packaging.version import Version
 
-from elastix.arguments import check_call, check_fields, checked, is_whole, of_kind, require, whole
+from elastix.arguments import check_call, check_fields, checked, is_whole, of_kind, whole
+from elastix.arguments import require as _require
 
 Placement = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 Recovery = Literal["forward", "rollback"]
@@ -25,6 +26,11 @@ _CLOUDS = ("aws", "gcp", "azure")
 _ADDRESS = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?")
 _OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9  # of DiLoCo, as its authors have them
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError, unless the condition holds; it says that nothing was started."""
+    _require(condition, message if "Nothing" in message else f"{message} Nothing was started.")
 
 
 class _OfInit:

@@ -92,9 +92,9 @@ class LoneScript:
                 continue
             if self.entered:
                 raise ConfigError(
-                    f"{self.peer} was given a {type(other).__name__} after a loader was used, and "
-                    "with it this worker had entered the group. It was not set up. Set up all "
-                    "models, optimizers and schedulers before the first batch."
+                    f"{self.peer} was given an object ({type(other).__name__}) after a loader was "
+                    "used, and with it this worker had entered the group. It was not set up. Set "
+                    "up all models, optimizers and schedulers before the first batch."
                 )
             if isinstance(other, torch.nn.Module):
                 self._modules.append(other)
@@ -415,7 +415,7 @@ def _schedulers(
         ]
         if len(own) > 1:
             raise ConfigError(
-                f"a {type(optimizer).__name__} has {len(own)} schedulers "
+                f"an optimizer ({type(optimizer).__name__}) has {len(own)} schedulers "
                 f"({', '.join(sorted(type(one).__name__ for one in own))}), and {peer} was not "
                 "given them. Nothing was prepared. A joiner must be given what each has counted: "
                 "name them, as track(warmup=..., decay=...), or use a ChainedScheduler."

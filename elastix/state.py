@@ -113,6 +113,16 @@ class State:
     parents: tuple[Ref, ...] = ()
     parts: Mapping[str, sharding.Shard] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot hold tensors by name; the tensors are looked at where one is put."""
+        for name in ("tensors", "meta"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"State: {name} must be a mapping, not {type(value).__name__}. Nothing was "
+                    "made. Give tensors by name, as model.state_dict() has them."
+                )
+
     @property
     def nbytes(self) -> int:
         """Logical bytes: each name counts, tied or not."""

@@ -42,10 +42,11 @@ def live(address: str) -> list[dict[str, Any]]:
         try:
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
+            where = f"answers at {address}" if address != "auto" else "was found on this machine"
             raise TrainError(
-                f"no Ray cluster answers at {address!r}: {error}. Nothing was asked. A run without "
-                "a cluster of its own starts one and stops it at its end; `ray start --head` "
-                "starts one that stays."
+                f"no Ray cluster {where}. Nothing was asked. A run that finds none starts one, and "
+                "stops it at its end; `ray start --head` starts one that stays, and --address "
+                f"names one elsewhere. (Ray says: {str(error).rstrip('.')}.)"
             ) from error
     try:
         names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]

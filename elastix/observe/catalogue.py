@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elastix.arguments import closest
 from elastix.config import RunConfig, is_name
 from elastix.errors import Corrupt, ElastixError, NotFound
 from elastix.events import (
@@ -93,16 +94,16 @@ def find(store: Path, name: str) -> Path:
     """
     path = RunConfig(name=name, store=str(store)).directory / JOURNAL
     if not path.is_file():
-        raise NotFound(f"there is no run {name!r} in {store}. {known(names(store))}")
+        raise NotFound(f"there is no run {name!r} in {store}. {known(names(store), name)}")
     return path
 
 
-def known(there: Sequence[str], what: str = "runs") -> str:
+def known(there: Sequence[str], wanted: str, what: str = "runs") -> str:
     """What there is, for somebody who mistyped a name."""
     if not there:
-        return f"It has no {what}. Name another store with --store."
+        return f"It has no {what}: is it the right store?"
     more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
-    return f"It has {', '.join(there[:_NAMED])}{more}."
+    return f"{closest(wanted, there)}It has {', '.join(there[:_NAMED])}{more}."
 
 
 def summaries(store: Path) -> Iterator[Summary]:

@@ -182,10 +182,11 @@ def _optimizers(
         if not places:
             continue
         if min(places) in found:
+            both = f"{type(found[min(places)]).__name__}, {type(other).__name__}"
             raise ConfigError(
-                f"a {type(other).__name__} and a {type(found[min(places)]).__name__} have the same "
-                "parameters, and a joiner must be told which is which. Nothing was prepared. Name "
-                "them before the first batch, as train.track(first=..., second=...)."
+                f"two optimizers ({both}) have the same parameters, and a joiner must be told "
+                "which is which. Nothing was prepared. Name them before the first batch, as "
+                "train.track(first=..., second=...)."
             )
         found[min(places)] = other
     return [found[number] for number in sorted(found)]

@@ -197,7 +197,7 @@ class Results(Sequence[Trial]):
         """
         directory = RunConfig(name=name, store=str(store)).directory
         if not (directory / FILE).is_file():
-            there = known(names(store), "campaigns")
+            there = known(names(store), name, "campaigns")
             raise NotFound(f"there is no campaign {name!r} in {store}. {there}")
         with TrialDatabase(directory, read_only=True) as database:
             return cls.of(database, str(store))

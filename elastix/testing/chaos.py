@@ -19,9 +19,11 @@ from typing import Any, cast
 
 import torch
 
+from elastix.arguments import require
 from elastix.comm.network import process_group
 from elastix.state import raw_bytes
 from elastix.train.replica.context import Context
+from elastix.train.replica.link import PHASES
 from elastix.train.replica.member import Member
 
 
@@ -64,6 +66,10 @@ class Kill:
     signal: Signals | Harm = SIGKILL
     lasting: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse a phase that no worker ever comes to."""
+        _check_phase(self.phase)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
@@ -89,6 +95,18 @@ class Flip:
     byte: int = 0
     bit: int = 0
     lasting: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a phase that no worker ever comes to."""
+        _check_phase(self.phase)
+
+
+def _check_phase(phase: str) -> None:
+    require(
+        phase in PHASES,
+        f"there is no phase {phase!r}, so nobody would be hit. Nothing was started. There are "
+        f"{', '.join(PHASES)}: see Context.on_phase.",
+    )
 
 
 @dataclass(frozen=True)

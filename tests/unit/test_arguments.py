@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from ConfigSpace import ConfigurationSpace, Float
 
 import elastix
@@ -67,6 +68,21 @@ CAMPAIGN = BOTH | {
     "retries": [-1, "2", None],
     "executor": ["pool", train],
 }
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (torch.nn.Linear(2, 2), r"train is a model \(Linear\). Nothing was started. Give the func"),
+        (None, "not None. Nothing was started. Give the function itself, not what a call of it"),
+        (lambda: None, "exactly one argument, the Context: .* Nothing was started. Give it what"),
+    ],
+)
+def test_what_is_no_train_function_is_refused(given, says):
+    with pytest.raises(ConfigError, match=says):
+        elastix.ElasticTrainer(given)
+    with pytest.raises(ConfigError, match=says):
+        elastix.Campaign(given, space=SPACE, metric="m", budget=elastix.Budget(trials=1))
 
 
 @pytest.mark.parametrize(("name", "value"), [(k, v) for k, vs in TRAINER.items() for v in vs])

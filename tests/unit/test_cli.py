@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import elastix
 from elastix import cli
 from elastix.commands.exit_codes import says, show_tracebacks
 from elastix.errors import ConfigError, Corrupt
@@ -74,7 +75,10 @@ def test_report_writes_a_page_and_says_where(store):
 
 
 def test_exit_codes_and_messages(store, monkeypatch):
-    assert "It has digits" in run("report", "digit", "--store", str(store), code=1).stderr
+    assert (
+        "Did you mean 'digits'? It has digits."
+        in run("report", "digit", "--store", str(store), code=1).stderr
+    )
     assert "Missing argument" in run("report", code=2).output
     assert "No such command" in run("rapport", code=2).output
     (store / "runs" / "digits" / "journal.jsonl").write_text("{}\n")
@@ -154,6 +158,23 @@ def test_python_runs_the_package_too():
         [sys.executable, "-m", "elastix", "--help"], capture_output=True, text=True, check=True
     )
     assert "Usage: elastix" in done.stdout
+
+
+def test_it_says_which_version_it_is():
+    assert run("--version").stdout == f"elastix {elastix.__version__}\n"
+
+
+def test_status_without_a_cluster_says_what_to_do(monkeypatch):
+    def nobody(*_arguments, **_named):
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr("ray.init", nobody)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    here = run("status", code=1).stderr
+    assert here.startswith("elastix: no Ray cluster was found on this machine. Nothing was asked.")
+    assert here.rstrip().endswith("(Ray says: Could not find any running Ray instance.)")
+    there = run("status", "--address", "1.2.3.4:5", code=1).stderr
+    assert there.startswith("elastix: no Ray cluster answers at 1.2.3.4:5. Nothing was asked.")
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e30", "99999999999999999999", ""])

@@ -14,6 +14,7 @@ from ConfigSpace import ConfigurationSpace, Float
 from torch.utils.data import TensorDataset
 
 import elastix
+from elastix.arguments import _PEERS
 from elastix.config import _Config
 from elastix.errors import ConfigError
 
@@ -140,9 +141,18 @@ def test_a_configuration_from_json_is_no_exception(cls):
         (lambda: elastix.Context.loader(None, [], batchsize=4), "Did you mean 'batch_size'?"),
         (
             lambda: elastix.Context.report(None, {"loss": 1}),
-            "Context.report takes no argument without a name, and was given {'loss': 1}. Nothing",
+            "was given {'loss': 1}. Nothing was done. Write ** before it, or name=value.",
         ),
-        (lambda: elastix.Context.mean(None, 1.0), "Context.mean takes no argument without a name"),
+        (lambda: elastix.Context.mean(None, 1.0), "ctx.mean takes no argument without a name"),
+        (lambda: elastix.ScalingConfig(use_gpu=True), "Did you mean 'gpus_per_worker'?"),
+        (lambda: elastix.RunConfig(storage_path="x"), "Did you mean 'store'?"),
+        (lambda: elastix.CheckpointConfig(monitor="acc"), "Did you mean 'best'?"),
+        (lambda: elastix.CheckpointConfig(every=10), "Did you mean 'every_steps'?"),
+        (lambda: elastix.Campaign(train, n_trials=3), "Did you mean 'budget'?"),
+        (
+            lambda: elastix.ElasticTrainer(train, use_gpu=True),
+            "ScalingConfig has gpus_per_worker: ScalingConfig(gpus_per_worker=...)",
+        ),
         (lambda: elastix.Context.evaluate(None, batch_size=4), "needs metric and dataset"),
     ],
 )
@@ -151,6 +161,36 @@ def test_a_wrong_name_is_answered_with_what_was_meant(call, meant):
         call()
     assert meant in str(caught.value)
     assert "Nothing was done" in str(caught.value)
+
+
+def test_words_of_peers_are_for_arguments_that_there_are():
+    theirs = _PEERS.values()
+    made = CONFIGS + RULES + WITH_DATA
+    ours = {name for call in made for name in inspect.signature(call).parameters}
+    assert set(theirs) <= ours
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("Trainer", "'ElasticTrainer'"),
+        ("ScalingConf", "'ScalingConfig'"),
+        ("Catgorical", "'Categorical'"),
+        ("nothing_like_it", ""),
+    ],
+)
+def test_a_wrong_name_of_the_package_is_answered_too(name, meant):
+    with pytest.raises(AttributeError) as caught:
+        getattr(elastix, name)
+    hint = f" Did you mean {meant}?" if meant else ""
+    assert str(caught.value) == f"module 'elastix' has no attribute {name!r}.{hint}"
+
+
+def test_a_wrong_name_on_the_context_is_answered_too():
+    ctx = elastix.Context(None, {})
+    with pytest.raises(AttributeError, match=r"ctx has no 'dataloader'. Did you mean 'loader'\?"):
+        ctx.dataloader([], batch_size=4)
+    assert not hasattr(ctx, "_anything")
 
 
 def test_a_time_is_one_that_somebody_can_wait():

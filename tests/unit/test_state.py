@@ -475,3 +475,9 @@ def test_what_torch_does_not_count_is_not_held():
     with torch.inference_mode():
         model = Net()
     assert HeldState({"": model}, {}, {}).state() is None
+
+
+@pytest.mark.parametrize("given", [([torch.ones(1)],), (torch.nn.Linear(1, 1),), ({}, [1])])
+def test_a_state_of_something_else_is_refused_when_it_is_made(given):
+    with pytest.raises(ConfigError, match=r"State: (tensors|meta) must be a mapping, not \w+\."):
+        State(*given)

@@ -24,19 +24,23 @@ def check_capacity(scaling: ScalingConfig) -> int:
     Raises:
         ConfigError: fewer than the minimum.
     """
-    wanted = scaling.resources_per_worker
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = fit_on_nodes(scaling)
     if room >= scaling.min_workers:
         return room
-    has = "; ".join(
-        ", ".join(f"{node.get(kind, 0):g} {kind}" for kind in ("CPU", "GPU")) for node in nodes
-    )
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    has = "; ".join(_listed({kind: node.get(kind, 0) for kind in ("CPU", "GPU")}) for node in nodes)
+    advice = "fewer workers, or for a fraction of a CPU or GPU each (cpus_per_worker=0.5)."
+    if scaling.gpus_per_worker and not any(node.get("GPU") for node in nodes):
+        advice = "gpus_per_worker=0, or see with `elastix doctor` why Ray finds no GPU."
     raise ConfigError(
-        f"num_workers={scaling.num_workers} with {wanted} each can never be placed: the cluster "
-        f"has room for {room} ({len(nodes)} nodes: {has}). Nothing was started. Ask for fewer "
-        "workers, or for a fraction of a CPU or GPU each (cpus_per_worker=0.5)."
+        f"num_workers={scaling.num_workers} with {_listed(scaling.resources_per_worker)} each can "
+        f"never be placed: the cluster has room for {room} (its nodes have {has}). Nothing was "
+        f"started. Ask for {advice}"
     )
+
+
+def _listed(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in resources.items())
 
 
 def fit_on_nodes(scaling: ScalingConfig) -> int:

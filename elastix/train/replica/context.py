@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol, TypeVar, TypeVarTuple, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from elastix.arguments import check_value, checked, require
+from elastix.arguments import check_value, checked, closest, require
 from elastix.comm.network.crew_world import DeviceMesh
 from elastix.data.loader import Loader
 from elastix.data.rehearsal import Rehearsal
@@ -443,10 +443,22 @@ class Context:
         """Call `listener(name, detail)` in the training thread wherever this worker gets to.
 
         For traces and for tests that kill a worker at a chosen place. Names: wait, boundary, batch,
-        slice, handed (a lost worker's slice; detail: its number), bucket (detail: its number),
-        filled, round, left, evaluate, mean, report, enter, meet, give, take, pause, released.
+        slice, handed (a lost worker's slice; detail: its number), again (one that is computed a
+        second time), computed, bucket (detail: its number), filled, round, held, left, evaluate,
+        mean, report, snapshot, level, unequal, enter, meet, give, take, crew, pause, released,
+        leaderless.
         """
         self._member.on_phase(listener)
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Of what it does not have, say what was meant."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            public = [one for one in dir(self) if not one.startswith("_")]
+            listed = ", ".join(public)
+            raise AttributeError(f"ctx has no {name!r}. {closest(name, public)}It has {listed}.")
 
     def _need_prepare(self, call: str) -> None:
         if not self._member.prepared:

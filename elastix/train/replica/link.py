@@ -12,6 +12,13 @@ from elastix.store import Store
 from elastix.train.control.messages import OF_EACH, FromWorker
 from elastix.train.replica.model_source import ModelSource
 
+PHASES = (
+    *("wait", "boundary", "batch", "slice", "handed", "again", "computed", "bucket", "filled"),
+    *("round", "held", "left", "evaluate", "mean", "report", "snapshot", "level", "unequal"),
+    *("enter", "meet", "give", "take", "crew", "pause", "released", "leaderless"),
+)
+"""Where a training thread may be: see Context.on_phase."""
+
 
 class Link(Protocol):
     """What the process around a member does for it. No call blocks for long, unless it says so."""

@@ -1,0 +1,44 @@
+"""Kills happen somewhere, or are refused."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import elastix
+from elastix.errors import ConfigError
+from elastix.testing.chaos import Flip, Kill
+from elastix.train.replica.context import Context
+from elastix.train.replica.link import PHASES
+
+SOURCES = Path(elastix.__file__).parent
+
+
+def come_to():
+    """What the package calls `phase` with, or a course waits at, or a step of slices is at."""
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            given = node.args[:1] if name in ("phase", "at") else []
+            given += [one.value for one in node.keywords if (name, one.arg) == ("Await", "phase")]
+            for one in given:
+                parts = [one.body, one.orelse] if isinstance(one, ast.IfExp) else [one]
+                yield from (part.value for part in parts if isinstance(part, ast.Constant))
+
+
+def test_the_phases_are_those_that_workers_come_to():
+    assert set(PHASES) == set(come_to())
+    assert len(set(PHASES)) == len(PHASES)
+
+
+def test_a_reader_finds_each_of_them():
+    assert [name for name in PHASES if name not in Context.on_phase.__doc__] == []
+
+
+def test_a_kill_at_a_place_that_nobody_comes_to_is_refused():
+    with pytest.raises(ConfigError, match=r"no phase 'forward', so nobody .* Nothing was started"):
+        Kill(worker=1, phase="forward")
+    with pytest.raises(ConfigError, match="There are wait, boundary, batch, "):
+        Flip(worker=1, tensor="w", phase="boundry")
