@@ -67,6 +67,9 @@ examples: $(READY)
 	set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 	mkdir -p build
 	$(BIN)/jupyter-execute --output $(abspath build)/notebook.ipynb examples/notebook.ipynb
+	$(BIN)/python -c 'import json; cells = json.load(open("build/notebook.ipynb"))["cells"]; \
+		fits = [one["outputs"] for one in cells if ".fit()" in "".join(one["source"])]; \
+		assert [len(shown) for shown in fits] == [1], "a fit is one display, not " + str(fits)'
 
 screenshots: $(READY)
 	$(BIN)/python -m tests.screenshots build/screenshots
