@@ -34,11 +34,11 @@ from elastix.errors import ConfigError
 if TYPE_CHECKING:
     from elastix.store import Entry, Store
 
-_HELP = """Elastic PyTorch training and architecture search on Ray.
-
-Tables on a terminal, `--json` for programs. Exit codes: 0 done; 1 no (damage found, no such model,
-a conflict); 2 the call is wrong.
-"""
+_HELP = (
+    "Elastic PyTorch training and architecture search on Ray.\n\n"
+    "Tables on a terminal, `--json` for programs.\n\n"
+    "Exit codes: 0 done; 1 no (damage found, no such model, a conflict); 2 the call is wrong."
+)
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
 store_app = typer.Typer(no_args_is_help=True, help="Look after the models in a store.")
 app.add_typer(store_app, name="store")

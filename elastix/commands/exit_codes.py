@@ -4,6 +4,7 @@
 that failed, 0 otherwise.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -48,4 +49,11 @@ def says(command: Callable[P, T]) -> Callable[P, T]:
             )
             raise typer.Exit(1) from error
 
+    run.__doc__ = _flowing(command.__doc__ or "")
     return run
+
+
+def _flowing(text: str) -> str:
+    """Paragraphs without line breaks, which would be shown where the source has them; not lists."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if "\n-" in part else part.replace("\n", " ") for part in parts)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ def run(*words: str, code: int = 0):
 @pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(p) or "elastix" for p, _ in ALL])
 def test_every_command_and_every_parameter_says_what_it_is(path, command):
     assert command.help, path
+    assert not re.search(r"\S\n[^\n-]", command.help)  # it would be shown
     assert command.help.rstrip().endswith((".", ")", ":")) or path == (), path
     for parameter in command.params:
         if parameter.name in ("help", "install_completion", "show_completion"):
