@@ -19,6 +19,7 @@ from elastix.comm.network import model_layout as layouts
 from elastix.comm.network import transfer
 from elastix.comm.network.catch_up_stream import CatchUpReceiver, CatchUpSender
 from elastix.comm.network.next_group import NextGroup
+from elastix.comm.network.place_watch import PlaceWatch
 from elastix.comm.network.process_group import Alone, Builder, Group, Pending, Wiring
 from elastix.comm.protocol import wants as want
 from elastix.comm.protocol.catch_up_messages import CatchUpStream, Watched
@@ -33,6 +34,8 @@ from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.errors import TrainError
 
 _T = TypeVar("_T")
+_PREPARED, _FIRST = 1, 2
+"""Positions of a place: when it has prepared, and before the first operation."""
 
 
 class GroupDriver:
@@ -43,6 +46,7 @@ class GroupDriver:
         waited_s: how long it has been so, altogether.
         on_reduced: called from any thread with the number of a bucket whose reduction has ended.
         crew: what this worker's speaker has heard of its followers.
+        watch: where the training thread is, of a process that is one of several.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class GroupDriver:
         self.waiting = False
         self.waited_s = 0.0
         self.crew = Crew(crew)
+        self.watch = PlaceWatch()
         self._protocol: GroupProtocol | Follower = (
             Follower(wiring.me, inbox)
             if wiring.place
@@ -109,7 +114,9 @@ class GroupDriver:
 
     def assemble(self) -> None:
         """Block until all processes of this worker are up to `prepare`."""
+        self.watch.come(_PREPARED)
         self._drive(self._protocol.assemble())
+        self.watch.go()
 
     @property
     def group(self) -> Group | None:
@@ -246,7 +253,10 @@ class GroupDriver:
             Fenced: this worker was taken out.
             TrainError: the others run something else.
         """
-        return self._drive(self._protocol.run(operation))
+        self.watch.come(_FIRST + 2 * self.operation + 1)
+        outcome = self._drive(self._protocol.run(operation))
+        self.watch.go()
+        return outcome
 
     def begin(self, operation: Operation) -> OperationOutcome | None:
         """The same for an operation that may lack something in a smaller group; see its `lacks`.
@@ -254,12 +264,16 @@ class GroupDriver:
         Returns:
             None if that is to be computed first, before `resume`.
         """
+        self.watch.come(_FIRST + 2 * self.operation + 1)
         self._begun = self._protocol.run(operation)
         return self.resume()
 
     def resume(self) -> OperationOutcome | None:
         """Go on with the operation that was begun; see `begin`."""
-        return self._advance(self._begun)
+        self.watch.stay()
+        outcome = self._advance(self._begun)
+        self.watch.go()
+        return outcome
 
     def step_left(self, outcome: OperationOutcome, proposal: int) -> None:
         """A step was left; see GroupProtocol.step_left."""
@@ -287,8 +301,10 @@ class GroupDriver:
         Raises:
             Released: this worker was to leave, and the others know that it does so here.
         """
+        self.watch.come(_FIRST + 2 * self.operation, batch=True)
         try:
             self._drive(self._protocol.boundary())
+            self.watch.go()
         except Released as released:
             self._participant.phase("released", released.generation)
             raise

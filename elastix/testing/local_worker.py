@@ -276,6 +276,7 @@ def _pulse(link: _PipeLink, member: Member) -> None:
     usage, measured = Usage(parts, member.device), time.monotonic()
     while not link.over:
         time.sleep(0.1)
+        member.look_at_mates()
         try:
             link.send(link.heartbeat(member))
             if time.monotonic() - measured >= EVERY_S:

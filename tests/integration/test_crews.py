@@ -204,6 +204,22 @@ def test_each_worker_loses_a_process_and_the_run_goes_on_from_what_the_others_ho
         assert all(means == told[0] for means in told)
 
 
+def looks_at_one_place(ctx):
+    """The model gathers its parts, and nobody else is there."""
+
+    def look(model, _look):
+        if ctx.place == 0:
+            model(data(4)[:][0])
+
+    train(ctx, after_epoch=look)
+
+
+@pytest.mark.slow
+def test_places_that_wait_for_each_other_for_ever_end_the_run(cluster, tmp_path):
+    with pytest.raises(elastix.TrainError, match=r"have parted, and wait .* of test_crews.py"):
+        fit(tmp_path, 2, {"shard": 2}, function=looks_at_one_place, epochs=2)
+
+
 @pytest.mark.slow
 def test_tensors_split_and_sharded_with_a_kill_in_forward(cluster, tmp_path):
     kills = [PlaceKill(worker=1, place=3, phase="in forward", step=2)]

@@ -32,6 +32,7 @@ from elastix.comm.protocol.crew import (
 )
 from elastix.comm.protocol.follower import Follower
 from elastix.comm.protocol.operation import OperationOutcome
+from elastix.comm.protocol.standing import Standing
 from elastix.state import raw_bytes
 
 MOST_BYTES = 4 << 20
@@ -42,7 +43,10 @@ _SEND_S = 10
 
 _WORDS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Meeting, Going, Contribute, TakeOver, Gone, Go, Release, Prepared, Held, There)
+    for kind in (
+        *(Meeting, Going, Contribute, TakeOver, Gone, Go, Release),
+        *(Prepared, Held, There, Standing),
+    )
 }
 _DTYPES = {str(dtype): dtype for dtype in (torch.int64, torch.int32, torch.float64, torch.float32)}
 
@@ -188,14 +192,16 @@ class FollowersLine:
         self._notify = notify
         self._on_broken = on_broken
         self._closed = False
+        self._lock = threading.Lock()
         self._connection = enter(address, CREW, secret, place)
         _settle(self._connection)
         threading.Thread(target=self._hear, name="crew", daemon=True).start()
 
     def say(self, word: Word) -> None:
-        """Tell the speaker; if it is lost, this is heard of otherwise."""
+        """Tell the speaker; if it is lost, this is heard of otherwise. Any thread."""
         try:
-            self._connection.sendall(encoded(word))
+            with self._lock:
+                self._connection.sendall(encoded(word))
         except OSError:
             self._break()
 

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,8 @@ from elastix.comm.network.process_group import Wiring
 __all__ = ["DeviceMesh", "Inside"]
 
 _TIMEOUT = timedelta(minutes=30)
+_ALIKE = {"shard", "tensor"}
+"""Axes along which all places run the same program."""
 
 
 class Inside:
@@ -54,6 +57,7 @@ class Inside:
         self._lock = threading.Lock()
         self._over = self._cut = False
         self._settled = 0
+        self._counted: dict[str, dist.ProcessGroup] = {}
         self._mine: set[sockets.Port] = set()
         self._theirs: set[sockets.Port] = set()
         self._meeting = MeetingStore(
@@ -79,6 +83,7 @@ class Inside:
         )
         shape, names = tuple(self._axes.values()), tuple(self._axes)
         self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        self._counted = self._groups()
         self.settle()
         return told
 
@@ -101,6 +106,25 @@ class Inside:
         dist.all_gather(told, mine)
         return told
 
+    def begun(self) -> dict[str, int]:
+        """By group of places, the collectives that this one has begun there. Any thread."""
+        groups: dict[str, Any] = self._counted  # torch's stubs leave out what is asked for here
+        try:
+            return {name: g._get_sequence_number_for_group() for name, g in groups.items()}
+        except RuntimeError:  # it is being closed
+            return {}
+
+    def _groups(self) -> dict[str, dist.ProcessGroup]:
+        """Those in which all places do the same, named alike by all their places."""
+        mesh, axes = self.mesh, self._axes
+        assert mesh is not None  # noqa: S101 - made before
+        here = dict(zip(axes, mesh.get_coordinate() or (), strict=True))
+        found = {}
+        for axis in _ALIKE.intersection(axes):
+            others = "".join(f", {other}={at}" for other, at in here.items() if other != axis)
+            found[axis + others] = mesh.get_group(axis)
+        return found
+
     def cut(self) -> None:
         """End all connections to mates. Any thread, any number of times."""
         with self._lock:
@@ -113,6 +137,7 @@ class Inside:
         """Leave the world; another one may be made then."""
         with self._lock:
             self._over = True
+        self._counted = {}  # they stay connected as long as anything refers to them
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 
 from elastix.comm.protocol import calls
 from elastix.comm.protocol.operation import OperationOutcome
+from elastix.comm.protocol.standing import Standing, parted
 from elastix.comm.protocol.wants import Course, Say
 from elastix.errors import TrainError
 
@@ -152,7 +153,7 @@ class There:
 
 
 Order = Meeting | Going | Contribute | TakeOver | Gone | Go | Release
-Answer = Prepared | Held | There
+Answer = Prepared | Held | There | Standing
 Word = Order | Answer
 
 
@@ -175,6 +176,7 @@ class Crew:
         self._prepared: set[int] = set()
         self._held: dict[int, Held] = {}
         self._there: dict[int, int] = {}
+        self._stands: dict[int, Standing] = {}
 
     @property
     def alone(self) -> bool:
@@ -183,6 +185,7 @@ class Crew:
 
     def hear(self, place: int, word: Answer) -> None:
         """A follower says something."""
+        self._stands.pop(place, None)  # it has moved
         match word:
             case Prepared():
                 self._prepared.add(place)
@@ -190,6 +193,19 @@ class Crew:
                 self._held[place] = word
             case There(generation):
                 self._there[place] = generation
+            case Standing():
+                self._stands[place] = word
+
+    def parted(self, worker: int, mine: Standing | None) -> TrainError | None:
+        """What is wrong, if places of this worker wait for each other for ever; see standing.
+
+        Args:
+            worker: its number.
+            mine: where the speaker stands; None if it moves.
+        """
+        if mine is None:
+            return None
+        return parted(worker, {0: mine, **dict(self._stands)})
 
     def say(self, word: Order) -> Course[None]:
         """Tell all followers."""

@@ -444,6 +444,7 @@ class Worker:
         member.on_phase(parts.phase)
         usage, measured = Usage(parts, member.device), time.monotonic()
         while not stop.wait(self.job.heartbeat_s):
+            member.look_at_mates()
             link.beat(link.heartbeat(member), _PATIENCE_S)
             if time.monotonic() - measured >= EVERY_S:
                 measured = time.monotonic()

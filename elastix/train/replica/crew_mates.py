@@ -4,6 +4,7 @@ Not here: what is said on the lines (comm.protocol.crew), how a world is made an
 """
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -15,7 +16,9 @@ from elastix.comm.gradients.weighted_reduce_scatter import waiting, weigh
 from elastix.comm.network.crew_line import FollowersLine, SpeakersLines
 from elastix.comm.network.crew_world import DeviceMesh, Inside
 from elastix.comm.network.process_group import Wiring
+from elastix.comm.protocol.standing import STILL_S
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+from elastix.errors import TrainError
 
 SHARD = "shard"
 """The axis that splits a worker's samples."""
@@ -27,6 +30,8 @@ class Mates:
     Attributes:
         place: of this process in the mesh; that at 0 speaks for the worker.
         within: this place's part of the worker's share of the last batch.
+        parted: why the processes of this worker wait for each other for ever; None if they do not,
+            as far as is known. The speaker finds out.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Mates:
         self._inside = Inside(wiring, axes)
         self._modules: list[torch.nn.Module] = []
         self._lines: SpeakersLines | FollowersLine | None = None
+        self.parted: TrainError | None = None
 
     def assemble(self) -> None:
         """Block until all processes of the worker are connected.
@@ -60,6 +66,7 @@ class Mates:
             self._lines = FollowersLine((host, port), secret, place, driver.follower, *ends)
         if self._lines is not None:
             driver.say_by(self._lines.say)
+        driver.watch.begin(self._inside.begun)
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -122,6 +129,22 @@ class Mates:
         """In place, over the places that split the worker's samples. Collective in the worker."""
         if self.part[1] > 1:
             self._inside.add_up(sums, SHARD)
+
+    def look(self) -> None:
+        """See where this process stands, and whether others do elsewhere. Now and then; a thread.
+
+        If they wait for each other, the training thread comes out of what it is in.
+        """
+        driver, stands = self._driver, self._driver.watch.look(time.monotonic())
+        if self.place:
+            if self._lines is not None and stands is not None and stands.still_s >= STILL_S:
+                self._lines.say(stands)
+            return
+        self.parted = self.parted or driver.crew.parted(self._wiring.me, stands)
+        if self.parted is not None:
+            driver.break_up()
+            self.cut()
+            self._inbox.notify()
 
     def cut(self) -> None:
         """A process of the worker is lost: come out of what waits for it. Any thread."""

@@ -34,7 +34,7 @@ from elastix.data.loader import Loader
 from elastix.data.random_numbers import seed_generators
 from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, TrainError
 from elastix.events import (
     EpochsPlanned,
     Recovered,
@@ -159,6 +159,16 @@ class Member:
         if self._mates is not None:
             self._mates.cut()
         self._inbox.notify()
+
+    def look_at_mates(self) -> None:
+        """See whether they and this process wait for each other. Now and then, in one thread."""
+        if self._mates is not None:
+            self._mates.look()
+
+    @property
+    def parted(self) -> TrainError | None:
+        """What is wrong if they do."""
+        return self._mates.parted if self._mates is not None else None
 
     def disband(self) -> KeptState | None:
         """This worker is no more, and its processes are free to be others.

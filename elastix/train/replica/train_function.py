@@ -58,8 +58,9 @@ def run_train(
     except Released as released:
         return Outcome(kind=OutcomeKind.LEFT, generation=released.generation, step=member.step)
     except Fenced as fenced:
-        kind = OutcomeKind.FREE if member.settings.crew else OutcomeKind.FENCED
-        return Outcome(kind=kind, step=member.step, summary=str(fenced))
+        if member.settings.crew:
+            return _cut(member, fenced)
+        return Outcome(kind=OutcomeKind.FENCED, step=member.step, summary=str(fenced))
     except OutOfMemory as error:  # as if the system had ended the process for it
         logger.warning("worker %d is lost: %s", member.me, error)
         return Outcome(kind=OutcomeKind.OUT_OF_MEMORY, step=member.step, summary=str(error))
@@ -73,17 +74,28 @@ def run_train(
         if member.settings.alone and isinstance(error, KeyboardInterrupt):
             raise  # it is meant for the process, not for the train function
         if _was_cut(member, error):
-            return Outcome(kind=OutcomeKind.FREE, step=member.step, summary=_said(error))
+            return _cut(member, error)
         member.failed()
-        return Outcome(
-            kind=OutcomeKind.RAISED,
-            epochs=member.epochs,
-            rank=member.rank,
-            step=member.step,
-            error=error if isinstance(error, ElastixError) else None,
-            summary=_said(error),
-            traceback=tracebacks.told(error),
-        )
+        return _raised(member, error)
+
+
+def _cut(member: Member, error: BaseException) -> Outcome:
+    """The others of this worker are lost, or wait for this one for ever, as it does for them."""
+    if member.parted is not None:  # at once: the others raise soon, and do not know why
+        return _raised(member, member.parted.with_traceback(error.__traceback__))
+    return Outcome(kind=OutcomeKind.FREE, step=member.step, summary=_said(error))
+
+
+def _raised(member: Member, error: BaseException) -> Outcome:
+    return Outcome(
+        kind=OutcomeKind.RAISED,
+        epochs=member.epochs,
+        rank=member.rank,
+        step=member.step,
+        error=error if isinstance(error, ElastixError) else None,
+        summary=_said(error),
+        traceback=tracebacks.told(error),
+    )
 
 
 def _paused(train: Callable[[Context], None], ctx: Context) -> bool:

@@ -1,0 +1,108 @@
+"""User code that has one place of a worker compute more than the others: an error, and no hang.
+
+Real processes on gloo.
+"""
+
+import functools
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elastix.comm.protocol.standing import STILL_S
+from elastix.errors import TrainError
+from elastix.testing.local import run_local
+from tests.crew_runs import build, checked, data, parallelize, train
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def more_at_one_place(what, place, ctx):
+    model = build()
+    parallelize(model, ctx.mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    model, optimizer = ctx.prepare(model, optimizer)
+    for epoch in ctx.loader(data(60), batch_size=12).epochs(3):
+        for x, y in epoch:
+            mine = ctx.place == place and ctx.step == 3
+            loss = F.cross_entropy(model(x), y)
+            loss.backward(retain_graph=True)
+            if mine:
+                what(model, loss, x, y)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def backward_again(model, loss, x, y):
+    loss.backward()
+
+
+def a_pass(model, loss, x, y):
+    F.cross_entropy(model(x), y).backward()
+
+
+def a_look(model, loss, x, y):
+    with torch.no_grad():
+        model(x)
+
+
+def a_norm(model, loss, x, y):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
+
+
+SLOW = pytest.mark.slow
+SHARD, TENSOR, BOTH = {"shard": 2}, {"tensor": 2}, {"shard": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("what", "place", "crew"),
+    [
+        (backward_again, 0, SHARD),
+        pytest.param(backward_again, 1, SHARD, marks=SLOW),
+        pytest.param(a_pass, 0, SHARD, marks=SLOW),
+        pytest.param(a_look, 0, SHARD, marks=SLOW),
+        pytest.param(a_norm, 0, SHARD, marks=SLOW),
+        pytest.param(a_norm, 1, SHARD, marks=SLOW),
+        pytest.param(backward_again, 0, TENSOR, marks=SLOW),
+        pytest.param(a_look, 1, TENSOR, marks=SLOW),
+        pytest.param(backward_again, 1, BOTH, marks=SLOW),
+        pytest.param(backward_again, 3, BOTH, marks=SLOW),
+    ],
+)
+def test_places_that_wait_for_each_other_for_ever_end_the_run(tmp_path, what, place, crew):
+    function = functools.partial(more_at_one_place, what, place)
+    with pytest.raises(TrainError, match="have parted, and wait for each other") as raised:
+        run_local(function, 2, crew=crew, directory=tmp_path)
+    found = re.search(r"place (\d), now at line \d+ of (\S+)", str(raised.value))
+    assert found is not None
+    assert (int(found[1]), found[2].rstrip(",")) == (place, Path(__file__).name)
+    assert "collectives along" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "crew"), [(a_pass, SHARD), pytest.param(backward_again, TENSOR, marks=SLOW)]
+)
+def test_a_follower_that_takes_a_step_of_its_own_is_told_so(tmp_path, what, crew):
+    function = functools.partial(more_at_one_place, what, 1)
+    with pytest.raises(TrainError, match="have parted: one is in operation 4"):
+        run_local(function, 2, crew=crew, directory=tmp_path)
+
+
+def late(place, ctx):
+    """One place is in user code for long, and the other waits for it."""
+
+    def look(phase, detail):
+        if phase == "boundary" and ctx.step == 3 and ctx.place == place:
+            threading.Event().wait(2 * STILL_S)
+
+    ctx.on_phase(look)
+    train(ctx)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_place_that_is_late_has_not_parted(tmp_path, place):
+    checked(tmp_path, 2, {"shard": 2}, function=functools.partial(late, place))
