@@ -91,8 +91,8 @@ class ScalingConfig(_Config):
         placement: strategy of the Ray placement group. Each crew has a placement group of its own:
             "PACK", or with the axis `tensor` "STRICT_PACK", on one node.
         crew: how many processes form one worker, by the axes of their mesh: {"shard": 2,
-            "tensor": 2} makes four. For models that do not fit on one device; see `ctx.mesh`.
-            {} for one process.
+            "tensor": 2} makes four. For models that do not fit on one device; see `ctx.mesh`, and
+            for the axis "pipe" `ctx.backward`. {} for one process.
         affinity: bind each worker to the cores of one NUMA node, that of its GPU if it has one. On
             a machine with a single NUMA node nothing is bound.
     """
@@ -575,8 +575,8 @@ class FailureConfig(_Config):
         )
 
 
-_AXES = ("shard", "tensor")
-_AXES_TO_COME = ("pipe", "context")
+_AXES = ("shard", "tensor", "pipe")
+_AXES_TO_COME = ("context",)
 
 
 def _number_or_pair(given: Any) -> Any:  # noqa: ANN401 - not checked yet
@@ -603,7 +603,8 @@ def _axes(crew: Mapping[str, int]) -> dict[str, Any]:
         require(
             axis in _AXES,
             f"crew has no axis {axis!r}: axes are 'shard', which splits a worker's samples and its "
-            "tensors, and 'tensor', which splits its tensors alone.",
+            "tensors, 'tensor', which splits its tensors alone, and 'pipe', which splits its "
+            "layers into stages.",
         )
         require(
             is_whole(size, 1),
@@ -651,6 +652,7 @@ def check_crew(
             exact and failure.recompute_every not in (None, FailureConfig().recompute_every),
             f"recompute_every={failure.recompute_every}",
         ),
+        (exact and scaling.crew.get("pipe", 1) > 1, "exact=True"),
         (checkpoint.best is not None, f"best={checkpoint.best!r}"),
         (scaling.gpus_per_worker > 0, f"gpus_per_worker={scaling.gpus_per_worker:g}"),
         (scaling.placement != "SPREAD", f"placement={scaling.placement!r}"),
@@ -685,6 +687,11 @@ def check_exchange(
             scaling.shadows > 0,
             f"shadows={scaling.shadows}",
             "a shadow is sent outer steps, and has no inner optimizer's state",
+        ),
+        (
+            scaling.crew.get("pipe", 1) > 1,
+            f"crew={scaling.crew}",
+            "a pipeline's gradients are exchanged where ctx.backward() ends",
         ),
     ):
         require(

@@ -121,7 +121,7 @@ def held(model, optimizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def watched(ctx, model) -> Callable[..., None]:
+def watched(ctx, layer) -> Callable[..., None]:
     """Ends this process where it is to be ended; returns what is told of further places."""
     kills = [PlaceKill(**kill) for kill in ctx.config["kills"]]
     mine = [k for k in kills if (k.worker, k.place) == (ctx.worker, ctx.place)]
@@ -136,8 +136,8 @@ def watched(ctx, model) -> Callable[..., None]:
 
     ctx.on_phase(look)
     if mine:
-        model.blocks[1].norm.register_forward_pre_hook(lambda *_: look("in forward"))
-        model.blocks[1].norm.register_full_backward_hook(lambda *_: look("in backward"))
+        layer.register_forward_pre_hook(lambda *_: look("in forward"))
+        layer.register_full_backward_hook(lambda *_: look("in backward"))
     return look
 
 
@@ -147,7 +147,7 @@ def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: Non
     model = build()
     if ctx.mesh is not None:
         parallelize(model, ctx.mesh)
-    log, look = Path(config["log"]), watched(ctx, model)
+    log, look = Path(config["log"]), watched(ctx, model.blocks[1].norm)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     model, optimizer = ctx.prepare(model, optimizer)
     tensor = ctx.mesh is not None and "tensor" in ctx.mesh.mesh_dim_names
@@ -380,7 +380,9 @@ def assert_laws(
         for step in {step for told in rail.values() for step in told}:
             digests = {told[step] for told in rail.values() if step in told}
             assert len(digests) == 1, f"place {place}: workers differ after step {step}"
-    finals = {path.stem: torch.load(path) for path in log.glob("final-*.pt")}
+    finals: dict[str, dict[str, torch.Tensor]] = {}  # by worker; stages have some tensors each
+    for path in log.glob("final-*.pt"):
+        finals.setdefault(path.stem.split("-")[1], {}).update(torch.load(path))
     assert finals
     want = replayed(config, events, "tensor" in crew)
     apart = max(

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -127,6 +127,10 @@ class DdpReplica:
         for module in self._wrapped:
             stack.enter_context(module.no_sync())
         return cast("AbstractContextManager[None]", stack)
+
+    def backward(self) -> AbstractContextManager[None]:
+        """DDP averages what each pass adds, which comes to the same."""
+        return nullcontext()
 
     def boundary(self) -> None:
         """Steps without a loader have no samples to count."""

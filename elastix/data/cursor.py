@@ -62,14 +62,27 @@ def subtract(spans: Iterable[Span], others: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(left)
 
 
-def split(spans: Sequence[Span], workers: int, batch_size: int) -> tuple[tuple[Span, ...], ...]:
+def split(
+    spans: Sequence[Span], workers: int, batch_size: int, unit: int = 1
+) -> tuple[tuple[Span, ...], ...]:
     """Divide a batch into `workers` consecutive shares, as even as can be.
 
     The last batch of an epoch may be small. Then no share has a single sample if that can be
     avoided without a share larger than usual, since batch normalisation refuses one; the last
     workers may get an empty share.
+
+    Args:
+        spans: the batch.
+        workers: how many.
+        batch_size: as it usually is.
+        unit: shares are multiples of so many samples; what is less than that is one worker's.
     """
     total = count(spans)
+    if unit > 1:
+        each, more = divmod(total // unit, workers)
+        sizes = [unit * (each + (i < more)) for i in range(workers)]
+        sizes[0] += total % unit
+        return _cut(spans, sizes)
     usual = -(-batch_size // workers)
     used = min(workers, max(total // 2, -(-total // usual), 1))
     sizes = [total // used + (i < total % used) for i in range(used)] + [0] * (workers - used)
@@ -140,16 +153,26 @@ class Cursor:
     owed: tuple[Span, ...] = ()
     left_out: tuple[Span, ...] = ()
 
-    def draw(self, batch_size: int, epoch: int) -> tuple[tuple[Span, ...], "Cursor"]:
+    def draw(
+        self, batch_size: int, epoch: int, units: Sequence[int] = ()
+    ) -> tuple[tuple[Span, ...], "Cursor"]:
         """The next global batch of `epoch`, owed samples first, and the cursor after it.
 
         The batch is smaller at the end of the epoch, and empty when nothing of it is left. It is
         one smaller where a single sample would remain, since batch normalisation refuses one.
+
+        Args:
+            batch_size: how many samples it usually has.
+            epoch: from 0.
+            units: it has a multiple of the first of these that it has room for; a batch with less
+                than the last of them is the epoch's last.
         """
         owed, fresh = self._left(epoch)
         available = count(owed) + count(fresh)
         size = min(batch_size, available)
-        if available - size == 1 and size > 2:
+        if units:
+            size -= size % next((unit for unit in units if unit <= size), 1)
+        elif available - size == 1 and size > 2:
             size -= 1
         batch, owed = take(owed, size)
         drawn, fresh = take(fresh, size - count(batch))

@@ -271,7 +271,7 @@ class Loader:
         self._look_at_cost(draw)
         share = draw.share_of(self._pace.me)
         mine = self._source.own(share)
-        self.within = count(mine) / count(share) if share else 0.0
+        self.within = self._source.within(share)
         self._source.announce(self.epoch, self._planned, self._ahead.position, after.position)
         with told_from_the_end():
             batch = self._reader.fetch(mine, self._ahead)
@@ -326,7 +326,8 @@ class Loader:
     def draw(self, cursor: Cursor, binding: Ratio | None = None) -> tuple[Draw, Cursor] | None:
         """What the group as it is would draw at `cursor`, in the ratio that binds it if any."""
         batch_size = self._batch_size
-        batch, after = cursor.draw(batch_size, self.epoch)
+        source = self._source
+        batch, after = cursor.draw(batch_size, self.epoch, source.units)
         if not batch:
             return None
         members = self._pace.members()
@@ -336,13 +337,13 @@ class Loader:
             weigh = self._source.weigh
             return sliced(self.epoch, batch, each, assignment, full=full, weigh=weigh), after
         if binding is None:
-            shares = split(batch, len(members), batch_size)
+            shares = split(batch, len(members), batch_size, source.unit)
             if self._source.tiny_whole and not all(shares):
                 return self._whole(members, batch, (batch,) * len(members)), after
             return self._split(members, batch, shares), after
         ratio = [binding.get(member, 0) for member in members]
         alike = split_like(batch, ratio, batch_size)
-        if alike is not None:
+        if alike is not None and all(map(source.fits, map(count, alike))):
             draw = self._split(members, batch, alike)
             bound = lowest(dict(zip(members, ratio, strict=True)))
             if self._source.memory is None or draw.ratio == bound:
@@ -390,8 +391,7 @@ class Loader:
     @property
     def steps_left(self) -> int:
         """Batches until the epoch in progress is drawn, if nothing is lost."""
-        left = self._ahead.left(self.epoch)
-        return -(-left // self._batch_size)
+        return self._source.steps(self._ahead.left(self.epoch), self._batch_size)
 
     @property
     def _batch_size(self) -> int:

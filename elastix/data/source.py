@@ -31,6 +31,7 @@ _PLAIN: Mapping[str, object] = {
     **dict.fromkeys(("batch_size", "seed", "num_workers", "prefetch"), int),
     **dict.fromkeys(("per_worker", "shuffle"), bool),
     "slices": int | None,
+    "microbatch": int | None,
 }
 _LOW = (1 << 64) - 1
 _REHEARSED = 1 << 63
@@ -45,6 +46,7 @@ class Source:
         batch_size: samples of a global batch; of each worker's share with `per_worker`.
         seed: of the order, with the epoch; of augmentation, with the position.
         slices: into how many a global batch is cut; None: into a share for each worker.
+        microbatch: samples of which a process gets a multiple; None: any number.
         augment: makes what is collated of a sample; see `rng_at`.
         exact: what dataset, augmentation and collation draw from the global generators is a
             function of the position too; see `_Seeded`.
@@ -66,6 +68,7 @@ class Source:
     shuffle: bool = True
     seed: int = 0
     slices: int | None = None
+    microbatch: int | None = None
     collate: Collate = default_collate
     augment: Augment | None = None
     exact: bool = False
@@ -88,6 +91,8 @@ class Source:
         self._check_least("prefetch_factor", self.prefetch, 1)
         if self.slices is not None:
             self._check_slices(self.slices)
+        if self.microbatch is not None:
+            self._check_microbatch(self.microbatch)
         if self.length < 1:
             raise ConfigError(f"the {type(self.dataset).__name__} is empty. No loader was made.")
         if self.augment is not None and not callable(self.augment):
@@ -118,6 +123,47 @@ class Source:
                 f"loader was made. Make it a multiple of slices, {near} say, or use other slices."
             )
 
+    def _check_microbatch(self, microbatch: int) -> None:
+        self._check_least("microbatch", microbatch, 1)
+        require(
+            self.slices is None and self.memory is None,
+            "microbatch does not work with slices or rehearse, which divide a batch in another "
+            "way. No loader was made. Leave out one of the two.",
+        )
+        if self.batch_size % self.unit:
+            near = max(self.unit, self.batch_size // self.unit * self.unit)
+            shards = self.part[1]
+            of_all = f" for each of {shards} places of the axis 'shard'" if shards > 1 else ""
+            raise ConfigError(
+                f"a batch_size of {self.batch_size} is no whole number of micro-batches of "
+                f"{microbatch}{of_all}. No loader was made. Make it a multiple of {self.unit}, "
+                f"{near} say, or use another microbatch."
+            )
+
+    @property
+    def unit(self) -> int:
+        """A worker's share of a batch is a multiple of so many samples."""
+        return 1 if self.microbatch is None else self.microbatch * self.part[1]
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """See Cursor.draw: micro-batches for each place, else for one, else what is left."""
+        return () if self.microbatch is None else (self.unit, self.microbatch)
+
+    def fits(self, samples: int) -> bool:
+        """Whether so many are a share of whole micro-batches, or less than one."""
+        if self.microbatch is None or samples < self.microbatch:
+            return True
+        return samples % (self.unit if samples > self.unit else self.microbatch) == 0
+
+    def steps(self, samples: int, batch_size: int) -> int:
+        """How many batches so many samples are, at the end of an epoch."""
+        if self.microbatch is None:
+            return -(-samples // batch_size)
+        rest = samples % self.unit
+        few = (rest >= self.microbatch) + (rest % self.microbatch > 0)
+        return -(-(samples - rest) // batch_size) + few
+
     @cached_property
     def length(self) -> int:
         """Samples of an epoch: as many as when it was first asked, though the dataset may grow."""
@@ -142,7 +188,7 @@ class Source:
     @property
     def draws(self) -> tuple[object, ...]:
         """On which it depends which samples a batch has, and who computes them."""
-        of_all = self.length, self.batch_size, self.per_worker, self.slices
+        of_all = self.length, self.batch_size, self.per_worker, self.slices, self.microbatch
         return (*of_all, self.shuffle, self.seed, self.blocks, self.mixed, self.files)
 
     @property
@@ -154,10 +200,10 @@ class Source:
         """Dataset indices at stream positions; a placeholder of two samples for no positions.
 
         A worker without a share has to run the same loop as the others, and batch normalisation
-        refuses a single sample. Its result counts for nothing.
+        refuses a single sample. Its result counts for nothing. With micro-batches it is one.
         """
         if not spans:
-            return np.arange(min(2, self.length))
+            return np.arange(min(self.microbatch or 2, self.length))
         return indices(spans, self.seed, self.length, self.shuffle, self.blocks, self.mixed)
 
     def weigh(self, spans: Sequence[Span]) -> int:
@@ -167,9 +213,22 @@ class Source:
     def own(self, share: tuple[Span, ...]) -> tuple[Span, ...]:
         """What of a worker's share falls to this process."""
         index, parts = self.part
-        if parts == 1 or not share:
+        if parts == 1 or not share or self._at_all_places(share):
             return share
         return split(share, parts, count(share))[index]
+
+    def within(self, share: tuple[Span, ...]) -> float:
+        """How much what this process has of a worker's share counts there; 0 if that is empty."""
+        if self._at_all_places(share):
+            return 1 / self.part[1]
+        return count(self.own(share)) / count(share) if share else 0.0
+
+    def _at_all_places(self, share: tuple[Span, ...]) -> bool:
+        """Whether there are too few micro-batches for all places: all of them have these.
+
+        They make equally many passes on equally many samples, as a pipeline of shards has to.
+        """
+        return self.microbatch is not None and count(share) % self.unit > 0
 
     def keys(self, spans: Sequence[Span]) -> list[Any]:
         """What to ask `keyed` for: indices, with the positions if these matter."""

@@ -188,6 +188,9 @@ class _Replica:
     def accumulate(self) -> AbstractContextManager[None]:
         raise ConfigError("ctx.accumulate was used in a step of slices; the run refuses it too.")
 
+    def backward(self) -> AbstractContextManager[None]:
+        raise ConfigError("ctx.backward was used in a step of slices; the run refuses it too.")
+
     def boundary(self) -> None:
         """Between two steps."""
         if self.step >= len(self.what.steps) and not self.what.ended:

@@ -434,6 +434,16 @@ class _Replica:
             self._deferred = False
             self._passed = True  # whether or not this worker had anything to learn from
 
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        if self._deferred:
+            yield
+            return
+        with self.accumulate():
+            yield
+        self._active = True
+        self.backward_over()
+
     def evaluate(
         self,
         metric: Metric,

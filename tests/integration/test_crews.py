@@ -25,9 +25,11 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe import journal
+from tests import pipe_runs
 from tests.crew_runs import (
     PlaceKill,
     assert_laws,
+    build,
     configure,
     data,
     held_until,
@@ -226,6 +228,23 @@ def test_tensors_split_and_sharded_with_a_kill_in_forward(cluster, tmp_path):
     result, pids = fit(tmp_path, 2, {"shard": 2, "tensor": 2}, kills)
     assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(1, "died")]
     assert [pids[2, place] == pids[1, place] for place in range(4)] == [True, True, True, False]
+
+
+def in_stages(ctx):
+    (Path(ctx.config["log"]) / f"pid-{ctx.worker}-{ctx.place}").write_text(str(os.getpid()))
+    pipe_runs.train(ctx)
+
+
+@pytest.mark.slow
+def test_a_stage_is_killed_while_its_mate_waits_for_it(cluster, tmp_path):
+    kills = [
+        PlaceKill(worker=1, place=0, phase="in forward", step=2, after=1),
+        PlaceKill(worker=2, place=1, phase="in backward", step=5),
+    ]
+    result, pids = fit(tmp_path, 2, {"pipe": 2}, kills, function=in_stages, epochs=2)
+    assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(1, "died"), (2, "died")]
+    assert (pids[2, 1], pids[3, 0]) == (pids[1, 1], pids[2, 0])
+    assert set(result.load().model) == set(build().state_dict())
 
 
 @pytest.mark.slow

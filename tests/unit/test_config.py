@@ -247,6 +247,7 @@ def test_outer_steps_that_cannot_be_are_refused(given, said):
         ({"guard": Guard()}, "guard="),
         ({"shadows": 1}, "shadows=1"),
         ({"exact": True}, "exact=True"),
+        ({"crew": {"pipe": 2}}, "crew={'pipe': 2}"),
     ],
     ids=str,
 )
@@ -266,7 +267,7 @@ def test_what_does_not_work_with_inner_steps_is_refused_before_anything_starts(
     ("crew", "said"),
     [
         ({"shards": 2}, "has no axis 'shards'"),
-        ({"pipe": 2}, "not there yet"),
+        ({"context": 2}, "not there yet"),
         ({"shard": 0}, "whole number >= 1"),
         ({"shard": 2, "tensor": -1}, "whole number >= 1"),
         ({"shard": True}, "whole number >= 1"),

@@ -93,6 +93,14 @@ class GradientBucket(Bucket):
             self._noted[place] = weakref.ref(gradient), memory
             self._noted_at[memory] = gradient._version
 
+    def not_zero(self) -> list[torch.nn.Parameter]:
+        """Those that have a gradient which is not zero."""
+        return [p for p in self.parameters if p.grad is not None and bool(local(p.grad).any())]
+
+    def forget_notes(self) -> None:
+        """Whoever has changed them since was meant to."""
+        self._noted, self._noted_at = {}, {}
+
     def changed(self, but: int | None = None) -> bool:
         """Whether somebody has changed such a gradient since. To drop or zero it is allowed.
 

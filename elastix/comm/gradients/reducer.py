@@ -120,6 +120,10 @@ class Reducer:
         measured: `norm` is going to be asked for.
         wire: what gradients of float32 and float64 travel as; None: as they are.
 
+    Attributes:
+        piped: a backward pass is about a part of the batch, and steps are taken by
+            `step_at_exit` alone.
+
     Raises:
         ConfigError: nothing requires a gradient, or a tensor is of a type that cannot be averaged.
     """
@@ -139,6 +143,7 @@ class Reducer:
         measured: bool = False,
         wire: torch.dtype | None = None,
     ) -> None:
+        self.piped = False
         self._driver = driver
         self._steps = steps
         self._may_void = may_void
@@ -209,6 +214,34 @@ class Reducer:
             self._deferred = before
             # Whether or not this worker had anything to learn from, so that all say it alike.
             self._steps.passed()
+
+    @contextmanager
+    def step_at_exit(self) -> Iterator[None]:
+        """Within it backward adds to the local gradients; the step is taken at its exit.
+
+        There, whatever gradient a parameter has is one of this step, whoever has put it there: a
+        pipeline's schedule scales them, and may compute them without any hook being called.
+
+        Raises:
+            ConfigError: see `deferred`.
+        """
+        if self._deferred:  # a further pass of a step that is added up
+            yield
+            return
+        if self.piped:
+            self._steps.carried([p for bucket in self._gradients for p in bucket.not_zero()])
+        with self.deferred():
+            try:
+                yield
+            except BaseException:
+                self._active = True  # for ever: see `check`
+                raise
+        for gradients in self._gradients:
+            gradients.forget_notes()
+        nests, self._nests = self._nests, True  # nothing is filled before all is there
+        self._begin()
+        self._end()
+        self._nests = nests
 
     def turn(self, ratio: int, counts: bool) -> None:
         """A batch was drawn that further passes are about; they have this ratio of the step.
@@ -448,6 +481,12 @@ class Reducer:
                     self._told = True
                     self._steps.passed()
                 return
+            if self.piped:
+                raise ConfigError(
+                    "a backward pass was run outside of ctx.backward(), and crew has an axis "
+                    "'pipe': a pass may be that of one micro-batch. The step was not taken; the "
+                    "run ends. Write: with ctx.backward(): schedule.step(...)"
+                )
             if self._slices.open:
                 bucket.added_in_slice(place)
             elif not self._active:
@@ -516,7 +555,7 @@ class Reducer:
                 node.register_prehook(lambda *_: self._within_pass())
 
     def _begin(self) -> None:
-        """The first gradient of a step is there."""
+        """The first gradient of a step is there, or all are."""
         self.check()
         self._active, self._fills = True, False
         if self._slices.open:

@@ -77,7 +77,7 @@ class Inside:
             OSError, RuntimeError: one of them is lost.
         """
         self._before = sockets.listening()
-        told = self._tell("told", tells)
+        told = self.tell("told", tells)
         dist.init_process_group(
             "gloo", store=self._meeting, rank=self.place, world_size=self.size, timeout=_TIMEOUT
         )
@@ -91,9 +91,21 @@ class Inside:
         """All groups that user code makes are there: remember where they were connected."""
         self._mine = sockets.listening() - self._before
         self._settled += 1
-        told = self._tell(f"ports-{self._settled}", json.dumps(sorted(self._mine)))
+        told = self.tell(f"ports-{self._settled}", json.dumps(sorted(self._mine)))
         others = [json.loads(text) for place, text in enumerate(told) if place != self.place]
         self._theirs = {(host, port) for ports in others for host, port in ports}
+
+    def tell(self, what: str, text: str) -> list[str]:
+        """What each place has said of `what`, by place; once for each. Collective.
+
+        Raises:
+            OSError: one of them is lost.
+        """
+        keys = [f"{what}-{place}" for place in range(self.size)]
+        said = self._meeting.arrive(keys[self.place], text.encode(), keys, lambda: self._cut)
+        if not said:
+            raise ConnectionError("a process of this worker is lost")
+        return [one.decode() for one in said]
 
     def add_up(self, tensor: torch.Tensor, axis: str) -> None:
         """In place, over the places along an axis. Collective."""
@@ -144,13 +156,6 @@ class Inside:
         self._meeting.close()
         _forget_meshes()
         gc.collect()
-
-    def _tell(self, what: str, text: str) -> list[str]:
-        keys = [f"{what}-{place}" for place in range(self.size)]
-        said = self._meeting.arrive(keys[self.place], text.encode(), keys, lambda: self._cut)
-        if not said:
-            raise ConnectionError("a process of this worker is lost")
-        return [one.decode() for one in said]
 
 
 def _forget_meshes() -> None:

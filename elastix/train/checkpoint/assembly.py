@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from elastix.errors import ElastixError, StoreError
+from elastix.state import meta_of_stages
 from elastix.store import Share
 
 
@@ -296,6 +297,12 @@ class Assembly:
         if not offers:
             raise ValueError("nobody has offered this checkpoint yet")
         return offers[min(offers)]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Metadata of the whole, to which each place has what is of it alone."""
+        rest = [offer.meta for place, offer in sorted(self._known.items())]
+        return meta_of_stages([self.chief.meta, *rest])
 
     @property
     def reason(self) -> str:

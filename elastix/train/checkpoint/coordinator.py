@@ -308,7 +308,7 @@ class Checkpoints:
             self._sync()
             ref = self.store.put_shares(
                 assembly.shares,
-                meta={**chief.meta, "run": self._run},
+                meta={**assembly.meta, "run": self._run},
                 parents=parents,
                 score=chief.score,
                 tags=tags,

@@ -1,14 +1,14 @@
 """What replicas have in common, and what they must not."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from blake3 import blake3
 
 from elastix.data.random_numbers import seed_generators
-from elastix.state import Manifest, State, Stateful
+from elastix.state import BY_PARAMETER, Manifest, State, Stateful, is_optimizer
 
 _OWN = "rng"
 """Each worker has random numbers of its own, or all would draw the same dropout masks."""
@@ -71,8 +71,22 @@ def entries(state: State, parts: Mapping[str, Manifest]) -> dict[str, str]:
             if stored is not None:  # a part without elements is stored nowhere
                 found[stored] = info.digest[:16]
         for name, value in part.meta.items():
-            found[name] = blake3(json.dumps(value, sort_keys=True).encode()).hexdigest(8)
+            for entry, of_it in _by_parameter(name, value):
+                found[entry] = blake3(json.dumps(of_it, sort_keys=True).encode()).hexdigest(8)
     return found
+
+
+def _by_parameter(name: str, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """A piece of metadata; of an optimizer one for each parameter: a stage of a model has some."""
+    if not is_optimizer(value):
+        yield name, value
+        return
+    lists: dict[str, Any] = dict.fromkeys(BY_PARAMETER)
+    options = [{**group, **lists} for group in value["param_groups"]]
+    yield name, {**value, "state": {}, "param_groups": options}
+    for number, group in enumerate(value["param_groups"]):
+        for parameter in group["params"]:
+            yield f"{name}/{parameter}", [number, value["state"].get(parameter)]
 
 
 def digest(state: State) -> str:

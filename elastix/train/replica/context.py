@@ -112,6 +112,10 @@ class Replica(Protocol):
         """Defer the step."""
         ...
 
+    def backward(self) -> AbstractContextManager[None]:
+        """Take the step at its exit."""
+        ...
+
     def boundary(self) -> None:
         """Between two steps."""
         ...
@@ -267,6 +271,7 @@ class Context:
         prefetch_factor: int = 2,
         augment: Augment | None = None,
         slices: int | None = None,
+        microbatch: int | None = None,
         rehearse: Rehearsal | None = None,
     ) -> Loader:
         """Batches of a map-style dataset, every sample exactly once an epoch.
@@ -290,12 +295,15 @@ class Context:
                 `for step in epoch: for x, y in step: loss(model(x), y).backward()`, and after the
                 inner loop optimizer.step(). The others compute a lost worker's slices
                 within the same step. Faster workers get more slices.
+            microbatch: samples of a pipeline's micro-batch. What a process is given is a whole
+                number of them. What is left of an epoch after these is a last batch of fewer
+                samples.
             rehearse: append samples from the datasets of earlier loaders to each batch.
 
         Raises:
             ConfigError: a dataset without a length, fewer samples in a batch than workers, a
-                batch that cannot be cut into `slices`, or a dataset that is not the one the run
-                was at work with.
+                batch that cannot be cut into `slices` or micro-batches, or a dataset that is not
+                the one the run was at work with.
         """
         self._need_prepare("loader")
         if rehearse is not None:
@@ -311,6 +319,7 @@ class Context:
             prefetch=prefetch_factor,
             augment=augment,
             slices=slices,
+            microbatch=microbatch,
             exact=self._member.settings.exact,
             memory=None if rehearse is None else rehearse.admit(dataset),
             device=self.device,
@@ -367,8 +376,9 @@ class Context:
 
         Workers are weighted by their samples in the last batch that they drew. So if the loss is a
         mean over each worker's share, this gives the mean over the whole batch. Without a loader
-        all workers have the same weight. Values of lost workers are not included. To average over
-        a dataset, use `evaluate`.
+        all workers have the same weight. Values of lost workers are not included. In a pipeline
+        those of the last stage count, which knows the loss. To average over a dataset, use
+        `evaluate`.
 
         Collective. It blocks until all workers have called it, so call it only every so many
         steps. In a run with `exact=True` its last digits depend on the number of workers, so no
@@ -433,6 +443,20 @@ class Context:
     def accumulate(self) -> AbstractContextManager[None]:
         """Within it backward adds to the local gradients only; the next one outside is the step."""
         return self._member.accumulate()
+
+    def backward(self) -> AbstractContextManager[None]:
+        """Within it backward adds to the local gradients; at its exit they are averaged: one step.
+
+        For steps of several backward passes: those of a pipeline's micro-batches
+        (`with ctx.backward(): schedule.step(x, target=y)`), or of several losses. All are about
+        the batches drawn last. Within `ctx.accumulate()` it takes no step.
+
+        Raises:
+            ConfigError: at its beginning, within the slices of a batch, or where workers take steps
+                by themselves.
+        """
+        self._need_prepare("backward")
+        return self._member.backward()
 
     def boundary(self) -> None:
         """Mark the end of a step in a loop without `ctx.loader`: joiners enter here."""

@@ -5,7 +5,8 @@ Not here: what is said on the lines (comm.protocol.crew), how a world is made an
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from blake3 import blake3
@@ -18,10 +19,16 @@ from elastix.comm.network.crew_world import DeviceMesh, Inside
 from elastix.comm.network.process_group import Wiring
 from elastix.comm.protocol.standing import STILL_S
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+from elastix.data.source import Source
 from elastix.errors import TrainError
+from elastix.state import BY_PARAMETER, Stateful
+from elastix.train.replica import refusals
 
 SHARD = "shard"
 """The axis that splits a worker's samples."""
+
+PIPE = "pipe"
+"""The axis that splits its layers into stages."""
 
 
 class Mates:
@@ -78,29 +85,73 @@ class Mates:
     @property
     def part(self) -> tuple[int, int]:
         """This place's index among those that split the worker's samples, and their number."""
-        if SHARD not in (self.mesh.mesh_dim_names or ()):
+        return self._along(SHARD)
+
+    @property
+    def stages(self) -> int:
+        """Into how many the worker's layers are split; 1 if they are not."""
+        return self._along(PIPE)[1]
+
+    @property
+    def stream(self) -> tuple[int, int]:
+        """Which random numbers this place draws, and of how many streams; along tensor the same."""
+        (part, parts), (stage, stages) = self.part, self._along(PIPE)
+        return stage * parts + part, stages * parts
+
+    def _along(self, axis: str) -> tuple[int, int]:
+        if axis not in (self.mesh.mesh_dim_names or ()):
             return 0, 1
-        return self.mesh.get_local_rank(SHARD), self.mesh[SHARD].size()
+        return self.mesh.get_local_rank(axis), self.mesh[axis].size()
 
     def settle(
         self,
         modules: Mapping[str, torch.nn.Module],
-        optimizers: Iterable[torch.optim.Optimizer],
+        others: Mapping[str, Stateful],
     ) -> None:
         """The model is sharded: gradients within the worker go by its places' samples.
+
+        Args:
+            modules: prefix to module, as for state.capture.
+            others: name to whatever else was prepared.
 
         Raises:
             ConfigError: something of the model would part the places, or torch will refuse it.
         """
         self._inside.settle()
         mesh_check.check(modules, self.mesh)
-        for optimizer in optimizers:
-            mesh_check.check_optimizer(optimizer)
+        for other in others.values():
+            if isinstance(other, torch.optim.Optimizer):
+                mesh_check.check_optimizer(other)
+        if self.stages > 1:
+            self._check_stages(modules, others)
         for module in modules.values():
             mesh_check.take_sums(module)
         self._modules = list(modules.values())
         if self.part[1] > 1:
             weigh(self._modules, lambda: self.within)
+
+    def _check_stages(
+        self, modules: Mapping[str, torch.nn.Module], others: Mapping[str, Stateful]
+    ) -> None:
+        """Refuse stages that are not one model, and what needs all of them at once. Collective."""
+        trained = [n for p, m in modules.items() for n in _trained(p, m)]
+        said = json.dumps([self._along(PIPE)[0], trained, _make_up(others)])
+        told = [json.loads(text) for text in self._inside.tell("stages", said)]
+        stages: dict[str, set[int]] = {}
+        for stage, names, _ in told:
+            for name in names:
+                stages.setdefault(name, set()).add(stage)
+        for name, found in stages.items():
+            if len(found) > 1:
+                raise refusals.stages_share(name, sorted(found))
+        kinds = [kinds for *_, kinds in told]
+        for kind in kinds[1:]:
+            if kind != kinds[0]:
+                raise refusals.stages_parted(f"{kinds[0]} at one and {kind} at another")
+        for other in others.values():
+            scales = isinstance(other, torch.amp.GradScaler) and other.is_enabled()
+            if isinstance(other, torch.optim.LBFGS) or scales:
+                raise refusals.not_by_stages(type(other).__name__)
 
     @property
     def waits(self) -> bool:
@@ -108,12 +159,19 @@ class Mates:
         return waiting(self._modules)
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Of numbers that each place has of its own samples, by these. Collective in the worker."""
-        if self.part[1] < 2:
+        """Of numbers that each place has of its own samples, by these. Collective in the worker.
+
+        In a pipeline those count that the last stage has: it knows the loss.
+        """
+        stage, stages = self._along(PIPE)
+        if self.part[1] < 2 and stages < 2:
             return dict(values)
-        mine = [v * self.within if self.within else 0.0 for v in values.values()]
+        counts = self.within and stage + 1 == stages
+        mine = [v * self.within if counts else 0.0 for v in values.values()]
         sums = torch.tensor(mine, dtype=torch.float64)
-        self._inside.add_up(sums, SHARD)
+        self.add_up(sums)
+        if stages > 1:
+            self._inside.add_up(sums, PIPE)
         return dict(zip(values, sums.tolist(), strict=True))
 
     def agree(self, *numbers: int) -> bool:
@@ -146,6 +204,23 @@ class Mates:
             self.cut()
             self._inbox.notify()
 
+    def share_out(self, source: Source) -> Source:
+        """What this place reads of a loader's batches. Collective in the worker.
+
+        Raises:
+            ConfigError: it is not built for crews, or other places draw otherwise.
+        """
+        if source.memory is not None:
+            raise refusals.not_in_crew("ctx.loader(rehearse=...)")
+        if self.stages > 1 and source.slices is not None:
+            raise refusals.not_in_pipeline("ctx.loader(slices=...)", "microbatch=...")
+        if self.stages > 1 and source.microbatch is None:
+            raise refusals.needs_microbatch()
+        mine = replace(source, part=self.part)
+        if not self.agree_on(repr(mine.draws)):
+            raise refusals.parted_loaders()
+        return mine
+
     def cut(self) -> None:
         """A process of the worker is lost: come out of what waits for it. Any thread."""
         self._inside.cut()
@@ -155,3 +230,19 @@ class Mates:
         if self._lines is not None:
             self._lines.close()
         self._inside.close()
+
+
+def _trained(prefix: str, module: torch.nn.Module) -> Iterator[str]:
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            yield prefix + name
+
+
+def _make_up(others: Mapping[str, Stateful]) -> dict[str, list[str]]:
+    """By name, what must be alike at all stages: of optimizers the options of their groups."""
+    found: dict[str, list[str]] = {}
+    for name, other in others.items():
+        groups = other.param_groups if isinstance(other, torch.optim.Optimizer) else []
+        options = [{k: v for k, v in g.items() if k not in BY_PARAMETER} for g in groups]
+        found[name] = [type(other).__name__, *map(repr, options)]
+    return found

@@ -9,7 +9,7 @@ Not here: what becomes of a step (step_commits), and of the State as a whole (wo
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -323,7 +323,8 @@ class Member:
         self._computes_with = computes_with(self.device)
         layout = layout_of(live.modules, self._computes_with if self.settings.exact else "")
         if self._mates is not None:
-            self._mates.settle(live.modules, optimizers)
+            self._mates.settle(live.modules, live.others)
+            self._reducer.piped = live.staged = self._mates.stages > 1
             self._steps.slices.mates, self._steps.random.part = self._mates, self._mates.part[0]
             self._driver.assemble()
         elif not self.settings.alone:
@@ -359,6 +360,8 @@ class Member:
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._refuse("optimizer.step()")
+        if self._tracked.staged and any(loader.pending for loader in self._tracked.loaders):
+            raise refusals.step_not_taken_together()
         self._kept = _nothing  # whether or not torch counts what this one changes
         if self._outer is None:
             return
@@ -406,8 +409,8 @@ class Member:
         if self._inner is not None:
             self._inner.over()
         if not self.settings.exact:
-            index, parts = self._mates.part if self._mates is not None else (0, 1)
-            state_digests.diverge(self.me * parts + index)
+            index, streams = self._mates.stream if self._mates is not None else (0, 1)
+            state_digests.diverge(self.me * streams + index)
 
     def digest(self) -> str:
         """Of what replicas must have in common: models, optimizers, schedulers, scalers."""
@@ -639,14 +642,10 @@ class Member:
             if self._mates is not None and self._tracked.loaders:
                 raise refusals.not_in_crew("a second loader with ExchangeConfig(every_steps=...)")
         if self._mates is not None:
-            if source.memory is not None:
-                raise refusals.not_in_crew("ctx.loader(rehearse=...)")
-            source = replace(source, part=self._mates.part)
-            if not self._mates.agree_on(repr(source.draws)):
-                raise refusals.parted_loaders()
+            source = self._mates.share_out(source)
         shared_out = source.slices is None and not source.per_worker
-        if source.batch_size < self.world_size and shared_out:
-            raise refusals.small_batch(source.batch_size, self.world_size)
+        if source.batch_size < self.world_size * source.unit and shared_out:
+            raise refusals.small_batch(source.batch_size, self.world_size, source.unit)
         loader = Loader(len(self._tracked.loaders), source, self)
         if not self._tracked.open(loader):
             loader.leave_out(self.settings.left_out.get(loader.number, ()))
@@ -671,9 +670,19 @@ class Member:
         if self._reducer is None:
             raise ConfigError("ctx.accumulate was used before ctx.prepare.")
         self._steps.slices.refuse_accumulation()
+        if self._tracked.staged:
+            raise refusals.not_in_pipeline("ctx.accumulate", "more micro-batches in one schedule")
         adding = nullcontext() if self._inner is None else self._inner.adding()
         with adding, self._reducer.deferred():
             yield
+
+    def backward(self) -> AbstractContextManager[None]:
+        """Defer the step to its exit."""
+        assert self._reducer is not None  # noqa: S101 - asked for after `prepare`
+        self._steps.slices.refuse_accumulation("ctx.backward")
+        if self._inner is not None:
+            raise refusals.not_with_inner_steps("ctx.backward", "loss.backward()")
+        return self._reducer.step_at_exit()
 
     def evaluate(
         self,
@@ -684,6 +693,8 @@ class Member:
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
         self._refuse("ctx.evaluate")
+        if self._tracked.staged:
+            raise refusals.not_in_pipeline("ctx.evaluate", "schedule.eval and ctx.mean")
         self._step_together()
         self._steps.check(thoroughly=True)
         metric = self._steps.metrics.watched(metric)

@@ -4,6 +4,8 @@ Not here: what checks look for, and what a step of slices refuses (exactness, st
 sliced_step).
 """
 
+from collections.abc import Sequence
+
 from elastix.errors import ConfigError, TrainError
 
 DOUBTFUL_STEP = (
@@ -69,10 +71,11 @@ def second_pass() -> ConfigError:
     )
 
 
-def small_batch(samples: int, workers: int) -> ConfigError:
-    """A global batch has fewer samples than the group has workers."""
+def small_batch(samples: int, workers: int, unit: int = 1) -> ConfigError:
+    """A global batch has fewer samples than the group has workers, or fewer micro-batches."""
+    each = f"in micro-batches of {unit} samples for a worker " if unit > 1 else ""
     return ConfigError(
-        f"a global batch of {samples} cannot be split over {workers} "
+        f"a global batch of {samples} cannot be split {each}over {workers} "
         "workers. No loader was made. batch_size is that of the whole group; raise it, or "
         "use fewer workers."
     )
@@ -116,6 +119,62 @@ def not_in_crew(call: str) -> ConfigError:
     return ConfigError(
         f"{call} does not work with ScalingConfig(crew=...) yet: each worker is several processes. "
         "Nothing was done; the run ends. Leave it out, or use workers of one process."
+    )
+
+
+def not_in_pipeline(call: str, instead: str) -> ConfigError:
+    """It is not built for workers whose layers are split."""
+    return ConfigError(
+        f"{call} does not work with the axis 'pipe' of ScalingConfig(crew=...): each process has a "
+        f"stage of the model. Nothing was done; the run ends. Use {instead}."
+    )
+
+
+def needs_microbatch() -> ConfigError:
+    """A process may get a number of samples that is no whole number of micro-batches."""
+    return ConfigError(
+        "ctx.loader was given no microbatch, and crew has an axis 'pipe': the samples of a process "
+        "may be no whole number of micro-batches, and a mean over unequal ones is not that over "
+        "the batch. No loader was made; the run ends. Write ctx.loader(..., microbatch=4) with the "
+        "samples of one, and make a schedule of len(x) // 4 of them, at least 1."
+    )
+
+
+def step_not_taken_together() -> ConfigError:
+    """An optimizer is about to use gradients of this worker's own samples."""
+    return ConfigError(
+        "optimizer.step() was called and a batch was drawn, but no step was taken on it within "
+        "ctx.backward(): gradients are those of this worker's samples alone. The step was not "
+        "taken; the run ends. Write: with ctx.backward(): schedule.step(...), for each batch."
+    )
+
+
+def stages_share(name: str, places: Sequence[int]) -> ConfigError:
+    """A parameter is trained at several stages."""
+    at = " and ".join(map(str, places))
+    return ConfigError(
+        f"parameter {name!r} is trained at places {at} of the axis 'pipe'. Nothing was prepared. A "
+        "stage holds layers of its own, under the names that they have in the whole model; weights "
+        "that two stages share (tied embeddings) are not supported. Build the whole model, and "
+        "replace the layers of other stages by torch.nn.Identity()."
+    )
+
+
+def stages_parted(what: str) -> ConfigError:
+    """What the places of a pipeline have prepared does not make up one State."""
+    return ConfigError(
+        f"the places of the axis 'pipe' have prepared {what}. Nothing was prepared. Give "
+        "ctx.prepare the same kinds of objects at each stage, and each optimizer the same groups "
+        "with the same options; a group may be empty."
+    )
+
+
+def not_by_stages(name: str) -> ConfigError:
+    """An object looks at all parameters at once."""
+    return ConfigError(
+        f"{name} goes by the gradients of all parameters together, and with the axis 'pipe' a "
+        "process has those of its stage. Nothing was prepared. Use AdamW or SGD, in float32 or "
+        "bfloat16, or another mesh."
     )
 
 

@@ -116,15 +116,15 @@ class Slices:
                 "batch: put what belongs together into one dataset, or use no slices."
             )
 
-    def refuse_accumulation(self) -> None:
-        """Refuse ctx.accumulate in a step of slices.
+    def refuse_accumulation(self, call: str = "ctx.accumulate") -> None:
+        """Refuse ctx.accumulate, or what is like it, in a step of slices.
 
         Raises:
             ConfigError: one is in hand.
         """
         if self.step is not None:
             raise ConfigError(
-                "ctx.accumulate was used in a step of slices, which adds up their gradients "
+                f"{call} was used in a step of slices, which adds up their gradients "
                 "itself. Nothing was done; the run ends. Leave it out, or use a loader without "
                 "slices."
             )

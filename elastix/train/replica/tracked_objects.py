@@ -38,6 +38,7 @@ class TrackedObjects:
         others: optimizers, schedulers and whatever else, by name; the random numbers too.
         loaders: in the order in which they were made.
         memories: what they rehearse from, in the order in which it was first used.
+        staged: modules are a stage of a model, of which other processes have the rest.
         void: the last step was; whatever gradients there are, no optimizer of these moves.
         before_step: called with one of these optimizers before it takes a step; may raise.
     """
@@ -47,7 +48,7 @@ class TrackedObjects:
         self.others: dict[str, Stateful] = {"rng": RandomState()}
         self.loaders: list[Loader] = []
         self.memories: list[Rehearsal] = []
-        self.void = False
+        self.staged = self.void = False
         self.before_step: Callable[[torch.optim.Optimizer], None] = lambda _: None
         self._outer: torch.optim.Optimizer | None = None
         self._unclaimed = State({})
@@ -73,6 +74,8 @@ class TrackedObjects:
     @property
     def sharded(self) -> bool:
         """Whether there is anything of which this process holds a part."""
+        if self.staged:
+            return True
         modules = self.modules.values()
         return any(is_sharded(tensor) for module in modules for tensor in module.parameters())
 
@@ -244,6 +247,8 @@ class TrackedObjects:
         Raises:
             StateError: it does not fit.
         """
+        if self.staged:
+            state = states.of_stage(state, set(states.parameter_names(self.modules).values()))
         there = self.others
         if f"@{_OUTER}" not in state.meta:  # of a run that has exchanged gradients so far
             there = {name: other for name, other in there.items() if name != _OUTER}

@@ -196,7 +196,7 @@ def test_running_statistics_of_instances_are_refused_like_those_of_batches():
 
 def raises(model, mesh):
     del model
-    mesh["pipe"]
+    mesh["context"]
 
 
 @pytest.mark.parametrize(
@@ -229,11 +229,17 @@ def test_what_is_right_is_let_through():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "shard", "shard=0", "shard=-1", "shard=2,shard=2", "pipe=2", "shard=x", "shard=2,"]
+    "text",
+    ["", "shard", "shard=0", "shard=-1", "shard=2,shard=2", "context=2", "shard=x", "shard=2,"],
 )
 def test_what_is_no_mesh_is_refused(text):
     with pytest.raises(ConfigError, match="a mesh is axes with their sizes"):
         parsed(text)
+
+
+def test_stages_are_refused_in_words():
+    with pytest.raises(ConfigError, match="it knows neither stages nor micro-batches"):
+        parsed("shard=2,pipe=2")
 
 
 def test_the_command_line_estimates_a_place_of_a_mesh(tmp_path):

@@ -139,6 +139,44 @@ def test_a_draw_never_crosses_the_epoch_nor_exceeds_the_batch(
     assert bool(batch) == bool(drawn or left)
 
 
+@given(
+    length=st.integers(1, 200),
+    micro=st.integers(1, 5),
+    places=st.integers(1, 3),
+    each=st.integers(1, 4),
+    workers=st.integers(1, 4),
+    losses=st.lists(st.sets(st.integers(0, 3)), max_size=20),
+)
+def test_shares_are_whole_micro_batches_but_for_less_than_one_at_the_end(
+    length, micro, places, each, workers, losses
+):
+    """Through losses, too; and whoever has a share of less than a unit has all of the batch."""
+    unit = micro * places
+    batch_size = each * unit * workers
+    cursor, used = Cursor(length), []
+    for gone in itertools.chain(losses, itertools.repeat(())):
+        batch, cursor = cursor.draw(batch_size, 0, (unit, micro))
+        if not batch:
+            break
+        total = count(batch)
+        shares = split(batch, workers, batch_size, unit)
+        assert positions(span for share in shares for span in share) == positions(batch)
+        for share in shares:
+            size = count(share)
+            assert size <= max(batch_size // workers, unit)
+            if size % unit:
+                assert size == total < unit
+                assert size % micro == 0 or size < micro
+        if total < micro:
+            assert not cursor.left(0)
+        for worker, share in enumerate(shares):
+            if worker in gone:
+                cursor = cursor.give_back(share)
+            else:
+                used += positions(share)
+    assert sorted(used) == list(range(length))
+
+
 def test_nothing_of_no_length_is_left_by_a_subtraction():
     assert subtract(((0, 5), (7, 9)), ((0, 2), (4, 5), (7, 9))) == ((2, 4),)
 

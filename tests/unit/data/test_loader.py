@@ -348,6 +348,51 @@ def test_the_length_of_an_epoch_is_its_number_of_batches(length, batch_size):
         assert sum(1 for _ in epoch) == promised
 
 
+@given(
+    length=st.integers(1, 80),
+    micro=st.integers(1, 4),
+    places=st.integers(1, 3),
+    each=st.integers(1, 3),
+    workers=st.integers(1, 3),
+)
+def test_places_of_a_worker_have_equally_many_samples_in_micro_batches(
+    length, micro, places, each, workers
+):
+    """They make equally many passes, of equal shapes; and count together as the worker does."""
+    size = each * micro * places * workers
+    rows = []
+    for place in range(places):
+        options = {"batch_size": size, "microbatch": micro, "part": (place, places)}
+        loader, _ = loader_of(0, tuple(range(workers)), length=length, **options)
+        row = rows.append([]) or rows[-1]
+        for epoch in loader.epochs(1):
+            promised = len(epoch)
+            for batch in epoch:
+                row.append((len(batch), loader.within))
+                loader.commit(range(workers))
+            assert len(row) == promised
+    for batches in zip(*rows, strict=True):
+        sizes = {samples for samples, _ in batches}
+        assert len(sizes) == 1
+        (samples,) = sizes
+        assert samples % micro == 0 or samples < micro
+        assert sum(within for _, within in batches) == pytest.approx(1) or not batches[0][1]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"batch_size": 8, "microbatch": 3}, "Make it a multiple of 3, 6 say"),
+        ({"batch_size": 6, "microbatch": 3, "part": (0, 4)}, "for each of 4 places .* of 12, 12"),
+        ({"batch_size": 6, "microbatch": 3, "slices": 2}, "does not work with slices"),
+        ({"batch_size": 6, "microbatch": 0}, "microbatch must be >= 1, not 0"),
+    ],
+)
+def test_micro_batches_that_a_batch_is_not_made_of_are_refused(values, said):
+    with pytest.raises(ConfigError, match=said):
+        source(**values)
+
+
 def test_a_restored_loader_goes_on_with_what_was_not_committed():
     first, _ = loader_of(members=(0, 1), length=20, batch_size=6, shuffle=False)
     first.next_batch()

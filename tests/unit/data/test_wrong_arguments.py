@@ -39,6 +39,7 @@ LOADER = {
     "prefetch_factor": [-1, 0, 2.5, "2", None, True],
     "augment": ["flip", 3],
     "slices": [-1, 0, 2.5, "2", True, 3],
+    "microbatch": [-1, 0, 2.5, "2", True, 3],
     "rehearse": [3, "memory", elastix.Rehearsal],
 }
 

@@ -28,6 +28,21 @@ def test_workers_that_hold_the_same_are_equal():
     assert (found.apart, found.parts) == ((), ())
 
 
+def of_a_stage(name, lr):
+    layer = nn.ModuleDict({name: nn.Linear(2, 2)})
+    state = capture({"": layer}, {"optimizer": torch.optim.SGD(layer.parameters(), lr=lr)})
+    return state_digests.entries(state, state_digests.manifests(state))
+
+
+@pytest.mark.parametrize(("lr", "says"), [(0.1, None), (0.2, "@optimizer")])
+def test_stages_have_other_parameters_in_an_optimizer_and_the_same_options(lr, says):
+    found = Comparisons()
+    found.hold_entries(CheckpointId(3), 0, of_a_stage("a", 0.1), 2)
+    found.hold_entries(CheckpointId(3), 0, of_a_stage("b", lr), 2)
+    parted = found.parted(CheckpointId(3))
+    assert (parted is None) if says is None else (says in str(parted))
+
+
 def test_the_minority_is_named_with_what_it_holds_otherwise():
     found = compare(7, "final", {0: A, 1: B, 2: A})
     assert not found.equal

@@ -1,0 +1,167 @@
+"""A train function for crews with an axis `pipe`, which runs in one process as well."""
+
+import copy
+import functools
+import json
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from elastix.comm.gradients import buckets
+from tests.crew_runs import Block, build, data, held, pace, until_over, watched
+
+MICRO = 3
+
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero bubble": ScheduleInterleavedZeroBubble,
+}
+SEVERAL = ("interleaved", "zero bubble")
+"""They have two stages at each place."""
+
+
+def only(model, layers):
+    """The model with some of its layers, sharing them; the others let through what they get."""
+    part = copy.copy(model)
+    part._modules = dict(model._modules)
+    part.first, *blocks, part.last = (
+        layer if number in layers else nn.Identity()
+        for number, layer in enumerate([model.first, *model.blocks, model.last])
+    )
+    part.blocks = nn.ModuleList(blocks)
+    return part
+
+
+class Pipeline:
+    """Schedules over the stages of one place, by the number of samples that they are given."""
+
+    def __init__(self, mesh, kind):
+        self.kind, self.mesh = kind, mesh["pipe"]
+        self.places, place = self.mesh.size(), self.mesh.get_local_rank()
+        self.number = self.places * (2 if kind in SEVERAL else 1)
+        self.mine = list(range(place, self.number, self.places))
+        self.made = {}
+
+    def layers(self, stage):
+        """Numbers of the four layers of a Net that are of a stage."""
+        return [layer for layer in range(4) if layer * self.number // 4 == stage]
+
+    def keep(self, model):
+        """The layers of this place."""
+        return only(model, [layer for stage in self.mine for layer in self.layers(stage)])
+
+    def split(self, model, mesh):
+        """Into the stages of this place, sharded over the other axes of the mesh."""
+        if "tensor" in mesh.mesh_dim_names:
+            for block in model.blocks:
+                if isinstance(block, Block):
+                    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+                    parallelize_module(block, mesh["tensor"], plan)
+        self.parts = [only(model, self.layers(stage)) for stage in self.mine]
+        for part in self.parts if "shard" in mesh.mesh_dim_names else ():
+            fully_shard(part, mesh=mesh["shard"])
+
+    def schedule(self, samples):
+        if samples not in self.made:
+            number = max(1, samples // MICRO)
+            group = self.mesh.get_group()
+            stages = [
+                PipelineStage(part, stage, self.number, torch.device("cpu"), group=group)
+                for stage, part in zip(self.mine, self.parts, strict=True)
+            ]
+            kind = self.kind
+            if kind not in SEVERAL and number < self.number:
+                kind = "gpipe"
+            given = stages if kind in SEVERAL else stages[0]
+            self.made[samples] = SCHEDULES[kind](given, number, loss_fn=F.cross_entropy)
+        return self.made[samples]
+
+    def step(self, x, y):
+        """The mean loss, where it is known."""
+        losses = []
+        self.schedule(len(x)).step(x, target=y, losses=losses)
+        return torch.stack(losses).mean() if losses else torch.zeros(())
+
+    def evaluate(self, x, y):
+        """The same without gradients."""
+        losses = []
+        with torch.no_grad():
+            self.schedule(len(x)).eval(x, target=y, losses=losses)
+        return torch.stack(losses).mean() if losses else torch.zeros(())
+
+
+def clip(model, mesh):
+    """By the norm over all stages."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    if mesh is not None:
+        norm = norm**2
+        dist.all_reduce(norm, group=mesh["pipe"].get_group())
+        norm = norm**0.5
+    nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
+
+
+def train(ctx, kind="1f1b"):
+    config = ctx.config
+    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 4 << 10
+    model, mesh = build(), ctx.mesh
+    pipeline = None
+    if mesh is not None:
+        pipeline = Pipeline(mesh, kind)
+        model = pipeline.keep(model)
+        pipeline.split(model, mesh)
+        if kind not in SEVERAL:
+            (model,) = pipeline.parts
+    log = Path(config["log"])
+    look = watched(ctx, next(m for m in model.modules() if isinstance(m, nn.Linear)))
+    optimizer = torch.optim.AdamW(model.named_parameters(), lr=1e-2, foreach=False)
+    model, optimizer = ctx.prepare(model, optimizer)
+    loader = ctx.loader(data(config["samples"]), batch_size=config["batch_size"], microbatch=MICRO)
+    with (log / f"{ctx.worker}-{ctx.place}.jsonl").open("a") as file:
+        for epoch in until_over(ctx, loader.epochs(config["epochs"])):
+            for x, y in epoch:
+                with ctx.backward():
+                    if pipeline is not None:
+                        loss = pipeline.step(x, y)
+                    else:
+                        loss = F.cross_entropy(model(x), y)
+                        loss.backward()
+                    look("scheduled")
+                look("clip")
+                if mesh is None or "tensor" not in mesh.mesh_dim_names:  # over one mesh alone
+                    clip(model, mesh)
+                optimizer.step()
+                optimizer.zero_grad()
+                file.write(json.dumps([ctx.step, held(model, optimizer)]) + "\n")
+                file.flush()
+                pace(config)
+        if config["mean"]:
+            x, y = data(6).tensors
+            if pipeline is not None:
+                ctx.report(**ctx.mean(loss=loss, valid=pipeline.evaluate(x, y)))
+            else:
+                ctx.report(**ctx.mean(loss=loss, valid=F.cross_entropy(model(x), y).detach()))
+    full = {
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        for name, p in model.named_parameters()
+    }
+    torch.save(full, log / f"final-{ctx.worker}-{ctx.place}.pt")
+
+
+def train_with(kind):
+    return functools.partial(train, kind=kind)
