@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+START = "spawn"
+"""How multiprocessing starts them."""
+
 
 class Died(RuntimeError):
     """The process ended before it had told its figures."""
@@ -22,7 +25,7 @@ def apart(ask: Callable[..., dict[str, float]], *arguments: Any) -> tuple[dict[s
     Raises:
         Died: it told nothing.
     """
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(START)
     hears, tells = context.Pipe(duplex=False)
     process = context.Process(target=_told, args=(ask, arguments, tells))
     process.start()

@@ -50,7 +50,7 @@ class Tied(nn.Module):
         self.out.weight = self.embed.weight
 
     def forward(self, x):
-        tokens = (x.flatten(1) * 16).long()
+        tokens = (x.flatten(1)[:, ::4] * 16).long()
         return self.out(self.block(self.embed(tokens)).mean(1))[:, :10]
 
 

@@ -2,12 +2,20 @@
 
 import json
 
-from benchmarks import long_campaign, long_run, many_models, many_workers, size
+import pytest
+
+from benchmarks import long_campaign, long_run, many_models, many_workers, processes, size
 from benchmarks.goals import STORE_ASKED
 from elastix.store import Store
 from elastix.testing.simulate import Costs
 
 COSTS = Costs(work_s=9.0, fixed_s=1.0)
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch):
+    """Here it is no matter what a process holds that has imported nothing but what it needs."""
+    monkeypatch.setattr(processes, "START", "forkserver")
 
 
 def test_half_an_hour_of_a_hundred_workers_in_which_one_is_lost_each_minute():
