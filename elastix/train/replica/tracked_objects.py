@@ -359,7 +359,7 @@ def _watch_optimizers(live: TrackedObjects) -> None:
     """
     reference = weakref.ref(live)
     seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
-    layers: list[Any] = []  # that FSDP2 shards
+    layers: list[weakref.ref[Any]] = []  # that FSDP2 shards; torch keeps what is below
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
         alive = reference()
@@ -367,9 +367,10 @@ def _watch_optimizers(live: TrackedObjects) -> None:
             return
         fresh = seen.get(optimizer) != len(optimizer.param_groups)
         if fresh:  # models are sharded by now: they are not looked through at every step
-            layers[:] = fsdp_layers(alive.modules.values())
-        for layer in layers:  # else parameters are those that a forward pass has gathered since
-            layer.reshard()
+            layers[:] = map(weakref.ref, fsdp_layers(alive.modules.values()))
+        for sharded in layers:  # else parameters are those that a forward pass has gathered since
+            if (layer := sharded()) is not None:
+                layer.reshard()
         if fresh:
             alive.check_optimizer(optimizer)
             seen[optimizer] = len(optimizer.param_groups)
