@@ -45,10 +45,14 @@ UNIT = "tests/unit"
 LAW6 = f"{UNIT}/comm/test_law6.py"
 PROTOCOL = (f"{UNIT}/comm/test_protocol.py", LAW6)
 CREWS = f"{UNIT}/comm/test_crew_schedules.py"
+FOLLOWER = (f"{UNIT}/comm/test_follower.py",)
 CONDUCTOR = (f"{UNIT}/train/test_conductor.py",)
 TESTS: dict[str, tuple[str, ...]] = {
     "elastix/comm/protocol/group_protocol.py": (*PROTOCOL, CREWS),
     "elastix/comm/protocol/in_group.py": PROTOCOL,
+    "elastix/comm/protocol/crew.py": (*FOLLOWER, f"{UNIT}/comm/test_standing.py", CREWS),
+    "elastix/comm/protocol/follower.py": (*FOLLOWER, CREWS),
+    "elastix/comm/protocol/standing.py": (f"{UNIT}/comm/test_standing.py",),
     "elastix/comm/protocol/joiner.py": PROTOCOL,
     "elastix/comm/protocol/inbox.py": PROTOCOL,
     "elastix/comm/protocol/calls.py": (f"{UNIT}/comm/test_calls.py",),
