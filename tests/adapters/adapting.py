@@ -41,14 +41,16 @@ class Changed:
     """A script with some of its lines changed, as a train function.
 
     Attributes:
-        script: file beside this one, with a function `run` of its settings.
+        script: file beside this one, or anywhere, with a function of its settings.
         lines: old to new; `ctx` is there.
-        around: calls the script's `run`, if the peer does so and not the script.
+        around: calls the script's function, if the peer does so and not the script.
+        function: its name.
     """
 
     script: str
     lines: Mapping[str, str]
     around: Callable[[Callable[[Any], None], Any, Any], None] | None = None
+    function: str = "run"
 
     @property
     def source(self) -> str:
@@ -72,9 +74,9 @@ class Changed:
         exec(compile(self.source, str(HERE / self.script), "exec"), names)
         settings = {**ctx.config, "losses": []}
         if self.around is None:
-            names["run"](settings)
+            names[self.function](settings)
         else:
-            self.around(names["run"], settings, ctx)
+            self.around(names[self.function], settings, ctx)
         (Path(ctx.config["log"]) / f"{ctx.worker}.json").write_text(json.dumps(settings["losses"]))
 
 

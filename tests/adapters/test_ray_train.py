@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.examples.pytorch import torch_linear_example
 from torch.utils.data import DataLoader
 
 import elastix
 from elastix import ray_train as train
 from elastix.errors import ConfigError
+from elastix.events import Reported
 from elastix.ray_train.reported_checkpoints import ReportedCheckpoints
 from elastix.ray_train.torch import TrainLoop
 from elastix.testing.local import run_local
@@ -60,6 +62,47 @@ def test_a_ray_train_script_ends_as_plain_torch_does_whoever_is_killed(tmp_path)
     saved = torch.load(kept[-1][0] / "model.pt", weights_only=True)
     assert all(torch.equal(saved["model"][n], tensors[n]) for n in model.state_dict())
     assert not list(kept[0][0].parent.glob("*.partial"))
+
+
+def seeded(run, settings, ctx):
+    torch.manual_seed(1)  # the example does not say with which weights it begins
+    kept = ReportedCheckpoints(Path(settings["log"]) / "run" / "checkpoints")
+    TrainLoop(lambda: run(settings), kept)(ctx)
+
+
+EXAMPLE = Changed(
+    torch_linear_example.__file__,
+    {
+        "import ray.train as train": "from elastix import ray_train as train",
+        "in range(epochs)": "in train_loader.epochs(epochs)",
+    },
+    seeded,
+    "train_func",
+)
+
+
+@pytest.mark.timeout(120)
+def test_an_example_of_ray_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
+    """The file that Ray is shipped with, as it is installed."""
+    assert EXAMPLE.changed == 2
+    sizes = {"batch_size": 4, "data_size": 97, "val_size": 40}
+    result, _ = adapting.run(EXAMPLE, tmp_path, adapting.kills(), **sizes)
+    data = torch_linear_example.LinearDataset(2, 5, size=sizes["data_size"])
+    look = torch_linear_example.LinearDataset(2, 5, size=sizes["val_size"])
+    torch.manual_seed(1)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    losses = {}
+    for epoch, (batch,) in adapting.committed(result.events):
+        optimizer.zero_grad()
+        F.mse_loss(model(data.x[batch, None]), data.y[batch, None]).backward()
+        optimizer.step()
+        with torch.no_grad():
+            losses[epoch] = float(F.mse_loss(model(look.x[:, None]), look.y[:, None]))
+    assert adapting.equal(model, adapting.stored(result)) <= 1e-5
+    told = [event.metrics["loss"] for event in result.events if isinstance(event, Reported)]
+    assert told == pytest.approx(list(losses.values()), rel=1e-5)
+    assert len(told) == adapting.EPOCHS
 
 
 # ------------------------------------------------------------ what cannot be said is refused
