@@ -274,6 +274,20 @@ def test_slices_of_the_lost_are_computed_when_it_is_told(driven):
     assert driven.asked() == [ReduceBuckets, Say]
 
 
+@pytest.mark.parametrize("order", [TakeOver(5, 2), TakeOver(4, 1)])
+def test_slices_of_another_operation_or_group_are_not_computed(driven, order):
+    driven.starts(driven.follower.run(Step(lacking=True)))
+    driven.inbox.publish(Membership(1, MEMBERS))
+    with pytest.raises(TrainError, match="have parted"):
+        driven.hears(order)
+
+
+def test_outside_of_any_operation_no_slices_are_computed(driven):
+    driven.starts(driven.follower.boundary())
+    with pytest.raises(TrainError, match="have parted"):
+        driven.hears(TakeOver(4, 2))
+
+
 # ---------------------------------------------------------------------------- between operations
 
 
@@ -350,6 +364,14 @@ def test_a_newcomer_takes_the_state_on_its_rail_and_knows_where_the_others_are()
     assert driven.hears(Going(2, 9)) == ("over", None)
     assert driven.follower.hand.number == 9
     assert driven.follower.usable
+
+
+def test_nothing_is_reduced_in_the_first_generation_either_before_a_word():
+    driven = newcomer()
+    driven.inbox.urgent = Membership(1, MEMBERS)
+    driven.hears(Meeting(1, MEMBERS, donor=1, newcomers=(0,)))
+    assert driven.follower.group == Rail(1)
+    assert not driven.follower.usable
 
 
 def test_a_donor_gives_it_and_says_so(driven):
