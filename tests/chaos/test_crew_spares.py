@@ -27,7 +27,7 @@ SPARE, NEXT = FOUNDERS, FOUNDERS + 1
 
 def ready(tmp_path, kills, holds, **options):
     """Run with a spare, and with steps at which others wait for it."""
-    options = {"replace": True, "spares": 1, "epochs": 3, **options}
+    options = {"replace": True, "spares": 1, "epochs": 3, "step_s": 0.05, **options}
     function = functools.partial(held_until, holds, PLACES)
     found = checked(tmp_path, FOUNDERS, {"shard": PLACES}, kills, function=function, **options)
     return found.run, told_pids(tmp_path / "log")
@@ -59,17 +59,17 @@ SLOW = pytest.mark.slow
         pytest.param(BOTH, id="whole worker", marks=SLOW),
     ],
 )
-def test_a_spare_makes_a_loss_good_at_the_next_boundary_and_is_replaced(tmp_path, kills):
+def test_a_spare_makes_a_loss_good_without_a_new_process_and_is_replaced(tmp_path, kills):
     lost = kills[0].worker
     run, pids = ready(tmp_path, kills, {3: SPARE, 8: NEXT})
     assert [event.worker for event in of(WorkerLost, run)] == [lost]
     sizes = {event.step: event.world_size for event in of(StepCommitted, run)}
     assert sizes[4] == 1  # the step in hand
     assert fills(run).keys() == {SPARE}
-    assert fills(run)[SPARE] <= 5  # that step, or the one after it
+    assert fills(run)[SPARE] < 8  # before others wait for the next one
     assert {size for step, size in sizes.items() if step > fills(run)[SPARE]} == {2}
     started = [event.worker for event in of(WorkerStarted, run)]
-    assert started == [0, 1, SPARE, NEXT]
+    assert (sorted(started[:FOUNDERS]), started[FOUNDERS:]) == ([0, 1], [SPARE, NEXT])
     told = run.events.index
     (joined,) = of(WorkerJoined, run)
     assert told(joined) < told(of(WorkerStarted, run)[-1])  # nobody has waited for a process
@@ -84,7 +84,7 @@ def test_the_spare_that_came_in_is_lost_and_its_replacement_comes_in(tmp_path):
     kills = [kill(1, 1), kill(SPARE, 0, step=8)]
     run, pids = ready(tmp_path, kills, {3: SPARE, 8: NEXT, 12: NEXT + 1}, epochs=4)
     assert fills(run).keys() == {SPARE, NEXT}
-    assert fills(run)[NEXT] <= 10
+    assert fills(run)[NEXT] < 12
     assert pids[NEXT, 0] == pids[1, 0]
     assert pids[NEXT + 1, 1] == pids[SPARE, 1]
 
@@ -106,7 +106,7 @@ def test_a_spare_comes_in_where_nobody_is_replaced(tmp_path):
     """There is no room for another process, but for those of the workers that are lost."""
     run, _ = ready(tmp_path, [kill(1, 1)], {3: SPARE}, replace=False)
     assert fills(run).keys() == {SPARE}
-    assert [event.worker for event in of(WorkerStarted, run)] == [0, 1, SPARE]
+    assert {event.worker for event in of(WorkerStarted, run)} == {0, 1, SPARE}
 
 
 @pytest.mark.slow
