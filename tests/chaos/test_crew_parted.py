@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from elastix.comm.protocol.standing import STILL_S
 from elastix.errors import TrainError
 from elastix.testing.local import run_local
 from tests.crew_runs import build, checked, data, parallelize, train
+from tests.pipe_runs import only
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -80,6 +82,31 @@ def test_places_that_wait_for_each_other_for_ever_end_the_run(tmp_path, what, pl
     assert found is not None
     assert (int(found[1]), found[2].rstrip(",")) == (place, Path(__file__).name)
     assert "collectives along" in str(raised.value)
+
+
+def one_stage(place, ctx):
+    """In its second step that stage alone runs the schedule."""
+    model = only(build(), ([0, 1], [2, 3])[ctx.place])
+    optimizer = torch.optim.AdamW(model.parameters())
+    model, optimizer = ctx.prepare(model, optimizer)
+    stage = PipelineStage(model, ctx.place, 2, ctx.device, group=ctx.mesh.get_group())
+    schedule = ScheduleGPipe(stage, 2, loss_fn=F.cross_entropy)
+    for epoch in ctx.loader(data(36), batch_size=12, microbatch=3).epochs(1):
+        for x, y in epoch:
+            with ctx.backward():
+                if ctx.step == 0 or ctx.place == place:
+                    schedule.step(x, target=y)
+                else:
+                    parameters = list(model.parameters())
+                    parameters[0].grad = torch.ones_like(parameters[0])
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=SLOW)])
+def test_a_stage_that_runs_a_schedule_alone_ends_the_run(tmp_path, place):
+    with pytest.raises(TrainError, match="have parted, and wait for each other"):
+        run_local(functools.partial(one_stage, place), 2, crew={"pipe": 2}, directory=tmp_path)
 
 
 @pytest.mark.parametrize(

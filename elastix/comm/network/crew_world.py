@@ -32,6 +32,8 @@ __all__ = ["DeviceMesh", "Inside"]
 _TIMEOUT = timedelta(minutes=30)
 _ALIKE = {"shard", "tensor"}
 """Axes along which all places run the same program."""
+_BY_PAIRS = "pipe"
+"""The axis along which places send to each other: two of them have begun equally much."""
 
 
 class Inside:
@@ -127,12 +129,13 @@ class Inside:
             return {}
 
     def _groups(self) -> dict[str, dist.ProcessGroup]:
-        """Those in which all places do the same, named alike by all their places."""
+        """Those in which all places begin equally much, named alike by all their places."""
         mesh, axes = self.mesh, self._axes
         assert mesh is not None  # noqa: S101 - made before
         here = dict(zip(axes, mesh.get_coordinate() or (), strict=True))
         found = {}
-        for axis in _ALIKE.intersection(axes):
+        pairs = {_BY_PAIRS} if self._axes.get(_BY_PAIRS) == 2 else set()
+        for axis in (_ALIKE | pairs).intersection(axes):
             others = "".join(f", {other}={at}" for other, at in here.items() if other != axis)
             found[axis + others] = mesh.get_group(axis)
         return found
