@@ -595,6 +595,13 @@ def _copied(slot: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in slot.items()}
 
 
+def without_stage(state: State, names: Collection[str]) -> list[str]:
+    """Parameters of a State's optimizers that are not among these."""
+    optimizers = filter(is_optimizer, state.meta.values())
+    groups = [group for value in optimizers for group in value["param_groups"]]
+    return sorted({name for group in groups for name in group["params"]}.difference(names))
+
+
 def of_stage(state: State, names: Collection[str]) -> State:
     """A State whose optimizers have no other parameters than these."""
     meta = dict(state.meta)

@@ -7,9 +7,10 @@ import signal
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from elastix.config import CheckpointConfig
-from elastix.errors import ConfigError, TrainError
+from elastix.errors import ConfigError, StateError, TrainError
 from elastix.events import Reported, Resumed, StateStored
 from elastix.observe import journal
 from elastix.store import Store
@@ -290,6 +291,9 @@ def with_batches(call, ctx):
                     parameter.grad = torch.ones_like(parameter)
                 with ctx.backward():
                     loss.backward()
+            if call == "no pass":
+                with ctx.backward():
+                    pass
             optimizer.step()
 
 
@@ -308,6 +312,7 @@ REFUSED = {
             "backward": r"outside of ctx.backward\(\), and crew has an axis 'pipe'",
             "no step": "no step was taken on it within",
             "left over": "begins with the gradients of the step before",
+            "no pass": "no parameter of this stage was given a gradient within",
         }.items()
     },
 }
@@ -317,6 +322,26 @@ REFUSED = {
 def test_what_stages_would_get_wrong_is_refused(tmp_path, function, says):
     with pytest.raises(ConfigError, match=says):
         run_local(function, 1, crew={"pipe": 2}, directory=tmp_path)
+
+
+def lasting(layers, epochs, ctx):
+    """Trains some layers at each stage."""
+    model, optimizer = ctx.prepare(*stage(ctx, layers))
+    for epoch in ctx.loader(data(12), batch_size=12, microbatch=3).epochs(epochs):
+        for x, y in epoch:
+            part = PipelineStage(model, ctx.place, 2, ctx.device, group=ctx.mesh.get_group())
+            with ctx.backward():
+                ScheduleGPipe(part, len(x) // 3, loss_fn=F.cross_entropy).step(x, target=y)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_layer_that_no_stage_has_any_more_is_told_of(tmp_path):
+    """As of one process, whose optimizer lacks it. It would be missing in what is stored next."""
+    run_local(functools.partial(lasting, HALVES, 1), 1, crew={"pipe": 2}, directory=tmp_path)
+    fewer = functools.partial(lasting, ([0, 1], [3]), 2)
+    with pytest.raises((StateError, TrainError), match=r"'blocks.1.down.bias'.* at no stage"):
+        run_local(fewer, 1, crew={"pipe": 2}, directory=tmp_path)
 
 
 def test_exact_runs_are_refused_before_anything_starts(tmp_path):

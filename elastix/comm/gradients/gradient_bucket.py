@@ -97,6 +97,11 @@ class GradientBucket(Bucket):
         """Those that have a gradient which is not zero."""
         return [p for p in self.parameters if p.grad is not None and bool(local(p.grad).any())]
 
+    def as_is(self) -> list[tuple[torch.nn.Parameter, torch.Tensor | None, int]]:
+        """Parameters that are trained, their gradients, and how often these were changed."""
+        trained = [(p, p.grad) for p in self.parameters if p.requires_grad]
+        return [(p, g, -1 if g is None else local(g)._version) for p, g in trained]
+
     def forget_notes(self) -> None:
         """Whoever has changed them since was meant to."""
         self._noted, self._noted_at = {}, {}

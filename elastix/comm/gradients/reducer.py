@@ -230,18 +230,37 @@ class Reducer:
             return
         if self.piped:
             self._steps.carried([p for bucket in self._gradients for p in bucket.not_zero()])
+        before = [one for bucket in self._gradients for one in bucket.as_is()]
         with self.deferred():
             try:
                 yield
+                if self.piped:
+                    self._look_if_given(before)
             except BaseException:
                 self._active = True  # for ever: see `check`
                 raise
+        del before
         for gradients in self._gradients:
             gradients.forget_notes()
         nests, self._nests = self._nests, True  # nothing is filled before all is there
         self._begin()
         self._end()
         self._nests = nests
+
+    def _look_if_given(
+        self, before: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None, int]]
+    ) -> None:
+        """A schedule that was left out would count as one whose gradients are zero."""
+        now = [one for bucket in self._gradients for one in bucket.as_is()]
+        pairs = zip(before, now, strict=True)
+        same = (a is b and version == was for (*_, a, was), (*_, b, version) in pairs)
+        if now and len(now) == len(before) and all(same):
+            raise ConfigError(
+                "no parameter of this stage was given a gradient within ctx.backward(), so its "
+                "samples would have counted as if their gradients were zero. The step was not "
+                "taken; the run ends. Run one schedule in each ctx.backward(), zero gradients "
+                "after it, and let exceptions of the schedule through."
+            )
 
     def turn(self, ratio: int, counts: bool) -> None:
         """A batch was drawn that further passes are about; they have this ratio of the step.

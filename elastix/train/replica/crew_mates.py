@@ -21,7 +21,7 @@ from elastix.comm.protocol.standing import STILL_S
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.data.source import Source
 from elastix.errors import TrainError
-from elastix.state import BY_PARAMETER, Stateful
+from elastix.state import BY_PARAMETER, Stateful, parameter_names
 from elastix.train.replica import refusals
 
 SHARD = "shard"
@@ -37,6 +37,7 @@ class Mates:
     Attributes:
         place: of this process in the mesh; that at 0 speaks for the worker.
         within: this place's part of the worker's share of the last batch.
+        whole: names of all parameters of a model in stages.
         parted: why the processes of this worker wait for each other for ever; None if they do not,
             as far as is known. The speaker finds out.
     """
@@ -49,6 +50,7 @@ class Mates:
         inbox: ThreadSafeInbox,
     ) -> None:
         self.place, self.within = wiring.place, 1.0
+        self.whole: frozenset[str] = frozenset()
         self._driver, self._wiring, self._inbox = driver, wiring, inbox
         self._inside = Inside(wiring, axes)
         self._modules: list[torch.nn.Module] = []
@@ -135,11 +137,13 @@ class Mates:
     ) -> None:
         """Refuse stages that are not one model, and what needs all of them at once. Collective."""
         trained = [n for p, m in modules.items() for n in _trained(p, m)]
-        said = json.dumps([self._along(PIPE)[0], trained, _make_up(others)])
+        names = list(parameter_names(modules).values())
+        said = json.dumps([self._along(PIPE)[0], trained, names, _make_up(others)])
         told = [json.loads(text) for text in self._inside.tell("stages", said)]
         stages: dict[str, set[int]] = {}
-        for stage, names, _ in told:
-            for name in names:
+        self.whole = frozenset(name for _, _, names, _ in told for name in names)
+        for stage, its, *_ in told:
+            for name in its:
                 stages.setdefault(name, set()).add(stage)
         for name, found in stages.items():
             if len(found) > 1:

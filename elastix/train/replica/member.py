@@ -325,6 +325,7 @@ class Member:
         if self._mates is not None:
             self._mates.settle(live.modules, live.others)
             self._reducer.piped = live.staged = self._mates.stages > 1
+            live.whole = self._mates.whole
             self._steps.slices.mates, self._steps.random.part = self._mates, self._mates.part[0]
             self._driver.assemble()
         elif not self.settings.alone:

@@ -39,6 +39,7 @@ class TrackedObjects:
         loaders: in the order in which they were made.
         memories: what they rehearse from, in the order in which it was first used.
         staged: modules are a stage of a model, of which other processes have the rest.
+        whole: names of all parameters of that model.
         void: the last step was; whatever gradients there are, no optimizer of these moves.
         before_step: called with one of these optimizers before it takes a step; may raise.
     """
@@ -49,6 +50,7 @@ class TrackedObjects:
         self.loaders: list[Loader] = []
         self.memories: list[Rehearsal] = []
         self.staged = self.void = False
+        self.whole: frozenset[str] = frozenset()
         self.before_step: Callable[[torch.optim.Optimizer], None] = lambda _: None
         self._outer: torch.optim.Optimizer | None = None
         self._unclaimed = State({})
@@ -247,12 +249,13 @@ class TrackedObjects:
         Raises:
             StateError: it does not fit.
         """
-        if self.staged:
-            state = states.of_stage(state, set(states.parameter_names(self.modules).values()))
         there = self.others
         if f"@{_OUTER}" not in state.meta:  # of a run that has exchanged gradients so far
             there = {name: other for name, other in there.items() if name != _OUTER}
         try:
+            if self.staged:
+                self._look_for_stages(state)
+                state = states.of_stage(state, set(states.parameter_names(self.modules).values()))
             states.restore(state, self.modules, there)
         except StateError as error:
             raise StateError(
@@ -266,6 +269,15 @@ class TrackedObjects:
             self._claim(name, memory)
         for loader in self.loaders:
             self._claim(f"loader/{loader.number}", loader)
+
+    def _look_for_stages(self, state: State) -> None:
+        """As one process whose optimizer lacks them: they would not be in what is stored next."""
+        lost = states.without_stage(state, self.whole)
+        if lost:
+            raise StateError(
+                f"the State has trained {len(lost)} parameters, {lost[0]!r} among them, that are "
+                "at no stage of the axis 'pipe' here."
+            )
 
     def take_tensors(self, state: State) -> None:
         """Become as `state` says where it has tensors, but for loaders and random numbers."""
