@@ -336,6 +336,23 @@ def lasting(layers, epochs, ctx):
             optimizer.zero_grad()
 
 
+def two_schedules(ctx):
+    model, optimizer = ctx.prepare(*stage(ctx, HALVES))
+    part = PipelineStage(model, ctx.place, 2, ctx.device, group=ctx.mesh.get_group())
+    schedule = ScheduleGPipe(part, 4, loss_fn=F.cross_entropy)
+    for epoch in ctx.loader(data(12), batch_size=12, microbatch=3).epochs(1):
+        for x, y in epoch:
+            with ctx.backward():
+                schedule.step(x, target=y)
+                schedule.step(x, target=y)
+            optimizer.step()
+
+
+def test_gradients_that_torch_would_scale_twice_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="a second schedule was run within one"):
+        run_local(two_schedules, 1, crew={"pipe": 2}, directory=tmp_path)
+
+
 def test_a_layer_that_no_stage_has_any_more_is_told_of(tmp_path):
     """As of one process, whose optimizer lacks it. It would be missing in what is stored next."""
     run_local(functools.partial(lasting, HALVES, 1), 1, crew={"pipe": 2}, directory=tmp_path)

@@ -26,7 +26,7 @@ Invariant: no `param.grad` and no buffer of a module changes before the step is 
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from elastix.comm.driver import GroupDriver
+from elastix.comm.gradients import pipeline_scales
 from elastix.comm.gradients.bucket import Bucket
 from elastix.comm.gradients.buckets import build_buckets
 from elastix.comm.gradients.buffer_bucket import BufferBucket
@@ -233,7 +234,8 @@ class Reducer:
         before = [one for bucket in self._gradients for one in bucket.as_is()]
         with self.deferred():
             try:
-                yield
+                with pipeline_scales.once() if self.piped else nullcontext():
+                    yield
                 if self.piped:
                     self._look_if_given(before)
             except BaseException:
