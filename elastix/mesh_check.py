@@ -216,6 +216,26 @@ def _check_statistics(name: str, layer: torch.nn.Module) -> None:
         )
 
 
+def check_stages(modules: Mapping[str, torch.nn.Module]) -> None:
+    """Refuse layers of a pipeline whose running statistics torch would spoil.
+
+    A schedule runs its stage once more at its first use, on memory that was never written.
+
+    Raises:
+        ConfigError: such a layer is in training mode.
+    """
+    for prefix, module in modules.items():
+        for name, layer in module.named_modules():
+            if layer.training and getattr(layer, "running_mean", None) is not None:
+                raise ConfigError(
+                    f"{prefix + name!r} is a {type(layer).__name__} with running statistics, and "
+                    "crew has an axis 'pipe': torch runs a stage once on unwritten memory when it "
+                    "uses a schedule for the first time, which may make them infinite. Nothing was "
+                    "prepared. Use LayerNorm or GroupNorm, track_running_stats=False, or put the "
+                    "layer into eval mode before ctx.prepare."
+                )
+
+
 def _axes_of(parameter: torch.Tensor) -> dict[str, Any]:
     """The axes of the mesh that a parameter is placed on, with how it is."""
     if not is_sharded(parameter):

@@ -270,6 +270,12 @@ def scaler(ctx):
     ctx.prepare(*stage(ctx, HALVES), torch.amp.GradScaler("cpu"))
 
 
+def statistics(ctx):
+    model, _ = stage(ctx, HALVES)
+    model.blocks[ctx.place].norm = torch.nn.BatchNorm1d(crew_runs.WIDTH).double()
+    ctx.prepare(model, torch.optim.AdamW(model.parameters()))
+
+
 def with_batches(call, ctx):
     """Do something else with a batch than to run a schedule within ctx.backward()."""
     model, optimizer = ctx.prepare(*stage(ctx, HALVES))
@@ -301,6 +307,7 @@ REFUSED = {
     "tied weights": (tied, "'last.weight' is trained at places 0 and 1"),
     "optimizers that differ": (other_options, "places of the axis 'pipe' have prepared"),
     "LBFGS": (lbfgs, "LBFGS goes by the gradients of all parameters"),
+    "running statistics": (statistics, "'blocks.[01].norm' is a BatchNorm1d"),
     "GradScaler": (scaler, "GradScaler goes by the gradients of all parameters"),
     **{
         name: (functools.partial(with_batches, name), says)

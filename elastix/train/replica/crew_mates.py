@@ -136,6 +136,7 @@ class Mates:
         self, modules: Mapping[str, torch.nn.Module], others: Mapping[str, Stateful]
     ) -> None:
         """Refuse stages that are not one model, and what needs all of them at once. Collective."""
+        mesh_check.check_stages(modules)
         trained = [n for p, m in modules.items() for n in _trained(p, m)]
         names = list(parameter_names(modules).values())
         said = json.dumps([self._along(PIPE)[0], trained, names, _make_up(others)])
