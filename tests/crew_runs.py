@@ -51,6 +51,18 @@ class PlaceKill:
     signal: int = signal.SIGKILL
 
 
+def kill(worker, place, phase, **fixed):
+    return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
+
+
+ONE_SIDED = {
+    "a follower that holds all": kill(1, 1, "held", detail=1),
+    "a speaker that waits for its crew": kill(1, 0, "crew", detail=1),
+    "a speaker in the round": kill(1, 0, "round", detail=1),
+    "a speaker out of the round": kill(1, 0, "left", detail=1),
+}
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

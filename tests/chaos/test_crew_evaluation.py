@@ -16,17 +16,13 @@ from elastix.errors import ConfigError, TrainError
 from elastix.events import StateStored, WorkerJoined
 from elastix.store import Store
 from elastix.testing.local import run_local
-from tests.crew_runs import PlaceKill, build, checked, data, parallelize, standing, train
+from tests.crew_runs import build, checked, data, kill, parallelize, standing, train
 from tests.crew_runs import replayed_to as weights_after
 
 pytestmark = pytest.mark.timeout(240)
 
 SAMPLES, BATCH = 23, 5
 """Divided by no number of workers, places or batches."""
-
-
-def kill(worker, place, phase, **fixed):
-    return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
 
 
 def validation():

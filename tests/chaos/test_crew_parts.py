@@ -9,13 +9,9 @@ import torch
 
 from elastix.config import CheckpointConfig
 from elastix.events import Resumed, StateStored, StepCommitted, WorkerStarted
-from tests.crew_runs import Meter, PlaceKill, checked, train
+from tests.crew_runs import Meter, checked, kill, train
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def kill(worker, place, phase, **fixed):
-    return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
 
 
 def run(tmp_path, workers, crew, kills, **options):

@@ -17,7 +17,7 @@ from elastix.store import Store
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from tests import crew_runs, pipe_runs
-from tests.crew_runs import PlaceKill, build, checked, data, replayed_to, standing
+from tests.crew_runs import ONE_SIDED, build, checked, data, kill, replayed_to, standing
 from tests.pipe_runs import only
 
 pytestmark = pytest.mark.timeout(240)
@@ -28,10 +28,6 @@ WITHIN_S = 1.0
 
 def piped(tmp_path, workers, crew, kills=(), kind="1f1b", **options):
     return checked(tmp_path, workers, crew, kills, function=pipe_runs.train_with(kind), **options)
-
-
-def kill(worker, place, phase, **fixed):
-    return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
 
 
 def test_a_stage_is_killed_while_its_mate_waits_for_it(tmp_path):
@@ -72,14 +68,6 @@ def test_killed_at_any_place(tmp_path, phase, fixed, place, crew):
     found = piped(tmp_path, 3, crew, [kill(1, place, phase, **fixed)], epochs=2, batch_size=18)
     assert len(found.run.freed) == math.prod(crew.values()) - 1
     assert found.freed_s < WITHIN_S
-
-
-ONE_SIDED = {
-    "a follower that holds all": kill(1, 1, "held", detail=1),
-    "a speaker that waits for its crew": kill(1, 0, "crew", detail=1),
-    "a speaker in the round": kill(1, 0, "round", detail=1),
-    "a speaker out of the round": kill(1, 0, "left", detail=1),
-}
 
 
 @pytest.mark.slow
@@ -300,6 +288,10 @@ def with_batches(call, ctx):
             if call == "no pass":
                 with ctx.backward():
                     pass
+            if call == "clip":
+                with ctx.backward():
+                    loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
 
 
@@ -320,6 +312,7 @@ REFUSED = {
             "no step": "no step was taken on it within",
             "left over": "begins with the gradients of the step before",
             "no pass": "no parameter of this stage was given a gradient within",
+            "clip": "goes by the norm of this process's stage",
         }.items()
     },
 }

@@ -25,17 +25,13 @@ from elastix.events import Resumed, SlicesHandedOver, StepCommitted
 from elastix.state import raw_bytes
 from elastix.testing.local import run_local
 from elastix.train.replica.sliced_step import Slices
-from tests.crew_runs import PlaceKill, build, checked, configure, data, parallelize, train
+from tests.crew_runs import build, checked, configure, data, kill, parallelize, train
 from tests.exact_programs import Jittered
 from tests.run_bytes import final, steps_of
 
 pytestmark = pytest.mark.timeout(240)
 
 SLICES, BATCH = 4, 12
-
-
-def kill(worker, place, phase, **fixed):
-    return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
 
 
 def evenly(ctx):

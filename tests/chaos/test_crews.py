@@ -27,16 +27,12 @@ from elastix.observe import journal
 from elastix.store import Store
 from elastix.testing.local import run_local
 from tests import crew_runs
-from tests.crew_runs import Meter, PlaceKill, build, checked, data, parallelize, train
+from tests.crew_runs import ONE_SIDED, Meter, build, checked, data, kill, parallelize, train
 
 pytestmark = pytest.mark.timeout(240)
 
 WITHIN_S = 1.0
 """Mates of a lost process are out so soon, as the design promises; more on a starved machine."""
-
-
-def kill(worker, place, phase, **fixed):
-    return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
 
 
 def test_shards_that_are_uneven_and_a_kill_in_backward(tmp_path):
@@ -141,14 +137,6 @@ def test_killed_at_any_place(tmp_path, phase, fixed, place):
     found = checked(tmp_path, 3, {"shard": 2}, [kill(1, place, phase, **fixed)], epochs=2)
     assert len(found.run.freed) == 1
     assert found.freed_s < WITHIN_S
-
-
-ONE_SIDED = {
-    "a follower that holds all": kill(1, 1, "held", detail=1),
-    "a speaker that waits for its crew": kill(1, 0, "crew", detail=1),
-    "a speaker in the round": kill(1, 0, "round", detail=1),
-    "a speaker out of the round": kill(1, 0, "left", detail=1),
-}
 
 
 @pytest.mark.slow

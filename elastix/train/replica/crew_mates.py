@@ -22,7 +22,7 @@ from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.data.source import Source
 from elastix.errors import TrainError
 from elastix.state import BY_PARAMETER, Stateful, parameter_names
-from elastix.train.replica import refusals
+from elastix.train.replica import refusals, stage_norms
 
 SHARD = "shard"
 """The axis that splits a worker's samples."""
@@ -126,6 +126,7 @@ class Mates:
                 mesh_check.check_optimizer(other)
         if self.stages > 1:
             self._check_stages(modules, others)
+            stage_norms.refuse()
         for module in modules.values():
             mesh_check.take_sums(module)
         self._modules = list(modules.values())
