@@ -25,7 +25,7 @@ def shell(example: Example) -> None:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, f"{example.path}:{example.line}\n{done.stdout}{done.stderr}"
@@ -43,8 +43,9 @@ def test_every_block_is_either_run_or_not_code(path):
 
 
 @pytest.fixture
-def small_cluster(cluster):
-    """Room for two workers of one CPU: a document's groups need not be larger."""
+def small_cluster(cluster, monkeypatch):
+    """Room for two workers of one CPU: a document's groups need not be larger. Commands find it."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.get_runtime_context().gcs_address)
     from ray.util.placement_group import placement_group, remove_placement_group
 
     taken = placement_group([{"CPU": cluster.cluster_resources()["CPU"] - 2}])
