@@ -51,6 +51,10 @@ class PlaceKill:
     signal: int = signal.SIGKILL
 
 
+WITHIN_S = 1.0
+"""Mates of a lost process are out so soon, as the design promises; more on a starved machine."""
+
+
 def kill(worker, place, phase, **fixed):
     return PlaceKill(worker=worker, place=place, phase=phase, **fixed)
 

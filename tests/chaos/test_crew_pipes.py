@@ -17,13 +17,10 @@ from elastix.store import Store
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from tests import crew_runs, pipe_runs
-from tests.crew_runs import ONE_SIDED, build, checked, data, kill, replayed_to, standing
+from tests.crew_runs import ONE_SIDED, WITHIN_S, build, checked, data, kill, replayed_to, standing
 from tests.pipe_runs import only
 
 pytestmark = pytest.mark.timeout(240)
-
-WITHIN_S = 1.0
-"""See test_crews."""
 
 
 def piped(tmp_path, workers, crew, kills=(), kind="1f1b", **options):

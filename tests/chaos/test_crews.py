@@ -27,12 +27,19 @@ from elastix.observe import journal
 from elastix.store import Store
 from elastix.testing.local import run_local
 from tests import crew_runs
-from tests.crew_runs import ONE_SIDED, Meter, build, checked, data, kill, parallelize, train
+from tests.crew_runs import (
+    ONE_SIDED,
+    WITHIN_S,
+    Meter,
+    build,
+    checked,
+    data,
+    kill,
+    parallelize,
+    train,
+)
 
 pytestmark = pytest.mark.timeout(240)
-
-WITHIN_S = 1.0
-"""Mates of a lost process are out so soon, as the design promises; more on a starved machine."""
 
 
 def test_shards_that_are_uneven_and_a_kill_in_backward(tmp_path):

@@ -231,7 +231,7 @@ class Reducer:
             return
         if self.piped:
             self._steps.carried([p for bucket in self._gradients for p in bucket.not_zero()])
-        before = [one for bucket in self._gradients for one in bucket.as_is()]
+        before = [one for b in self._gradients for one in b.as_is()] if self.piped else []
         with self.deferred():
             try:
                 with pipeline_scales.once() if self.piped else nullcontext():
