@@ -122,11 +122,11 @@ class OuterReducer(Reducer):
     def _set_out_from_here(self) -> None:
         for parameter, anchor in zip(self._moving, self._anchors, strict=True):
             anchor.copy_(local(parameter.detach()))
-        self._frozen_at = [parameter._version for _, parameter in self._frozen]
+        self._frozen_at = [parameter._version for _, parameter in self._prepared.frozen]
 
     def _look_at_frozen(self) -> None:
         """A single number may be one that follows a plan: all workers have it alike."""
-        for (name, parameter), version in zip(self._frozen, self._frozen_at, strict=False):
+        for (name, parameter), version in zip(self._prepared.frozen, self._frozen_at, strict=False):
             if parameter._version != version and parameter.numel() > 1:
                 raise ConfigError(
                     f"parameter {name} was frozen at ctx.prepare and was changed in inner steps, "

@@ -13,9 +13,8 @@ A step may be about batches that are split over the workers in different ratios,
 its own. Their local gradients are then kept apart until buckets are filled, each with the scale of
 its ratio (GradientBucket.turn_to); which ratio a pass has is said when a batch is drawn (`turn`).
 
-A backward pass may run further ones inside it: checkpoints that re-enter autograd do. The step
-ends with the outermost. Where that happens a parameter may get its gradient in several pieces, so
-buckets are launched at the end.
+A backward pass may run further ones inside it (see backward_passes). Where that happens a parameter
+may get its gradient in several pieces, so buckets are launched at the end.
 
 Buffers are reduced while backward runs, too. The last bucket of gradients is launched when it has
 ended, and tells whether they have moved since; they are then reduced once more.
@@ -24,22 +23,23 @@ Invariant: no `param.grad` and no buffer of a module changes before the step is 
 """
 
 import math
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients import pipeline_scales
+from elastix.comm.gradients.backward_passes import BackwardPasses, abandoned
 from elastix.comm.gradients.bucket import Bucket
 from elastix.comm.gradients.buckets import build_buckets
 from elastix.comm.gradients.buffer_bucket import BufferBucket
 from elastix.comm.gradients.gradient_bucket import GradientBucket
+from elastix.comm.gradients.prepared_tensors import PreparedTensors
 from elastix.comm.gradients.slice_digests import Sum
 from elastix.comm.gradients.slice_passes import SlicePasses
 from elastix.comm.network.process_group import Group, Pending, Reduce
@@ -148,7 +148,6 @@ class Reducer:
         self._driver = driver
         self._steps = steps
         self._may_void = may_void
-        self._modules = list(modules)
         self._buckets = build_buckets(modules, wire)
         self._gradients = [b for b in self._buckets if isinstance(b, GradientBucket)]
         self._buffers = [b for b in self._buckets if isinstance(b, BufferBucket)]
@@ -173,16 +172,10 @@ class Reducer:
         self._active = False  # a step has begun and not ended
         # Gradients are final and count, so buckets take them; what they lack `prepare` sees to.
         self._fills = False
-        self._passes: dict[
-            int, weakref.ref[Callable[[], None]]
-        ] = {}  # by number of autograd's task
-        self._nests: bool | None = None  # a backward pass was seen inside another; not known yet
+        self._passes = BackwardPasses(self._within, self._end)
         self._void = False  # the last step was
         self._set_out = False  # at a boundary, and there was no gradient since
-        self._averaged = {id(p) for bucket in self._gradients for p in bucket.parameters}
-        self._named = [pair for module in modules for pair in module.named_parameters()]
-        self._frozen = [(name, p) for name, p in self._named if id(p) not in self._averaged]
-        self._versions: list[int] = []  # of all these, when the loop over slices began
+        self._prepared = PreparedTensors(modules, self._gradients, self._buffers)
         for bucket in self._gradients:
             bucket.measured = measured
             for place, parameter in enumerate(bucket.parameters if self.hooked else ()):
@@ -244,10 +237,9 @@ class Reducer:
         del before
         for gradients in self._gradients:
             gradients.forget_notes()
-        nests, self._nests = self._nests, True  # nothing is filled before all is there
-        self._begin()
-        self._end()
-        self._nests = nests
+        with self._passes.as_nested():  # nothing is filled before all is there
+            self._begin()
+            self._end()
 
     def _look_if_given(
         self, before: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None, int]]
@@ -303,7 +295,7 @@ class Reducer:
         self._steps.carried([p for gradients in self._gradients for p in gradients.carried])
         for buffers in self._buffers:
             buffers.begin_slices()
-        self._versions = [parameter._version for _, parameter in self._named]
+        self._prepared.remember()
 
     def begin_slice(self, number: int, ratio: int, last: bool) -> None:
         """Further passes are about a slice.
@@ -370,17 +362,6 @@ class Reducer:
                 "that loop, before or after optimizer.step()."
             )
 
-    def _look_if_moved(self) -> None:
-        for (name, parameter), version in zip(self._named, self._versions, strict=True):
-            if parameter._version != version:
-                raise ConfigError(
-                    f"parameter {name} was changed within the loop over a step's slices; an "
-                    "embedding with max_norm does so in forward, say. Each worker computes other "
-                    "slices, so replicas would part. The step was not taken; the run ends. Change "
-                    "parameters before or after that loop, and keep what forward changes in "
-                    "buffers."
-                )
-
     def end_slices(self) -> bool:
         """All slices that fall to this worker are computed: do the rest of the step. Collective.
 
@@ -394,7 +375,7 @@ class Reducer:
         if self._slices.suspended:
             outcome = self._driver.resume()
         else:
-            self._look_if_moved()
+            self._prepared.look_if_moved()
             self._driver.phase("filled", len(self._buckets))
             outcome = self._driver.begin(self)
         self._slices.suspended = outcome is None
@@ -452,41 +433,8 @@ class Reducer:
                 prepared for it, or a buffer was not.
         """
         if self._active:
-            raise self._abandoned()
-        named = self._frozen
-        if thoroughly:
-            self._check_buffers()
-            every = [pair for module in self._modules for pair in module.named_parameters()]
-            named = [(name, p) for name, p in every if id(p) not in self._averaged]
-        for name, parameter in named:
-            if parameter.requires_grad:
-                raise ConfigError(
-                    f"parameter {name} requires a gradient and did not at ctx.prepare, or was not "
-                    "there, so no other worker would have its gradient. The run ends before "
-                    "replicas part. Prepare the model with everything trainable that ever will "
-                    "be, and freeze after ctx.prepare what is not to be trained yet."
-                )
-
-    def _check_buffers(self) -> None:
-        averaged = set[int]().union(*(buffers.holds() for buffers in self._buffers))
-        for module in self._modules:
-            for name, buffer in module.named_buffers():
-                if id(buffer) not in averaged:
-                    raise ConfigError(
-                        f"buffer {name} of the prepared {type(module).__name__} was not there at "
-                        "ctx.prepare, or was one tensor with another buffer, so no worker has the "
-                        "other workers' part of it. The run ends before replicas part. Register "
-                        "buffers before ctx.prepare, by a forward pass if need be; to one that two "
-                        "modules share, write in place."
-                    )
-
-    def _abandoned(self) -> ConfigError:
-        return ConfigError(
-            "a backward pass was left by an exception that the train function caught. Other "
-            "workers may have this worker's gradients in part, so the step cannot be finished, nor "
-            "taken back; the run ends. Let the exception through, or make sure that it does not "
-            "come: smaller pieces of the batch within ctx.accumulate() need less memory."
-        )
+            raise abandoned()
+        self._prepared.check(thoroughly)
 
     # --------------------------------------------------------------------- during backward
 
@@ -512,8 +460,8 @@ class Reducer:
                 bucket.added_in_slice(place)
             elif not self._active:
                 self._look_if_changed(bucket, place)
-            self._within_pass()
-            if not self._fills:
+            self._passes.within()
+            if not self._fills or self._passes.nest:
                 return
             if bucket.pending is not None:
                 raise ConfigError(
@@ -550,30 +498,10 @@ class Reducer:
                 "accelerator.sync_gradients:`."
             )
 
-    def _within_pass(self) -> None:
-        """Be called at the end of the backward pass that this is called in."""
-        task = torch._C._current_graph_task_id()
-        if task not in self._passes:
-            if any(ending() is None for ending in self._passes.values()):
-                raise self._abandoned()  # autograd drops what was to be called after a failure
-            ending = partial(self._pass_over, task)
-            torch.autograd.Variable._execution_engine.queue_callback(ending)
-            self._passes[task] = weakref.ref(ending)
+    def _within(self) -> None:
+        """A backward pass brings a gradient, or comes to one."""
         if not self._active:
             self._begin()
-
-    def _pass_over(self, task: int) -> None:
-        del self._passes[task]
-        around: Any = torch._C._current_autograd_node()
-        if around is None:
-            if self._passes:
-                raise self._abandoned()
-            self._end()
-            return
-        self._nests, self._fills = True, False
-        for node, _ in around.next_functions:  # what the pass around this one comes to next
-            if node is not None:
-                node.register_prehook(lambda *_: self._within_pass())
 
     def _begin(self) -> None:
         """The first gradient of a step is there, or all are."""
@@ -589,7 +517,7 @@ class Reducer:
         if not self._slices.open:
             for bucket in self._buckets:
                 bucket.begin()
-        self._fills = self._nests is False
+        self._fills = self._passes.nest is False
         if self._fills and not self._slices.open:
             for buffers in self._buffers:
                 buffers.fill_early(self._weights.scales, self._ratio)
@@ -647,7 +575,7 @@ class Reducer:
 
     def _end(self) -> None:
         self._active = False
-        self._nests = bool(self._nests)
+        self._passes.over()
         if self._slices.open:
             self._slices.end_pass()
             return
