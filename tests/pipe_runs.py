@@ -96,12 +96,10 @@ class Pipeline:
         self.schedule(len(x)).step(x, target=y, losses=losses)
         return torch.stack(losses).mean() if losses else torch.zeros(())
 
-    def evaluate(self, x, y):
-        """The same without gradients."""
-        losses = []
+    def outputs(self, x, y):
+        """What the model makes of them, where it is known; without gradients."""
         with torch.no_grad():
-            self.schedule(len(x)).eval(x, target=y, losses=losses)
-        return torch.stack(losses).mean() if losses else torch.zeros(())
+            return self.schedule(len(x)).eval(x, target=y)
 
 
 def clip(model, mesh):
@@ -116,7 +114,8 @@ def clip(model, mesh):
     nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
 
 
-def train(ctx, kind="1f1b"):
+def train(ctx, kind="1f1b", after_epoch=lambda pipeline, model, look: None):
+    """`after_epoch` is called in the middle of a run; the pipeline is None in one process."""
     config = ctx.config
     buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 4 << 10
     model, mesh = build(), ctx.mesh
@@ -150,12 +149,12 @@ def train(ctx, kind="1f1b"):
                 file.write(json.dumps([ctx.step, held(model, optimizer)]) + "\n")
                 file.flush()
                 pace(config)
+            after_epoch(pipeline, model, look)
         if config["mean"]:
             x, y = data(6).tensors
-            if pipeline is not None:
-                ctx.report(**ctx.mean(loss=loss, valid=pipeline.evaluate(x, y)))
-            else:
-                ctx.report(**ctx.mean(loss=loss, valid=F.cross_entropy(model(x), y).detach()))
+            outputs = pipeline.outputs(x, y) if pipeline is not None else model(x).detach()
+            valid = 0.0 if outputs is None else F.cross_entropy(outputs, y)
+            ctx.report(**ctx.mean(loss=loss, valid=valid))
     full = {
         name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
         for name, p in model.named_parameters()

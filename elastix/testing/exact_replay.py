@@ -198,10 +198,15 @@ class _Replica:
         self.random.boundary()
 
     def evaluate(
-        self, metric: Metric, dataset: Dataset[Any], batch_size: int, collate: Collate
+        self,
+        metric: Metric,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Collate,
+        microbatch: int | None = None,
     ) -> dict[str, float]:
         given = (self.tracked.model, metric, dataset, batch_size, collate, self.device)
-        work = ExactEvaluation(*given, seed=self.seed)
+        work = ExactEvaluation(*given, None, microbatch, seed=self.seed)
         alone: Any = SimpleNamespace(rank=0, size=1)
         return work.means(work.payload(alone))
 

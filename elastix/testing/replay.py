@@ -450,9 +450,10 @@ class _Replica:
         dataset: Dataset[Any],
         batch_size: int,
         collate: Collate,
+        microbatch: int | None = None,
     ) -> dict[str, float]:
         """Only so that the train function can go on; not what is compared."""
-        del batch_size
+        del batch_size, microbatch
         everything = collate([dataset[i] for i in range(len(dataset))])  # type: ignore[arg-type]
         with evaluating(self.modules[""]):
             return measure(metric, self.modules[""], to_device(everything, self.device))

@@ -1,41 +1,22 @@
 """Evaluation by workers that are crews: by all places, every sample once, whoever dies in it."""
 
 import functools
-import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.utils.data import TensorDataset
 
 from elastix.config import CheckpointConfig, ExchangeConfig
 from elastix.errors import ConfigError, TrainError
 from elastix.events import StateStored, WorkerJoined
 from elastix.store import Store
 from elastix.testing.local import run_local
-from tests.crew_runs import build, checked, data, kill, parallelize, standing, train
-from tests.crew_runs import replayed_to as weights_after
+from tests.crew_evaluations import assert_evaluated, evaluate, loss_and_samples, validation
+from tests.crew_runs import build, checked, kill, parallelize, train
 
 pytestmark = pytest.mark.timeout(240)
-
-SAMPLES, BATCH = 23, 5
-"""Divided by no number of workers, places or batches."""
-
-
-def validation():
-    """Inputs, targets, and which sample it is."""
-    x, y = data(SAMPLES).tensors
-    return TensorDataset(x, y, torch.arange(SAMPLES))
-
-
-def loss_and_samples(model, batch):
-    """The loss, and of each sample how often it is there, as means over the batch."""
-    x, y, numbers = batch
-    seen = F.one_hot(numbers, SAMPLES).double().mean(0).tolist()
-    return {"loss": F.cross_entropy(model(x), y), **{f"s{n}": v for n, v in enumerate(seen)}}
 
 
 def evaluated(ctx):
@@ -43,22 +24,6 @@ def evaluated(ctx):
     log = Path(ctx.config["log"])
     (log / f"pid-{ctx.worker}-{ctx.place}").write_text(str(os.getpid()))
     train(ctx, after_epoch=functools.partial(evaluate, ctx, log))
-
-
-def evaluate(ctx, log, model, look):
-    calls = 0
-
-    def metric(model, batch):
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            look("in evaluation")
-        return loss_and_samples(model, batch)
-
-    found = ctx.evaluate(metric, validation(), batch_size=BATCH)
-    assert model.training
-    with (log / f"{ctx.worker}-{ctx.place}.evaluated").open("a") as file:
-        file.write(json.dumps([ctx.step, found]) + "\n")
 
 
 def whole_crew_ends(ctx):
@@ -75,23 +40,6 @@ def whole_crew_ends(ctx):
         evaluate(ctx, log, model, look)
 
     train(ctx, after_epoch=after_epoch)
-
-
-def assert_evaluated(tmp_path, found, crew, times):
-    """After each epoch: the same bits at all places, every sample once, as one process has it."""
-    told = {}
-    for path in (tmp_path / "log").glob("*.evaluated"):
-        for line in path.read_text().splitlines():
-            step, means = json.loads(line)
-            assert told.setdefault(step, means) == means, (path, step)
-    assert len(told) == times
-    config = {"samples": 36}
-    for step, means in told.items():
-        for number in range(SAMPLES):
-            assert means[f"s{number}"] == pytest.approx(1 / SAMPLES, rel=1e-12), (step, number)
-        model = weights_after(config, standing(found.run.events)[:step], "tensor" in crew)
-        x, y, _ = validation().tensors
-        assert means["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-9)
 
 
 def run(tmp_path, workers, crew, kills=(), *, function=evaluated, times=2, **options):

@@ -266,8 +266,6 @@ def with_batches(call, ctx):
     model, optimizer = ctx.prepare(*stage(ctx, HALVES))
     cut = {"slices": {"slices": 2}, "no micro-batches": {}}.get(call, {"microbatch": 3})
     loader = ctx.loader(data(24), batch_size=12, **cut)
-    if call == "evaluate":
-        ctx.evaluate(lambda model, batch: {"loss": 0.0}, data(24), batch_size=12)
     width = 16 if ctx.place == 0 else crew_runs.WIDTH
     loss = model(torch.ones(3, width, dtype=torch.float64)).sum()
     for epoch in loader.epochs(1):
@@ -304,7 +302,6 @@ REFUSED = {
             "slices": r"ctx.loader\(slices=...\) does not work with the axis 'pipe'",
             "no micro-batches": "ctx.loader was given no microbatch",
             "accumulate": "ctx.accumulate does not work with the axis 'pipe'",
-            "evaluate": "ctx.evaluate does not work with the axis 'pipe'",
             "backward": r"outside of ctx.backward\(\), and crew has an axis 'pipe'",
             "no step": "no step was taken on it within",
             "left over": "begins with the gradients of the step before",

@@ -121,7 +121,12 @@ class Replica(Protocol):
         ...
 
     def evaluate(
-        self, metric: Metric, dataset: Dataset[Any], batch_size: int, collate: Collate
+        self,
+        metric: Metric,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Collate,
+        microbatch: int | None = None,
     ) -> dict[str, float]:
         """Metrics over a dataset that the group shares out."""
         ...
@@ -335,16 +340,20 @@ class Context:
         *,
         batch_size: int,
         collate_fn: Collate = default_collate,
+        microbatch: int | None = None,
     ) -> dict[str, float]:
         """Mean of a metric over a dataset, shared out over the group, equal on all workers.
 
         Args:
             metric: `metric(model, batch)` gives the mean over the batch, or several by name. The
-                model is the first one prepared, in eval mode, without gradients.
+                model is the first one prepared, in eval mode, without gradients. In a pipeline it
+                runs `schedule.eval`, and what it returns at the last stage counts.
             dataset: map-style.
             batch_size: of each worker, unlike the loader's. If workers are several processes, the
                 axis `shard` of their mesh splits it.
             collate_fn: makes a batch of a list of items.
+            microbatch: samples of a pipeline's micro-batch. A batch is a whole number of them, or
+                has fewer samples than one, where these are the last of the dataset.
 
         Collective, for all processes of each worker. If a worker is lost, the others repeat it
         among themselves.
@@ -357,6 +366,11 @@ class Context:
         """
         self._need_prepare("evaluate")
         check_value("ctx.evaluate", "batch_size", int, batch_size)
+        check_value("ctx.evaluate", "microbatch", int | None, microbatch)
+        require(
+            microbatch is None or microbatch >= 1,
+            f"ctx.evaluate: microbatch must be >= 1, not {microbatch}. Nothing was evaluated.",
+        )
         indexed = all(hasattr(type(dataset), each) for each in ("__len__", "__getitem__"))
         if not indexed or len(cast("Any", dataset)) < 1 or batch_size < 1:
             raise ConfigError(
@@ -366,7 +380,7 @@ class Context:
         for name, function in (("metric", metric), ("collate_fn", collate_fn)):
             said = f"ctx.evaluate: {name} must be a function, not {function!r}."
             require(callable(function), f"{said} Nothing was evaluated.")
-        return self._member.evaluate(metric, dataset, batch_size, collate_fn)
+        return self._member.evaluate(metric, dataset, batch_size, collate_fn, microbatch)
 
     @checked
     def mean(self, **values: float | torch.Tensor) -> dict[str, float]:

@@ -100,6 +100,12 @@ class Mates:
         (part, parts), (stage, stages) = self.part, self._along(PIPE)
         return stage * parts + part, stages * parts
 
+    @property
+    def last_stage(self) -> bool | None:
+        """Whether this place has the last layers; None if each has all of them."""
+        stage, stages = self._along(PIPE)
+        return stage + 1 == stages if stages > 1 else None
+
     def _along(self, axis: str) -> tuple[int, int]:
         if axis not in (self.mesh.mesh_dim_names or ()):
             return 0, 1
@@ -193,6 +199,19 @@ class Mates:
         """In place, over the places that split the worker's samples. Collective in the worker."""
         if self.part[1] > 1:
             self._inside.add_up(sums, SHARD)
+
+    def add_up_stages(self, sums: torch.Tensor) -> None:
+        """In place, over the places that split the worker's layers. Collective in the worker."""
+        self._inside.add_up(sums, PIPE)
+
+    def tell(self, said: str) -> list[str]:
+        """What each place has said, by place. Collective in the worker."""
+        mine = torch.tensor(list(said.encode()), dtype=torch.uint8)
+        sizes = [int(size) for size in self._inside.gather(torch.tensor([len(mine)]))]
+        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        told = zip(self._inside.gather(padded), sizes, strict=True)
+        return [bytes(text[:size].tolist()).decode() for text, size in told]
 
     def look(self) -> None:
         """See where this process stands, and whether others do elsewhere. Now and then; a thread.

@@ -1,5 +1,6 @@
 """Metrics over a dataset that the group shares out: an operation without buckets. No Ray."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -69,12 +70,30 @@ class Places(Protocol):
         """This one's index among those that split the worker's samples, and their number."""
         ...
 
+    @property
+    def stream(self) -> tuple[int, int]:
+        """Which random numbers this one draws, and of how many streams."""
+        ...
+
+    @property
+    def last_stage(self) -> bool | None:
+        """Whether this one has the last layers; None if each has all of them."""
+        ...
+
     def agree(self, *numbers: int) -> bool:
         """Whether all have called it with the same numbers; as many at each."""
         ...
 
     def add_up(self, sums: torch.Tensor) -> None:
         """In place, over those that split the worker's samples."""
+        ...
+
+    def add_up_stages(self, sums: torch.Tensor) -> None:
+        """In place, over those that split the worker's layers."""
+        ...
+
+    def tell(self, said: str) -> list[str]:
+        """What each has said, by place."""
         ...
 
 
@@ -86,6 +105,10 @@ class Evaluation(RoundAlone):
 
     If a member is several processes, these split each of its batches, and their sums are added up
     before the round. All run the model equally often: what it gathers, it gathers from all.
+
+    Stages of a pipeline all call the metric, which runs a schedule; what it gives at the last one
+    counts. A schedule wants whole micro-batches. What is left of the dataset after these for each
+    place that splits samples, all of them compute, and it counts at the first.
     """
 
     kind = OperationKind.EVALUATION
@@ -100,6 +123,7 @@ class Evaluation(RoundAlone):
         collate: Collate,
         device: torch.device,
         places: Places | None = None,
+        microbatch: int | None = None,
     ) -> None:
         """`places`: of this worker, if it is several processes."""
         self.names: list[str] | None = None
@@ -111,6 +135,9 @@ class Evaluation(RoundAlone):
         self._batch_size = batch_size
         self._collate = collate
         self._device = device
+        self._micro = microbatch or 1
+        self._unit = self._micro * (places.part[1] if places is not None and microbatch else 1)
+        self._ignored = places is not None and places.last_stage is False
 
     def payload(self, group: Group) -> torch.Tensor:
         """Sample count, then the sum of each metric over this member's part, in float64."""
@@ -121,14 +148,36 @@ class Evaluation(RoundAlone):
             return self._sums(mine)
 
     def _share(self, group: Group) -> range:
-        return _part(range(len(self._dataset)), group.rank, group.size)  # type: ignore[arg-type]
+        every = range(len(self._dataset))  # type: ignore[arg-type]
+        units = _part(range(len(every) // self._unit), group.rank, group.size)
+        last = group.rank + 1 == group.size
+        return every[units.start * self._unit : None if last else units.stop * self._unit]
 
     def _sums(self, share: range, index: int = 0, parts: int = 1) -> torch.Tensor:
         """Over one of so many parts of each of a share's batches."""
         starts = range(0, len(share), self._batch_size) or range(1)
         batches = (share[start : start + self._batch_size] for start in starts)
-        own = [_part(batch, index, parts) for batch in batches]
-        return torch.stack([self._batch(part) if part else self._nothing() for part in own]).sum(0)
+        return torch.stack([self._part_of(batch, index, parts) for batch in batches]).sum(0)
+
+    def _part_of(self, batch: range, index: int, parts: int) -> torch.Tensor:
+        """The sums over one of so many parts of a batch."""
+        even, *few = self._even(batch)
+        part = _part(even, index, parts)
+        sums = self._batch(part) if part else self._nothing() if not few else None
+        for whole in few:
+            mine = self._batch(whole)
+            mine = torch.zeros_like(mine) if index else mine
+            sums = mine if sums is None else sums + mine
+        assert sums is not None  # noqa: S101 - a batch has a part, or a rest
+        return sums
+
+    def _even(self, batch: range) -> list[range]:
+        """What of a batch its parts share evenly, in micro-batches; and what all of them have."""
+        if self._unit == 1:
+            return [batch]
+        even = len(batch) // self._unit * self._unit
+        fit = len(batch) // self._micro * self._micro
+        return [batch[:even], *filter(None, (batch[even:fit], batch[fit:]))]
 
     def _sums_of_places(self, share: range, places: Places) -> torch.Tensor:
         """The same at all places of this worker.
@@ -136,22 +185,41 @@ class Evaluation(RoundAlone):
         Raises:
             ConfigError: these were given different things to evaluate.
         """
-        given = len(self._dataset), self._batch_size  # type: ignore[arg-type]
+        given = len(self._dataset), self._batch_size, self._micro  # type: ignore[arg-type]
         if not places.agree(*given):
             raise refusals.parted_in_evaluation("a dataset of another length or another batch_size")
         try:
-            with evaluating(self._model):
+            with evaluating(self._model), _gradients_kept(self._model):
                 sums = self._sums(share, *places.part)
         finally:
             let_go_of_gathered([self._model])
-        if not places.agree(self.detail()):
+        if places.last_stage is not None:
+            sums = self._of_last_stage(sums, places)
+        elif not places.agree(self.detail()):
             raise refusals.parted_in_evaluation("a metric of other names")
         places.add_up(sums)
         return sums
 
+    def _of_last_stage(self, sums: torch.Tensor, places: Places) -> torch.Tensor:
+        """The names and sums that the last stage has, at all stages.
+
+        Raises:
+            ConfigError: its places have different names.
+        """
+        told = set(places.tell("" if self._ignored else json.dumps(self.names)))
+        told.discard("")
+        if len(told) > 1:
+            raise refusals.parted_in_evaluation("a metric of other names")
+        self.names = json.loads(told.pop())
+        if self._ignored:
+            sums = sums.new_zeros(*sums.shape[:-1], 1 + len(self.names or ()))
+        places.add_up_stages(sums)
+        return sums
+
     def _nothing(self) -> torch.Tensor:
         """The names of the metrics are needed even so, not their values."""
-        return torch.zeros_like(self._batch(range(1)))
+        few = range(len(self._dataset))[: self._micro]  # type: ignore[arg-type]
+        return torch.zeros_like(self._batch(few))
 
     def means(self, result: torch.Tensor) -> dict[str, float]:
         """By name, from what the round gave."""
@@ -170,6 +238,9 @@ class Evaluation(RoundAlone):
 
     def _batch(self, where: range) -> torch.Tensor:
         batch = to_device(self._collate([self._dataset[i] for i in where]), self._device)
+        if self._ignored:
+            self._metric(self._model, batch)
+            return torch.zeros(1, dtype=torch.float64)
         found = measure(self._metric, self._model, batch)
         before = self.names or list(found)
         if before != list(found):
@@ -210,7 +281,7 @@ class ExactEvaluation(Evaluation):
 
     def _sums(self, share: range, index: int = 0, parts: int = 1) -> torch.Tensor:
         rows = [self._row(number, index, parts) for number in share]
-        width = len(rows[0]) if rows else len(self._batch(range(1)))
+        width = len(rows[0]) if rows else len(self._nothing())
         table = torch.zeros(self._of_batches, width, dtype=torch.float64)
         if rows:
             table[share.start : share.stop] = torch.stack(rows)
@@ -219,9 +290,11 @@ class ExactEvaluation(Evaluation):
     def _row(self, number: int, index: int, parts: int) -> torch.Tensor:
         every, size = range(len(self._dataset)), self._batch_size  # type: ignore[arg-type]
         batch = every[number * size : (number + 1) * size]
-        seed_generators(seed_at(self._seed, "evaluate", batch.start, *((index,) if index else ())))
-        part = _part(batch, index, parts)
-        return self._batch(part) if part else self._nothing()
+        stream = index if self._places is None else self._places.stream[0]
+        seed_generators(
+            seed_at(self._seed, "evaluate", batch.start, *((stream,) if stream else ()))
+        )
+        return self._part_of(batch, index, parts)
 
     @property
     def _of_batches(self) -> int:
@@ -249,7 +322,27 @@ def measure(metric: Metric, model: torch.nn.Module, batch: Any) -> dict[str, flo
     found = metric(model, batch)
     if not isinstance(found, Mapping):
         found = {getattr(metric, "__name__", "metric"): found}
-    return {name: float(found[name]) for name in sorted(found)}
+    return {name: _number(name, found[name]) for name in sorted(found)}
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the metric of ctx.evaluate gave {value!r} for {name}, which is no number. Nothing "
+            "was computed. Let it return the mean over the batch, or several by name. In a "
+            "pipeline what it returns at the last stage counts, where schedule.eval gives outputs."
+        ) from error
+
+
+@contextmanager
+def _gradients_kept(model: torch.nn.Module) -> Iterator[None]:
+    """A schedule drops those of what FSDP2 shards, when it learns shapes."""
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    yield
+    for parameter, gradient in before:
+        parameter.grad = gradient
 
 
 @contextmanager

@@ -46,7 +46,7 @@ from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.saver import Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.control.messages import CaughtUp, Entered, Ready, Succeeded, Suspect
-from elastix.train.replica import refusals
+from elastix.train.replica import refusals, schedule_runs
 from elastix.train.replica.crew_mates import Mates
 from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
 from elastix.train.replica.exactness import (
@@ -691,16 +691,22 @@ class Member:
         dataset: Dataset[Any],
         batch_size: int,
         collate: Collate,
+        microbatch: int | None = None,
     ) -> dict[str, float]:
         """Means of a metric over a dataset that the group shares out. Collective."""
         self._refuse("ctx.evaluate")
+        parts = self._mates.part[1] if self._mates is not None else 1
         if self._tracked.staged:
-            raise refusals.not_in_pipeline("ctx.evaluate", "schedule.eval and ctx.mean")
+            metric = schedule_runs.required(metric)
+            if microbatch is None:
+                raise refusals.evaluation_needs_microbatch()
+        if microbatch is not None and batch_size % (microbatch * parts):
+            raise refusals.odd_batches(batch_size, microbatch, parts)
         self._step_together()
         self._steps.check(thoroughly=True)
         metric = self._steps.metrics.watched(metric)
         model, seed = self._tracked.model, self.settings.seed
-        given = (model, metric, dataset, batch_size, collate, self.device, self._mates)
+        given = (model, metric, dataset, batch_size, collate, self.device, self._mates, microbatch)
         work = ExactEvaluation(*given, seed=seed) if self.settings.exact else Evaluation(*given)
         self._copies.finish()
         self.phase("evaluate", self.step)

@@ -140,6 +140,38 @@ def needs_microbatch() -> ConfigError:
     )
 
 
+def evaluation_needs_microbatch() -> ConfigError:
+    """A schedule would be given a number of samples that is no whole number of micro-batches."""
+    return ConfigError(
+        "ctx.evaluate was given no microbatch, and crew has an axis 'pipe': its batches may be no "
+        "whole number of micro-batches. Nothing was evaluated; the run ends. Write "
+        "ctx.evaluate(..., microbatch=4) with the samples of one, and run schedule.eval in the "
+        "metric, of a schedule of len(x) // 4 of them, at least 1."
+    )
+
+
+def odd_batches(batch_size: int, microbatch: int, parts: int) -> ConfigError:
+    """Batches of an evaluation cannot be cut into micro-batches."""
+    unit = microbatch * parts
+    of_all = f" for each of {parts} places of the axis 'shard'" if parts > 1 else ""
+    return ConfigError(
+        f"ctx.evaluate: a batch_size of {batch_size} is no whole number of micro-batches of "
+        f"{microbatch}{of_all}. Nothing was evaluated; the run ends. Make it a multiple of {unit}, "
+        f"{max(unit, batch_size // unit * unit)} say, or use another microbatch."
+    )
+
+
+def no_schedule_ran() -> ConfigError:
+    """A metric has called a stage by itself."""
+    return ConfigError(
+        "the metric of ctx.evaluate ran no schedule on a batch, and crew has an axis 'pipe': a "
+        "stage that is called by itself is given the batch in place of what the stage before it "
+        "makes of it. Nothing was computed; the run ends. Run schedule.eval(x) at all stages: it "
+        "returns the outputs at the last one, where the metric returns its numbers, and None at "
+        "others."
+    )
+
+
 def step_not_taken_together() -> ConfigError:
     """An optimizer is about to use gradients of this worker's own samples."""
     return ConfigError(
