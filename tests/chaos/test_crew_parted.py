@@ -16,6 +16,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from elastix.comm.protocol.standing import STILL_S
 from elastix.errors import TrainError
 from elastix.testing.local import run_local
+from tests import pipe_runs
 from tests.crew_runs import build, checked, data, parallelize, train
 from tests.pipe_runs import only
 
@@ -84,29 +85,69 @@ def test_places_that_wait_for_each_other_for_ever_end_the_run(tmp_path, what, pl
     assert "collectives along" in str(raised.value)
 
 
-def one_stage(place, ctx):
-    """In its second step that stage alone runs the schedule."""
-    model = only(build(), ([0, 1], [2, 3])[ctx.place])
+LAYERS = {2: ([0, 1], [2, 3]), 3: ([0], [1], [2, 3])}
+
+
+def stages(ctx, in_schedule, otherwise):
+    """Steps of a pipeline; from the third on each stage does what is its own."""
+    places = ctx.mesh.size()
+    model = only(build(), LAYERS[places][ctx.place])
     optimizer = torch.optim.AdamW(model.parameters())
     model, optimizer = ctx.prepare(model, optimizer)
-    stage = PipelineStage(model, ctx.place, 2, ctx.device, group=ctx.mesh.get_group())
-    schedule = ScheduleGPipe(stage, 2, loss_fn=F.cross_entropy)
+
+    def schedule(number):
+        stage = PipelineStage(model, ctx.place, places, ctx.device, group=ctx.mesh.get_group())
+        return ScheduleGPipe(stage, number, loss_fn=F.cross_entropy)
+
+    usual, longer = schedule(2), schedule(3)
     for epoch in ctx.loader(data(36), batch_size=12, microbatch=3).epochs(1):
         for x, y in epoch:
             with ctx.backward():
-                if ctx.step == 0 or ctx.place == place:
-                    schedule.step(x, target=y)
+                if ctx.step < 2:
+                    [usual, longer][ctx.step].step(x, target=y)
+                elif ctx.place in in_schedule:
+                    in_schedule[ctx.place](usual, longer, x, y)
                 else:
+                    otherwise(usual, x, y)
                     parameters = list(model.parameters())
                     parameters[0].grad = torch.ones_like(parameters[0])
             optimizer.step()
             optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("place", [0, pytest.param(1, marks=SLOW)])
-def test_a_stage_that_runs_a_schedule_alone_ends_the_run(tmp_path, place):
+def runs(usual, longer, x, y):
+    usual.step(x, target=y)
+
+
+def runs_on_more(usual, longer, x, y):
+    longer.step(x, target=y)
+
+
+def nothing(usual, x, y):
+    pass
+
+
+def trains(usual, x, y):
+    usual.step(x, target=y)
+
+
+@pytest.mark.parametrize(
+    ("places", "in_schedule", "otherwise"),
+    [
+        (2, {0: runs}, nothing),
+        pytest.param(2, {1: runs}, nothing, marks=SLOW),
+        pytest.param(3, {0: runs}, nothing, marks=SLOW),
+        pytest.param(3, {2: runs}, nothing, marks=SLOW),
+        pytest.param(3, {0: runs, 1: runs}, nothing, marks=SLOW),
+        pytest.param(3, {1: runs, 2: runs}, nothing, marks=SLOW),
+        pytest.param(3, {0: runs, 2: runs}, nothing, marks=SLOW),
+        pytest.param(3, {0: runs_on_more}, trains, marks=SLOW),
+    ],
+)
+def test_stages_of_which_some_run_no_schedule_end_the_run(tmp_path, places, in_schedule, otherwise):
+    function = functools.partial(stages, in_schedule=in_schedule, otherwise=otherwise)
     with pytest.raises(TrainError, match="have parted, and wait for each other"):
-        run_local(functools.partial(one_stage, place), 2, crew={"pipe": 2}, directory=tmp_path)
+        run_local(function, 2, crew={"pipe": places}, directory=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +168,31 @@ def late(place, ctx):
 
     ctx.on_phase(look)
     train(ctx)
+
+
+def late_in_schedule(place, ctx):
+    """One stage computes for long; others wait for it in their schedules, or are through."""
+
+    def wait(*_):
+        if ctx.step == 2 and ctx.place == place:
+            threading.Event().wait(2 * STILL_S)
+
+    kept = pipe_runs.only
+
+    def only_late(model, layers):
+        part = kept(model, layers)
+        for layer in part.children():
+            layer.register_full_backward_hook(wait)
+        return part
+
+    pipe_runs.only = only_late
+    pipe_runs.train(ctx)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_stage_that_is_late_has_not_parted(tmp_path, place):
+    checked(tmp_path, 2, {"pipe": 3}, function=functools.partial(late_in_schedule, place))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import json
 import math
+import struct
 import sys
 import threading
 from collections.abc import Mapping
@@ -121,12 +122,25 @@ class Inside:
         return told
 
     def begun(self) -> dict[str, int]:
-        """By group of places, the collectives that this one has begun there. Any thread."""
+        """By group of places, the collectives that this one has begun there. Any thread.
+
+        And how many altogether: where those of places differ, this shows at least that one moves.
+        """
         groups: dict[str, Any] = self._counted  # torch's stubs leave out what is asked for here
+        every: Any = dict(dist.distributed_c10d._world.pg_map)
         try:
-            return {name: g._get_sequence_number_for_group() for name, g in groups.items()}
+            counts = {name: g._get_sequence_number_for_group() for name, g in groups.items()}
+            mine = sum(group._get_sequence_number_for_group() for group in every)
+            return {**counts, f"all of place {self.place}": mine}
         except RuntimeError:  # it is being closed
             return {}
+
+    def carried(self) -> int | None:
+        """Bytes that came from and went to mates; None while some are on their way. Any thread."""
+        try:
+            return sockets.carried(self._mine, self._theirs)
+        except (OSError, struct.error):  # an old kernel: nothing is known
+            return None
 
     def _groups(self) -> dict[str, dist.ProcessGroup]:
         """Those in which all places begin equally much, named alike by all their places."""

@@ -9,11 +9,15 @@ import contextlib
 import os
 import socket
 import stat
+import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 Port = tuple[str, int]
 """Host as a number, and port."""
+
+_INFO_BYTES, _UNACKED, _ACKED_AND_RECEIVED = 136, 24, 120
+"""Of the kernel's tcp_info: how much of it is asked for, and where in it."""
 
 
 def _of_this_process() -> Iterator[socket.socket]:
@@ -47,20 +51,41 @@ def listening() -> set[Port]:
     return ports
 
 
-def shut_down(mine: Collection[Port], theirs: Collection[Port]) -> int:
-    """Shut down what was accepted at these ports of ours, or connected to these of others.
-
-    Returns:
-        How many connections.
-    """
+def _connected(mine: Collection[Port], theirs: Collection[Port]) -> Iterator[socket.socket]:
+    """What was accepted at these ports of ours, or connected to these of others."""
     numbers = {port for _, port in mine}  # a listener may be bound to all addresses
-    shut = 0
     for found in _of_this_process():
         with contextlib.suppress(OSError):
             if _listens(found):
                 continue
             here, there = _port(found.getsockname()[:2]), _port(found.getpeername()[:2])
             if here[1] in numbers or there in theirs:
-                found.shutdown(socket.SHUT_RDWR)
-                shut += 1
+                yield found
+
+
+def shut_down(mine: Collection[Port], theirs: Collection[Port]) -> int:
+    """Shut down what was accepted at these ports of ours, or connected to these of others.
+
+    Returns:
+        How many connections.
+    """
+    shut = 0
+    for found in _connected(mine, theirs):
+        with contextlib.suppress(OSError):
+            found.shutdown(socket.SHUT_RDWR)
+            shut += 1
     return shut
+
+
+def carried(mine: Collection[Port], theirs: Collection[Port]) -> int | None:
+    """Bytes that such connections have carried, both ways; None while some are on their way.
+
+    Raises:
+        OSError: the kernel does not say.
+    """
+    total, under_way = 0, False
+    for found in _connected(mine, theirs):
+        told = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        under_way = under_way or bool(struct.unpack_from("I", told, _UNACKED)[0])
+        total += sum(struct.unpack_from("QQ", told, _ACKED_AND_RECEIVED))
+    return None if under_way else total

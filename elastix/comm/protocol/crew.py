@@ -32,9 +32,12 @@ from dataclasses import dataclass, replace
 
 from elastix.comm.protocol import calls
 from elastix.comm.protocol.operation import OperationOutcome
-from elastix.comm.protocol.standing import Standing, parted
+from elastix.comm.protocol.standing import Standing, deserted, parted
 from elastix.comm.protocol.wants import Course, Say
 from elastix.errors import TrainError
+
+_FRESH = 2
+"""A follower says where it stands as often as the speaker looks: in so many looks, of up to 1 s."""
 
 # ------------------------------------------------------------------ what a speaker says
 
@@ -177,6 +180,7 @@ class Crew:
         self._held: dict[int, Held] = {}
         self._there: dict[int, int] = {}
         self._stands: dict[int, Standing] = {}
+        self._looks: dict[int, int] = {}  # since these were heard
 
     @property
     def alone(self) -> bool:
@@ -194,6 +198,7 @@ class Crew:
             case There(generation):
                 self._there[place] = generation
             case Standing():
+                self._looks[place] = 0
                 self._stands[place] = word
 
     def parted(self, worker: int, mine: Standing | None) -> TrainError | None:
@@ -203,9 +208,15 @@ class Crew:
             worker: its number.
             mine: where the speaker stands; None if it moves.
         """
+        self._looks = {place: looks + 1 for place, looks in dict(self._looks).items()}
         if mine is None:
             return None
-        return parted(worker, {0: mine, **dict(self._stands)})
+        stands = {0: mine, **dict(self._stands)}
+        error = parted(worker, stands)
+        if error is not None or len(stands) < self.size:
+            return error
+        late = any(self._looks[place] > _FRESH for place in stands if place)
+        return None if late else deserted(worker, stands)
 
     def say(self, word: Order) -> Course[None]:
         """Tell all followers."""

@@ -11,6 +11,11 @@ has still to come to that call may have begun more. What a place had begun where
 it does not matter when it is heard. That all stand still is asked for as well, since programs may
 send from one place to another, which torch counts too.
 
+The stages of a pipeline send each other a number of times that is each stage's own, so of these
+nothing is known by counting. But a schedule waits for its sends before it ends. So if all places
+stand still at one time with nothing on its way between them, each waits in a schedule or has come
+to a later call than those that do, then they wait for ever.
+
 Not here: how a place knows this of itself (network.place_watch), and what is done about it.
 """
 
@@ -43,6 +48,8 @@ class Standing:
         still_s: seconds for which all this is so.
         busy: it is in user code that is neither torch nor elastix, so it may go on by itself.
         where: in user code, for an error.
+        inside: it is in that call.
+        scheduled: it waits in a schedule of a pipeline, all this time, for what others send.
     """
 
     position: int
@@ -51,6 +58,8 @@ class Standing:
     still_s: float
     busy: bool
     where: str
+    inside: bool = False
+    scheduled: bool = False
 
 
 def parted(worker: int, stands: Mapping[int, Standing]) -> TrainError | None:
@@ -78,6 +87,36 @@ def parted(worker: int, stands: Mapping[int, Standing]) -> TrainError | None:
             "or on what only one place knows."
         )
     return None
+
+
+def deserted(worker: int, stands: Mapping[int, Standing]) -> TrainError | None:
+    """What is wrong, if stages of a pipeline wait for others that are through with it.
+
+    Args:
+        worker: the number of theirs.
+        stands: by place, of all places of the worker, as heard less than STILL_S ago.
+    """
+    waits = {place: stand for place, stand in stands.items() if stand.scheduled}
+    through = {place: stand for place, stand in stands.items() if stand.inside}
+    if not waits or len(waits) + len(through) < len(stands):
+        return None
+    if min(stand.still_s for stand in stands.values()) < STILL_S:
+        return None
+    last = max(stand.position for stand in waits.values())
+    if any(stand.position <= last for stand in through.values()):
+        return None
+    others = f", and {_at(through)} for them in a later call of elastix" if through else ""
+    return TrainError(
+        f"the places of worker {worker} have parted, and wait for each other: {_at(waits)} in a "
+        f"schedule of a pipeline{others}. Nothing can be recovered; the run was stopped. All "
+        "stages must run the same schedules on as many micro-batches, equally often and in the "
+        "same order: look for a condition on ctx.place, or on what only one stage knows."
+    )
+
+
+def _at(stands: Mapping[int, Standing]) -> str:
+    said = ", ".join(f"place {place}, now at {stands[place].where}," for place in sorted(stands))
+    return f"{said} {'waits' if len(stands) == 1 else 'wait'}"
 
 
 def _more(ahead: Standing, behind: Standing) -> tuple[str, int, int] | None:

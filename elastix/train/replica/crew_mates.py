@@ -75,7 +75,8 @@ class Mates:
             self._lines = FollowersLine((host, port), secret, place, driver.follower, *ends)
         if self._lines is not None:
             driver.say_by(self._lines.say)
-        driver.watch.begin(self._inside.begun)
+        staged = self.stages > 1
+        driver.watch.begin(self._inside.begun, self._inside.carried if staged else None)
 
     @property
     def mesh(self) -> DeviceMesh:

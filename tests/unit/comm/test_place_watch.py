@@ -2,10 +2,12 @@
 
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.futures
+from torch.distributed.pipelining import schedules
 
 from elastix.comm.network.place_watch import PlaceWatch
 from elastix.comm.protocol.standing import BATCHES
@@ -118,6 +120,48 @@ def test_it_is_not_busy_where_torch_waits():
         watch.look(0.0)
         while watch.look(1.0).busy:  # it has not come there yet
             pass
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_it_is_seen_whether_it_waits_in_a_schedule(scheduled):
+    """Rather than for something that torch computes there."""
+    sent = threading.Lock()
+    sent.acquire()
+
+    def work(watch, hold):
+        watch.come(3)
+        watch.go()
+        threading.Thread(target=lambda: (hold(), sent.release())).start()
+        if scheduled:
+            schedules._wait_batch_p2p([SimpleNamespace(wait=sent.acquire)])
+        else:
+            sent.acquire()
+
+    with watched(work, {}) as watch:
+        watch.look(0.0)
+        while (stands := watch.look(1.0)) is None or stands.busy is scheduled:
+            pass  # it has not come there yet
+        assert (stands.scheduled, stands.inside) == (scheduled, False)
+
+
+def test_one_between_which_and_others_something_travels_moves():
+    carried = [10, 10, None, 10, 12, 12]
+    watch, there, go = PlaceWatch(), threading.Event(), threading.Event()
+
+    def run():
+        watch.begin(dict, lambda: carried.pop(0))
+        there.set()
+        go.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert there.wait(20)
+    try:
+        seen = [watch.look(float(second)) for second in range(6)]
+    finally:
+        go.set()
+        thread.join()
+    assert [stands and stands.still_s for stands in seen] == [None, 1.0, None, None, None, 1.0]
 
 
 def test_the_line_of_user_code_is_told():

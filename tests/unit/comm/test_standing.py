@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elastix.comm.protocol.crew import Crew, Held
-from elastix.comm.protocol.standing import BATCHES, STILL_S, Standing, parted
+from elastix.comm.protocol.standing import BATCHES, STILL_S, Standing, deserted, parted
 
 WAITS = Standing(
     position=6,
@@ -71,6 +71,49 @@ def test_a_place_that_has_skipped_a_batch_has_parted():
     skipped = replace(WAITS, position=7)
     error = parted(0, {0: skipped, 1: more(WAITS, batches=3)})
     assert "place 1, now at line 10 of train.py, has begun 3 batches" in str(error)
+
+
+IN_SCHEDULE = replace(COMPUTES, scheduled=True)
+THROUGH = replace(WAITS, inside=True)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{1: THROUGH, 2: THROUGH}, {1: IN_SCHEDULE, 2: THROUGH}, {1: IN_SCHEDULE, 2: IN_SCHEDULE}],
+)
+def test_stages_that_wait_for_each_other_and_for_those_who_are_through_have_parted(others):
+    error = str(deserted(3, {0: IN_SCHEDULE, **others}))
+    assert "of worker 3 have parted, and wait for each other: place 0, now at line 14" in error
+    assert ("place 2, now at line 10" in error) == (others[2] is THROUGH)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(COMPUTES, id="it computes, and sends then"),
+        pytest.param(WAITS, id="it is out of that call again"),
+        pytest.param(replace(THROUGH, position=5), id="it has come no further"),
+        pytest.param(replace(THROUGH, still_s=STILL_S - 0.1), id="it was seen to move"),
+        pytest.param(replace(IN_SCHEDULE, still_s=STILL_S - 0.1), id="it has waited for less"),
+    ],
+)
+def test_stages_that_may_still_be_sent_something_have_not(other):
+    assert deserted(0, {0: IN_SCHEDULE, 1: THROUGH, 2: other}) is None
+    assert deserted(0, {0: THROUGH, 1: THROUGH, 2: THROUGH}) is None
+
+
+def test_a_speaker_wants_to_have_heard_of_all_stages_of_late():
+    crew = Crew(3)
+    crew.hear(1, THROUGH)
+    assert crew.parted(0, IN_SCHEDULE) is None
+    crew.hear(1, THROUGH)
+    crew.hear(2, IN_SCHEDULE)
+    assert "have parted" in str(crew.parted(0, IN_SCHEDULE))
+    assert crew.parted(0, None) is None
+    assert crew.parted(0, IN_SCHEDULE) is None  # what it has heard is of three looks ago
+    crew.hear(1, THROUGH)
+    crew.hear(2, IN_SCHEDULE)
+    assert crew.parted(0, IN_SCHEDULE) is not None
 
 
 def test_a_speaker_compares_with_who_has_not_moved_since_it_said_so():
