@@ -652,7 +652,6 @@ def check_crew(
             exact and failure.recompute_every not in (None, FailureConfig().recompute_every),
             f"recompute_every={failure.recompute_every}",
         ),
-        (exact and scaling.crew.get("pipe", 1) > 1, "exact=True"),
         (checkpoint.best is not None, f"best={checkpoint.best!r}"),
         (scaling.gpus_per_worker > 0, f"gpus_per_worker={scaling.gpus_per_worker:g}"),
         (scaling.placement != "SPREAD", f"placement={scaling.placement!r}"),

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from elastix.comm.gradients import buckets
-from tests.crew_runs import Block, build, data, held, pace, until_over, watched
+from tests.crew_runs import Block, build, data, held, pace, parts, until_over, watched
 
 MICRO = 3
 
@@ -119,6 +119,9 @@ def train(ctx, kind="1f1b", after_epoch=lambda pipeline, model, look: None):
     config = ctx.config
     buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 4 << 10
     model, mesh = build(), ctx.mesh
+    slices, dropout = config.get("slices"), config.get("dropout", 0.0)
+    for block in model.blocks if dropout else ():  # in one stage and in the other
+        block.register_forward_hook(lambda own, _, y: F.dropout(y, dropout, own.training))
     pipeline = None
     if mesh is not None:
         pipeline = Pipeline(mesh, kind)
@@ -130,17 +133,20 @@ def train(ctx, kind="1f1b", after_epoch=lambda pipeline, model, look: None):
     look = watched(ctx, next(m for m in model.modules() if isinstance(m, nn.Linear)))
     optimizer = torch.optim.AdamW(model.named_parameters(), lr=1e-2, foreach=False)
     model, optimizer = ctx.prepare(model, optimizer)
-    loader = ctx.loader(data(config["samples"]), batch_size=config["batch_size"], microbatch=MICRO)
+    cut = {"batch_size": config["batch_size"], "microbatch": MICRO, "slices": slices}
+    loader = ctx.loader(data(config["samples"]), **cut)
     with (log / f"{ctx.worker}-{ctx.place}.jsonl").open("a") as file:
         for epoch in until_over(ctx, loader.epochs(config["epochs"])):
-            for x, y in epoch:
-                with ctx.backward():
-                    if pipeline is not None:
-                        loss = pipeline.step(x, y)
-                    else:
-                        loss = F.cross_entropy(model(x), y)
-                        loss.backward()
-                    look("scheduled")
+            for batch in epoch:
+                for x, y in parts(batch, slices):
+                    with ctx.backward():
+                        inputs = F.dropout(x, dropout)
+                        if pipeline is not None:
+                            loss = pipeline.step(inputs, y)
+                        else:
+                            loss = F.cross_entropy(model(inputs), y)
+                            loss.backward()
+                        look("scheduled")
                 look("clip")
                 if mesh is None or "tensor" not in mesh.mesh_dim_names:  # over one mesh alone
                     clip(model, mesh)

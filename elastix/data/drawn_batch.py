@@ -118,9 +118,10 @@ def sliced(
     *,
     full: bool,
     weigh: Callable[[Sequence[Span]], int] = count,
+    unit: int = 1,
 ) -> SlicedDraw:
-    """A batch cut into as many slices as the assignment has, as even as can be."""
-    slices = split(batch, sum(assignment.counts), batch_size)
+    """A batch cut into as many slices as the assignment has, as even as can be; see split."""
+    slices = split(batch, sum(assignment.counts), batch_size, unit)
     rest = iter(slices)
     shares = tuple(
         tuple(span for _ in range(count) for span in next(rest)) for count in assignment.counts

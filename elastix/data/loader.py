@@ -295,7 +295,7 @@ class Loader:
             at: where the batch was drawn.
         """
         mine, spans = draw.of(self.me, draw.members), self._source.own(draw.slices[number])
-        self.within = count(spans) / count(draw.slices[number])
+        self.within = self._source.within(draw.slices[number])
         with told_from_the_end():
             if number in mine:
                 return self._reader.fetch(spans, at, mine.index(number))
@@ -334,8 +334,8 @@ class Loader:
         if self._source.slices is not None:
             assignment = self.paces.assign(members, self._source.slices)
             full, each = count(batch) == batch_size, self._source.batch_size
-            weigh = self._source.weigh
-            return sliced(self.epoch, batch, each, assignment, full=full, weigh=weigh), after
+            how = {"full": full, "weigh": source.weigh, "unit": source.unit}
+            return sliced(self.epoch, batch, each, assignment, **how), after
         if binding is None:
             shares = split(batch, len(members), batch_size, source.unit)
             if self._source.tiny_whole and not all(shares):

@@ -126,17 +126,19 @@ class Source:
     def _check_microbatch(self, microbatch: int) -> None:
         self._check_least("microbatch", microbatch, 1)
         require(
-            self.slices is None and self.memory is None,
-            "microbatch does not work with slices or rehearse, which divide a batch in another "
-            "way. No loader was made. Leave out one of the two.",
+            self.memory is None,
+            "microbatch does not work with rehearse, which appends samples to each batch. No "
+            "loader was made. Leave out one of the two.",
         )
-        if self.batch_size % self.unit:
-            near = max(self.unit, self.batch_size // self.unit * self.unit)
+        unit = self.unit * (self.slices or 1)
+        if self.batch_size % unit:
+            near = max(unit, self.batch_size // unit * unit)
             shards = self.part[1]
             of_all = f" for each of {shards} places of the axis 'shard'" if shards > 1 else ""
+            each = f" in each of {self.slices} slices" if self.slices else ""
             raise ConfigError(
                 f"a batch_size of {self.batch_size} is no whole number of micro-batches of "
-                f"{microbatch}{of_all}. No loader was made. Make it a multiple of {self.unit}, "
+                f"{microbatch}{of_all}{each}. No loader was made. Make it a multiple of {unit}, "
                 f"{near} say, or use another microbatch."
             )
 

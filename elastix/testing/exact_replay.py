@@ -10,7 +10,7 @@ moments and the random numbers included.
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -189,7 +189,8 @@ class _Replica:
         raise ConfigError("ctx.accumulate was used in a step of slices; the run refuses it too.")
 
     def backward(self) -> AbstractContextManager[None]:
-        raise ConfigError("ctx.backward was used in a step of slices; the run refuses it too.")
+        """A slice's passes add up in any case."""
+        return nullcontext()
 
     def boundary(self) -> None:
         """Between two steps."""
@@ -265,7 +266,8 @@ class _Loader:
     def _slices(self, batch: BatchShares) -> Iterator[Any]:
         spans = merge(span for share in batch.shares.values() for span in share)
         source, replica = self._source, self._replica
-        slices = split(spans, source.slices or 1, max(count(spans), source.batch_size))
+        usual = max(count(spans), source.batch_size)
+        slices = split(spans, source.slices or 1, usual, source.unit)
         total = _Total(list(replica.tracked.modules.values()), len(slices))
         for number, positions in enumerate(slices):
             if positions:

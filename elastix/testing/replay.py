@@ -436,7 +436,7 @@ class _Replica:
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        if self._deferred:
+        if self._deferred or self._slicing:
             yield
             return
         with self.accumulate():
@@ -715,7 +715,8 @@ class _ReplayLoader:
     def _sliced(self, batch: tuple[Span, ...]) -> list[tuple[float, Any]]:
         """The slices of a batch as the run had them; for a thread without it, a placeholder."""
         number = 1 if self._replica.whole else self._source.slices or 1
-        slices = split(batch, number, max(count(batch), self._source.batch_size))
+        usual = max(count(batch), self._source.batch_size)
+        slices = split(batch, number, usual, self._source.unit)
         weigh = self._source.weigh
         parts = [(weigh(spans) / weigh(batch), spans) for spans in slices if spans] or [(0.0, ())]
         return [(part, self._source.read(spans)) for part, spans in parts]

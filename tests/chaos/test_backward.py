@@ -100,17 +100,15 @@ class Caught(Exception):
 def refused(inner, ctx):
     model, optimizer, dataset = make(ctx.config)
     model, optimizer = ctx.prepare(model, optimizer)
-    loader = ctx.loader(dataset, batch_size=30, slices=3 if inner == "slices" else None)
-    for epoch in loader.epochs(1):
-        for batch in epoch:
-            for x, y in batch if inner == "slices" else [batch]:
-                try:
-                    with ctx.backward():
-                        F.cross_entropy(model(x), y).backward()
-                        if inner == "caught":
-                            raise Caught
-                except Caught:
-                    pass
+    for epoch in ctx.loader(dataset, batch_size=30).epochs(1):
+        for x, y in epoch:
+            try:
+                with ctx.backward():
+                    F.cross_entropy(model(x), y).backward()
+                    if inner == "caught":
+                        raise Caught
+            except Caught:
+                pass
             optimizer.step()
             optimizer.zero_grad()
 
@@ -118,7 +116,6 @@ def refused(inner, ctx):
 @pytest.mark.parametrize(
     ("inner", "says", "options"),
     [
-        ("slices", "ctx.backward was used in a step of slices", {}),
         ("caught", "left by an exception", {}),
         ("steps", "ctx.backward does not work", {"exchange": ExchangeConfig(every_steps=2)}),
     ],

@@ -264,7 +264,7 @@ def statistics(ctx):
 def with_batches(call, ctx):
     """Do something else with a batch than to run a schedule within ctx.backward()."""
     model, optimizer = ctx.prepare(*stage(ctx, HALVES))
-    cut = {"slices": {"slices": 2}, "no micro-batches": {}}.get(call, {"microbatch": 3})
+    cut = {} if call == "no micro-batches" else {"microbatch": 3}
     loader = ctx.loader(data(24), batch_size=12, **cut)
     width = 16 if ctx.place == 0 else crew_runs.WIDTH
     loss = model(torch.ones(3, width, dtype=torch.float64)).sum()
@@ -299,7 +299,6 @@ REFUSED = {
     **{
         name: (functools.partial(with_batches, name), says)
         for name, says in {
-            "slices": r"ctx.loader\(slices=...\) does not work with the axis 'pipe'",
             "no micro-batches": "ctx.loader was given no microbatch",
             "accumulate": "ctx.accumulate does not work with the axis 'pipe'",
             "backward": r"outside of ctx.backward\(\), and crew has an axis 'pipe'",
@@ -353,9 +352,3 @@ def test_a_layer_that_no_stage_has_any_more_is_told_of(tmp_path):
     fewer = functools.partial(lasting, ([0, 1], [3]), 2)
     with pytest.raises((StateError, TrainError), match=r"'blocks.1.down.bias'.* at no stage"):
         run_local(fewer, 1, crew={"pipe": 2}, directory=tmp_path)
-
-
-def test_exact_runs_are_refused_before_anything_starts(tmp_path):
-    with pytest.raises(ConfigError, match="exact=True does not work with crew="):
-        run_local(print, 2, crew={"pipe": 2}, exact=True, directory=tmp_path / "run")
-    assert not (tmp_path / "run").exists()

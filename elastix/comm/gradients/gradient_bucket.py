@@ -43,6 +43,7 @@ class GradientBucket(Bucket):
         self._sharded = any(map(is_sharded, parameters))
         self._parts: list[_Parts] = []  # only in a step of several ratios
         self._before: list[torch.Tensor | None] = []  # gradients that a step in slices began with
+        self._aside: list[torch.Tensor | None] = []  # while others are computed
         self._marks: dict[int, int | str] = {}  # in such a step: of gradients, when last added to
         self._used = [False] * len(parameters)
         self._filled = [False] * len(parameters)
@@ -96,11 +97,6 @@ class GradientBucket(Bucket):
     def not_zero(self) -> list[torch.nn.Parameter]:
         """Those that have a gradient which is not zero."""
         return [p for p in self.parameters if p.grad is not None and bool(local(p.grad).any())]
-
-    def as_is(self) -> list[tuple[torch.nn.Parameter, torch.Tensor | None, int]]:
-        """Parameters that are trained, their gradients, and how often these were changed."""
-        trained = [(p, p.grad) for p in self.parameters if p.requires_grad]
-        return [(p, g, -1 if g is None else local(g)._version) for p, g in trained]
 
     def forget_notes(self) -> None:
         """Whoever has changed them since was meant to."""
@@ -178,6 +174,37 @@ class GradientBucket(Bucket):
     def forget_parts(self) -> None:
         """What was added up counts no more."""
         self._parts, self._noted, self._noted_at = [], {}, {}
+
+    def set_aside(self) -> None:
+        """There are no gradients, until those so far are added to those to come."""
+        self._aside = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def put_together(self, ratio: int) -> None:
+        """Add what was set aside to what there is now.
+
+        Args:
+            ratio: what is there now is of.
+        """
+        for place, (parameter, before) in enumerate(zip(self.parameters, self._aside, strict=True)):
+            gradient, parameter.grad = parameter.grad, before
+            if self._parts:
+                self._parts[place].turn_to(ratio, parameter, at_once=True)
+            if gradient is not None:
+                earlier = parameter.grad
+                parameter.grad = gradient if earlier is None else earlier + gradient
+            if self._parts:
+                self.added(place)
+        self._aside = []
+
+    def added_anywhere(self) -> None:
+        """What is in `param.grad` is of this step, and as it is meant to be."""
+        self.forget_notes()
+        self._marks = {}
+        for place in range(len(self.parameters)):
+            self.note(place)
+            self.added_in_slice(place)
 
     def begin_slices(self) -> None:
         """A step in slices begins: what gradients there are belong to none of them."""

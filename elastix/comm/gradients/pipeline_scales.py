@@ -26,11 +26,11 @@ def once() -> Iterator[None]:
     """
     global _scaled
     _watch()
-    _scaled = set()
+    before, _scaled = _scaled, set()
     try:
         yield
     finally:
-        _scaled = None
+        _scaled = before
 
 
 def _watch() -> None:

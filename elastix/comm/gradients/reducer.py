@@ -169,6 +169,9 @@ class Reducer:
         self._generation = 0  # of the group in which buckets are being launched
         self._launched = 0
         self._deferred = False
+        self._by_itself = False  # passes run whose gradients are added to others after them
+        self._ran = False  # the last of these has given gradients
+        self._added_up = False  # such ones were, and the step is not taken
         self._active = False  # a step has begun and not ended
         # Gradients are final and count, so buckets take them; what they lack `prepare` sees to.
         self._fills = False
@@ -214,47 +217,75 @@ class Reducer:
         """Within it backward adds to the local gradients; the step is taken at its exit.
 
         There, whatever gradient a parameter has is one of this step, whoever has put it there: a
-        pipeline's schedule scales them, and may compute them without any hook being called.
+        pipeline's schedule scales them, and may compute them without any hook being called. In a
+        step of slices all of its passes are one.
 
         Raises:
             ConfigError: see `deferred`.
         """
-        if self._deferred:  # a further pass of a step that is added up
-            yield
+        deferred = self._deferred
+        if not (self.piped or self._slices.open):
+            if deferred:  # a further pass of a step that is added up
+                yield
+                return
+            with self.deferred(), self._left_at_no_exception():
+                yield
+        elif self._slices.open:
+            self._look_if_meddled()
+            with self._alone():
+                yield
+            if not self._ran:
+                return  # as where there was no pass
+        else:
+            if not (deferred or self._added_up):
+                left = [p for bucket in self._gradients for p in bucket.not_zero()]
+                self._steps.carried(left)
+            with self.deferred(), self._alone():
+                yield
+            self._added_up = deferred
+        if deferred:
             return
-        if self.piped:
-            self._steps.carried([p for bucket in self._gradients for p in bucket.not_zero()])
-        before = [one for b in self._gradients for one in b.as_is()] if self.piped else []
-        with self.deferred():
-            try:
-                with pipeline_scales.once() if self.piped else nullcontext():
-                    yield
-                if self.piped:
-                    self._look_if_given(before)
-            except BaseException:
-                self._active = True  # for ever: see `check`
-                raise
-        del before
         for gradients in self._gradients:
             gradients.forget_notes()
         with self._passes.as_nested():  # nothing is filled before all is there
             self._begin()
             self._end()
 
-    def _look_if_given(
-        self, before: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None, int]]
-    ) -> None:
-        """A schedule that was left out would count as one whose gradients are zero."""
-        now = [one for bucket in self._gradients for one in bucket.as_is()]
-        pairs = zip(before, now, strict=True)
-        same = (a is b and version == was for (*_, a, was), (*_, b, version) in pairs)
-        if now and len(now) == len(before) and all(same):
-            raise ConfigError(
-                "no parameter of this stage was given a gradient within ctx.backward(), so its "
-                "samples would have counted as if their gradients were zero. The step was not "
-                "taken; the run ends. Run one schedule in each ctx.backward(), zero gradients "
-                "after it, and let exceptions of the schedule through."
-            )
+    @contextmanager
+    def _left_at_no_exception(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._active = True  # for ever: see `check`
+            raise
+
+    @property
+    def _given(self) -> bool:
+        """Whether there is a gradient, or no parameter is trained."""
+        every = (p for bucket in self._gradients for p in bucket.parameters if p.requires_grad)
+        gradients = [parameter.grad for parameter in every]
+        return not gradients or any(gradient is not None for gradient in gradients)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Gradients so far are added after it, as schedules scale whatever there is.
+
+        Raises:
+            ConfigError: a stage was given none.
+        """
+        for gradients in self._gradients:
+            gradients.set_aside()
+        self._by_itself, before = True, self._by_itself
+        with self._left_at_no_exception():
+            with pipeline_scales.once() if self.piped else nullcontext():
+                yield
+            self._ran = self._given
+            if self.piped and not self._ran:
+                raise _not_given()
+        self._by_itself = before
+        for gradients in self._gradients:
+            gradients.put_together(self._ratio)
+            gradients.added_anywhere()
 
     def turn(self, ratio: int, counts: bool) -> None:
         """A batch was drawn that further passes are about; they have this ratio of the step.
@@ -399,13 +430,18 @@ class Reducer:
                     self._apart.append(parameter.register_hook(hook))
 
     def _turning_hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
-        return lambda _gradient: bucket.turn_to(place, self._ratio)
+        def turn(_gradient: torch.Tensor) -> None:
+            if not self._by_itself:
+                bucket.turn_to(place, self._ratio)
+
+        return turn
 
     def _step_over(self) -> None:
         for handle in self._apart:
             handle.remove()
         self._apart = []
         self._ratio, self._told = 0, False
+        self._added_up = False
 
     @property
     def passes(self) -> int:
@@ -440,6 +476,9 @@ class Reducer:
 
     def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
         def gradient_ready(_parameter: torch.Tensor) -> None:
+            if self._by_itself:
+                return  # it is looked at when all are there
+            self._refuse_if_piped()
             if self._set_out or bucket.left:
                 self._look_for_left(bucket, place)
             if self._apart:
@@ -450,12 +489,6 @@ class Reducer:
                     self._told = True
                     self._steps.passed()
                 return
-            if self.piped:
-                raise ConfigError(
-                    "a backward pass was run outside of ctx.backward(), and crew has an axis "
-                    "'pipe': a pass may be that of one micro-batch. The step was not taken; the "
-                    "run ends. Write: with ctx.backward(): schedule.step(...)"
-                )
             if self._slices.open:
                 bucket.added_in_slice(place)
             elif not self._active:
@@ -474,6 +507,14 @@ class Reducer:
                 self._launch_filled()
 
         return gradient_ready
+
+    def _refuse_if_piped(self) -> None:
+        if self.piped:
+            raise ConfigError(
+                "a backward pass was run outside of ctx.backward(), and crew has an axis "
+                "'pipe': a pass may be that of one micro-batch. The step was not taken; the "
+                "run ends. Write: with ctx.backward(): schedule.step(...)"
+            )
 
     def _look_for_left(self, bucket: GradientBucket, place: int) -> None:
         if self._set_out:
@@ -722,6 +763,15 @@ class Reducer:
     def detail(self) -> int | None:
         """Nothing: the vote carries it."""
         return None
+
+
+def _not_given() -> ConfigError:
+    return ConfigError(
+        "no parameter of this stage was given a gradient within ctx.backward(), so its "
+        "samples would have counted as if their gradients were zero. The step was not "
+        "taken; the run ends. Run one schedule in each ctx.backward(), zero gradients "
+        "after it, and let exceptions of the schedule through."
+    )
 
 
 def _pendings(buckets: Iterable[Bucket]) -> list[Pending]:

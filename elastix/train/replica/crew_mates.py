@@ -238,8 +238,6 @@ class Mates:
         """
         if source.memory is not None:
             raise refusals.not_in_crew("ctx.loader(rehearse=...)")
-        if self.stages > 1 and source.slices is not None:
-            raise refusals.not_in_pipeline("ctx.loader(slices=...)", "microbatch=...")
         if self.stages > 1 and source.microbatch is None:
             raise refusals.needs_microbatch()
         mine = replace(source, part=self.part)

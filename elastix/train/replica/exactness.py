@@ -98,7 +98,8 @@ class RandomPlaces:
         step: how many are committed.
 
     Attributes:
-        part: which part of each slice this process computes, if its worker is several.
+        part: which part of each slice, and which stage, this process computes, if its worker is
+            several; numbered from 0.
     """
 
     def __init__(self, seed: int, step: Callable[[], int]) -> None:

@@ -326,7 +326,7 @@ class Member:
             self._mates.settle(live.modules, live.others)
             self._reducer.piped = live.staged = self._mates.stages > 1
             live.whole = self._mates.whole
-            self._steps.slices.mates, self._steps.random.part = self._mates, self._mates.part[0]
+            self._steps.slices.mates, self._steps.random.part = self._mates, self._mates.stream[0]
             self._driver.assemble()
         elif not self.settings.alone:
             heed = self._replicated.send_held
@@ -680,7 +680,6 @@ class Member:
     def backward(self) -> AbstractContextManager[None]:
         """Defer the step to its exit."""
         assert self._reducer is not None  # noqa: S101 - asked for after `prepare`
-        self._steps.slices.refuse_accumulation("ctx.backward")
         if self._inner is not None:
             raise refusals.not_with_inner_steps("ctx.backward", "loss.backward()")
         return self._reducer.step_at_exit()

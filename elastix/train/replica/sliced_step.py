@@ -116,15 +116,15 @@ class Slices:
                 "batch: put what belongs together into one dataset, or use no slices."
             )
 
-    def refuse_accumulation(self, call: str = "ctx.accumulate") -> None:
-        """Refuse ctx.accumulate, or what is like it, in a step of slices.
+    def refuse_accumulation(self) -> None:
+        """Refuse ctx.accumulate in a step of slices.
 
         Raises:
             ConfigError: one is in hand.
         """
         if self.step is not None:
             raise ConfigError(
-                f"{call} was used in a step of slices, which adds up their gradients "
+                "ctx.accumulate was used in a step of slices, which adds up their gradients "
                 "itself. Nothing was done; the run ends. Leave it out, or use a loader without "
                 "slices."
             )
@@ -289,7 +289,7 @@ class Step:
         """What of all that this worker has computed this process had."""
         slices = [self.draw.slices[number] for number in self._computed]
         share = sum(map(count, slices))
-        return sum(count(self.loader.source.own(spans)) for spans in slices) / max(1, share)
+        return sum(count(s) * self.loader.source.within(s) for s in slices) / max(1, share)
 
     def _slice(self, number: int, *, last: bool = False, handed: bool = False) -> Iterator[Any]:
         self._work.at("handed" if handed else "slice", number)
