@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -114,6 +115,12 @@ def clip(model, mesh):
     nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
 
 
+def adds_up(config, number, epoch):
+    """Whether the step goes on with a further batch; there may be no other in the epoch."""
+    batches = config.get("batches", 1)
+    return (number + 1) % batches > 0 and len(epoch) > 0
+
+
 def train(ctx, kind="1f1b", after_epoch=lambda pipeline, model, look: None):
     """`after_epoch` is called in the middle of a run; the pipeline is None in one process."""
     config = ctx.config
@@ -137,9 +144,10 @@ def train(ctx, kind="1f1b", after_epoch=lambda pipeline, model, look: None):
     loader = ctx.loader(data(config["samples"]), **cut)
     with (log / f"{ctx.worker}-{ctx.place}.jsonl").open("a") as file:
         for epoch in until_over(ctx, loader.epochs(config["epochs"])):
-            for batch in epoch:
+            for number, batch in enumerate(epoch):
+                more = adds_up(config, number, epoch)
                 for x, y in parts(batch, slices):
-                    with ctx.backward():
+                    with ctx.accumulate() if more else nullcontext(), ctx.backward():
                         inputs = F.dropout(x, dropout)
                         if pipeline is not None:
                             loss = pipeline.step(inputs, y)
@@ -147,6 +155,8 @@ def train(ctx, kind="1f1b", after_epoch=lambda pipeline, model, look: None):
                             loss = F.cross_entropy(model(inputs), y)
                             loss.backward()
                         look("scheduled")
+                if more:
+                    continue
                 look("clip")
                 if mesh is None or "tensor" not in mesh.mesh_dim_names:  # over one mesh alone
                     clip(model, mesh)

@@ -8,6 +8,7 @@ they are read, in worker processes if asked (read_ahead.py), and when a step cou
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from opcode import opmap
 from typing import Any, Protocol, cast
 
@@ -334,8 +335,8 @@ class Loader:
         if self._source.slices is not None:
             assignment = self.paces.assign(members, self._source.slices)
             full, each = count(batch) == batch_size, self._source.batch_size
-            how = {"full": full, "weigh": source.weigh, "unit": source.unit}
-            return sliced(self.epoch, batch, each, assignment, **how), after
+            cut = partial(sliced, weigh=source.weigh, unit=source.unit)
+            return cut(self.epoch, batch, each, assignment, full=full), after
         if binding is None:
             shares = split(batch, len(members), batch_size, source.unit)
             if self._source.tiny_whole and not all(shares):

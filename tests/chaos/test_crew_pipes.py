@@ -300,7 +300,7 @@ REFUSED = {
         name: (functools.partial(with_batches, name), says)
         for name, says in {
             "no micro-batches": "ctx.loader was given no microbatch",
-            "accumulate": "ctx.accumulate does not work with the axis 'pipe'",
+            "accumulate": r"outside of ctx.backward\(\), and crew has an axis 'pipe'",
             "backward": r"outside of ctx.backward\(\), and crew has an axis 'pipe'",
             "no step": "no step was taken on it within",
             "left over": "begins with the gradients of the step before",

@@ -1,4 +1,4 @@
-"""That the gradients of a stage are scaled once a step.
+"""That the gradients of a stage are scaled once in each ctx.backward(), and nowhere else in a step.
 
 At its end a schedule of torch's divides all gradients of its stages by the number of micro-batches,
 and so those that another schedule has left there too.
@@ -14,7 +14,9 @@ from elastix.errors import ConfigError
 
 _STAGES = "torch.distributed.pipelining.stage"
 _scaled: set[int] | None = None
-"""In a step: modules of stages whose gradients were scaled."""
+"""In ctx.backward(): modules of stages whose gradients were scaled."""
+_refused = False
+"""Gradients are added up, and this is not within ctx.backward()."""
 
 
 @contextmanager
@@ -24,13 +26,30 @@ def once() -> Iterator[None]:
     Raises:
         ConfigError: at the end of that schedule.
     """
-    global _scaled
+    global _scaled, _refused
     _watch()
-    before, _scaled = _scaled, set()
+    before = _scaled, _refused
+    _scaled, _refused = set(), False
     try:
         yield
     finally:
-        _scaled = before
+        _scaled, _refused = before
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Within it schedules belong into `once`.
+
+    Raises:
+        ConfigError: at the end of one that does not stand there.
+    """
+    global _refused
+    _watch()
+    before, _refused = _refused, True
+    try:
+        yield
+    finally:
+        _refused = before
 
 
 def _watch() -> None:
@@ -50,6 +69,13 @@ def _watch() -> None:
 
 
 def _look(module: int, factor: int) -> None:
+    if _refused:
+        raise ConfigError(
+            "a schedule was run within ctx.accumulate() and outside of ctx.backward(). At its end "
+            f"torch divides all gradients by its {factor} micro-batches, and so those of the "
+            "batches before. The step was not taken; the run ends. Write: with ctx.accumulate(), "
+            "ctx.backward(): schedule.step(...)"
+        )
     if _scaled is None:
         return
     if module in _scaled and factor != 1:

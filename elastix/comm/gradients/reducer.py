@@ -206,7 +206,8 @@ class Reducer:
         self._look_if_changed()
         before, self._deferred = self._deferred, True
         try:
-            yield
+            with pipeline_scales.refused() if self.piped else nullcontext():
+                yield
         finally:
             self._deferred = before
             # Whether or not this worker had anything to learn from, so that all say it alike.
@@ -237,7 +238,7 @@ class Reducer:
             if not self._ran:
                 return  # as where there was no pass
         else:
-            if not (deferred or self._added_up):
+            if not self._added_up:
                 left = [p for bucket in self._gradients for p in bucket.not_zero()]
                 self._steps.carried(left)
             with self.deferred(), self._alone():

@@ -671,8 +671,6 @@ class Member:
         if self._reducer is None:
             raise ConfigError("ctx.accumulate was used before ctx.prepare.")
         self._steps.slices.refuse_accumulation()
-        if self._tracked.staged:
-            raise refusals.not_in_pipeline("ctx.accumulate", "more micro-batches in one schedule")
         adding = nullcontext() if self._inner is None else self._inner.adding()
         with adding, self._reducer.deferred():
             yield

@@ -122,14 +122,6 @@ def not_in_crew(call: str) -> ConfigError:
     )
 
 
-def not_in_pipeline(call: str, instead: str) -> ConfigError:
-    """It is not built for workers whose layers are split."""
-    return ConfigError(
-        f"{call} does not work with the axis 'pipe' of ScalingConfig(crew=...): each process has a "
-        f"stage of the model. Nothing was done; the run ends. Use {instead}."
-    )
-
-
 def needs_microbatch() -> ConfigError:
     """A process may get a number of samples that is no whole number of micro-batches."""
     return ConfigError(
