@@ -128,7 +128,8 @@ def test_schedules(tmp_path, kind):
     if kind in pipe_runs.SEVERAL:
         function = pipe_runs.train_with(kind)
     given = {"samples": SAMPLES, "batch_size": BATCH, "slices": SLICES, **options}
-    checked(tmp_path, 2, {"pipe": 2}, [kill(1, 0, "in backward")], function=function, **given)
+    kills = [kill(1, 0, "in backward", step=1)]
+    checked(tmp_path, 2, {"pipe": 2}, kills, function=function, **given)
 
 
 # ---------------------------------------------------------------------------- bit by bit
