@@ -58,7 +58,7 @@ def told(tmp_path):
     return by_step
 
 
-def assert_evaluated(tmp_path, found, crew, times):
+def assert_evaluated(tmp_path, found, times):
     """After each epoch: the same bits at all places, every sample once, as one process has it."""
     by_step = told(tmp_path)
     assert len(by_step) == times
@@ -66,6 +66,6 @@ def assert_evaluated(tmp_path, found, crew, times):
         for number in range(SAMPLES):
             assert found_then[f"s{number}"] == pytest.approx(1 / SAMPLES, rel=1e-12), (step, number)
         steps = standing(found.run.events)[:step]
-        model = replayed_to({"samples": 36}, steps, "tensor" in crew)
+        model = replayed_to({"samples": 36}, steps)
         x, y, _ = validation().tensors
         assert found_then["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-9)

@@ -211,6 +211,9 @@ class _Replica:
         alone: Any = SimpleNamespace(rank=0, size=1)
         return work.means(work.payload(alone))
 
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """Of one worker: nothing may be decided by it."""
         return dict(values)

@@ -458,6 +458,9 @@ class _Replica:
         with evaluating(self.modules[""]):
             return measure(metric, self.modules[""], to_device(everything, self.device))
 
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """By the shares of the last batch, as the run had it but for who was lost meanwhile."""
         self.values = dict(values)

@@ -45,7 +45,7 @@ def whole_crew_ends(ctx):
 def run(tmp_path, workers, crew, kills=(), *, function=evaluated, times=2, **options):
     options = {"samples": 36, "epochs": times, **options}
     found = checked(tmp_path, workers, crew, kills, function=function, **options)
-    assert_evaluated(tmp_path, found, crew, times)
+    assert_evaluated(tmp_path, found, times)
     return found
 
 

@@ -44,7 +44,7 @@ def run(tmp_path, workers, crew, kills=(), *, kind="1f1b", times=2, **options):
     function = functools.partial(evaluated, kind=kind)
     options = {"samples": 36, "epochs": times, "function": function, **options}
     found = checked(tmp_path, workers, crew, kills, **options)
-    assert_evaluated(tmp_path, found, crew, times)
+    assert_evaluated(tmp_path, found, times)
     return found
 
 

@@ -34,7 +34,7 @@ def test_a_stage_is_killed_while_its_mate_waits_for_it(tmp_path):
     assert found.outcomes == ["reduced again"]
     (reported,) = [event for event in found.run.events if isinstance(event, Reported)]
     x, y = data(6).tensors
-    model = replayed_to({"samples": 61}, standing(found.run.events), tensor=False)
+    model = replayed_to({"samples": 61}, standing(found.run.events))
     want = F.cross_entropy(model(x), y).item()
     assert reported.metrics["valid"] == pytest.approx(want, rel=1e-9)
     assert [(worker, place) for worker, place, _ in found.run.freed] == [(1, 1)]
@@ -283,6 +283,8 @@ def with_batches(call, ctx):
             if call == "no pass":
                 with ctx.backward():
                     pass
+            if call == "early clip":
+                ctx.clip_grad_norm_(model.parameters(), 1.0)
             if call == "clip":
                 with ctx.backward():
                     loss.backward()
@@ -305,7 +307,8 @@ REFUSED = {
             "no step": "no step was taken on it within",
             "left over": "begins with the gradients of the step before",
             "no pass": "no parameter of this stage was given a gradient within",
-            "clip": "goes by the norm of this process's stage",
+            "clip": "Use ctx.clip_grad_norm_",
+            "early clip": "ctx.clip_grad_norm_ was called and a batch was drawn",
         }.items()
     },
 }

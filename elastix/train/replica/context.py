@@ -1,7 +1,7 @@
 """What the train function sees. Everything behind it is a Replica: a member."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overload
 
@@ -129,6 +129,10 @@ class Replica(Protocol):
         microbatch: int | None = None,
     ) -> dict[str, float]:
         """Metrics over a dataset that the group shares out."""
+        ...
+
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """Scale gradients by the norm of the whole model; that norm."""
         ...
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -381,6 +385,43 @@ class Context:
             said = f"ctx.evaluate: {name} must be a function, not {function!r}."
             require(callable(function), f"{said} Nothing was evaluated.")
         return self._member.evaluate(metric, dataset, batch_size, collate_fn, microbatch)
+
+    @checked
+    def clip_grad_norm_(
+        self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float
+    ) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_, by the norm of the whole model.
+
+        If workers are several processes, each has a part of it: a stage, or shards on several
+        meshes. Collective, for all processes of each worker. Call it where gradients are the
+        group's averages, after the backward pass, or after `with ctx.backward()`.
+
+        Args:
+            parameters: of the model, or of this process's stage.
+            max_norm: if the 2-norm of all gradients is above it, they are scaled down to it.
+
+        Returns:
+            The norm before that: of the whole model, equal in all processes.
+
+        Raises:
+            ConfigError: something that is no tensor, or a max_norm that is no number of 0 or more;
+                or in a pipeline, a batch was drawn on which no step was taken.
+        """
+        self._need_prepare("clip_grad_norm_")
+        every = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        for one in every:
+            require(
+                isinstance(one, torch.Tensor),
+                f"ctx.clip_grad_norm_ got {one!r} among the parameters, which is no tensor. "
+                "Nothing was clipped. Give it model.parameters().",
+            )
+        plain = _plain("max_norm", max_norm, "clip_grad_norm_")
+        require(
+            isinstance(plain, int | float) and plain >= 0,
+            f"ctx.clip_grad_norm_ got max_norm={max_norm!r}, which is no number of 0 or more. "
+            "Nothing was clipped.",
+        )
+        return self._member.clip(every, float(plain))
 
     @checked
     def mean(self, **values: float | torch.Tensor) -> dict[str, float]:

@@ -5,7 +5,7 @@ Not here: what is said on the lines (comm.protocol.crew), how a world is made an
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -200,6 +200,16 @@ class Mates:
         """In place, over the places that split the worker's samples. Collective in the worker."""
         if self.part[1] > 1:
             self._inside.add_up(sums, SHARD)
+
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """Scale gradients by the norm of all that the places have. Collective in the worker."""
+        axes = self.mesh.mesh_dim_names or ()
+
+        def add_up(squares: torch.Tensor) -> None:
+            for axis in axes:
+                self._inside.add_up(squares, axis)
+
+        return stage_norms.clip(parameters, max_norm, self.mesh.size() // self.stages, add_up)
 
     def add_up_stages(self, sums: torch.Tensor) -> None:
         """In place, over the places that split the worker's layers. Collective in the worker."""

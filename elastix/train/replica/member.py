@@ -362,7 +362,7 @@ class Member:
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._refuse("optimizer.step()")
         if self._tracked.staged and any(loader.pending for loader in self._tracked.loaders):
-            raise refusals.step_not_taken_together()
+            raise refusals.step_not_taken_together("optimizer.step()")
         self._kept = _nothing  # whether or not torch counts what this one changes
         if self._outer is None:
             return
@@ -708,6 +708,15 @@ class Member:
         self._copies.finish()
         self.phase("evaluate", self.step)
         return work.means(self._driver.run(work).result)
+
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """Scale gradients, so that those of the whole model have at most that norm."""
+        self._refuse("ctx.clip_grad_norm_")
+        if self._mates is None:
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        if self._tracked.staged and any(loader.pending for loader in self._tracked.loaders):
+            raise refusals.step_not_taken_together("ctx.clip_grad_norm_")
+        return self._mates.clip(parameters, max_norm)
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """Over the group, by the shares of the last batch. Collective."""

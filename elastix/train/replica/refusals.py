@@ -164,10 +164,10 @@ def no_schedule_ran() -> ConfigError:
     )
 
 
-def step_not_taken_together() -> ConfigError:
-    """An optimizer is about to use gradients of this worker's own samples."""
+def step_not_taken_together(call: str) -> ConfigError:
+    """It is about to use gradients of this worker's own samples."""
     return ConfigError(
-        "optimizer.step() was called and a batch was drawn, but no step was taken on it within "
+        f"{call} was called and a batch was drawn, but no step was taken on it within "
         "ctx.backward(): gradients are those of this worker's samples alone. The step was not "
         "taken; the run ends. Write: with ctx.backward(): schedule.step(...), for each batch."
     )

@@ -1,21 +1,68 @@
-"""That gradients of a pipeline are not clipped by the norm of one stage alone.
+"""Gradients are clipped by the norm of the whole model, wherever its parts are.
 
 torch.nn.utils.clip_grad_norm_ knows the gradients that it is given, which are those of this
-process's stage. Each stage would be scaled by another factor.
+process's stage, and takes parameters of one mesh at a time. Each stage would be scaled by another
+factor, so it is refused in pipelines.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch.nn.utils import clip_grad
 
 from elastix.errors import ConfigError
+from elastix.sharding import is_sharded, local
+
+
+def clip(
+    parameters: Sequence[torch.Tensor],
+    max_norm: float,
+    places: int,
+    add_up: Callable[[torch.Tensor], None],
+) -> torch.Tensor:
+    """Scale the gradients at this place. Collective in the worker.
+
+    Args:
+        parameters: of this place's stage.
+        max_norm: that all gradients of the model have together after it.
+        places: of the worker that hold the same layers.
+        add_up: in place, over all places of the worker.
+
+    Returns:
+        The norm before it, in float64, the same at all places.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    mine = [local(gradient) for gradient in gradients]
+    device = mine[0].device if mine else torch.device("cpu")
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    for gradient, part in zip(gradients, mine, strict=True):
+        values = part.coalesce().values() if part.is_sparse else part
+        norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+        squares += norm**2 * (_parts(gradient) / places)  # others hold the same part
+    add_up(squares)
+    norm = squares.sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for part in mine:
+        part.mul_(factor.to(part.device, part.dtype))
+    return norm
+
+
+def _parts(gradient: Any) -> int:  # noqa: ANN401 - perhaps a DTensor
+    """Over how many places it is split."""
+    if not is_sharded(gradient):
+        return 1
+    parts = 1
+    for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
+        parts *= 1 if placement.is_replicate() else size
+    return parts
 
 
 def refuse() -> None:
     """From now on, in this process. What it calls for the norm is replaced: scripts import it.
 
     Raises:
-        ConfigError: where clip_grad_norm_ is called.
+        ConfigError: where torch's own clip_grad_norm_ is called.
     """
     clip_grad._get_total_norm = _refused
 
@@ -24,7 +71,6 @@ def _refused(*_: Any, **__: Any) -> NoReturn:  # noqa: ANN401 - whatever it is c
     raise ConfigError(
         "torch.nn.utils.clip_grad_norm_ was called, and crew has an axis 'pipe': it goes by the "
         "norm of this process's stage, and each stage would be scaled by another factor. Nothing "
-        "was clipped; the run ends. Add up the squares of torch.nn.utils.get_total_norm(gradients) "
-        'over ctx.mesh["pipe"].get_group() with torch.distributed.all_reduce, and give the root to '
-        "torch.nn.utils.clip_grads_with_norm_."
+        "was clipped; the run ends. Use ctx.clip_grad_norm_(model.parameters(), 1.0) at all "
+        "stages: it goes by the norm of the whole model."
     )
