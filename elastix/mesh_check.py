@@ -25,25 +25,20 @@ if TYPE_CHECKING:
 else:
     torch = later("torch")
 
-AXES = ("shard", "tensor")
-"""shard splits samples, parameters, gradients and an optimizer's slots; tensor splits layers."""
+AXES = ("shard", "tensor", "pipe")
+"""shard splits samples, parameters, gradients and an optimizer's slots; tensor splits layers; pipe
+splits the model between layers."""
 
 
 def parsed(text: str) -> dict[str, int]:
     """A mesh as the command line has it: `shard=4,tensor=2`.
 
     Raises:
-        ConfigError: it is none, or has stages.
+        ConfigError: it is none.
     """
     mesh: dict[str, int] = {}
     for entry in text.split(","):
         axis, _, size = entry.strip().partition("=")
-        if axis == "pipe":
-            raise ConfigError(
-                f"{text!r} has the axis 'pipe', and an estimate is of a place that computes whole "
-                "batches: it knows neither stages nor micro-batches. Nothing was done. Estimate "
-                "the layers of one stage, with the other axes alone."
-            )
         if axis not in AXES or axis in mesh or not size.isdecimal() or int(size) < 1:
             raise ConfigError(
                 f"a mesh is axes with their sizes, as in shard=4,tensor=2, each of {AXES} at most "

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     import torch
 
     from elastix.cost.plan import Plan
+    from elastix.cost.stages import Stages
     from elastix.cost.trace import Cost
+
+    _Found = tuple[Cost, Plan, Stages | None]
 else:
     torch = later("torch")
 
@@ -64,11 +67,18 @@ def estimate(
     optimizer: Annotated[str, typer.Option(help="adamw, adam or sgd.")] = "adamw",
     mesh: Annotated[
         str | None,
-        typer.Option(help="Each worker is a crew, sharded by parallelize(): shard=4,tensor=2."),
+        typer.Option(help="Each worker is a crew: shard=4,tensor=2, pipe=2."),
     ] = None,
     parallelize: Annotated[
         str | None,
         typer.Option(help="FUNCTION(model, mesh), or MODULE:FUNCTION. Default: the model's own."),
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="FUNCTION(model, place, places), or MODULE:FUNCTION; for pipe=2."),
+    ] = None,
+    microbatch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a pipeline's micro-batch; for pipe=2.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -77,6 +87,7 @@ def estimate(
     Nothing is trained: two steps of the model are traced on tensors without memory.
     """
     from elastix.cost.plan import plan  # not for --help
+    from elastix.cost.stages import trace_stages
     from elastix.cost.trace import trace
 
     if device not in ("here", *DEVICES):
@@ -87,37 +98,58 @@ def estimate(
     if sample.is_floating_point:
         sample = made
     sizes = shape_of(shape)
+    places = axes.pop("pipe", 1)
     build, split = builder(model, config), _parallelizer(model, parallelize) if axes else None
+    cut = _cutter(model, stage, microbatch) if places > 1 else None
     machine = this_machine() if device == "here" else DEVICES[device]
 
     def of(mesh: Mapping[str, int]) -> tuple[Cost, Plan]:
         """What one worker costs that is as many processes, or one."""
         rows = math.ceil(share / mesh.get("shard", 1))
-        cost = trace(
-            build,
-            lambda: (torch.zeros(rows, *sizes, dtype=sample),),
-            optimizer=optimizer,
-            dtype=made,
-            autocast=_dtype(autocast, "--autocast") if autocast else None,
-            foreach=device != "here",
-            mesh=mesh,
-            parallelize=split,
-        )
-        return cost, plan(
-            cost,
-            machine,
-            steps=math.ceil(samples * epochs / batch_size),
-            dtype=autocast or dtype,
-            workers=workers,
-            utilization=utilization,
-            within_s=None if within_hours is None else within_hours * 3600,
-            places=math.prod(mesh.values()),
-        )
+        cost = trace(build, lambda: (torch.zeros(rows, *sizes, dtype=sample),), mesh=mesh, **how)
+        return cost, plan(cost, machine, places=math.prod(mesh.values()), **run)
 
+    def of_stages(cut: Callable[[torch.nn.Module, int, int], Any], micro: int) -> _Found:
+        """What one worker costs that is so many stages, each over the other axes."""
+        several = trace_stages(
+            lambda place: cut(build(), place, places),
+            places,
+            lambda: torch.zeros(micro, *sizes, dtype=sample),
+            math.ceil(share / (micro * axes.get("shard", 1))),
+            mesh=axes,
+            **how,
+        )
+        cost = several.worst(machine.peak(autocast or dtype), machine.bytes_per_s)
+        others = math.prod(axes.values())
+        flops = float(sum(one.step_flops for one in several.costs) * others)
+        crew: dict[str, Any] = {
+            "places": places * others,
+            "bubble": several.bubble,
+            "worker_flops": flops,
+        }
+        return cost, plan(cost, machine, **crew, **run), several
+
+    how: dict[str, Any] = {
+        "optimizer": optimizer,
+        "dtype": made,
+        "autocast": _dtype(autocast, "--autocast") if autocast else None,
+        "foreach": device != "here",
+        "parallelize": split,
+    }
+    run: dict[str, Any] = {
+        "steps": math.ceil(samples * epochs / batch_size),
+        "dtype": autocast or dtype,
+        "workers": workers,
+        "utilization": utilization,
+        "within_s": None if within_hours is None else within_hours * 3600,
+    }
     with undisturbed(as_json):
-        found = of(axes)
-        whole = of({}) if axes else None
-    value, rows = _told(*found), _rows(*found)
+        found: _Found = (*of(axes), None) if cut is None else of_stages(*cut)
+        whole = of({}) if mesh else None
+    value, rows = _told(*found[:2]), _rows(*found[:2])
+    if found[2] is not None:
+        value["stages"] = _told_of_stages(found[2])
+        rows += _rows_of_stages(found[2])
     if whole is None:
         print_table(as_json, value, ("what", "how much"), rows)
         return
@@ -133,11 +165,27 @@ _OF_ONE = {_PER_PLACE: _PER_WORKER, _A_PLACE: _A_WORKER}
 """How a row of a crew's is called where each worker is one process."""
 
 
+def _told_of_stages(stages: Stages) -> dict[str, Any]:
+    return {
+        "peak_bytes": [cost.peak_bytes for cost in stages.costs],
+        "step_flops": [cost.step_flops for cost in stages.costs],
+        "parameters": [cost.parameters for cost in stages.costs],
+        "microbatches": stages.microbatches,
+        "bubble": stages.bubble,
+    }
+
+
+def _rows_of_stages(stages: Stages) -> list[tuple[str, str]]:
+    held = ", ".join(decimal(cost.peak_bytes) for cost in stages.costs)
+    waits = f"{stages.bubble:.0%} of a step, with {stages.microbatches} micro-batches (1F1B)"
+    return [("memory by stage", held), ("bubble", waits)]
+
+
 def _told(cost: Cost, planned: Plan) -> dict[str, Any]:
     """As JSON has it."""
     return {
         "cost": {
-            **{k: v for k, v in asdict(cost).items() if k != "operators"},
+            **{k: v for k, v in asdict(cost).items() if not k.endswith("operators")},
             "buckets_bytes": cost.buckets_bytes,
             "activations_bytes": cost.activations_bytes,
         },
@@ -243,6 +291,27 @@ def _parallelizer(model: str, named: str | None) -> Callable[[torch.nn.Module, A
         )
     parallelize: Callable[[torch.nn.Module, Any], object] = found
     return parallelize
+
+
+def _cutter(
+    model: str, named: str | None, microbatch: int | None
+) -> tuple[Callable[[torch.nn.Module, int, int], Any], int]:
+    """What makes a stage of the model, and the samples of a micro-batch."""
+    own = model.partition(":")[0]
+    first, _, last = (named or "stage").rpartition(":")
+    found = getattr(_module(first or own), last, None)
+    if not callable(found):
+        raise ConfigError(
+            f"{first or own} has no function {last!r}. Nothing was estimated. A mesh with pipe "
+            "needs one that takes model, place and places, and returns the stage of that place as "
+            "the train function prepares it: with torch.nn.Identity() for layers of other stages."
+        )
+    if microbatch is None:
+        raise ConfigError(
+            "a mesh with pipe needs --microbatch, the samples of one: how many there are in a step "
+            "says how long stages wait, and what they hold. Nothing was estimated."
+        )
+    return found, microbatch
 
 
 def _module(name: str) -> Any:  # noqa: ANN401 - a module has whatever it has

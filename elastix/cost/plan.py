@@ -63,6 +63,8 @@ def plan(
     utilization: float | None = None,
     within_s: float | None = None,
     places: int = 1,
+    bubble: float = 0.0,
+    worker_flops: float | None = None,
 ) -> Plan:
     """Put a step's cost on devices.
 
@@ -77,6 +79,8 @@ def plan(
         within_s: be through in so many seconds: adds workers, each of which brings its batch, so
             that fewer steps go through the same samples.
         places: of a worker; more than one if it is a crew.
+        bubble: the share of a step in which a place waits for others.
+        worker_flops: of a worker's step, if its places do not all do `cost`.
 
     Raises:
         ConfigError: a number out of range, or a dtype that the device does not have.
@@ -92,7 +96,7 @@ def plan(
         cost.roofline_s(peak, device.bytes_per_s)
         if utilization is None
         else cost.step_flops / (peak * utilization)
-    )
+    ) / (1 - bubble)
     worker_steps = steps * workers
     if within_s is not None:
         workers = max(workers, math.ceil(worker_steps * step_s / within_s))
@@ -105,7 +109,7 @@ def plan(
         workers=workers,
         devices=workers * places,
         steps=steps,
-        total_flops=float(cost.step_flops) * worker_steps * places,
+        total_flops=(worker_flops or float(cost.step_flops) * places) * worker_steps,
         step_s=step_s,
         total_s=step_s * steps,
         utilization=cost.step_flops / (step_s * peak) if step_s else 0.0,

@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,6 +69,7 @@ class Cost:
         peak_bytes: the most that is alive at once.
         operators: (FLOPs, bytes read and written) of an operator to how often it ran.
         sent_bytes: what one place sends to others of its worker, in a step, at least.
+        pass_operators: those of forward and backward, as `operators`.
     """
 
     parameters: int
@@ -81,6 +82,7 @@ class Cost:
     peak_bytes: int
     operators: Mapping[tuple[int, int], int]
     sent_bytes: int = 0
+    pass_operators: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def buckets_bytes(self) -> int:
@@ -220,6 +222,7 @@ def _trace(
             batch_bytes = sum(_size(tensor) for tensor in batch)
             del result, batch
             gradients_bytes = sum(_size(p.grad) for p in parameters if p.grad is not None)
+            passes = dict(meter.operators)
             stepper.step()
             spent.extend(p.grad for p in parameters)
             stepper.zero_grad()
@@ -235,6 +238,7 @@ def _trace(
         peak_bytes=meter.peak,
         operators=dict(meter.operators),
         sent_bytes=round(meter.sent),
+        pass_operators=passes,
     )
 
 

@@ -237,11 +237,6 @@ def test_what_is_no_mesh_is_refused(text):
         parsed(text)
 
 
-def test_stages_are_refused_in_words():
-    with pytest.raises(ConfigError, match="it knows neither stages nor micro-batches"):
-        parsed("shard=2,pipe=2")
-
-
 def test_the_command_line_estimates_a_place_of_a_mesh(tmp_path):
     script = tmp_path / "model.py"
     script.write_text(
