@@ -29,7 +29,8 @@ def adding_up(tmp_path, workers, crew, kills=(), kind="1f1b", batches=2, **optio
     run = run_local(pipe_runs.train_with(kind), workers, **options)
     assert {(one.worker, one.place) for one in kills} <= {(w, p) for w, p, _ in run.lost_places}
     assert audit(run.events).exact
-    assert compare(run.directory).relative < 1e-9
+    # By one thread, which is worker 0: kills that the function has do not happen there.
+    assert compare(run.directory, whole=True).relative < 1e-9
     drawn = [len(event.batches) for event in run.events if isinstance(event, StepCommitted)]
     assert max(drawn) == batches
     return run

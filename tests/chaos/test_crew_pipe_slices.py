@@ -25,7 +25,7 @@ from tests.run_bytes import final, steps_of
 
 pytestmark = pytest.mark.timeout(240)
 
-SLICES, BATCH, SAMPLES = 4, 24, 58
+SLICES, BATCH, SAMPLES = 4, 24, 64
 
 
 def evenly(ctx, kind="1f1b"):
@@ -55,7 +55,7 @@ def in_slices(tmp_path, workers, crew, kills=(), kind="1f1b", **options):
     options = {"samples": SAMPLES, "batch_size": BATCH, "slices": SLICES, **options}
     found = checked(tmp_path, workers, crew, kills, function=function, **options)
     # What is left are micro-batches for each place along `shard`, for one of them, and less.
-    rest = [6, 3, 1] if crew.get("shard", 1) == 2 else [9, 1]
+    rest = [12, 3, 1] if crew.get("shard", 1) == 2 else [15, 1]
     sizes = [len(had) for had in steps_of(found.run.events).values()]
     assert sizes == [BATCH, BATCH, *rest] * options.get("epochs", 1)
     return found

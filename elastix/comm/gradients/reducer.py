@@ -422,7 +422,7 @@ class Reducer:
 
     def _tell_apart(self) -> None:
         """From now on be called before a gradient is added to one that may have another ratio."""
-        if self._apart:
+        if self._apart or self.piped:  # whose schedules give gradients by themselves
             return
         for bucket in self._gradients:
             for place, parameter in enumerate(bucket.parameters):
