@@ -23,16 +23,19 @@ from elastix.cost.trace import Cost, trace
 from elastix.testing.local import run_local
 
 
-def measured(name: str, mesh: Mapping[str, int] | None = None) -> tuple[float, float]:
-    """Bytes at the peak, and seconds of the quickest of five steps, in processes of their own.
+def measured(
+    name: str, mesh: Mapping[str, int] | None = None, steps_taken: int = 5
+) -> tuple[float, float]:
+    """Bytes at the peak, and seconds of the quickest step, in processes of their own.
 
     Args:
         name: of the model.
         mesh: that of the worker, if it is a crew; what counts then is the process with the most.
+        steps_taken: the first makes what an optimizer keeps, so the peak is in the second.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "measured"
-        config = {"model": name, "mesh": dict(mesh or {}), "steps": 5, "out": str(out)}
+        config = {"model": name, "mesh": dict(mesh or {}), "steps": steps_taken, "out": str(out)}
         run_local(steps.measure, 1, config=config, crew=mesh, timeout_s=100)
         found = [json.loads(path.read_text()) for path in Path(folder).glob("measured-*")]
     peaks, times = zip(*((one["peak_bytes"], min(one["times_s"])) for one in found), strict=True)

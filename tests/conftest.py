@@ -1,5 +1,6 @@
 """One Ray cluster for the whole session; logical CPUs beyond the cores of the machine."""
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ def pytest_collection_finish():
     """
     forkserver = multiprocessing.get_context("forkserver")
     forkserver.set_forkserver_preload([*forked_workers.IMPORTED, "tests.chaos.store_processes"])
+    gc.freeze()  # all tests and what they import stay: each full collection would look at them
 
 
 @pytest.fixture

@@ -130,6 +130,16 @@ def parallelize(model, mesh) -> None:
         fully_shard(model, mesh=mesh["shard"])
 
 
+def adamw(model: nn.Module, lr: float = 1e-2) -> torch.optim.AdamW:
+    """In one call for all parameters, where torch takes them so: not whole and split ones.
+
+    In each process torch works out anew what to do of every operation on parts.
+    """
+    parameters = dict(model.named_parameters())
+    kinds = {type(parameter.data) for parameter in parameters.values()}
+    return torch.optim.AdamW(parameters.items(), lr=lr, fused=len(kinds) == 1, foreach=False)
+
+
 def held(model, optimizer) -> str:
     """Digest of what this place holds of the model and of the optimizer."""
     digest = blake3()
@@ -166,7 +176,7 @@ def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: Non
     if ctx.mesh is not None:
         parallelize(model, ctx.mesh)
     log, look = Path(config["log"]), watched(ctx, model.blocks[1].norm)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    optimizer = adamw(model)
     model, optimizer = ctx.prepare(model, optimizer)
     tensor = ctx.mesh is not None and "tensor" in ctx.mesh.mesh_dim_names
     slices, dropout = config.get("slices"), config.get("dropout", 0.0)

@@ -20,7 +20,18 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from elastix.comm.gradients import buckets
-from tests.crew_runs import CLIPPED, Block, build, data, held, pace, parts, until_over, watched
+from tests.crew_runs import (
+    CLIPPED,
+    Block,
+    adamw,
+    build,
+    data,
+    held,
+    pace,
+    parts,
+    until_over,
+    watched,
+)
 
 MICRO = 3
 
@@ -125,7 +136,7 @@ def train(ctx, kind="1f1b", after_epoch=lambda pipeline, model, look: None):
             (model,) = pipeline.parts
     log = Path(config["log"])
     look = watched(ctx, next(m for m in model.modules() if isinstance(m, nn.Linear)))
-    optimizer = torch.optim.AdamW(model.named_parameters(), lr=1e-2, foreach=False)
+    optimizer = adamw(model)
     model, optimizer = ctx.prepare(model, optimizer)
     cut = {"batch_size": config["batch_size"], "microbatch": MICRO, "slices": slices}
     loader = ctx.loader(data(config["samples"]), **cut)

@@ -17,7 +17,7 @@ from elastix.comm.protocol.standing import STILL_S
 from elastix.errors import TrainError
 from elastix.testing.local import run_local
 from tests import pipe_runs
-from tests.crew_runs import build, checked, data, parallelize, train
+from tests.crew_runs import adamw, build, checked, data, parallelize, train
 from tests.pipe_runs import only
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 def more_at_one_place(what, place, ctx):
     model = build()
     parallelize(model, ctx.mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    optimizer = adamw(model, lr=1e-3)
     model, optimizer = ctx.prepare(model, optimizer)
     for epoch in ctx.loader(data(60), batch_size=12).epochs(3):
         for x, y in epoch:

@@ -25,7 +25,7 @@ from elastix.events import Resumed, SlicesHandedOver, StepCommitted
 from elastix.state import raw_bytes
 from elastix.testing.local import run_local
 from elastix.train.replica.sliced_step import Slices
-from tests.crew_runs import build, checked, configure, data, kill, parallelize, train
+from tests.crew_runs import adamw, build, checked, configure, data, kill, parallelize, train
 from tests.exact_programs import Jittered
 from tests.run_bytes import final, steps_of
 
@@ -278,7 +278,7 @@ def loads_ahead(ctx):
     """One process of worker 1, if there is one, ends in step 4."""
     model = build()
     parallelize(model, ctx.mesh)
-    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), foreach=False))
+    model, optimizer = ctx.prepare(model, adamw(model, lr=1e-3))
     loader = ctx.loader(Jittered(data(58)), batch_size=BATCH, slices=SLICES, num_workers=1)
     for epoch in loader.epochs(2):
         for step in epoch:
@@ -338,7 +338,7 @@ def test_sums_within_a_crew_are_the_same_each_time(tmp_path, size):
 def sliced(function, ctx):
     model = build()
     parallelize(model, ctx.mesh)
-    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), foreach=False))
+    model, optimizer = ctx.prepare(model, adamw(model, lr=1e-3))
     for epoch in ctx.loader(data(24), batch_size=12, slices=4).epochs(1):
         for step in epoch:
             for x, y in step:

@@ -31,6 +31,7 @@ from tests.crew_runs import (
     ONE_SIDED,
     WITHIN_S,
     Meter,
+    adamw,
     build,
     checked,
     data,
@@ -229,7 +230,7 @@ def lives(ctx):
     log.write_text(json.dumps([os.getpid(), threads, descriptors]))
     model = build()
     parallelize(model, ctx.mesh)
-    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), foreach=False))
+    model, optimizer = ctx.prepare(model, adamw(model, lr=1e-3))
     ends = 0 < ctx.worker < LIVES and ctx.place == 1
     steps = 0
     for epoch in ctx.loader(data(24), batch_size=12).epochs(3 * LIVES):

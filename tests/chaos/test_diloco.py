@@ -23,8 +23,8 @@ from elastix.store import Store
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import replay
+from tests.crew_runs import adamw, data, parallelize, standing
 from tests.crew_runs import build as build_crew
-from tests.crew_runs import data, parallelize, standing
 from tests.laws import assert_exactly_once, committed, joins
 from tests.trainables import Convnet, mlp, samples, usher_all
 
@@ -55,7 +55,7 @@ def build(config):
 def optimizer_of(model, config):
     if config.get("inner") == "sgd":
         return torch.optim.SGD(model.parameters(), lr=0.2)
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    return adamw(model)
 
 
 def dataset_of(config):

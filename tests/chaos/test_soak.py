@@ -77,7 +77,7 @@ def train(ctx):
 @pytest.mark.parametrize(
     ("seconds", "every_s"),
     [
-        pytest.param(10, 2.0, marks=pytest.mark.timeout(280)),
+        pytest.param(5, 1.0, marks=pytest.mark.timeout(280)),
         pytest.param(1800, 5.0, marks=[pytest.mark.slow, pytest.mark.timeout(2400)]),
     ],
 )
