@@ -533,6 +533,44 @@ def checkpointing_whole_reentrant(ctx):
     return plain(ctx, Whole(reentrant=True).double())
 
 
+class Before(nn.Module):
+    """A layer is used in a checkpoint and before it, so its gradient comes in two pieces."""
+
+    def __init__(self, *, first):
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH) if first else nn.Identity()
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x, *, checkpointed):
+        x = self._segment(self.first(x))
+        x = checkpoint(self._segment, x, use_reentrant=True) if checkpointed else self._segment(x)
+        return self.head(x)
+
+    def _segment(self, x):
+        return torch.tanh(self.body(x))
+
+
+def _checkpointing_later(ctx, model):
+    """That passes nest is seen when the first pieces have been copied, and perhaps sent."""
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for number, (x, y) in enumerate(batches(ctx)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x, checkpointed=number > 0), y).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def checkpointing_later(ctx):
+    """Other gradients of the bucket come after both pieces."""
+    return _checkpointing_later(ctx, Before(first=True).double())
+
+
+def checkpointing_later_in_a_full_bucket(ctx):
+    """It is sent with the first piece."""
+    return _checkpointing_later(ctx, Before(first=False).double())
+
+
 def compiled(ctx):
     """AOT autograd without a C++ compiler behind it."""
     model = mlp(norm=True)
@@ -1012,6 +1050,7 @@ WAYS = {
                 grad_scaler,
                 exception_in_forward,
                 freezing_after_prepare,
+                checkpointing_later,
                 moving_average,
                 weight_norm,
                 packed_lstm,
@@ -1033,6 +1072,7 @@ WAYS = {
             # Rounding to bfloat16 is not continuous: a difference in the last bit of a float32
             # sum may become one of 2^-8 in an activation.
             Way(autocast, tolerance=2e-2),
+            Way(checkpointing_later_in_a_full_bucket, "checkpoint from the first step on"),
             Way(exception_in_backward, _CATCH),
             Way(exception_in_backward_then_again, _CATCH),
             Way(added_up_step_by_step, _ADD_UP),

@@ -495,7 +495,7 @@ class Reducer:
             elif not self._active:
                 self._look_if_changed(bucket, place)
             self._passes.within()
-            if not self._fills or self._passes.nest:
+            if not self._fills:
                 return
             if bucket.pending is not None:
                 raise ConfigError(
@@ -504,7 +504,7 @@ class Reducer:
                     "checkpoint(..., use_reentrant=False), or checkpoint from the first step on."
                 )
             bucket.fill(place, self._weights.scales, self._ratio)
-            if not bucket.missing:
+            if not (bucket.missing or self._passes.nest):
                 self._launch_filled()
 
         return gradient_ready
