@@ -96,6 +96,11 @@ class Mates:
         return self._along(PIPE)[1]
 
     @property
+    def piped(self) -> bool:
+        """Whether steps are taken by ctx.backward(), be it with a single stage."""
+        return PIPE in (self.mesh.mesh_dim_names or ())
+
+    @property
     def stream(self) -> tuple[int, int]:
         """Which random numbers this place draws, and of how many streams; along tensor the same."""
         (part, parts), (stage, stages) = self.part, self._along(PIPE)

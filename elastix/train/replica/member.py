@@ -324,7 +324,7 @@ class Member:
         layout = layout_of(live.modules, self._computes_with if self.settings.exact else "")
         if self._mates is not None:
             self._mates.settle(live.modules, live.others)
-            self._reducer.piped = live.staged = self._mates.stages > 1
+            self._reducer.piped, live.staged = self._mates.piped, self._mates.stages > 1
             live.whole = self._mates.whole
             self._steps.slices.mates, self._steps.random.part = self._mates, self._mates.stream[0]
             self._driver.assemble()
