@@ -15,11 +15,10 @@ Parts, of which `--parts` takes some; a file keeps what is not measured anew:
   between two network namespaces (slow_link); and the bytes of DiLoCo with 20 inner steps.
 * `diloco`: accuracy on scikit-learn's digits, as in synchronous training, with 20 inner steps.
 
-torchft's HSDP is not measured: `torchft` in the results says why.
+The others, `pipes`, `pipe_kills`, `spares`, `slices` and `torchft`, are in crew_parts.
 """
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -48,12 +47,18 @@ from elastix.data.cursor import count
 from elastix.events import Recovered, Reported, WorkerJoined
 from elastix.testing.local import LocalRun, run_local
 
-PARTS = ("steps", "kills", "wire", "diloco")
+PARTS = (
+    *("steps", "kills", "wire", "diloco"),
+    *("pipes", "pipe_kills", "spares", "slices", "torchft"),
+)
 WIDTH, LAYERS, BATCH = 1024, 6, 32
-WARM = 5
+WARM, STEPS = 5, 30
 KILL_STEP = 10
 VICTIMS = ((1, 1), (2, 0))
 INNER = 20
+
+Run = Callable[[Mapping[str, Any]], None]
+"""Of what is measured; it writes to the folder that it is told."""
 
 
 def build(width: int) -> nn.Sequential:
@@ -116,7 +121,7 @@ def crew_steps(ctx: Context) -> None:
             optimizer.zero_grad()
             times.append(time.perf_counter() - started)
             started = time.perf_counter()
-    _tell(config, f"{ctx.worker}-{ctx.place}", times, before)
+    tell(config, f"{ctx.worker}-{ctx.place}", times, before)
 
 
 def hsdp_rank(rank: int, port: int, config: Mapping[str, Any]) -> None:
@@ -139,59 +144,103 @@ def hsdp_rank(rank: int, port: int, config: Mapping[str, Any]) -> None:
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.perf_counter() - started)
-    _tell(config, f"{rank}-0", times, before)
+    tell(config, f"{rank}-0", times, before)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _tell(config: Mapping[str, Any], name: str, times: list[float], before: float) -> None:
-    found = {"step_s": statistics.median(times[WARM:]), "memory_mb": _peak_mb() - before}
+def tell(
+    config: Mapping[str, Any], name: str, times: list[float], before: float | None = None
+) -> None:
+    """Of one process, to a file: its median step, and its memory beyond what it had before."""
+    found = {"step_s": statistics.median(times[WARM:])}
+    if before is not None:
+        found["memory_mb"] = _peak_mb() - before
     Path(config["folder"], name).write_text(json.dumps(found), encoding="utf-8")
 
 
-def _run_hsdp(config: Mapping[str, Any]) -> None:
+def free_port() -> int:
+    """At which nobody listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+def run_hsdp(config: Mapping[str, Any]) -> None:
+    """FSDP2's own, in four ranks."""
+    run_ranks(hsdp_rank, config)
+
+
+def run_ranks(function: Callable[[int, int, Mapping[str, Any]], None], config: Any) -> None:  # noqa: ANN401
+    """Four processes that torch alone connects.
+
+    Raises:
+        RuntimeError: one of them failed.
+    """
+    port = free_port()
     context = multiprocessing.get_context("forkserver")
-    ranks = [context.Process(target=hsdp_rank, args=(r, port, dict(config))) for r in range(4)]
+    ranks = [context.Process(target=function, args=(r, port, dict(config))) for r in range(4)]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join(240)
         if process.exitcode != 0:
-            raise RuntimeError(f"HSDP failed: a rank ended with {process.exitcode}")
+            raise RuntimeError(f"a rank of torch's ended with {process.exitcode}")
 
 
-def _run_workers(config: Mapping[str, Any], crew: Mapping[str, int]) -> None:
+def run_workers(
+    config: Mapping[str, Any],
+    crew: Mapping[str, int],
+    function: Callable[[Context], None] = crew_steps,
+    **options: Any,  # noqa: ANN401 - those of run_local
+) -> None:
+    """Two workers of elastix's."""
     directory = Path(config["folder"], "run")
-    options: dict[str, Any] = {"config": dict(config), "directory": directory, "crew": crew}
-    run_local(crew_steps, 2, **options, timeout_s=240.0)
+    options |= {"config": dict(config), "directory": directory, "crew": crew}
+    run_local(function, 2, **options, timeout_s=240.0)
 
 
-def _measured(run: Callable[[Mapping[str, Any]], None], width: int, steps: int) -> dict[str, float]:
+def measured(run: Run, width: int, steps: int) -> dict[str, float]:
     """Of the first process, whose steps are those of all; memory is the largest of all."""
     with tempfile.TemporaryDirectory(prefix="elastix-bench-") as folder:
         run({"width": width, "steps": steps, "folder": folder})
         told = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("*-*")]
         first = json.loads(Path(folder, "0-0").read_text(encoding="utf-8"))
-    return {"step_s": first["step_s"], "memory_mb": max(one["memory_mb"] for one in told)}
+    memory = max(one.get("memory_mb", 0.0) for one in told)
+    return {"step_s": first["step_s"], "memory_mb": memory}
 
 
-def measure_steps(rounds: int, width: int = WIDTH, steps: int = 30) -> dict[str, Any]:
+def rotated(
+    what: str,
+    kinds: Mapping[str, Run],
+    rounds: int,
+    width: int,
+    steps: int,
+) -> dict[str, list[float]]:
+    """Median steps in seconds of each kind, in one round after the other, in rotating order."""
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(rounds):
+        for turn in range(len(kinds)):
+            kind = list(kinds)[(number + turn) % len(kinds)]
+            found[kind].append(measured(kinds[kind], width, steps)["step_s"])
+            print(f"{what}, round {number + 1}, {kind}: {found[kind][-1]}", flush=True)
+    return found
+
+
+def measure_steps(rounds: int, width: int = WIDTH, steps: int = STEPS) -> dict[str, Any]:
     """See the module."""
-    kinds: dict[str, Callable[[Mapping[str, Any]], None]] = {
-        "hsdp": _run_hsdp,
-        "crews": lambda config: _run_workers(config, {"shard": 2}),
-        "hsdp again": _run_hsdp,
+    kinds: dict[str, Run] = {
+        "hsdp": run_hsdp,
+        "crews": lambda config: run_workers(config, {"shard": 2}),
+        "hsdp again": run_hsdp,
     }
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for number in range(rounds):
         for turn in range(len(kinds)):
             kind = list(kinds)[(number + turn) % len(kinds)]
-            found[kind].append(_measured(kinds[kind], width, steps))
+            found[kind].append(measured(kinds[kind], width, steps))
             print(f"steps, round {number + 1}, {kind}: {found[kind][-1]}", flush=True)
-    plain = _measured(lambda config: _run_workers(config, {}), width, steps)
+    plain = measured(lambda config: run_workers(config, {}), width, steps)
     took = {kind: [one["step_s"] for one in runs] for kind, runs in found.items()}
     memory = {
         kind: statistics.median(one["memory_mb"] for one in found[kind])
@@ -219,19 +268,26 @@ def ratios(ours: list[float], theirs: list[float], again: list[float]) -> dict[s
 # ------------------------------------------------------------------------------------- kills
 
 
+def kill_at(ctx: Context, folder: Path) -> None:
+    """End this process if the step is that one."""
+    if ctx.step == KILL_STEP:
+        kill(ctx, folder)
+
+
+def kill(ctx: Context, folder: Path) -> None:
+    """End this process, and leave word of when."""
+    now = json.dumps([time.monotonic(), time.time()])
+    Path(folder, f"kill-{ctx.worker}").write_text(now, encoding="utf-8")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def crew_kills(ctx: Context) -> None:
     """The train function of `kills`: two processes end in the middle of one backward pass."""
     config, folder = ctx.config, Path(ctx.config["folder"])
     model = build(config["width"])
 
-    def end(*_: object) -> None:
-        if ctx.step == KILL_STEP:
-            now = json.dumps([time.monotonic(), time.time()])
-            Path(folder, f"kill-{ctx.worker}").write_text(now, encoding="utf-8")
-            os.kill(os.getpid(), signal.SIGKILL)
-
     if (ctx.worker, ctx.place) in VICTIMS:
-        model[LAYERS // 2].register_full_backward_hook(end)
+        model[LAYERS // 2].register_full_backward_hook(lambda *_: kill_at(ctx, folder))
     shard(model, ctx.mesh["shard"])  # type: ignore[index]  # they are crews
     model, optimizer = ctx.prepare(model, optimizer_of(model))
     ends = []
@@ -261,6 +317,7 @@ def account(
     ends: list[list[float]],
     samples: int,
     step: int = KILL_STEP,
+    victims: int = len(VICTIMS),
 ) -> dict[str, Any]:
     """Of one run of `kills`.
 
@@ -271,12 +328,13 @@ def account(
             for each step.
         samples: of one epoch.
         step: in which the processes are to be killed, from 0.
+        victims: how many these are.
 
     Raises:
         RuntimeError: another number of processes were killed, so it is no measurement of that.
     """
-    if len(kills) != len(VICTIMS):
-        raise RuntimeError(f"{len(kills)} processes were killed, not {len(VICTIMS)}: not counted")
+    if len(kills) != victims:
+        raise RuntimeError(f"{len(kills)} processes were killed, not {victims}: not counted")
     killed, said = min(kills)
     found = audit(run.events)
     (loader,) = found.loaders
@@ -298,7 +356,12 @@ def measure_kills(repeats: int, width: int = 256, steps: int = 150) -> dict[str,
     for number in range(repeats):
         runs.append(_one_kill(width, steps))
         print(f"kills {number + 1}: {runs[-1]}", flush=True)
-    found: dict[str, Any] = {"repeats": repeats}
+    return summed(runs)
+
+
+def summed(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of several accounts."""
+    found: dict[str, Any] = {"repeats": len(runs)}
     for key in ("stall_s", "free_s", "rebuilt_s"):
         values = [run[key] for run in runs if run[key] is not None]
         found[key] = {
@@ -392,24 +455,28 @@ def measure_diloco(seeds: int, epochs: int = 20) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- command
 
 
-def _torchft() -> str:
-    if importlib.util.find_spec("torchft") is None:
-        return "not measured: torchft is not installed here"
-    return "not measured: nobody has tried here whether its HSDP runs on gloo"
-
-
-def measure(parts: list[str], rounds: int, known: Mapping[str, Any]) -> dict[str, Any]:
+def measure(
+    parts: list[str], rounds: int, known: Mapping[str, Any], torchft_python: str = ""
+) -> dict[str, Any]:
     """These parts anew, the others as they are known."""
+    from benchmarks import crew_parts as more
+
     ways: dict[str, Callable[[], dict[str, Any]]] = {
         "steps": lambda: measure_steps(rounds),
         "kills": lambda: measure_kills(rounds),
         "wire": lambda: measure_wire(-(-rounds // 2)),
         "diloco": lambda: measure_diloco(rounds),
+        "pipes": lambda: more.measure_pipes(rounds),
+        "pipe_kills": lambda: more.measure_pipe_kills(rounds),
+        "spares": lambda: more.measure_spares(rounds),
+        "slices": lambda: more.measure_slices(rounds),
+        "torchft": lambda: more.measure_torchft(rounds, torchft_python),
     }
-    found = {part: known[part] for part in PARTS if part in known}
-    for part in parts:
-        found[part] = ways[part]()
-    return {**found, "torchft": _torchft()}
+    return {
+        part: ways[part]() if part in parts else known[part]
+        for part in PARTS
+        if part in parts or part in known
+    }
 
 
 def main() -> None:
@@ -418,10 +485,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--torchft-python", default="", help="an interpreter that has torchft")
     given = parser.parse_args()
     multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "elastix.testing.local"])
     known = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    save(given.out, measure(given.parts, given.rounds, known))
+    for part in given.parts:
+        known = measure([part], given.rounds, known, given.torchft_python)
+        save(given.out, known, parts=[part])
 
 
 if __name__ == "__main__":

@@ -57,6 +57,11 @@ def _within_hsdp(value: float, results: Results) -> bool:
     return value <= max(1.0, number_at("steps", "hsdp_vs_hsdp_p75")(results))
 
 
+def _within_torch(value: float, results: Results) -> bool:
+    """The same beside torch's own pipeline."""
+    return value <= max(1.0, number_at("pipes", "torch_vs_torch_p75")(results))
+
+
 def number_at(*path: str | int) -> Callable[[Results], float]:
     """What stands there in the results."""
 
@@ -587,6 +592,38 @@ ROWS = (
     Row(
         *("crews", "DiLoCo's accuracy below synchronous training's, digits, points", "<= 1"),
         *(number_at("diloco", "points_lost"), at_most(1.0)),
+    ),
+    Row(
+        *("crews", "step time of 2 pipelines of 2 stages over torch's own with DDP"),
+        "<= 1, or torch's own quartile",
+        *(number_at("pipes", "ratio_median"), _within_torch),
+    ),
+    Row(
+        *("crews", "SIGKILL of a stage to agreed gradient, three pipelines, median, s", "<= 0.3"),
+        *(number_at("pipe_kills", "stall_s", "median"), at_most(0.3)),
+    ),
+    Row(
+        *("crews", "samples dropped then", "0", number_at("pipe_kills", "samples_dropped")),
+        *(at_most(0), "{:.0f}"),
+    ),
+    Row(
+        *("crews", "a lost crew made good with a spare, over that without one, s", "<= 0.5"),
+        _ratio(("spares", "rebuilt_with_s", "median"), ("spares", "rebuilt_without_s", "median")),
+        at_most(0.5),
+    ),
+    *(
+        Row(
+            *("crews", what, f"<= {bar}"),
+            *(number_at("slices", key, "ratio_median"), at_most(bar)),
+        )
+        for key, what, bar in (
+            (
+                "slices_over_whole",
+                "step of crews in as many slices as workers over one without",
+                1.05,
+            ),
+            ("exact_over_slices", "exact=True over that, crews", 1.1),
+        )
     ),
     Row(
         *("endurance", "the run under fire has the bytes of the quiet one, exactly once", "1"),

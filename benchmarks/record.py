@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,18 +21,23 @@ _PACKAGES = (
 )
 
 
-def save(out: Path, results: Mapping[str, Any]) -> None:
+def save(out: Path, results: Mapping[str, Any], parts: Iterable[str] = ()) -> None:
     """Write the numbers to `out`, and the circumstances to `about.json` beside it.
 
     Args:
         out: file to write; its folder is made.
         results: JSON values.
+        parts: which of these were measured now, if the others are older; each keeps its own date.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     path = out.parent / ABOUT
     about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    about[out.stem] = circumstances()
+    now = circumstances()
+    if parts:
+        older = about.get(out.stem, {}).get("parts", {})
+        now["parts"] = older | {part: {k: now[k] for k in ("date", "command")} for part in parts}
+    about[out.stem] = now
     path.write_text(json.dumps(dict(sorted(about.items())), indent=2) + "\n", encoding="utf-8")
 
 

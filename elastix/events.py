@@ -206,6 +206,8 @@ class BatchShares:
         owed: positions that were planned for this batch and lost with their worker.
         whole: contributors that each had all of the batch, since it could not be split in the ratio
             of the one that was drawn with it; `shares` has it once, under the first of them.
+        passed: False if the next batch of the loader was drawn for the same step and no backward
+            pass came between: all workers left this one out, or used both together.
     """
 
     loader: int
@@ -213,6 +215,7 @@ class BatchShares:
     shares: Mapping[int, tuple[Span, ...]]
     owed: tuple[Span, ...] = ()
     whole: tuple[int, ...] = ()
+    passed: bool = True
 
     @property
     def samples(self) -> int:
@@ -657,8 +660,13 @@ def to_record(event: Event) -> dict[str, Any]:
     """An event as JSON values, its class under "event"."""
     record = {"event": type(event).__name__, **vars(event)}
     if isinstance(event, StepCommitted):
-        record["batches"] = [dict(vars(batch)) for batch in event.batches]
+        record["batches"] = [_of_batch(batch) for batch in event.batches]
     return record
+
+
+def _of_batch(batch: BatchShares) -> dict[str, Any]:
+    """Without what is so nearly always: there is one in each line of a journal."""
+    return {name: value for name, value in vars(batch).items() if name != "passed" or not value}
 
 
 def from_record(record: Any) -> Event:  # noqa: ANN401 - straight from json.loads
@@ -740,6 +748,7 @@ def _batch(values: Mapping[str, Any]) -> BatchShares:
         shares={int(worker): _spans(spans) for worker, spans in values["shares"].items()},
         owed=_spans(values["owed"]),
         whole=tuple(map(int, values.get("whole", ()))),
+        passed=values.get("passed", True) is not False,
     )
 
 

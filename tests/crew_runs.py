@@ -149,6 +149,21 @@ def held(model, optimizer) -> str:
     return digest.hexdigest()[:16]
 
 
+def whole(parameter) -> torch.Tensor:
+    """All of it, wherever its parts are. Collective in a worker."""
+    full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return full.detach().clone()
+
+
+def replicated(model) -> str:
+    """Digest of the parameters that each place has whole, by itself."""
+    digest = blake3()
+    for parameter in model.parameters():
+        if not hasattr(parameter, "full_tensor"):
+            digest.update(raw_bytes(parameter.detach()).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
 def watched(ctx, layer) -> Callable[..., None]:
     """Ends this process where it is to be ended; returns what is told of further places."""
     kills = [PlaceKill(**kill) for kill in ctx.config["kills"]]
@@ -194,16 +209,14 @@ def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: Non
                     nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
                 optimizer.step()
                 optimizer.zero_grad()
-                file.write(json.dumps([ctx.step, held(model, optimizer)]) + "\n")
+                told = [ctx.step, held(model, optimizer), replicated(model)]
+                file.write(json.dumps(told) + "\n")
                 file.flush()
                 pace(config)
             after_epoch(model, look)
         if config["mean"]:
             ctx.report(**ctx.mean(loss=loss))
-    full = {
-        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
-        for name, p in model.named_parameters()
-    }
+    full = {name: whole(p) for name, p in model.named_parameters()}
     if ctx.place == 0:
         torch.save(full, log / f"final-{ctx.worker}.pt")
 
@@ -333,12 +346,16 @@ def checked(
     tolerance: float = 1e-9,
     before: Sequence[Any] = (),
     function: Callable[[Any], None] = train,
+    within: Sequence[PlaceKill] = (),
     **options: Any,
 ) -> Checked:
-    """Run, and assert the laws; `before` are the events of the run that this one continues."""
+    """Run, and assert the laws; `before` are the events of the run that this one continues.
+
+    All of `kills` must have come to pass; those of `within` may, or are no ends of processes.
+    """
     config = configure(
         tmp_path,
-        kills,
+        [*kills, *within],
         samples=samples,
         batch_size=batch_size,
         epochs=epochs,
@@ -399,16 +416,23 @@ def assert_laws(
     account = audit(events)
     assert account.exact, account
     places: dict[int, dict[int, dict[int, str]]] = {}
+    alike: dict[int, set[str]] = {}  # by step, what each place has by itself
     stands = last_standing(events)
     for path in log.glob("*.jsonl"):
         worker, place = map(int, path.stem.split("-"))
-        told = dict(map(json.loads, path.read_text().splitlines()))
         until = stands.get(worker, math.inf)
-        places.setdefault(place, {})[worker] = {s: d for s, d in told.items() if s <= until}
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        told = {step: digest for step, digest, *_ in lines if step <= until}
+        places.setdefault(place, {})[worker] = told
+        for step, _, *mine in lines:
+            if step <= until:
+                alike.setdefault(step, set()).update(mine)
     for place, rail in places.items():
         for step in {step for told in rail.values() for step in told}:
             digests = {told[step] for told in rail.values() if step in told}
             assert len(digests) == 1, f"place {place}: workers differ after step {step}"
+    for step, found in alike.items():
+        assert len(found) <= 1, f"places differ in what each has whole after step {step}"
     finals: dict[str, dict[str, torch.Tensor]] = {}  # by worker; stages have some tensors each
     for path in log.glob("final-*.pt"):
         finals.setdefault(path.stem.split("-")[1], {}).update(torch.load(path))

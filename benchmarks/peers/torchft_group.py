@@ -177,14 +177,14 @@ def _tail(path: Path, lines: int = 20) -> str:
 
 
 @contextmanager
-def lighthouse(heartbeat_s: float) -> Iterator[str]:
+def lighthouse(heartbeat_s: float, min_replicas: int = WORLD_SIZE - 1) -> Iterator[str]:
     # The library reads this when it is imported; else it prints some lines for every step.
     os.environ.setdefault("RUST_LOG", "error")
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(
         bind="[::]:0",
-        min_replicas=WORLD_SIZE - 1,
+        min_replicas=min_replicas,
         join_timeout_ms=round(_JOIN_TIMEOUT_S * 1000),
         heartbeat_timeout_ms=round(heartbeat_s * 1000),
     )

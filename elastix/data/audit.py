@@ -22,6 +22,8 @@ from elastix.events import (
 from elastix.notebook import facts
 from elastix.stream_coverage import Coverage, Stretches
 
+_PASSED_OVER = "without a backward pass of their own (left out, or used with the next batch)"
+
 
 @dataclass(frozen=True)
 class LoaderAudit:
@@ -33,6 +35,8 @@ class LoaderAudit:
         missing: positions below the last one committed that never were.
         epochs: epochs of which every sample is committed, or left out on purpose.
         left_out: positions that were left out on purpose.
+        passed_over: samples committed in batches after which the next one was drawn without a
+            backward pass between: the train function left them out, or used them with the next.
     """
 
     loader: int
@@ -42,6 +46,7 @@ class LoaderAudit:
     missing: tuple[Span, ...]
     epochs: int
     left_out: tuple[Span, ...] = ()
+    passed_over: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,11 @@ class Audit:
 
     @property
     def exact(self) -> bool:
-        """Of samples: no step lost, no sample repeated or missing."""
+        """Of samples: no step lost, no sample repeated or missing.
+
+        Whatever is drawn counts; what the train function does with it, it alone knows. See
+        `LoaderAudit.passed_over`.
+        """
         clean = all(not loader.repeated and not loader.missing for loader in self.loaders)
         return clean and not self.steps_lost
 
@@ -140,6 +149,7 @@ class Audit:
             f"{loader.samples} samples ({loader.epochs} whole epochs of {loader.length}), "
             f"{count(loader.repeated)} repeated, {count(loader.missing)} missing"
             + (f", {count(loader.left_out)} left out on purpose" if loader.left_out else "")
+            + (f", {loader.passed_over} {_PASSED_OVER}" if loader.passed_over else "")
             for loader in self.loaders
         ]
         if not self.loaders:
@@ -151,6 +161,7 @@ class Audit:
 class _Stream:
     opened: LoaderOpened
     used: Stretches = field(default_factory=Stretches)
+    passed_over: Stretches = field(default_factory=Stretches)
     left_out: tuple[Span, ...] = ()
 
 
@@ -175,6 +186,7 @@ def audit(events: Iterable[Event]) -> Audit:
             compared = [found for found in compared if found.step <= event.step]
             for stream in streams.values():
                 stream.used.go_back(event.step)
+                stream.passed_over.go_back(event.step)
         elif isinstance(event, SamplesLeftOut):
             stream = streams[event.loader]
             fresh = subtract(event.spans, stream.left_out)
@@ -212,7 +224,10 @@ def _commit(event: StepCommitted, streams: dict[int, _Stream]) -> None:
         if batch.loader not in streams:
             raise Corrupt(f"step {event.step} has samples of unknown loader {batch.loader}.")
         used = spans.setdefault(batch.loader, [])
-        used += [span for share in batch.shares.values() for span in share]
+        these = [span for share in batch.shares.values() for span in share]
+        used += these
+        for span in () if batch.passed else merge(these):
+            streams[batch.loader].passed_over.add(event.step, span)
     for loader, used in spans.items():
         for span in merge(used):
             streams[loader].used.add(event.step, span)
@@ -261,4 +276,5 @@ def _account(stream: _Stream) -> LoaderAudit:
         missing=missing,
         epochs=first_gap // length,
         left_out=stream.left_out,
+        passed_over=count(stream.passed_over.spans),
     )

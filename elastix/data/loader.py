@@ -8,6 +8,7 @@ they are read, in worker processes if asked (read_ahead.py), and when a step cou
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from opcode import opmap
 from typing import Any, Protocol, cast
@@ -95,6 +96,8 @@ class Loader:
         self._drawn_out = False  # the train function has come to the end of this epoch
         self._ahead = self.cursor
         self._drawn: list[Draw] = []
+        self._passed = 0  # of these, how many there were at the last backward pass
+        self._passed_over: set[int] = set()  # the places of others that are not the last one
         self._binding: Ratio | None = None  # of the last batch drawn
         self._wholes = 0  # batches in a row that could not be split
         self._told = False  # of that
@@ -180,11 +183,21 @@ class Loader:
 
         Shares of others are owed: they stand first in the next batch.
         """
-        committed = [draw.commit(self.number, contributors) for draw in self._drawn]
+        committed = [
+            replace(draw.commit(self.number, contributors), passed=place not in self._passed_over)
+            for place, draw in enumerate(self._drawn)
+        ]
         lost = [span for batch in committed for span in batch.owed]
         self._ahead = self.cursor = self._ahead.give_back(lost) if lost else self._ahead
-        self._drawn = []
+        self._forget()
         return committed
+
+    def passed(self) -> None:
+        """There was, or might have been, a backward pass since the last batch was drawn."""
+        self._passed = len(self._drawn)
+
+    def _forget(self) -> None:
+        self._drawn, self._passed, self._passed_over = [], 0, set()
 
     def leave_out(self, spans: Iterable[Span] = ()) -> tuple[Span, ...]:
         """The batches drawn since the last commit are never used, nor are these positions.
@@ -194,7 +207,7 @@ class Loader:
         """
         drawn = merge(span for draw in self._drawn for span in draw.spans)
         self._ahead = self.cursor = self._ahead.leave_out((*drawn, *spans))
-        self._drawn = []
+        self._forget()
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,7 +263,7 @@ class Loader:
         self.epoch = state_dict["epoch"]
         self._ahead = self.cursor = Cursor(source.length, state_dict["position"], owed, left_out)
         self.paces.load_state_dict(state_dict.get("paces", {}))
-        self._drawn = []
+        self._forget()
 
     def next_batch(self) -> Any | None:  # noqa: ANN401 - whatever collate makes
         """This worker's share of the next global batch, or the batch as a step of slices.
@@ -277,6 +290,7 @@ class Loader:
         with told_from_the_end():
             batch = self._reader.fetch(mine, self._ahead)
         self._ahead = after
+        self._passed_over.update(range(self._passed, len(self._drawn)))
         self._drawn.append(draw)
         self._pace.drawn(self.number, self._batch_size, draw.ratio if binding is None else binding)
         return batch
@@ -318,7 +332,8 @@ class Loader:
 
     def undraw(self) -> None:
         """What was drawn since the last commit is drawn again: nothing was done with it."""
-        self._ahead, self._drawn = self.cursor, []
+        self._ahead = self.cursor
+        self._forget()
 
     def guess(self, cursor: Cursor) -> tuple[Draw, Cursor] | None:
         """What will be drawn at `cursor`, if it goes on as with the last batch."""

@@ -64,6 +64,8 @@ def tiles(training: Training) -> Iterator[Tile]:
         used = sum(loader.samples for loader in account.loaders)
         mood = "good" if account.exact else "bad"
         verdict = "each exactly once" if account.exact else "not exact: see the audit"
+        passed_over = sum(loader.passed_over for loader in account.loaders)
+        verdict += f"; {passed_over:,} without a backward pass of their own" * bool(passed_over)
         yield Tile("samples", f"{used:,}", verdict, mood)
         if account.replicas.most > 1:
             yield _replicas(account.replicas)

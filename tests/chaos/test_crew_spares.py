@@ -4,6 +4,7 @@ Real processes on gloo. Laws: those of crews (tests.crew_runs) throughout.
 """
 
 import functools
+import signal
 
 import pytest
 
@@ -13,6 +14,7 @@ from elastix.events import (
     Resumed,
     StepCommitted,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
     WorkerStarted,
 )
@@ -99,6 +101,35 @@ def test_a_process_of_a_spare_dies_while_it_waits_and_nobody_notices(tmp_path, p
     assert not of(Recovered, run)
     assert [(worker, place) for worker, place, _ in run.freed] == [(SPARE, 1 - place)]
     assert pids[NEXT, 1 - place] == pids[SPARE, 1 - place]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_of_which_a_process_gets_notice_leaves_and_a_spare_takes_its_place(
+    tmp_path, worker, place
+):
+    """At a boundary, so nothing is owed, nobody is lost and nobody recovers."""
+    notice = kill(worker, place, "in backward", step=6, signal=signal.SIGTERM)
+    run, _ = ready(tmp_path, [], {3: SPARE}, within=[notice])
+    (left,) = of(WorkerLeft, run)
+    assert left.worker == worker
+    assert not of(WorkerLost, run)
+    assert not of(Recovered, run)
+    assert not any(batch.owed for step in of(StepCommitted, run) for batch in step.batches)
+    assert SPARE in fills(run)
+    assert of(StepCommitted, run)[-1].world_size == FOUNDERS
+
+
+@pytest.mark.slow
+def test_the_rest_of_a_worker_with_notice_is_ended_and_is_no_part_of_another(tmp_path):
+    """And a process of it that dies before it has left costs a loss, and nothing else."""
+    notice = kill(1, 1, "in backward", step=6, signal=signal.SIGTERM)
+    dies = kill(1, 0, "in backward", step=7)
+    run, _ = ready(tmp_path, [], {3: SPARE}, within=[notice, dies])
+    gone = [event.worker for event in (*of(WorkerLeft, run), *of(WorkerLost, run))]
+    assert gone == [1]
+    assert SPARE in fills(run)
 
 
 @pytest.mark.slow

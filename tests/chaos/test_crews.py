@@ -21,6 +21,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from elastix.config import CheckpointConfig
+from elastix.data.audit import audit
+from elastix.data.sample_order import indices
 from elastix.errors import ConfigError, ReplicasDiffer, TrainError
 from elastix.events import StateStored
 from elastix.observe import journal
@@ -60,6 +62,61 @@ def test_tensors_split_and_sharded_agree_with_one_process(tmp_path):
 @pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
 def test_a_crew_agrees_with_one_process(tmp_path, crew, shared):
     checked(tmp_path, 2, crew, samples=101, batch_size=17, epochs=2, shared=shared, mean=True)
+
+
+def accumulates(ctx):
+    """Two batches to a step; with sizes that differ each counts by its own mean."""
+    model = build()
+    parallelize(model, ctx.mesh)
+    look = crew_runs.watched(ctx, model.blocks[1].norm)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    model, optimizer = ctx.prepare(model, optimizer)
+    for epoch in ctx.loader(data(61), batch_size=13).epochs(2):
+        batches = iter(epoch)
+        for x, y in batches:
+            second = next(batches, None)
+            if second is not None:
+                with ctx.accumulate():
+                    (F.cross_entropy(model(x), y) / 2).backward()
+                look("accumulated")
+                x, y = second
+            (F.cross_entropy(model(x), y) / (1 if second is None else 2)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    full = {name: crew_runs.whole(p) for name, p in model.named_parameters()}
+    if ctx.place == 0:
+        torch.save(full, Path(ctx.config["log"]) / f"final-{ctx.worker}.pt")
+
+
+def accumulated(events):
+    """The same in one process, of what was committed."""
+    dataset, model = data(61), build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in crew_runs.standing(events):
+        for batch in step.batches:
+            spans = [span for share in batch.shares.values() for span in share]
+            chosen = torch.from_numpy(indices(spans, 0, 61, True))
+            x, y = (t[chosen] for t in dataset.tensors)
+            (F.cross_entropy(model(x), y) / len(step.batches)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.named_parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crew", [{"shard": 2}, {"shard": 3}, {"tensor": 2}], ids=str)
+@pytest.mark.parametrize(("place", "phase"), [(1, "bucket"), (1, "in forward")])
+def test_accumulated_gradients_agree_with_one_process(tmp_path, crew, place, phase):
+    config = crew_runs.configure(tmp_path, [kill(1, place, phase)])
+    run = run_local(accumulates, 3, config=config, crew=crew, directory=tmp_path / "run")
+    assert {(worker, at) for worker, at, _ in run.lost_places} >= {(1, place)}
+    assert audit(run.events).exact
+    want = accumulated(run.events)
+    finals = [torch.load(path) for path in (tmp_path / "log").glob("final-*.pt")]
+    assert len(finals) == 2
+    for full in finals:
+        for name, tensor in want.items():
+            torch.testing.assert_close(full[name], tensor.detach(), rtol=1e-9, atol=1e-12)
 
 
 MESHES = {
@@ -308,6 +365,65 @@ def without_reducing(ctx):
 def test_gradients_that_are_weighed_together_and_shared_otherwise_are_refused(tmp_path, function):
     with pytest.raises(ConfigError, match="split in different ratios"):
         run_local(function, 2, crew={"shard": 2}, directory=tmp_path)
+
+
+def clips(model):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def doubles_a_part(model):
+    if torch.distributed.get_rank() == 1:
+        model.last.weight.grad.to_local().mul_(2)
+
+
+def turns_a_part_round(model):
+    """Its sum stays."""
+    if torch.distributed.get_rank() == 1:
+        part = model.last.weight.grad.to_local()
+        part.copy_(part.flip(0))
+
+
+def changes_what_is_added_up(change, ctx):
+    model = build()
+    parallelize(model, ctx.mesh)
+    model = ctx.prepare(model)
+    for epoch in ctx.loader(data(48), batch_size=12).epochs(1):
+        batches = iter(epoch)
+        for x, y in batches:
+            with ctx.accumulate():
+                F.cross_entropy(model(x), y).backward()
+            change(model)
+            x, y = next(batches)
+            F.cross_entropy(model(x), y).backward()
+            model.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("change", "crew"),
+    [
+        (turns_a_part_round, {"shard": 2}),
+        pytest.param(clips, {"shard": 2}, marks=pytest.mark.slow),
+        pytest.param(doubles_a_part, {"shard": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_that_are_changed_while_they_are_added_up_are_refused(tmp_path, change, crew):
+    """As with one process: each worker would have changed those of its own samples."""
+    with pytest.raises(ConfigError, match="were changed within a step that is added up"):
+        run_local(
+            functools.partial(changes_what_is_added_up, change), 2, crew=crew, directory=tmp_path
+        )
+
+
+def drops_what_is_added_up(model):
+    model.zero_grad()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crew", [{"shard": 2}, {"tensor": 2}], ids=str)
+def test_gradients_may_be_dropped_while_they_are_added_up(tmp_path, crew):
+    function = functools.partial(changes_what_is_added_up, drops_what_is_added_up)
+    run = run_local(function, 2, crew=crew, directory=tmp_path)
+    assert audit(run.events).exact
 
 
 def in_sequence(model, mesh):

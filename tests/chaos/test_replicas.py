@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 from elastix.config import CheckpointConfig
 from elastix.data.audit import audit
 from elastix.errors import ReplicasDiffer
-from elastix.events import ReplicasCompared, StateStored
+from elastix.events import ReplicasCompared, StateStored, StepCommitted
 from elastix.observe import journal
 from elastix.store import Store
 from elastix.testing.chaos import Flip, Kill, with_kills
@@ -157,6 +158,38 @@ def test_a_worker_that_skips_a_batch_is_known_in_that_very_step(tmp_path, batch,
     assert f"did not draw the same batches for step {batch}: worker 1 drew 2 batches" in text
     assert "workers 0 and 2 drew 1 batch" in text
     assert audit(journal.read(tmp_path / "journal.jsonl")).steps == batch - 1
+
+
+def skips_or_uses_together(ctx):
+    """All workers leave out the second batch, then use two together, then add up two passes."""
+    model, optimizer, dataset = make(CONFIG)
+    model, optimizer = ctx.prepare(model, optimizer)
+    for epoch in ctx.loader(dataset, batch_size=15).epochs(1):
+        batches = iter(epoch)
+        next(batches)
+        x, y = next(batches)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.zero_grad()
+        (x, y), (u, v) = next(batches), next(batches)
+        F.cross_entropy(model(torch.cat([x, u])), torch.cat([y, v])).backward()
+        optimizer.zero_grad()
+        with ctx.accumulate():
+            x, y = next(batches)
+            F.cross_entropy(model(x), y).backward()
+        for x, y in batches:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.zero_grad()
+
+
+def test_batches_that_all_skip_are_told_of(tmp_path):
+    """Plain workers and one that dies: what it had is drawn again, skipped or not."""
+    killed = with_kills(skips_or_uses_together, [Kill(worker=1, phase="bucket", step=2)])
+    run = run_local(killed, 3, directory=tmp_path, config=CONFIG)
+    account = audit(run.events)
+    assert account.exact
+    assert account.loaders[0].passed_over == 30
+    first, second, third = [e.batches for e in run.events if isinstance(e, StepCommitted)][:3]
+    assert [batch.passed for batch in (*first, *second, *third)] == [False, True] * 2 + [True] * 2
 
 
 def test_the_one_that_skipped_may_die_before_it_can_say_so(tmp_path):

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from blake3 import blake3
 
 from elastix.comm.gradients.bucket import Bucket, fresh_memory
 from elastix.comm.network import shared_memory
 from elastix.sharding import is_sharded, like, local
+from elastix.state import raw_bytes
 
 COUNTS = (torch.float32, torch.float64)
 """They count samples without rounding."""
@@ -44,7 +46,7 @@ class GradientBucket(Bucket):
         self._parts: list[_Parts] = []  # only in a step of several ratios
         self._before: list[torch.Tensor | None] = []  # gradients that a step in slices began with
         self._aside: list[torch.Tensor | None] = []  # while others are computed
-        self._marks: dict[int, int | str] = {}  # in such a step: of gradients, when last added to
+        self._marks: dict[int, int | bytes] = {}  # in such a step: of gradients, when last added to
         self._used = [False] * len(parameters)
         self._filled = [False] * len(parameters)
         self._spent: list[torch.Tensor | None] = []
@@ -55,6 +57,7 @@ class GradientBucket(Bucket):
         # the memory that they lie in. Some share it.
         self._noted: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._noted_at: dict[int, int] = {}
+        self._noted_parts: dict[int, int | bytes] = {}
         self._idle = 0
 
     def _lay_out(self) -> None:
@@ -89,7 +92,11 @@ class GradientBucket(Bucket):
     def note(self, place: int) -> None:
         """A gradient was added to `param.grad`, and the step is not over."""
         gradient = self.parameters[place].grad
-        if gradient is not None and not is_sharded(gradient) and not gradient.is_sparse:
+        if gradient is None or gradient.is_sparse:
+            return
+        if is_sharded(gradient):
+            self._noted_parts[place] = _mark_of(gradient)
+        else:
             memory = _memory_of(gradient)
             self._noted[place] = weakref.ref(gradient), memory
             self._noted_at[memory] = gradient._version
@@ -100,14 +107,21 @@ class GradientBucket(Bucket):
 
     def forget_notes(self) -> None:
         """Whoever has changed them since was meant to."""
-        self._noted, self._noted_at = {}, {}
+        self._noted, self._noted_at, self._noted_parts = {}, {}, {}
 
     def changed(self, but: int | None = None) -> bool:
         """Whether somebody has changed such a gradient since. To drop or zero it is allowed.
 
         Args:
-            but: a place to which autograd has just added.
+            but: a place to which autograd has just added. Parts are not looked at then: FSDP2 has
+                added to others as well, and has not called their hooks yet.
         """
+        for place, mark in self._noted_parts.items() if but is None else ():
+            gradient = self.parameters[place].grad
+            if gradient is None or _mark_of(gradient) == mark:
+                continue
+            if bool(local(gradient).any()):
+                return True
         added = None if but is None else self.parameters[but].grad
         since = None if added is None or added.is_sparse else _memory_of(added)
         for place, (noted, memory) in self._noted.items():
@@ -173,7 +187,8 @@ class GradientBucket(Bucket):
 
     def forget_parts(self) -> None:
         """What was added up counts no more."""
-        self._parts, self._noted, self._noted_at = [], {}, {}
+        self._parts = []
+        self.forget_notes()
 
     def set_aside(self) -> None:
         """There are no gradients, until those so far are added to those to come."""
@@ -378,13 +393,14 @@ class _Parts:
         return {**self._aside, self.ratio: gradient}
 
 
-def _mark_of(gradient: torch.Tensor) -> int | str:
+def _mark_of(gradient: torch.Tensor) -> int | bytes:
     """Another one if somebody has changed it.
 
     Of a DTensor no version tells that: its own stays, and FSDP2's parts share that of their memory.
+    Its bytes do, of what this process has.
     """
     if is_sharded(gradient):
-        return repr(float(local(gradient).sum()))
+        return blake3(raw_bytes(local(gradient)).numpy().data).digest()
     return gradient._version
 
 

@@ -30,6 +30,7 @@ class PlaceWatch:
         self._last: tuple[int, Mapping[str, int]] = (0, {})
         self._inside = False
         self._seen: object = None
+        self._bytes: int | None = None
         self._since = 0.0
 
     def begin(
@@ -64,9 +65,14 @@ class PlaceWatch:
         """Where it stands, if it has not moved since the last look. To be called by one thread."""
         where, in_torch, scheduled = _where(sys._current_frames().get(self._thread))
         scheduled = scheduled and not self._inside
-        counted, carried = self._counted(), self._carried() if self._carried is not None else 0
-        seen = self._last, self._inside, scheduled, counted, carried
-        if self._count is None or carried is None or seen != self._seen:
+        counted = self._counted()
+        seen = self._last, self._inside, scheduled, counted
+        moved = self._count is None or seen != self._seen
+        had, self._bytes = self._bytes, None
+        if self._carried is not None and not moved:  # it is a look at all connections
+            self._bytes = self._carried()
+            moved = had is None or had != self._bytes
+        if moved:
             self._seen, self._since = seen, now
             return None
         position, before = self._last

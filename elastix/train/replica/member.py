@@ -596,7 +596,7 @@ class Member:
     def _drawn_for_inner(self, inner: InnerSteps, loader: int, size: int, ratio: Ratio) -> None:
         """A batch of an inner step begins, which is split as if there were no others."""
         self._steps.window.drawn(loader, size, ratio)
-        self._steps.window.passed()
+        self._steps.passed()
         inner.drawn(loader)
         self._tracked.void = self.me not in ratio  # what it computes on placeholders
         if self._mates is not None:

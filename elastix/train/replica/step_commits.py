@@ -205,6 +205,8 @@ class StepCommits:
     def passed(self) -> None:
         """There was, or might have been, a backward pass since the last batch was drawn."""
         self.window.passed()
+        for loader in self._tracked.loaders:
+            loader.passed()
 
     def carried(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """A step adds to what the step before has left as their gradients.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import crews
+from benchmarks import crew_parts, crews
 from elastix.events import BatchShares, LoaderOpened, StepCommitted, WorkerJoined
 from elastix.testing.local import LocalRun
 
@@ -50,7 +50,6 @@ def test_a_file_keeps_the_parts_that_are_not_measured_anew(monkeypatch):
     monkeypatch.setattr(crews, "measure_diloco", lambda seeds: {"seeds": seeds})
     known = {"kills": {"repeats": 5}, "diloco": {"seeds": 1}, "gone": 1}
     found = crews.measure(["diloco"], 2, known)
-    assert found.pop("torchft").startswith("not measured")
     assert found == {"kills": {"repeats": 5}, "diloco": {"seeds": 2}}
 
 
@@ -65,6 +64,48 @@ def test_kills():
     assert found["steps_lost"] == found["samples_dropped"] == found["samples_repeated"] == 0
     assert found["free_s"]["counted"] == 1
     assert found["stall_s"]["median"] > 0
+
+
+@pytest.mark.slow
+def test_pipelines_beside_torchs_own():
+    found = crew_parts.measure_pipes(1, width=32, steps=crews.WARM + 3)
+    assert found["ratio_median"] > 0
+    assert found["step_s"].keys() == {"torch", "crews", "torch again"}
+
+
+@pytest.mark.slow
+def test_kills_of_a_stage():
+    found = crew_parts.measure_pipe_kills(1, width=32, steps=60)
+    assert found["steps_lost"] == found["samples_dropped"] == found["samples_repeated"] == 0
+    assert found["free_s"]["counted"] == 1
+    assert found["stall_s"]["median"] > 0
+
+
+@pytest.mark.slow
+def test_a_worker_is_there_again_with_a_spare_and_without():
+    found = crew_parts.measure_spares(1, width=32)
+    assert found["rebuilt_with_s"]["median"] > 0
+    assert found["rebuilt_without_s"]["counted"] == 1
+
+
+@pytest.mark.slow
+def test_slices_and_exact_runs_over_whole_batches():
+    found = crew_parts.measure_slices(1, width=32, steps=crews.WARM + 3)
+    assert found["slices_over_whole"]["ratio_median"] > 0
+    assert found["exact_over_slices"]["ratio_median"] > 0
+
+
+def test_a_library_that_cannot_be_run_says_why(tmp_path):
+    """The words of what has ended it, rather than that it is not there."""
+    assert "--torchft-python" in crew_parts.measure_torchft(1, "")["not_measured"]
+    python = tmp_path / "python"
+    for said, expected in (
+        ("echo oh no >&2; exit 3", "it ended with 3: oh no"),
+        ("""echo '{"error": "no gloo"}'""", "on gloo its HSDP ends with: no gloo"),
+    ):
+        python.write_text(f"#!/bin/sh\n{said}\n")
+        python.chmod(0o755)
+        assert expected in crew_parts.measure_torchft(1, str(python))["not_measured"]
 
 
 def test_accuracy():

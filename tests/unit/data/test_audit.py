@@ -294,6 +294,22 @@ def test_it_counts_as_one_who_looks_at_every_position(events: list):
     assert {p for span in loader.missing for p in range(*span)} == missing
 
 
+def test_batches_without_a_pass_of_their_own_are_told_of():
+    """Whoever skips batches has drawn them; whether two were used together nobody knows."""
+    over = BatchShares(loader=0, epoch=0, shares={0: ((0, 2),), 1: ((2, 4),)}, passed=False)
+    used = BatchShares(loader=0, epoch=0, shares={0: ((4, 6),), 1: ((6, 8),)})
+    step = StepCommitted(step=1, generation=1, world_size=2, batches=(over, used))
+    assert from_record(json.loads(json.dumps(to_record(step)))) == step
+    assert "passed" not in to_record(step)["batches"][1]
+    found = audit([opened(length=8), step, commit(2, (8, 10), (10, 12))])
+    assert found.exact
+    assert found.loaders[0].passed_over == 4
+    assert "0 missing, 4 without a backward pass of their own (left out, or used" in str(found)
+    gone_back = Resumed(step=0, ref="f" * 64)
+    assert audit([opened(length=8), step, gone_back]).loaders[0].passed_over == 0
+    assert "without" not in str(audit([opened(), commit(1, (0, 4))]))
+
+
 def test_its_memory_does_not_grow_with_the_steps():
     """It held every step and its spans: gigabytes after ten million."""
 

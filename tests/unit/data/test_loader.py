@@ -208,6 +208,26 @@ def test_shares_are_samples_of_each_worker():
     assert not loader.drawn
 
 
+@pytest.mark.parametrize(
+    ("program", "passed"),
+    [
+        ("d", [True]),
+        ("dd", [False, True]),
+        ("dpdp", [True, True]),
+        ("ddpdd", [False, True, False, True]),
+        ("dud", [True]),  # it was drawn anew
+        ("dpudd", [False, True]),
+    ],
+)
+def test_batches_that_the_next_was_drawn_after_without_a_pass_are_told(program, passed):
+    loader, _ = loader_of(length=80)
+    deeds = {"d": loader.next_batch, "p": loader.passed, "u": loader.undraw}
+    for _ in range(2):  # a step knows nothing of the one before it
+        for letter in program:
+            deeds[letter]()
+        assert [entry.passed for entry in loader.commit((0,))] == passed
+
+
 def test_shares_add_up_over_the_batches_of_an_accumulated_step():
     loader, pace = loader_of(me=0, members=(0, 1), length=20, batch_size=7)
     loader.next_batch()
