@@ -135,10 +135,19 @@ class DdpReplica:
     def boundary(self) -> None:
         """Steps without a loader have no samples to count."""
 
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """As torch does."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
     def evaluate(
-        self, metric: Metric, dataset: Dataset[Any], batch_size: int, collate: Collate
+        self,
+        metric: Metric,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Collate,
+        microbatch: int | None = None,
     ) -> dict[str, float]:
-        """Each rank its part, as in elastix."""
+        """Each rank its part, as in elastix. DDP has no pipelines, so there are no micro-batches."""
         model = self._modules[0]
         evaluation = Evaluation(model, metric, dataset, batch_size, collate, self.device)
         result = evaluation.payload(
