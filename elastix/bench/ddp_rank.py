@@ -147,7 +147,7 @@ class DdpReplica:
         collate: Collate,
         microbatch: int | None = None,
     ) -> dict[str, float]:
-        """Each rank its part, as in elastix. DDP has no pipelines, so there are no micro-batches."""
+        """Each rank its part, as in elastix. There are no pipelines, so no micro-batches."""
         model = self._modules[0]
         evaluation = Evaluation(model, metric, dataset, batch_size, collate, self.device)
         result = evaluation.payload(

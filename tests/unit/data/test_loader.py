@@ -404,7 +404,7 @@ def test_places_of_a_worker_have_equally_many_samples_in_micro_batches(
     [
         ({"batch_size": 8, "microbatch": 3}, "Make it a multiple of 3, 6 say"),
         ({"batch_size": 6, "microbatch": 3, "part": (0, 4)}, "for each of 4 places .* of 12, 12"),
-        ({"batch_size": 12, "microbatch": 4, "slices": 2}, "in each of 2 slices.* multiple of 8, 8 say"),
+        ({"batch_size": 12, "microbatch": 4, "slices": 2}, "each of 2 slices.* of 8, 8 say"),
         ({"batch_size": 6, "microbatch": 0}, "microbatch must be >= 1, not 0"),
     ],
 )
