@@ -142,6 +142,19 @@ def several_passes(ctx):
         optimizer.zero_grad()
 
 
+def around_each_slice(ctx):
+    """Its two losses are one pass, at whose end gradients are there at once."""
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    for step in steps(ctx):
+        for x, y in step:
+            with ctx.backward():
+                F.cross_entropy(model(x), y).backward()
+                (0.1 * model(x).pow(2).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def gan(ctx):
     """A critic that has a pass of its own, then one for the generator in which it stands still."""
     maker = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Dropout(0.1))
@@ -284,6 +297,7 @@ WORK = {
         checkpointing_reentrant,
         two_optimizers,
         several_passes,
+        around_each_slice,
         gan,
         unused_parameters,
         tied_weights,
@@ -399,7 +413,20 @@ def zeroed_in_every_other_step(ctx):
             optimizer.zero_grad()
 
 
+def checkpointing_later(ctx):
+    """That passes nest is seen when the first piece of a gradient has been added up."""
+    model = Twice(False)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.reentrant = True
+
+
 REFUSED = {
+    checkpointing_later: "checkpoint from the first step on",
     zeroed_in_every_other_step: "begins with the gradients of the step before",
     other_threads: "worker 0: torch",
     no_slices: "exact=True) needs slices",

@@ -150,18 +150,30 @@ class PartialSums(Generic[T]):
         self._root = Node(slices.bit_length() - 1, 0)
         self._add = add
 
-    def insert(self, number: int, value: T) -> Node:
-        """A slice that has been computed; the node that it is part of now."""
-        node = Node(0, number)
+    def path(self, number: int) -> tuple[Node, list[Node]]:
+        """Where a slice goes that comes next.
+
+        Returns:
+            The node that it is part of then; and those that it is added to on the way, in order.
+        """
+        node, met = Node(0, number), []
         while node != self._root:
             left, right = node.parent.children
             other = right if node == left else left
             if not self._present.isdisjoint(other.slices):
                 if other not in self.sums:
                     break
-                theirs = self.sums.pop(other)
-                value = self._add(value, theirs) if node == left else self._add(theirs, value)
+                met.append(other)
             node = node.parent
+        return node, met
+
+    def insert(self, number: int, value: T) -> Node:
+        """A slice that has been computed; the node that it is part of now."""
+        node, met = self.path(number)
+        for other in met:
+            theirs = self.sums.pop(other)
+            before = other.slices.start < number
+            value = self._add(theirs, value) if before else self._add(value, theirs)
         self.sums[node] = value
         return node
 

@@ -271,7 +271,8 @@ class _Loader:
         source, replica = self._source, self._replica
         usual = max(count(spans), source.batch_size)
         slices = split(spans, source.slices or 1, usual, source.unit)
-        total = _Total(list(replica.tracked.modules.values()), len(slices))
+        even = len({source.weigh(positions) for positions in slices}) == 1
+        total = _Total(list(replica.tracked.modules.values()), len(slices), even=even)
         for number, positions in enumerate(slices):
             if positions:
                 read = source.read(positions)
@@ -287,7 +288,8 @@ class _Loader:
 class _Total:
     """Gradients and buffers of a step, by the definition of the tree."""
 
-    def __init__(self, modules: Sequence[torch.nn.Module], slices: int) -> None:
+    def __init__(self, modules: Sequence[torch.nn.Module], slices: int, *, even: bool) -> None:
+        """`even`: all of the slices count as much, so the sum may be scaled in their place."""
         parameters = {id(p): p for module in modules for p in module.parameters()}
         self._parameters = [p for p in parameters.values() if p.requires_grad]
         self._buffers = list({id(b): b for module in modules for b in module.buffers()}.values())
@@ -295,6 +297,7 @@ class _Total:
         self._before = [p.grad for p in self._parameters]
         self._used = [False] * len(self._parameters)
         self._slices = slices
+        self._even = even
         self._leaves: dict[int, list[torch.Tensor]] = {}
 
     def begin(self) -> None:
@@ -309,7 +312,8 @@ class _Total:
             gradient = parameter.grad
             self._used[place] |= gradient is not None
             dense = torch.zeros_like(parameter) if gradient is None else gradient
-            leaf.append((dense.to_dense() if dense.is_sparse else dense) * part)
+            dense = dense.to_dense() if dense.is_sparse else dense
+            leaf.append(dense if self._scaled_last(parameter) else dense * part)
         for buffer, base in zip(self._buffers, self._base, strict=True):
             if _averaged(buffer):
                 leaf.append(((buffer - base) * part).masked_fill_(buffer == base, 0))
@@ -323,6 +327,9 @@ class _Total:
         everything = [*self._parameters, *self._buffers]
         total = [self._sum(place, 0, self._slices) for place in range(len(everything))]
         gradients, changes = total[: len(self._parameters)], total[len(self._parameters) :]
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            if gradient is not None and self._scaled_last(parameter):
+                gradient.mul_(1 / self._slices)
         for parameter, gradient, used, before in zip(
             self._parameters, gradients, self._used, self._before, strict=True
         ):
@@ -334,6 +341,9 @@ class _Total:
                 value = change + base if _averaged(buffer) else change
                 if bool((value != buffer).any()):
                     buffer.data.copy_(value)
+
+    def _scaled_last(self, parameter: torch.Tensor) -> bool:
+        return self._even and parameter.dtype in (torch.float32, torch.float64)
 
     def _sum(self, place: int, start: int, stop: int) -> torch.Tensor | None:
         """Of the slices from `start` to `stop`: the left half's, plus the right half's."""

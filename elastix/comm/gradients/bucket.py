@@ -33,6 +33,8 @@ class Bucket:
         shared: a large one lies where other workers of this host can see it.
         measured: the norm of the values is going to be asked for.
         views: the places, in the shapes of their tensors.
+        room: the memory, where others can see it.
+        rows: memory of the same length beside it in that room, for sums of slices.
     """
 
     def __init__(self, like: Sequence[torch.Tensor], reduce: Reduce, dtype: torch.dtype) -> None:
@@ -43,6 +45,7 @@ class Bucket:
         self.shared = False
         self.measured = False
         self.room: shared_memory.SharedBuffer | None = None
+        self.rows: list[torch.Tensor] = []
         self._rooms: list[shared_memory.SharedBuffer] = []
         self._like = [local(tensor.detach()) for tensor in like]
         self.missing = len(like)
@@ -53,7 +56,7 @@ class Bucket:
         self.flat = self._values = self._flags = torch.empty(0, dtype=self.dtype)
         self._stale = self._count = self.flat
         self.views: list[torch.Tensor] = []
-        self.room, self.flat = self._memory(elements)
+        self._renew_memory(elements, len(self.rows))
         self._lay_out()
         self._forget()
         self.pending = None
@@ -70,33 +73,36 @@ class Bucket:
         places = torch.split(values, [tensor.numel() for tensor in self._like])
         return [_shaped(piece, like) for piece, like in zip(places, self._like, strict=True)]
 
-    def exchange(self, other: torch.Tensor | None) -> torch.Tensor:
-        """Give the memory away, as it is, and go on in other memory of the same kind.
+    def views_in(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The places in other memory as long as `flat`."""
+        return self._views_of(flat[: self.elements])
 
-        It must not be in use by a reduction, nor by gradients that were handed back.
+    def provide(self, rows: int, *, anew: bool = False) -> None:
+        """Have so many rows beside the memory, which is fresh then; if others can see it.
 
         Args:
-            other: what an earlier call gave; None: new memory.
-
-        Returns:
-            The memory: a flat tensor.
+            rows: how many.
+            anew: even if there are as many.
         """
-        given, self.room = self.flat, None
-        self.flat = fresh_memory(len(given), self.dtype, given.device) if other is None else other
-        self._lay_out()
-        return given
+        if self.room is not None and (anew or rows != len(self.rows)):
+            self.rows = [self.flat] * rows
+            self.renew()
 
-    def _memory(self, elements: int) -> tuple[shared_memory.SharedBuffer | None, torch.Tensor]:
+    def _renew_memory(self, elements: int, rows: int) -> None:
         """Memory that nobody uses, and its room if other workers can see it."""
         device = self._like[0].device if self._like else torch.device("cpu")
         size = elements * self.dtype.itemsize
+        self.room, self.rows = None, []
         if not self.shared or device.type != "cpu" or size < shared_memory.FROM_BYTES:
-            return None, fresh_memory(elements, self.dtype, device)
-        room = next((room for room in self._rooms if room.free), None)
-        if room is None:
-            room = shared_memory.SharedBuffer(size)
-            self._rooms.append(room)
-        return room, room.tensor(self.dtype)
+            self.flat = fresh_memory(elements, self.dtype, device)
+            return
+        size *= 1 + rows
+        self._rooms = [room for room in self._rooms if room.size == size or not room.free]
+        self.room = next((r for r in self._rooms if r.size == size and r.free), None)
+        if self.room is None:
+            self.room = shared_memory.SharedBuffer(size)
+            self._rooms.append(self.room)
+        self.flat, *self.rows = self.room.tensors(self.dtype, 1 + rows)
 
     def begin(self) -> None:
         """A new step: nothing is filled."""

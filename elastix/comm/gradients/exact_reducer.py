@@ -59,20 +59,44 @@ class ExactReducer(Reducer):
         self._under_way = []
         samples = self._steps.samples()
         present = [number for number, count in enumerate(samples) if count]
-        for sums in self._sums:
-            sums.begin(present, len(samples))
+        even = len(set(samples)) == 1
+        group = self._driver.group
+        nodes = self._steps.sharing(group.members).nodes[group.rank] if group is not None else ()
+        for bucket, sums in zip(self._buckets, self._sums, strict=True):
+            if isinstance(bucket, GradientBucket):
+                bucket.unscaled = even and bucket.counts_exactly
+            unscaled = isinstance(bucket, GradientBucket) and bucket.unscaled
+            sums.begin(present, len(samples), nodes, 1 / len(samples) if unscaled else 1.0)
 
     def begin_slice(self, number: int, ratio: int, last: bool) -> None:
         """See Reducer. Nothing of another slice is in gradients and buckets."""
         self._slices.begin_slice(last)
         self._number, self._ratio = number, ratio
         self._digest, self._again = None, False
-        for bucket in self._buckets:
+        one_by_one = (
+            self._slices.usual == 1
+            and self._passes.nest is False
+            and all(bucket.unscaled and bucket.comes_once for bucket in self._gradients)
+            and self._sums[0].lacks(number)
+            and not (self.piped or self._driver.watching)
+        )
+        for bucket, sums in zip(self._buckets, self._sums, strict=True):
+            sums.begin_slice()
+            if self._slices.suspended and bucket.pending is not None:
+                bucket.pending.let_go()  # sums are going to change, which others may still read
+            if isinstance(bucket, GradientBucket):
+                bucket.collect = sums.add if one_by_one else None
             bucket.begin()
 
     def digest_slice(self) -> None:
         """After `begin_slice`: the digest of the slice in hand is wanted."""
         self._digest = SliceDigest()
+        self._fill_whole()
+
+    def _fill_whole(self) -> None:
+        for gradients in self._gradients:
+            gradients.collect = None
+            gradients.begin()
 
     def begin_again(self, number: int, ratio: int, *, early: bool) -> None:
         """Further passes are about a slice that is computed for its digest alone.
@@ -85,6 +109,7 @@ class ExactReducer(Reducer):
         """
         self.begin_slice(number, ratio, last=False)
         self._again, self._early = True, early
+        self._fill_whole()
 
     @property
     def digest(self) -> tuple[int, int]:
@@ -100,7 +125,7 @@ class ExactReducer(Reducer):
                 digests.setdefault(node, blake3()).update(raw_bytes(row).numpy().data)
                 if isinstance(bucket, GradientBucket):
                     norm = torch.linalg.vector_norm(row[: bucket.elements].double())
-                    norms[node] = math.hypot(norms.get(node, 0.0), float(norm))
+                    norms[node] = math.hypot(norms.get(node, 0.0), sums.scale * float(norm))
         return {node: Sum(norms[node], found.digest()) for node, found in digests.items()}
 
     def _end(self) -> None:
@@ -123,8 +148,9 @@ class ExactReducer(Reducer):
         if counts:
             scales = self._steps.weights(()).scales
             for bucket, sums in zip(self._buckets, self._sums, strict=True):
-                bucket.fill_missing(scales, self._ratio)
-                self._take(bucket, sums)
+                if sums.lacks(self._number):
+                    bucket.fill_missing(scales, self._ratio)
+                    self._take(bucket, sums)
         elif self._again and not self._early:
             self._look_again()
         for buffers in self._buffers:
@@ -133,8 +159,6 @@ class ExactReducer(Reducer):
             gradients.forget_slice()
 
     def _take(self, bucket: Bucket, sums: SliceSums) -> None:
-        if not sums.lacks(self._number):
-            return
         bucket.close(self._steps.samples()[self._number])
         if self._digest is not None:
             self._digest.add(bucket)
@@ -149,12 +173,24 @@ class ExactReducer(Reducer):
                 "backward for each slice, or leave exact out."
             )
         super()._begin()
+        for gradients, sums in zip(self._buckets, self._sums, strict=True):
+            if not isinstance(gradients, GradientBucket) or gradients.collect is None:
+                continue
+            if self._passes.nest:  # ctx.backward() has ended: all gradients are there
+                gradients.collect = None
+            else:
+                sums.collect(self._number)
+                self._fills = True
+
+    def _launch_filled(self) -> None:
+        if self._slices.launching:  # gradients are collected from earlier slices, too
+            super()._launch_filled()
 
     def _launch_next(self, group: Group) -> None:
         number = self._launched
         self._driver.phase("bucket", number)
         bucket, sums = self._buckets[number], self._sums[number]
-        if self._active:
+        if self._active and sums.lacks(self._number):
             self._take(bucket, sums)  # within the backward pass of the last slice
         reduction = sums.launch(group, self._steps.sharing(group.members))
         self._under_way.append(reduction)

@@ -3,7 +3,7 @@
 import math
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,9 @@ class GradientBucket(Bucket):
 
     Attributes:
         left: gradients that were handed back are the user's still, as they were.
+        unscaled: in an exact run: gradients are taken as they are, and the sum is scaled.
+        collect: likewise: who takes each as it comes, with its place; None where there is none.
+            The memory of the slice before is freed as the next one takes as much.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class GradientBucket(Bucket):
         self._noted_at: dict[int, int] = {}
         self._noted_parts: dict[int, int | bytes] = {}
         self._idle = 0
+        self.unscaled = False
+        self.collect: Callable[[int, torch.Tensor | None], None] | None = None
 
     def _lay_out(self) -> None:
         """See Bucket."""
@@ -87,7 +92,21 @@ class GradientBucket(Bucket):
             self._make_home() if self._narrow else self.renew()
         # Local gradients of the step before are freed here, where backward is about to take as
         # much memory again; freed at its end, the memory goes back to the system and costs faults.
-        self._spent = []
+        if self.collect is None:
+            self._spent = []
+
+    @property
+    def comes_once(self) -> bool:
+        """Whether a backward pass that has no other in it brings a gradient once.
+
+        FSDP2 adds to it whenever a module is used.
+        """
+        return not self._sharded
+
+    @property
+    def counts_exactly(self) -> bool:
+        """Whether many slices fit into a sum that is not scaled yet."""
+        return self.dtype in COUNTS and not self._narrow
 
     def note(self, place: int) -> None:
         """A gradient was added to `param.grad`, and the step is not over."""
@@ -230,6 +249,8 @@ class GradientBucket(Bucket):
 
     def forget_slice(self) -> None:
         """What was added to gradients in this step counts for nothing."""
+        if self.collect is not None:
+            self._spent = [parameter.grad for parameter in self.parameters]
         self._marks = {}
         for parameter in self.parameters:
             parameter.grad = None
@@ -251,6 +272,10 @@ class GradientBucket(Bucket):
             if before is not None and (before is view or (self._sharded and before is gradient))
         ]
 
+    def collected(self, place: int) -> bool:
+        """Whether a gradient was taken as it came, and cannot be exchanged for another."""
+        return self.collect is not None and self._filled[place]
+
     @property
     def meddled(self) -> bool:
         """Whether somebody else than autograd has changed a gradient since."""
@@ -266,14 +291,21 @@ class GradientBucket(Bucket):
             ratio: what `param.grad` is of, in a step with one.
         """
         parameter = self.parameters[place]
+        if self.collect is not None:
+            gradient = parameter.grad
+            self._used[place] = gradient is not None
+            self.collect(place, None if gradient is None else _dense(local(gradient)))
+            if self._spent:
+                self._spent[place] = None
+            self._fill_in(place)
+            return
         found = self._parts[place].all(parameter) if self._parts else {ratio: parameter.grad}
         view, used = self.views[place], False
         for of, gradient in found.items():
-            scale = scales[of]
+            scale = 1.0 if self.unscaled else scales[of]
             if gradient is None or scale == 0:  # not 0 * gradient: NaN for one that overflowed
                 continue
-            mine = local(gradient) if self._sharded else gradient
-            dense = mine.to_dense() if mine.is_sparse else mine
+            dense = _dense(local(gradient) if self._sharded else gradient)
             if used:
                 view.add_(dense, alpha=scale)
             else:
@@ -282,6 +314,9 @@ class GradientBucket(Bucket):
         if not used:
             view.zero_()
         self._used[place] = used
+        self._fill_in(place)
+
+    def _fill_in(self, place: int) -> None:
         self.missing -= not self._filled[place]
         self._filled[place] = True
 
@@ -402,6 +437,10 @@ def _mark_of(gradient: torch.Tensor) -> int | bytes:
     if is_sharded(gradient):
         return blake3(raw_bytes(local(gradient)).numpy().data).digest()
     return gradient._version
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _memory_of(gradient: torch.Tensor) -> int:

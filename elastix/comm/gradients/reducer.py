@@ -495,19 +495,22 @@ class Reducer:
             elif not self._active:
                 self._look_if_changed(bucket, place)
             self._passes.within()
-            if not self._fills:
-                return
-            if bucket.pending is not None:
-                raise ConfigError(
-                    "a parameter got a second gradient within one backward pass, after the first "
-                    "had gone to the other workers. The step was not taken; the run ends. Use "
-                    "checkpoint(..., use_reentrant=False), or checkpoint from the first step on."
-                )
-            bucket.fill(place, self._weights.scales, self._ratio)
-            if not (bucket.missing or self._passes.nest):
-                self._launch_filled()
+            if self._fills:
+                self._fill(bucket, place)
 
         return gradient_ready
+
+    def _fill(self, bucket: GradientBucket, place: int) -> None:
+        """A gradient is final, if backward passes do not nest; else more may be added to it."""
+        if bucket.pending is not None or bucket.collected(place):
+            raise ConfigError(
+                "a parameter got a second gradient within one backward pass, after the first "
+                "had gone to the other workers. The step was not taken; the run ends. Use "
+                "checkpoint(..., use_reentrant=False), or checkpoint from the first step on."
+            )
+        bucket.fill(place, self._weights.scales, self._ratio)
+        if not (bucket.missing or self._passes.nest):
+            self._launch_filled()
 
     def _refuse_if_piped(self) -> None:
         if self.piped:

@@ -81,9 +81,17 @@ class SharedBuffer:
 
     def tensor(self, dtype: torch.dtype) -> torch.Tensor:
         """All of it, flat."""
+        return self.tensors(dtype, 1)[0]
+
+    def tensors(self, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
+        """All of it in so many equal parts, one after the other, each with a storage of its own."""
         memory = mmap.mmap(self.file, self.size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._memory = weakref.ref(memory)
-        return torch.frombuffer(memory, dtype=dtype)
+        length, each = self.size // dtype.itemsize // count, self.size // count
+        return [
+            torch.frombuffer(memory, dtype=dtype, count=length, offset=number * each)
+            for number in range(count)
+        ]
 
 
 class Board:

@@ -71,13 +71,33 @@ class TreeReduction(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Root:
+    """Where the sum goes, and what becomes of it there.
+
+    Attributes:
+        into: as long as a row.
+        scale: what its values are multiplied by.
+        values: how many these are, from the first element on.
+    """
+
+    into: torch.Tensor
+    scale: float = 1.0
+    values: int = 0
+
+    def complete(self, part: torch.Tensor, start: int) -> None:
+        """A part of the sum, from that element on, is all added up."""
+        if self.scale != 1.0 and start < self.values:
+            part[: self.values - start].mul_(self.scale)
+
+
 def begin(
     group: Group,
     rows: Sequence[torch.Tensor],
     sharing: Sharing,
     reduce: Reduce,
-    into: torch.Tensor,
-    room: "Room | None" = None,
+    root: Root,
+    room: shared_memory.SharedBuffer | None = None,
 ) -> TreeReduction:
     """Start a reduction. Never blocks.
 
@@ -86,32 +106,15 @@ def begin(
         rows: this member's nodes from left to right, flat tensors of one length.
         sharing: at least one slice has samples.
         reduce: how rows add up.
-        into: where the root goes: as long as a row.
-        room: for members that share memory; None to go through sockets. All have one, or none.
+        root: where the root goes.
+        room: for members that share memory, who have `root.into` and then all rows in it; None to
+            go through sockets. All have one, or none.
     """
     if group.size == 1:
-        return _AtOnce(_here(group, rows, sharing, reduce, into))
+        return _AtOnce(_here(group, rows, sharing, reduce, root))
     if room is not None:
-        return _AtOnce(_through_memory(group, rows, sharing, reduce, into, room))
-    return _ThroughSockets(group, rows, sharing, reduce, into)
-
-
-class Room:
-    """Memory for the rows of one member, that the others see; used for one reduction at a time."""
-
-    def __init__(self, rows: int, like: torch.Tensor) -> None:
-        """For so many rows, each like that tensor."""
-        self.buffer = shared_memory.SharedBuffer(_room_bytes(rows, like))
-        self.flat = self.buffer.tensor(like.dtype)
-
-    def fits(self, rows: int, like: torch.Tensor) -> bool:
-        """Whether it is as large as all expect it to be."""
-        return self.buffer.size == _room_bytes(rows, like)
-
-
-def _room_bytes(rows: int, like: torch.Tensor) -> int:
-    """Who has no rows needs place for its part of the result."""
-    return max(1, rows) * like.nbytes
+        return _AtOnce(_through_memory(group, rows, sharing, reduce, root, room))
+    return _ThroughSockets(group, rows, sharing, reduce, root)
 
 
 @dataclass(frozen=True)
@@ -132,11 +135,12 @@ def _here(
     rows: Sequence[torch.Tensor],
     sharing: Sharing,
     reduce: Reduce,
-    into: torch.Tensor,
+    root: Root,
 ) -> Pending:
     """In a group of one, which has all rows."""
-    into.copy_(_total(sharing.additions, lambda at: rows[at.row], reduce))
-    return group.all_reduce(into)
+    _total(sharing.additions, lambda at: rows[at.row], reduce, root.into)
+    root.complete(root.into, 0)
+    return group.all_reduce(root.into)
 
 
 def _through_memory(
@@ -144,26 +148,26 @@ def _through_memory(
     rows: Sequence[torch.Tensor],
     sharing: Sharing,
     reduce: Reduce,
-    into: torch.Tensor,
-    room: Room,
+    root: Root,
+    room: shared_memory.SharedBuffer,
 ) -> Pending:
-    """The rows of a member lie in its room, one after the other."""
-    own, length = room.flat, len(into)
-    for number, row in enumerate(rows):
-        own[number * length : (number + 1) * length].copy_(row)
-    sizes = [_room_bytes(len(nodes), into) for nodes in sharing.nodes]
+    """In a member's room are the root and its rows, one after the other."""
+    length = len(root.into)
+    sizes = [(1 + len(nodes)) * root.into.nbytes for nodes in sharing.nodes]
 
     def add_up(part: slice, rooms: shared_memory.Rooms) -> None:
         def value(at: Operand) -> torch.Tensor:
-            there = own if at.rank == group.rank else rooms[at.rank]
-            return there[at.row * length + part.start : at.row * length + part.stop]
+            if at.rank == group.rank:
+                return rows[at.row][part]
+            start = (1 + at.row) * length
+            return rooms[at.rank][start + part.start : start + part.stop]
 
-        # Others read this part of the first row only when it is the sum.
-        own[part].copy_(_total(sharing.additions, value, reduce))
-        into[part].copy_(own[part])
+        out = root.into[part]
+        _total(sharing.additions, value, reduce, out)
+        root.complete(out, part.start)
 
-    work = shared_memory.Contribution(into, length, add_up)
-    return group.through_memory(room.buffer, sizes, work)
+    work = shared_memory.Contribution(root.into, length, add_up)
+    return group.through_memory(room, sizes, work)
 
 
 class _ThroughSockets:
@@ -175,9 +179,10 @@ class _ThroughSockets:
         rows: Sequence[torch.Tensor],
         sharing: Sharing,
         reduce: Reduce,
-        into: torch.Tensor,
+        root: Root,
     ) -> None:
-        self._group, self._sharing, self._reduce, self._into = group, sharing, reduce, into
+        into = root.into
+        self._group, self._sharing, self._reduce, self._root = group, sharing, reduce, root
         cuts = [len(into) * n // group.size for n in range(group.size + 1)]
         self._parts = [slice(cuts[n], cuts[n + 1]) for n in range(group.size)]
         lengths = [part.stop - part.start for part in self._parts]
@@ -201,13 +206,15 @@ class _ThroughSockets:
             start = (before[at.rank] + at.row) * own
             return self._received[start : start + own]
 
-        total = _total(self._sharing.additions, value, self._reduce)
+        total = self._received.new_empty(own)
+        _total(self._sharing.additions, value, self._reduce, total)
+        self._root.complete(total, self._parts[self._group.rank].start)
         size = self._group.size
-        self._sums = torch.empty_like(self._into)
+        self._sums = torch.empty_like(self._root.into)
         return self._send(self._sums, total.repeat(size), self._lengths, [own] * size)
 
     def finish(self) -> None:
-        self._into.copy_(self._sums)
+        self._root.into.copy_(self._sums)
 
     def _send(
         self,
@@ -216,7 +223,7 @@ class _ThroughSockets:
         received_lengths: Sequence[int],
         sent_lengths: Sequence[int],
     ) -> Pending:
-        width = self._into.element_size()
+        width = self._root.into.element_size()
         return self._group.all_to_all(
             received.view(torch.uint8),
             sent.view(torch.uint8),
@@ -231,14 +238,18 @@ def combining(reduce: Reduce) -> Callable[..., torch.Tensor]:
 
 
 def _total(
-    steps: Additions, value: Callable[[Operand], torch.Tensor], reduce: Reduce
-) -> torch.Tensor:
-    combine = combining(reduce)
+    steps: Additions, value: Callable[[Operand], torch.Tensor], reduce: Reduce, into: torch.Tensor
+) -> None:
+    """Operands stay as they are."""
+    combine, unused = combining(reduce), [into]
 
     def add(
         left: torch.Tensor, right: torch.Tensor, left_free: bool, right_free: bool
     ) -> torch.Tensor:
-        out = left if left_free else right if right_free else None
-        return combine(left, right, out=out)
+        if left_free or right_free:
+            return combine(left, right, out=left if left_free else right)
+        return combine(left, right, out=unused.pop() if unused else None)
 
-    return evaluate(steps, value, add)
+    total = evaluate(steps, value, add)
+    if total is not into:
+        into.copy_(total)

@@ -15,7 +15,7 @@ import torch
 
 from elastix.comm.network import shared_memory, tree_reduction
 from elastix.comm.network.shared_memory import Exchange, Peer, SharedBuffer, introduce, meet
-from elastix.comm.network.tree_reduction import Room, Sharing
+from elastix.comm.network.tree_reduction import Root, Sharing
 from tests.unit.comm.slice_sums import bits, shared_out, slice_values, tree_total
 
 pytestmark = [
@@ -93,10 +93,12 @@ class Side:
 
 
 def over_tree(side, rows, sharing, reduce, like):
-    into = torch.empty_like(like)
-    room = Room(len(rows), into)
-    begun = tree_reduction.begin(side, rows, Sharing(*sharing), reduce, into, room)
-    return room.buffer, into, begun.pending.reduction
+    room = SharedBuffer((1 + len(rows)) * like.nbytes)
+    into, *there = room.tensors(like.dtype, 1 + len(rows))
+    for row, own in zip(rows, there, strict=True):
+        own.copy_(row)
+    begun = tree_reduction.begin(side, there, Sharing(*sharing), reduce, Root(into), room)
+    return room, into, begun.pending.reduction
 
 
 class Late:

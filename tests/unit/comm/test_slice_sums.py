@@ -79,3 +79,36 @@ def test_what_was_taken_stays_when_it_has_been_reduced():
     bucket.flat.fill_(7)
     sums.launch(ALONE, sharing).finish()
     assert torch.equal(bits(bucket.flat), bits(first))
+
+
+@pytest.mark.parametrize("absent", [(), (2, 5, 6, 7)])
+def test_gradients_that_come_one_by_one_add_up_to_the_same_and_the_root_is_scaled(absent):
+    """Of some slices; others are given whole. Each lacks the gradient of some parameter."""
+    present = [number for number in range(8) if number not in absent]
+    draws = random.Random(0)
+    bucket = build_buckets([Model()])[0]
+    sums = SliceSums(bucket)
+    for _ in range(3):
+        filled = slices_of(bucket, present)
+        lacking = {number: draws.randrange(len(bucket.views)) for number in present}
+        for number, place in lacking.items():
+            bucket.views_in(filled[number])[place].zero_()
+        leaves = {n: complete(filled[n], bucket, n + 1) for n in present}
+        sums.begin(present, 8, scale=1 / 8)
+        sums.collect(0)
+        sums.add(0, bucket.views[0])  # of a placeholder: it counts for nothing
+        for number in draws.sample(present, len(present)):
+            sums.begin_slice()
+            bucket.flat.copy_(filled[number])
+            if draws.random() < 0.7:
+                sums.collect(number)
+                for place in draws.sample(range(len(bucket.views)), len(bucket.views)):
+                    gradient = bucket.views_in(filled[number])[place]
+                    sums.add(place, None if place == lacking[number] else gradient)
+                bucket.flat.fill_(7)  # nothing of a gradient lies there
+            bucket.close(number + 1)
+            sums.take(number)
+        sums.launch(ALONE, Sharing((frozenset(present),), 8)).finish()
+        wanted = tree_total(leaves, bucket.reduce, 0, 8)
+        wanted[: bucket.elements].mul_(1 / 8)  # and not flags and counts
+        assert torch.equal(bits(bucket.flat), bits(wanted))

@@ -11,7 +11,7 @@ from elastix.comm.network import tree_reduction
 from elastix.comm.network.door import draw_secret
 from elastix.comm.network.meeting import Rendezvous
 from elastix.comm.network.process_group import Alone, Builder, Wiring
-from elastix.comm.network.tree_reduction import Sharing
+from elastix.comm.network.tree_reduction import Root, Sharing
 from tests.unit.comm.slice_sums import bits, shared_out, slice_values, tree_total
 
 HOST = "127.0.0.1"
@@ -61,11 +61,11 @@ def settle(pendings):
         assert pending.settle() is None
 
 
-def reduced(sides, held, rows, reduce, like):
+def reduced(sides, held, rows, reduce, like, **scaled):
     into = [torch.empty_like(like) for _ in sides]
     sharing = Sharing(held, 8)
     under_way = [
-        tree_reduction.begin(side, rows[rank], sharing, reduce, into[rank])
+        tree_reduction.begin(side, rows[rank], sharing, reduce, Root(into[rank], **scaled))
         for rank, side in enumerate(sides)
     ]
     settle([reduction.pending for reduction in under_way])
@@ -88,6 +88,17 @@ def test_the_sum_is_the_same_to_the_last_bit_for_any_sharing(groups, size):
                     held, rows = shared_out(leaves, size, draws, reduce)
                     for result in reduced(sides, held, rows, reduce, wanted):
                         assert torch.equal(bits(result), bits(wanted))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_root_is_scaled_but_for_what_stands_behind_its_values(groups, size):
+    leaves, values = slice_values(8, 3_007, torch.float32), 1_900  # within the part of a member
+    wanted = tree_total(leaves, "sum")
+    wanted[:values].mul_(0.3)
+    held, rows = shared_out(leaves, size, random.Random(0), "sum")
+    scaled = {"scale": 0.3, "values": values}
+    for result in reduced(groups(size, 1), held, rows, "sum", wanted, **scaled):
+        assert torch.equal(bits(result), bits(wanted))
 
 
 def test_alone_it_is_the_same_sum():
