@@ -586,7 +586,7 @@ class Member:
             # The pass is about both batches, or FSDP2 adds up gradients before they are weighed.
             otherwise = within != self._mates.within and (not first or self._mates.waits)
             # Those of one schedule are apart from those of another: see Reducer.
-            if otherwise or (self._steps.window.now and not self._tracked.staged):
+            if otherwise or (self._steps.window.now and not self._mates.piped):
                 raise refusals.ratios_in_crew()
             self._mates.within = within
         if first and self._reducer is not None:
