@@ -111,6 +111,13 @@ def estimate(
 
     def of_stages(cut: Callable[[torch.nn.Module, int, int], Any], micro: int) -> _Found:
         """What one worker costs that is so many stages, each over the other axes."""
+        unit = micro * axes.get("shard", 1)
+        if batch_size % unit:
+            raise ConfigError(
+                f"--batch-size {batch_size} is no whole number of micro-batches of {micro} for "
+                f"each of {unit // micro} places that share out samples; ctx.loader refuses it. "
+                f"Nothing was estimated. Use {max(unit, batch_size // unit * unit)}, say."
+            )
         several = trace_stages(
             lambda place: cut(build(), place, places),
             places,

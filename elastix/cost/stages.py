@@ -77,14 +77,32 @@ def trace_stages(
         **how: whatever else trace takes.
 
     Raises:
-        ConfigError: see trace; or a stage gives something else than tensors.
+        ConfigError: see trace; or a stage is no model, has nothing to train, or gives something
+            else than tensors.
     """
+
+    def made_stage(place: int) -> torch.nn.Module:
+        """The stage, looked at."""
+        found = stage(place)
+        of = f"stage {place} of {stages}"
+        if not isinstance(found, torch.nn.Module):
+            raise ConfigError(
+                f"the function that makes stages gave a {type(found).__name__} for {of}, which is "
+                "no torch.nn.Module. Nothing was estimated. Let it return the model of that stage."
+            )
+        if not any(parameter.requires_grad for parameter in found.parameters()):
+            raise ConfigError(
+                f"{of} has nothing to train. Nothing was estimated. Use fewer stages, or give each "
+                "at least one layer with parameters."
+            )
+        return found
+
     costs: list[Cost] = []
     given: list[Shape] | None = None  # what the stage before has made of it
     for place in range(stages):
         made = _maker(given)
         cost = trace(
-            lambda at=place: stage(at),  # type: ignore[misc]
+            lambda at=place: made_stage(at),  # type: ignore[misc]
             made or (lambda: (sample(),)),
             dtype=dtype,
             autocast=autocast,
@@ -93,7 +111,7 @@ def trace_stages(
         received = 0 if given is None else sum(map(_bytes, given))
         last = place + 1 == stages
         if not last:
-            given = _outputs(lambda at=place: stage(at), made, sample, dtype, autocast)  # type: ignore[misc]
+            given = _outputs(lambda at=place: made_stage(at), made, sample, dtype, autocast)  # type: ignore[misc]
         sent = received + (0 if last else sum(map(_bytes, given or ())))
         costs.append(_several(cost, microbatches, min(microbatches, stages - place), sent))
     return Stages(costs=costs, microbatches=microbatches)

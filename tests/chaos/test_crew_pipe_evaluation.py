@@ -13,7 +13,7 @@ from elastix.errors import ConfigError
 from elastix.testing.local import run_local
 from tests import pipe_runs
 from tests.crew_evaluations import assert_evaluated, evaluate, means, validation
-from tests.crew_runs import build, checked, kill
+from tests.crew_runs import build, checked, data, kill
 from tests.pipe_runs import MICRO, only
 
 pytestmark = pytest.mark.timeout(240)
@@ -110,6 +110,45 @@ def test_a_new_worker_evaluates_too(tmp_path):
     options = {"replace": True, "epochs": 6, "times": 6, "step_s": 0.1}
     found = run(tmp_path, 3, {"pipe": 2}, [kill(1, 1, "in evaluation")], **options)
     assert set(found.run.outcomes) >= {0, 2, 3}
+
+
+def evaluates_before_it_steps(ctx):
+    """The gradients at this stage are the same objects and bits after an evaluation."""
+    model = only(build(), ([0, 1], [2, 3])[ctx.place])
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    stage = PipelineStage(model, ctx.place, 2, ctx.device, group=ctx.mesh["pipe"].get_group())
+    schedule = ScheduleGPipe(stage, 2, loss_fn=F.cross_entropy)
+
+    def metric(_model, batch):
+        outputs = ScheduleGPipe(stage, max(1, len(batch[0]) // MICRO)).eval(batch[0])
+        return None if outputs is None else {"loss": F.cross_entropy(outputs, batch[1])}
+
+    def check(gradients):
+        ctx.evaluate(metric, data(24), batch_size=2 * MICRO, microbatch=MICRO)
+        for parameter, (gradient, value) in zip(model.parameters(), gradients, strict=True):
+            assert parameter.grad is gradient
+            assert torch.equal(gradient, value)
+
+    def gradients():
+        return [(p.grad, p.grad.clone()) for p in model.parameters()]
+
+    for epoch in ctx.loader(data(24), batch_size=6, microbatch=MICRO).epochs(1):
+        batches = iter(epoch)
+        for x, y in batches:
+            with ctx.accumulate(), ctx.backward():
+                schedule.step(x, target=y)
+            check(gradients())  # in the middle of a step
+            x, y = next(batches)
+            with ctx.backward():
+                schedule.step(x, target=y)
+            check(gradients())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_an_evaluation_leaves_gradients_as_they_are(tmp_path):
+    run = run_local(evaluates_before_it_steps, 1, crew={"pipe": 2}, directory=tmp_path)
+    assert run.outcomes
 
 
 # ---------------------------------------------------------------------------- refused

@@ -408,16 +408,17 @@ class Context:
                 or in a pipeline, a batch was drawn on which no step was taken.
         """
         self._need_prepare("clip_grad_norm_")
-        every = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        given: Any = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        every = list(given) if isinstance(given, Iterable) else [given]
         for one in every:
             require(
                 isinstance(one, torch.Tensor),
-                f"ctx.clip_grad_norm_ got {one!r} among the parameters, which is no tensor. "
-                "Nothing was clipped. Give it model.parameters().",
+                f"ctx.clip_grad_norm_ got a {type(one).__name__} among the parameters, which is no "
+                "tensor. Nothing was clipped. Give it model.parameters().",
             )
         plain = _plain("max_norm", max_norm, "clip_grad_norm_")
         require(
-            isinstance(plain, int | float) and plain >= 0,
+            isinstance(plain, int | float) and not isinstance(plain, bool) and plain >= 0,
             f"ctx.clip_grad_norm_ got max_norm={max_norm!r}, which is no number of 0 or more. "
             "Nothing was clipped.",
         )

@@ -708,7 +708,10 @@ class Member:
         work = ExactEvaluation(*given, seed=seed) if self.settings.exact else Evaluation(*given)
         self._copies.finish()
         self.phase("evaluate", self.step)
-        return work.means(self._driver.run(work).result)
+        piped = self._mates is not None and self._mates.piped
+        modules = self._tracked.modules.values() if piped else ()
+        with schedule_runs.gradients_aside(modules):
+            return work.means(self._driver.run(work).result)
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Scale gradients, so that those of the whole model have at most that norm."""

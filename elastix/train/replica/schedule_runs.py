@@ -1,8 +1,12 @@
-"""That a metric in a pipeline runs a schedule, and does not call its stage by itself."""
+"""A metric in a pipeline runs a schedule, does not call its stage, and leaves gradients alone."""
 
 import functools
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from elastix.train.replica import refusals
 from elastix.train.replica.evaluation import Metric
@@ -30,6 +34,20 @@ def required(metric: Metric) -> Metric:
         return found
 
     return computed
+
+
+@contextmanager
+def gradients_aside(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Within it there are none: torch's schedules divide whatever there is, `eval` too."""
+    parameters = [p for module in modules for p in module.parameters() if p.grad is not None]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
 
 def _watch() -> None:

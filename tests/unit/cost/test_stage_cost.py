@@ -92,6 +92,15 @@ def test_what_schedules_cannot_pass_on_is_refused():
         traced(2, 4, cut)
 
 
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [(None, "gave a NoneType for stage 1 of 2"), (nn.Identity(), "stage 1 of 2 has nothing to tr")],
+)
+def test_what_is_no_stage_is_refused(made, says):
+    with pytest.raises(ConfigError, match=says):
+        traced(2, 4, lambda model, place, _: made if place else model[:1])
+
+
 def test_the_command_line_estimates_the_largest_stage(tmp_path):
     script = tmp_path / "model.py"
     script.write_text("from tests.unit.cost.test_stage_cost import build, stage\n")
@@ -114,6 +123,8 @@ def test_the_command_line_estimates_the_largest_stage(tmp_path):
     (tmp_path / "bare.py").write_text("from tests.unit.cost.test_stage_cost import build\n")
     for result, says in (
         (said("--mesh", "pipe=2"), "needs --microbatch"),
+        (said(*mesh, "--microbatch", "5"), "no whole number of micro-batches of 5"),
+        (said(*mesh, "--microbatch", "128"), "Use 128, say"),
         (said(*mesh, model=tmp_path / "bare.py"), "has no function 'stage'"),
         (said("--mesh", "shard=2,pipe=2", "--microbatch", "8"), "has no function 'parallelize'"),
     ):
