@@ -7,10 +7,26 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
-from tests.crew_runs import data, replayed_to, standing
+from tests.crew_runs import data, kill, replayed_to, standing
 
 SAMPLES, BATCH = 23, 5
 """Divided by no number of workers, places or batches."""
+
+ONE_SIDED = {
+    "a follower before it is told to evaluate": kill(1, 1, "held", detail=2),
+    "a speaker that waits for its crew": kill(1, 0, "crew", detail=2),
+    "a follower that is through": kill(1, 1, "round", detail=2),
+    "a speaker in the round": kill(1, 0, "round", detail=2),
+    "a speaker out of the round": kill(1, 0, "left", detail=2),
+}
+"""Places in the protocol of an evaluation."""
+
+SEVERAL = [
+    kill(1, 1, "in evaluation"),
+    kill(2, 0, "meet", detail=2),
+    kill(3, 1, "in evaluation", after=1),  # when it evaluates again
+]
+"""In one evaluation and in the recovery from that."""
 
 
 def validation():

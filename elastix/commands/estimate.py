@@ -286,33 +286,41 @@ def builder(target: str, config: str | None) -> Callable[[], torch.nn.Module]:
 
 
 def _parallelizer(model: str, named: str | None) -> Callable[[torch.nn.Module, Any], object]:
-    """What shards the model: of the module that makes it, or of another one."""
-    own = model.partition(":")[0]
-    first, _, last = (named or "parallelize").rpartition(":")
-    found = getattr(_module(first or own), last, None)
+    """What shards the model."""
+    return _function(
+        model,
+        named or "parallelize",
+        "--mesh needs one that takes model and mesh and shards as the train function does, with "
+        "fully_shard and parallelize_module.",
+    )
+
+
+def _function(model: str, named: str, wanted: str) -> Callable[..., Any]:
+    """A function of the module that makes the model, or MODULE:FUNCTION.
+
+    Raises:
+        ConfigError: there is none; `wanted` says what it would be.
+    """
+    first, _, last = named.rpartition(":")
+    module = first or model.partition(":")[0]
+    found = getattr(_module(module), last, None)
     if not callable(found):
-        raise ConfigError(
-            f"{first or own} has no function {last!r}. Nothing was estimated. --mesh needs "
-            "one that takes model and mesh and shards as the train function does, with "
-            "fully_shard and parallelize_module."
-        )
-    parallelize: Callable[[torch.nn.Module, Any], object] = found
-    return parallelize
+        raise ConfigError(f"{module} has no function {last!r}. Nothing was estimated. {wanted}")
+    function: Callable[..., Any] = found
+    return function
 
 
 def _cutter(
     model: str, named: str | None, microbatch: int | None
 ) -> tuple[Callable[[torch.nn.Module, int, int], Any], int]:
     """What makes a stage of the model, and the samples of a micro-batch."""
-    own = model.partition(":")[0]
-    first, _, last = (named or "stage").rpartition(":")
-    found = getattr(_module(first or own), last, None)
-    if not callable(found):
-        raise ConfigError(
-            f"{first or own} has no function {last!r}. Nothing was estimated. A mesh with pipe "
-            "needs one that takes model, place and places, and returns the stage of that place as "
-            "the train function prepares it: with torch.nn.Identity() for layers of other stages."
-        )
+    found = _function(
+        model,
+        named or "stage",
+        "A mesh with pipe needs one that takes model, place and places, and returns the stage of "
+        "that place as the train function prepares it: with torch.nn.Identity() for layers of "
+        "other stages.",
+    )
     if microbatch is None:
         raise ConfigError(
             "a mesh with pipe needs --microbatch, the samples of one: how many there are in a step "

@@ -13,7 +13,14 @@ from elastix.errors import ConfigError, TrainError
 from elastix.events import StateStored, WorkerJoined
 from elastix.store import Store
 from elastix.testing.local import run_local
-from tests.crew_evaluations import assert_evaluated, evaluate, loss_and_samples, validation
+from tests.crew_evaluations import (
+    ONE_SIDED,
+    SEVERAL,
+    assert_evaluated,
+    evaluate,
+    loss_and_samples,
+    validation,
+)
 from tests.crew_runs import build, checked, kill, parallelize, train
 
 pytestmark = pytest.mark.timeout(240)
@@ -70,15 +77,6 @@ def test_a_process_is_killed_while_it_evaluates(tmp_path, place):
     assert [(worker, freed) for worker, freed, _ in found.run.freed] == [(1, 1 - place)]
 
 
-ONE_SIDED = {
-    "a follower before it is told to evaluate": kill(1, 1, "held", detail=2),
-    "a speaker that waits for its crew": kill(1, 0, "crew", detail=2),
-    "a follower that is through": kill(1, 1, "round", detail=2),
-    "a speaker in the round": kill(1, 0, "round", detail=2),
-    "a speaker out of the round": kill(1, 0, "left", detail=2),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("one", ONE_SIDED.values(), ids=ONE_SIDED)
 def test_killed_in_the_protocol_of_an_evaluation(tmp_path, one):
@@ -87,12 +85,7 @@ def test_killed_in_the_protocol_of_an_evaluation(tmp_path, one):
 
 @pytest.mark.slow
 def test_several_are_killed_in_one_evaluation_and_in_the_recovery_from_that(tmp_path):
-    kills = [
-        kill(1, 1, "in evaluation"),
-        kill(2, 0, "meet", detail=2),
-        kill(3, 1, "in evaluation", after=1),  # when it evaluates again
-    ]
-    run(tmp_path, 4, {"shard": 2}, kills)
+    run(tmp_path, 4, {"shard": 2}, SEVERAL)
 
 
 def test_a_whole_crew_is_killed_while_it_evaluates(tmp_path):

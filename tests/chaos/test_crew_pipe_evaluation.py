@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from elastix.errors import ConfigError
 from elastix.testing.local import run_local
 from tests import pipe_runs
-from tests.crew_evaluations import assert_evaluated, evaluate, means, validation
+from tests.crew_evaluations import ONE_SIDED, SEVERAL, assert_evaluated, evaluate, means, validation
 from tests.crew_runs import build, checked, data, kill
 from tests.pipe_runs import MICRO, only
 
@@ -67,15 +67,6 @@ def test_killed_on_any_mesh(tmp_path, crew, place):
     run(tmp_path, 3, crew, [kill(1, place, "in evaluation")], batch_size=18)
 
 
-ONE_SIDED = {
-    "a follower before it is told to evaluate": kill(1, 1, "held", detail=2),
-    "a speaker that waits for its crew": kill(1, 0, "crew", detail=2),
-    "a follower that is through": kill(1, 1, "round", detail=2),
-    "a speaker in the round": kill(1, 0, "round", detail=2),
-    "a speaker out of the round": kill(1, 0, "left", detail=2),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("one", ONE_SIDED.values(), ids=ONE_SIDED)
 def test_killed_in_the_protocol_of_an_evaluation(tmp_path, one):
@@ -84,12 +75,7 @@ def test_killed_in_the_protocol_of_an_evaluation(tmp_path, one):
 
 @pytest.mark.slow
 def test_several_are_killed_in_one_evaluation_and_in_the_recovery_from_that(tmp_path):
-    kills = [
-        kill(1, 1, "in evaluation"),
-        kill(2, 0, "meet", detail=2),
-        kill(3, 1, "in evaluation", after=1),  # when it evaluates again
-    ]
-    run(tmp_path, 4, {"pipe": 2}, kills)
+    run(tmp_path, 4, {"pipe": 2}, SEVERAL)
 
 
 @pytest.mark.slow

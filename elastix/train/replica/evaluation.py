@@ -189,7 +189,7 @@ class Evaluation(RoundAlone):
         if not places.agree(*given):
             raise refusals.parted_in_evaluation("a dataset of another length or another batch_size")
         try:
-            with evaluating(self._model), _gradients_kept(self._model):
+            with evaluating(self._model):
                 sums = self._sums(share, *places.part)
         finally:
             let_go_of_gathered([self._model])
@@ -334,15 +334,6 @@ def _number(name: str, value: object) -> float:
             "was computed. Let it return the mean over the batch, or several by name. In a "
             "pipeline what it returns at the last stage counts, where schedule.eval gives outputs."
         ) from error
-
-
-@contextmanager
-def _gradients_kept(model: torch.nn.Module) -> Iterator[None]:
-    """A schedule drops those of what FSDP2 shards, when it learns shapes."""
-    before = [(parameter, parameter.grad) for parameter in model.parameters()]
-    yield
-    for parameter, gradient in before:
-        parameter.grad = gradient
 
 
 @contextmanager

@@ -38,7 +38,11 @@ def required(metric: Metric) -> Metric:
 
 @contextmanager
 def gradients_aside(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Within it there are none: torch's schedules divide whatever there is, `eval` too."""
+    """Within it there are none.
+
+    torch's schedules divide whatever there is, `eval` too, and drop those of what FSDP2 shards as
+    they learn shapes.
+    """
     parameters = [p for module in modules for p in module.parameters() if p.grad is not None]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
