@@ -504,7 +504,9 @@ class FailureConfig(_Config):
         wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
             If no replacement can come, they do not wait.
         start_timeout_s: how long a run may take to find room on the cluster and form its group.
-        replace: start a replacement for each lost worker.
+            After that it begins with the workers that are ready, if these are the minimum.
+        replace: start a replacement for each lost worker. If not, and a worker is lost before the
+            group has formed, the others begin without it, or the run ends if they are too few.
         recovery: what the survivors do with the step in which a worker was lost. "forward": finish
             it from the gradients that they hold. "rollback": compute it again, with the same
             samples.

@@ -24,7 +24,7 @@ from elastix.config import CheckpointConfig
 from elastix.data.audit import audit
 from elastix.data.sample_order import indices
 from elastix.errors import ConfigError, ReplicasDiffer, TrainError
-from elastix.events import StateStored
+from elastix.events import GenerationFormed, StateStored
 from elastix.observe import journal
 from elastix.store import Store
 from elastix.testing.local import run_local
@@ -62,6 +62,21 @@ def test_tensors_split_and_sharded_agree_with_one_process(tmp_path):
 @pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
 def test_a_crew_agrees_with_one_process(tmp_path, crew, shared):
     checked(tmp_path, 2, crew, samples=101, batch_size=17, epochs=2, shared=shared, mean=True)
+
+
+def founder_dies(ctx):
+    if (ctx.worker, ctx.place) == (1, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    train(ctx)
+
+
+@pytest.mark.slow
+def test_the_others_found_the_group_without_one_that_loses_a_process_before_it(tmp_path):
+    found = checked(tmp_path, 3, {"shard": 2}, function=founder_dies, min_workers=2)
+    assert set(found.run.lost) == {1}
+    assert {
+        len(event.members) for event in found.run.events if isinstance(event, GenerationFormed)
+    } == {2}
 
 
 def accumulates(ctx):

@@ -1,11 +1,13 @@
 """Laws 1 and 4 on real processes: workers end by SIGKILL at chosen places of a step."""
 
-from signal import SIGSEGV, SIGSTOP
+import os
+from signal import SIGKILL, SIGSEGV, SIGSTOP
 
 import pytest
 import torch
 
 from elastix.comm.network import transfer
+from elastix.errors import QuorumLost
 from elastix.events import Recovered, WorkerLost
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
@@ -82,6 +84,25 @@ def test_a_second_worker_is_killed_during_recovery(tmp_path, workers, phase):
         after=again if phase != "left" else 3,
     )
     run(tmp_path, [first, second], workers)
+
+
+def dies_before_it_is_up(ctx):
+    if ctx.worker == 1:
+        os.kill(os.getpid(), SIGKILL)
+    train(ctx)
+
+
+def test_the_others_found_the_group_without_one_that_is_killed_before_it(tmp_path):
+    config = {**CONFIG, "samples": 60, "epochs": 1}
+    result = run_local(dies_before_it_is_up, 3, config=config, directory=tmp_path, min_workers=2)
+    assert set(result.lost) == {1}
+    assert [event.world_size for event in committed(result.events)] == [2, 2]
+    assert_exactly_once(result.events, 1)
+
+
+def test_too_few_that_are_left_before_there_is_a_group_end_the_run(tmp_path):
+    with pytest.raises(QuorumLost, match=r"worker 1 \(died\) was gone before the group"):
+        run_local(dies_before_it_is_up, 2, config=CONFIG, directory=tmp_path, min_workers=2)
 
 
 def test_four_of_five_are_killed_one_after_the_other(tmp_path):

@@ -157,6 +157,11 @@ class Roster:
         self._admitted[heir] = self.newest.generation + 1
         return self._issue((heir,), come=(heir,), urgent=True, cause="shadow")
 
+    def found_with(self, founders: int) -> Membership | None:
+        """Nobody has had the State yet; as many as that are enough to begin."""
+        self._founders = founders
+        return self._advance()
+
     def ready(self, worker: int) -> Membership | None:
         """A worker is up to `prepare` and wants to be let in; or it has lost whom it watched.
 

@@ -365,6 +365,7 @@ class Conductor:
         self._let_go(now)
         self._invite_shadows()
         self._fill(now)
+        self._found_with_fewer()
         return self._done()
 
     def went_back(self, stored: Resumed, now: float) -> list[Action]:
@@ -545,8 +546,6 @@ class Conductor:
             self._vacant_since = now
         elif self._roster.extinct and not self._shadows.can_go_on:
             self._fail(limits.none_left(state.step))
-        elif not self._workers and not self._roster.founded:
-            self._fail(limits.none_came_about())
         self._do(Vacate(worker, Vacated.FREE if replace else Vacated.UNUSED))
 
     def _take_out(self, worker: int) -> None:
@@ -628,12 +627,36 @@ class Conductor:
             founded=self._roster.founded,
             coming=self._more or len(self._workers) - len(self._shadows) >= self._terms.min_workers,
             step=self.state.step,
+            gone=self.state.gone,
             now=now,
         )
         if isinstance(verdict, ElastixError):
+            ready = len(self._roster.waiting)
+            if self._gathers and ready >= self._terms.min_workers:
+                self._quorum.start_over()
+                self._push(self._roster.found_with(ready))
+                return
             self._fail(verdict)
         elif verdict is not None:
             self._do(Tell(None, Dismiss(verdict)))
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether the group has not come about, and those who are ready wait for others."""
+        return not (self._roster.founded or self._roster.members)
+
+    def _found_with_fewer(self) -> None:
+        """Who is left of the founders founds the group, if nobody comes in place of the others."""
+        if self._failure.replace or not self._gathers:
+            return
+        founders, least = self._terms.founders, self._terms.min_workers
+        left = len(self._workers) + max(0, founders - self._next_worker)
+        if left >= founders:
+            return
+        if left >= max(1, least):
+            self._push(self._roster.found_with(left))
+        elif not (left and self._more):
+            self._fail(limits.too_few_founders(left, least, self.state.gone))
 
     def _fill(self, now: float) -> None:
         """Start a worker in every place that is free; spares when the group has come about.

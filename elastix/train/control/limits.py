@@ -3,7 +3,7 @@
 Not here: a group that waits for workers in vain (quorum.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from elastix.config import FailureConfig
 from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
@@ -14,6 +14,7 @@ _IN_A_ROW = 8
 _TIMES_THE_GROUP = 3
 _DIVERGENCES = 3
 _DIVERGENCE_STEPS = 20
+_NAMED = 8
 
 
 def too_many_losses(
@@ -78,9 +79,19 @@ def none_left(step: int) -> QuorumLost:
     )
 
 
-def none_came_about() -> QuorumLost:
-    """Every worker was lost before there was a group, and none is replaced."""
+def too_few_founders(left: int, minimum: int, gone: Mapping[int, str]) -> QuorumLost:
+    """Workers were lost before there was a group, none can come, and the others are too few."""
     return QuorumLost(
-        "every worker was lost before the group had come about, and FailureConfig has "
-        "replace=False. No step was taken. Look at the workers' logs."
+        f"{who_is_gone(gone)} before the group had come about, and no other can come "
+        f"(FailureConfig has replace=False). {left} {'is' if left == 1 else 'are'} left, and "
+        f"num_workers has a minimum of {minimum}. No step was taken. Look at the workers' logs."
     )
+
+
+def who_is_gone(gone: Mapping[int, str]) -> str:
+    """Workers that were lost, or have left, and why, in words: the first of them by name."""
+    named = [f"worker {worker} ({gone[worker]})" for worker in sorted(gone)[:_NAMED]]
+    others = len(gone) - len(named)
+    named += [f"{others} {'other' if others == 1 else 'others'}"] if others else []
+    *first, last = named
+    return f"{', '.join(first)} and {last} were gone" if first else f"{last} was gone"

@@ -4,8 +4,11 @@ A group below its minimum waits for others; when it has waited in vain, its work
 store their State and leave. Not here: who is in the group (comm.protocol.membership).
 """
 
+from collections.abc import Mapping
+
 from elastix.config import FailureConfig
 from elastix.errors import ElastixError, QuorumLost
+from elastix.train.control.limits import who_is_gone
 
 
 class Quorum:
@@ -23,7 +26,14 @@ class Quorum:
         self._dismissed = False
 
     def judge(
-        self, present: int, *, founded: bool, coming: bool, step: int, now: float
+        self,
+        present: int,
+        *,
+        founded: bool,
+        coming: bool,
+        step: int,
+        gone: Mapping[int, str],
+        now: float,
     ) -> str | ElastixError | None:
         """What is to happen now.
 
@@ -32,6 +42,7 @@ class Quorum:
             founded: the group has come about, now or before.
             coming: others are being started, or could be.
             step: the last committed one.
+            gone: workers that were lost since, and why.
             now: seconds.
 
         Returns:
@@ -48,7 +59,7 @@ class Quorum:
         if awaited and now - self._short_since <= wait_s:
             return None
         if not founded:
-            return _no_group(self._minimum, wait_s)
+            return _no_group(self._minimum, wait_s, gone)
         if self._dismissed:
             return _never_dismissed(present, self._minimum, wait_s, step)
         self._dismissed = True
@@ -60,10 +71,11 @@ class Quorum:
         self._short_since = None
 
 
-def _no_group(minimum: int, waited_s: float) -> QuorumLost:
+def _no_group(minimum: int, waited_s: float, gone: Mapping[int, str]) -> QuorumLost:
     """The group did not come about in time."""
+    lost = f"; {who_is_gone(gone)}" if gone else ""
     return QuorumLost(
-        f"no group of {minimum} workers came about within start_timeout_s={waited_s:g}. No "
+        f"no group of {minimum} workers came about within start_timeout_s={waited_s:g}{lost}. No "
         "step was taken. Look at the workers' logs, or raise it if they start slowly."
     )
 

@@ -27,6 +27,8 @@ class RunState:
         losses: workers lost.
         losses_in_a_row: of them, and of those that could not be started, since the last committed
             step.
+        gone: workers that were lost or left, or could not be started, since the last committed
+            step, and why.
         generation: the newest that was formed.
         started: workers that were up to `prepare`.
         members: of the newest generation, but for those that were lost or left since.
@@ -39,6 +41,7 @@ class RunState:
     sequence: int = -1
     losses: int = 0
     losses_in_a_row: int = 0
+    gone: dict[int, str] = field(default_factory=dict)
     generation: int = 0
     started: set[int] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
@@ -54,6 +57,7 @@ class RunState:
             case StepCommitted():
                 self.step = event.step
                 self.losses_in_a_row = 0
+                self.gone.clear()
             case Resumed():
                 self.step, self.sequence = event.step, -1
             case ResumedFromShadow():
@@ -72,15 +76,19 @@ class RunState:
                 self.losses += 1
                 self.losses_in_a_row += 1
                 self.members.discard(event.worker)
+                self.gone[event.worker] = event.cause
             case WorkerNotStarted():
                 self.losses_in_a_row += 1
+                self.gone[event.worker] = event.cause
             case WorkerLeft():
                 self.members.discard(event.worker)
+                self.gone[event.worker] = event.cause
 
     def copy(self) -> "RunState":
         """One that goes its own way."""
         return replace(
             self,
+            gone=dict(self.gone),
             started=set(self.started),
             members=set(self.members),
             computes_with=dict(self.computes_with),

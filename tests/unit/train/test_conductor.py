@@ -308,6 +308,74 @@ def test_founders_that_all_die_before_there_is_a_group():
     world.at(2, lambda w: w.kill(1))
     world.run()
     assert "before the group had come about" in str(world.conductor.error)
+    assert world.now < 3
+
+
+NOT_MET = {"while all are started": 1.0, "when the others wait for it": START_S - 0.01}
+
+
+@pytest.mark.parametrize("when", NOT_MET.values(), ids=NOT_MET)
+def test_those_that_are_left_found_the_group_if_no_other_can_come(when):
+    world = World(3, min_workers=2, replace=False)
+    world.at(when, lambda w: w.kill(1))
+    assert world.run().outcome == "finished"
+    assert world.events(GenerationFormed)[0].members == (0, 2)
+    assert sizes(world) == [2] * world.steps
+    assert world.events(StepCommitted)
+    assert world.now < START_S + world.steps + 2
+    assert world.started == {0, 1, 2}
+
+
+def test_too_few_founders_end_the_run_at_once_and_are_named():
+    world = World(3, min_workers=3, replace=False)
+    world.at(1, lambda w: w.kill(1))
+    assert world.run().outcome == "failed"
+    assert isinstance(world.conductor.error, QuorumLost)
+    said = str(world.conductor.error)
+    assert "worker 1 (died)" in said
+    assert "2 are left" in said
+    assert "minimum of 3" in said
+    assert world.now < 2
+
+
+def test_too_few_founders_wait_for_others_if_there_may_be_room():
+    world = World(3, min_workers=3, replace=False, start_timeout_s=60.0)
+    world.coming = True
+    world.at(1, lambda w: w.kill(1))
+    world.at(20, lambda w: setattr(w, "free", 1))
+    assert world.run().outcome == "finished"
+    assert world.events(GenerationFormed)[0].members == (0, 2, 3)
+    world = World(3, min_workers=3, replace=False, start_timeout_s=60.0)
+    world.coming = True
+    world.at(1, lambda w: w.kill(1))
+    world.run()
+    assert "start_timeout_s=60" in str(world.conductor.error)
+    assert "worker 1 (died)" in str(world.conductor.error)
+
+
+def test_where_a_spare_was_to_be_a_founder_is_started():
+    world = World(3, spares=1, replace=False)
+    world.at(1, lambda w: w.kill(1))
+    assert world.run().outcome == "finished"
+    assert world.events(GenerationFormed)[0].members == (0, 2, 3)
+
+
+def test_founders_that_have_left_are_not_waited_for_if_their_place_is_not_used_again():
+    world = World(3, min_workers=2, replace=False)
+    world.play(1.0)
+    world.free = -1
+    world.notice(1)
+    assert world.run().outcome == "finished"
+    assert world.events(GenerationFormed)[0].members == (0, 2)
+
+
+def test_another_conductor_founds_the_group_with_those_that_are_left():
+    world = World(3, min_workers=2, replace=False)
+    world.at(1.0, lambda w: w.kill(1))
+    world.places = 2  # its place is not used again
+    world.at(1.1, World.take_over)
+    assert world.run().outcome == "finished"
+    assert world.events(GenerationFormed)[0].members == (0, 2)
 
 
 def test_one_that_dies_after_the_others_have_finished_does_not_fail_the_run():
@@ -340,11 +408,24 @@ def test_a_group_that_waits_in_vain_is_dismissed():
 
 
 def test_no_room_means_no_group_and_says_so():
-    world = World(4, spares=-2, start_timeout_s=60.0)
+    world = World(4, spares=-2, min_workers=3, start_timeout_s=60.0)
     ending = world.run()
     assert ending.outcome == "failed"
     assert "start_timeout_s=60" in ending.message
     assert world.now == pytest.approx(60.0, abs=1.0)
+
+
+def test_founders_that_do_not_come_in_time_are_not_waited_for_if_the_others_are_enough():
+    """A node went before the group had come about, say, and there is no other."""
+    world = World(4, min_workers=3, start_timeout_s=60.0)
+    world.at(1, lambda w: w.kill(2))
+    world.at(1.01, lambda w: setattr(w, "free", -1))
+    world.at(100, lambda w: setattr(w, "free", 1))
+    assert world.run().outcome == "finished"
+    first, *_ = world.events(GenerationFormed)
+    assert first.members == (0, 1, 3)
+    assert sizes(world)[0] == 3
+    assert sizes(world)[-1] == 4
 
 
 def test_limits_on_losses_end_the_run():

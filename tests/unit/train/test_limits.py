@@ -63,5 +63,13 @@ def test_an_error_of_ours_stays_what_it_is_and_says_where():
 def test_where_nobody_is_left_it_is_said_what_to_do():
     assert isinstance(limits.none_left(4), QuorumLost)
     assert "lost after step 4. fit() again" in str(limits.none_left(4))
-    assert isinstance(limits.none_came_about(), QuorumLost)
-    assert "Look at the workers' logs" in str(limits.none_came_about())
+
+
+def test_founders_that_are_lost_are_named_with_what_befell_them():
+    error = limits.too_few_founders(1, 2, {4: "silent", 0: "died"})
+    assert isinstance(error, QuorumLost)
+    assert str(error).startswith("worker 0 (died) and worker 4 (silent) were gone before the group")
+    assert "1 is left" in str(error)
+    assert "Look at the workers' logs" in str(error)
+    many = str(limits.too_few_founders(0, 2, dict.fromkeys(range(12), "died")))
+    assert "worker 7 (died) and 4 others were gone" in many

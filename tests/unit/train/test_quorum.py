@@ -6,7 +6,7 @@ from elastix.config import FailureConfig
 from elastix.errors import QuorumLost
 from elastix.train.control.quorum import Quorum
 
-FOUNDED = {"founded": True, "coming": False, "step": 7}
+FOUNDED = {"founded": True, "coming": False, "step": 7, "gone": {}}
 REPLACE = FailureConfig(replace=True, wait_s=10.0, start_timeout_s=60.0)
 LEAVE = FailureConfig(replace=False, wait_s=10.0, start_timeout_s=60.0)
 
@@ -36,7 +36,7 @@ def test_who_waits_in_vain_is_dismissed_once_and_then_ended():
 def test_while_somebody_may_come_they_wait(failure, coming):
     quorum = Quorum(2, failure)
     for now in (0.0, 9.9):
-        assert quorum.judge(1, founded=True, coming=coming, step=7, now=now) is None
+        assert quorum.judge(1, founded=True, coming=coming, step=7, gone={}, now=now) is None
 
 
 def test_if_nobody_can_come_they_are_dismissed_at_once():
@@ -47,12 +47,12 @@ def test_if_nobody_can_come_they_are_dismissed_at_once():
 
 def test_a_group_that_does_not_come_about_has_longer_and_ends_without_a_word():
     quorum = Quorum(2, LEAVE)
-    starting = {"founded": False, "coming": False, "step": 0}
+    starting = {"founded": False, "coming": False, "step": 0, "gone": {1: "died"}}
     assert quorum.judge(0, **starting, now=0.0) is None
     assert quorum.judge(1, **starting, now=59.0) is None
     end = quorum.judge(1, **starting, now=61.0)
     assert isinstance(end, QuorumLost)
-    assert "start_timeout_s=60" in str(end)
+    assert "start_timeout_s=60; worker 1 (died) was gone" in str(end)
 
 
 def test_waiting_begins_anew_with_a_new_group():
