@@ -889,6 +889,17 @@ def impossible_buffer(ctx):
     raise AssertionError("prepared")
 
 
+def never_outside_of_accumulate(ctx):
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        with ctx.accumulate():
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
 def zeroed_in_place(ctx):
     """In each step in another way, some of which torch keeps no count of; then two passes."""
     model = mlp()
@@ -1077,6 +1088,7 @@ WAYS = {
             Way(exception_in_backward_then_again, _CATCH),
             Way(added_up_step_by_step, _ADD_UP),
             Way(added_up_over_slices, _ADD_UP),
+            Way(never_outside_of_accumulate, "never took a step"),
             Way(clipped_in_between, _CLIP),
             Way(clipped_within, _CLIP),
             Way(one_worker_skips, "every worker takes the same batches"),

@@ -35,12 +35,13 @@ class Window:
         ratios: those of the step in hand, each once, in the order in which they came up.
         now: the one by which the next pass is weighed: its place among them.
         several: the last step had more than one.
+        added_up: there were passes since the last step.
     """
 
     def __init__(self) -> None:
         self.ratios: list[Ratio] = []
         self.now = 0
-        self.several = False
+        self.several = self.added_up = False
         self._last: Ratio = {}  # of the last step's last pass
         self._had: frozenset[int] = frozenset()  # workers that counted when it was first passed
         self._passed = True
@@ -92,7 +93,7 @@ class Window:
         """There was a backward pass, or there might have been one: all workers say so alike."""
         if not self.ratios:
             self._turn(self._last)
-        self._passed = True
+        self._passed = self.added_up = True
 
     def close(self, contributors: Collection[int], *, drew: bool) -> list[int]:
         """The step counts: passes of the next one that draws nothing are weighed like its last.
@@ -112,7 +113,7 @@ class Window:
 
     def void(self) -> None:
         """The step does not count."""
-        self.ratios, self.now, self._passed = [], 0, True
+        self.ratios, self.now, self._passed, self.added_up = [], 0, True, False
 
     def forget(self) -> None:
         """The workers that drew are not those of now."""

@@ -87,6 +87,10 @@ def refused(what, ctx):
     schedule = ScheduleGPipe(part, 2, loss_fn=F.cross_entropy)
     for epoch in ctx.loader(data(24), batch_size=6, microbatch=MICRO).epochs(1):
         for x, y in epoch:
+            if what == "never a step":
+                with ctx.accumulate(), ctx.backward():
+                    schedule.step(x, target=y)
+                continue
             with ctx.accumulate():
                 if what == "no ctx.backward":
                     part.scale_grads(2)  # as a schedule does that calls no hooks
@@ -103,6 +107,7 @@ def refused(what, ctx):
 REFUSED = {
     "no ctx.backward": r"within ctx.accumulate\(\) and outside of ctx.backward\(\)",
     "scaled": r"gradients were changed within a step that is added up by ctx.accumulate",
+    "never a step": r"never took a step: all its backward passes ran within ctx.accumulate\(\)",
     "carried": "begins with the gradients of the step before",
 }
 

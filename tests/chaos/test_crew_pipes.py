@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from elastix.config import CheckpointConfig
 from elastix.errors import ConfigError, StateError, TrainError
-from elastix.events import Reported, Resumed, StateStored
+from elastix.events import Reported, Resumed, StateStored, StepCommitted
 from elastix.observe import journal
 from elastix.store import Store
 from elastix.testing.local import run_local
@@ -261,6 +262,18 @@ def statistics(ctx):
     ctx.prepare(model, torch.optim.AdamW(model.parameters()))
 
 
+def clip_by_own_norm(ctx, parameters):
+    norm = get_total_norm([parameter.grad for parameter in parameters])
+    clip_grads_with_norm_(parameters, 1.0, norm)
+
+
+CLIP = {
+    "clip": lambda ctx, parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0),
+    "other clip": lambda ctx, parameters: ctx.clip_grad_norm_(parameters, 1.0 + ctx.place),
+    "own norm": clip_by_own_norm,
+}
+
+
 def with_batches(call, ctx):
     """Do something else with a batch than to run a schedule within ctx.backward()."""
     model, optimizer = ctx.prepare(*stage(ctx, HALVES))
@@ -285,10 +298,10 @@ def with_batches(call, ctx):
                     pass
             if call == "early clip":
                 ctx.clip_grad_norm_(model.parameters(), 1.0)
-            if call == "clip":
+            if call in CLIP:
                 with ctx.backward():
                     loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                CLIP[call](ctx, list(model.parameters()))
             optimizer.step()
 
 
@@ -309,6 +322,8 @@ REFUSED = {
             "no pass": "no parameter of this stage was given a gradient within",
             "clip": "Use ctx.clip_grad_norm_",
             "early clip": "ctx.clip_grad_norm_ was called and a batch was drawn",
+            "other clip": "a max_norm of 1.0 at place 0 and of 2.0 at place 1",
+            "own norm": r"clip_grads_with_norm_ was given a total_norm of [\d.]+ at place 0 and of",
         }.items()
     },
 }
@@ -318,6 +333,27 @@ REFUSED = {
 def test_what_stages_would_get_wrong_is_refused(tmp_path, function, says):
     with pytest.raises(ConfigError, match=says):
         run_local(function, 1, crew={"pipe": 2}, directory=tmp_path)
+
+
+def by_the_norm_of_all_stages(ctx):
+    """With torch's own functions."""
+    model, optimizer = ctx.prepare(*stage(ctx, HALVES))
+    part = PipelineStage(model, ctx.place, 2, ctx.device, group=ctx.mesh.get_group())
+    schedule = ScheduleGPipe(part, 4, loss_fn=F.cross_entropy)
+    for epoch in ctx.loader(data(12), batch_size=12, microbatch=3).epochs(1):
+        for x, y in epoch:
+            with ctx.backward():
+                schedule.step(x, target=y)
+            squares = get_total_norm([p.grad for p in model.parameters()]) ** 2
+            torch.distributed.all_reduce(squares, group=ctx.mesh.get_group())
+            clip_grads_with_norm_(model.parameters(), 0.01, squares.sqrt())
+            assert ctx.clip_grad_norm_(model.parameters(), 1.0).item() == pytest.approx(0.01, 1e-3)
+            optimizer.step()
+
+
+def test_torchs_own_clipping_goes_by_the_norm_of_all_stages_if_it_is_given_that(tmp_path):
+    run = run_local(by_the_norm_of_all_stages, 1, crew={"pipe": 2}, directory=tmp_path)
+    assert any(isinstance(event, StepCommitted) for event in run.events)
 
 
 def lasting(layers, epochs, ctx):

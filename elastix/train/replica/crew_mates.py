@@ -27,6 +27,9 @@ from elastix.train.replica import refusals, stage_norms
 SHARD = "shard"
 """The axis that splits a worker's samples."""
 
+_ROUNDING = 1e-5
+"""Relative; places may have added up squares in other orders."""
+
 PIPE = "pipe"
 """The axis that splits its layers into stages."""
 
@@ -138,7 +141,7 @@ class Mates:
                 mesh_check.check_optimizer(other)
         if self.stages > 1:
             self._check_stages(modules, others)
-            stage_norms.refuse()
+            stage_norms.watch(self._check_norms)
         for module in modules.values():
             mesh_check.take_sums(module)
         self._modules = list(modules.values())
@@ -208,13 +211,26 @@ class Mates:
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Scale gradients by the norm of all that the places have. Collective in the worker."""
-        axes = self.mesh.mesh_dim_names or ()
 
         def add_up(squares: torch.Tensor) -> None:
-            for axis in axes:
-                self._inside.add_up(squares, axis)
+            mine = torch.tensor([squares.item(), max_norm], dtype=torch.float64)
+            told, given = zip(*(one.tolist() for one in self._inside.gather(mine)), strict=True)
+            if len(set(given)) > 1:
+                raise refusals.clipped_otherwise("ctx.clip_grad_norm_", "max_norm", given)
+            squares.fill_(sum(told))
 
         return stage_norms.clip(parameters, max_norm, self.mesh.size() // self.stages, add_up)
+
+    def _check_norms(self, max_norm: float, norm: float) -> None:
+        """Torch's clip_grads_with_norm_ is called with these. Collective in the worker."""
+        mine = torch.tensor([max_norm, norm], dtype=torch.float64)
+        given = zip(*(one.tolist() for one in self._inside.gather(mine)), strict=True)
+        for what, numbers in zip(("max_norm", "total_norm"), given, strict=True):
+            apart = max(numbers) - min(numbers)
+            if apart > _ROUNDING * max(numbers):
+                raise refusals.clipped_otherwise(
+                    "torch.nn.utils.clip_grads_with_norm_", what, numbers
+                )
 
     def add_up_stages(self, sums: torch.Tensor) -> None:
         """In place, over the places that split the worker's layers. Collective in the worker."""

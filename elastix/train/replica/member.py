@@ -766,6 +766,7 @@ class Member:
 
         Raises:
             StoreError: the final State could not be stored.
+            ConfigError: it has added up gradients and never taken a step.
             ReplicasDiffer: the workers hold different States.
             TrainError: what has ended the run before.
         """
@@ -777,6 +778,7 @@ class Member:
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
         self._step_together()
+        self._steps.look_if_left_over()
         self._steps.check(thoroughly=True)
         self._steps.random.boundary()
         self._state.finish(reason)

@@ -36,6 +36,13 @@ OTHER_TURN = (
 )
 
 
+LEFT_OVER = (
+    "the train function came to its end after step %d, and what it has added up within "
+    "ctx.accumulate() since is in no step: the samples of these batches were not used. Run the "
+    "last backward pass of an epoch outside of ctx.accumulate(), as with `len(epoch) == 0`."
+)
+
+
 def prepared_twice() -> ConfigError:
     """ctx.prepare was called before."""
     return ConfigError(
@@ -51,6 +58,16 @@ def never_prepared() -> ConfigError:
         "group: each did the same by itself. Nothing of it is stored. Give ctx.prepare the model "
         "and the optimizer, and draw the batches from ctx.loader. (With an adapter the group "
         "forms at the first batch.)"
+    )
+
+
+def never_took_a_step() -> ConfigError:
+    """All that a train function has computed was added up, and is in no step."""
+    return ConfigError(
+        "the train function never took a step: all its backward passes ran within "
+        "ctx.accumulate(), which only adds up the gradients of each worker by itself. Nothing of "
+        "it is stored. Run the last backward pass of each step outside of it; in a pipeline, use "
+        "`with ctx.backward():` alone."
     )
 
 
@@ -170,6 +187,17 @@ def step_not_taken_together(call: str) -> ConfigError:
         f"{call} was called and a batch was drawn, but no step was taken on it within "
         "ctx.backward(): gradients are those of this worker's samples alone. The step was not "
         "taken; the run ends. Write: with ctx.backward(): schedule.step(...), for each batch."
+    )
+
+
+def clipped_otherwise(call: str, what: str, given: Sequence[float]) -> ConfigError:
+    """The places of a worker would scale their parts of the model by different factors."""
+    other = next(place for place, one in enumerate(given) if one != given[0])
+    return ConfigError(
+        f"{call} was given a {what} of {given[0]} at place 0 and of {given[other]} at place "
+        f"{other} of a worker, which hold parts of one model: each would be scaled by a factor of "
+        "its own. Nothing was clipped; the run ends. Give it the same at all places. "
+        "ctx.clip_grad_norm_(model.parameters(), 1.0) goes by the norm of the whole model."
     )
 
 

@@ -2,9 +2,11 @@
 
 torch.nn.utils.clip_grad_norm_ knows the gradients that it is given, which are those of this
 process's stage, and takes parameters of one mesh at a time. Each stage would be scaled by another
-factor, so it is refused in pipelines.
+factor, so it is refused in pipelines. clip_grads_with_norm_ is told the norm, so there all stages
+must have been told the same.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -58,13 +60,43 @@ def _parts(gradient: Any) -> int:  # noqa: ANN401 - perhaps a DTensor
     return parts
 
 
-def refuse() -> None:
-    """From now on, in this process. What it calls for the norm is replaced: scripts import it.
+_check: Callable[[float, float], None]
+"""That all places clip to the same norm, by the same norm."""
+
+
+def watch(check: Callable[[float, float], None]) -> None:
+    """From now on, in this process. What torch's functions call is replaced: scripts import them.
+
+    Args:
+        check: is given `max_norm` and the norm where clip_grads_with_norm_ is called.
 
     Raises:
-        ConfigError: where torch's own clip_grad_norm_ is called.
+        ConfigError: where clip_grad_norm_ is called; or what `check` raises.
     """
+    global _check
+    _check = check
     clip_grad._get_total_norm = _refused
+    public: Any = clip_grad._clip_grads_with_norm_
+    (cell,) = public.__closure__  # behind torch.no_grad
+    own = cell.cell_contents
+    if not hasattr(own, "checked"):
+        cell.cell_contents = _checked(own)
+
+
+def _checked(own: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(own)
+    def clip_grads_with_norm_(
+        parameters: Any,  # noqa: ANN401 - as torch has it
+        max_norm: float,
+        total_norm: Any,  # noqa: ANN401 - perhaps a DTensor
+        foreach: bool | None = None,
+    ) -> None:
+        whole = total_norm.full_tensor() if is_sharded(total_norm) else total_norm
+        _check(float(max_norm), float(whole))
+        own(parameters, max_norm, total_norm, foreach)
+
+    clip_grads_with_norm_.checked = True  # type: ignore[attr-defined]
+    return clip_grads_with_norm_
 
 
 def _refused(*_: Any, **__: Any) -> NoReturn:  # noqa: ANN401 - whatever it is called with

@@ -143,6 +143,19 @@ class StepCommits:
         if self._reducer is not None:
             self._reducer.check(thoroughly)
 
+    def look_if_left_over(self) -> None:
+        """The train function is through: whether what it has added up is in a step.
+
+        Raises:
+            ConfigError: it never took one.
+        """
+        if not self.window.added_up:
+            return
+        if not self.step:
+            raise refusals.never_took_a_step()
+        if self._driver.rank == 0:
+            logger.warning(refusals.LEFT_OVER, self.step)
+
     def set_out(self) -> None:
         """At a boundary: a step begins from here, and may have to be done again from here."""
         if self._settings.exact:

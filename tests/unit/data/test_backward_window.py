@@ -49,6 +49,18 @@ def test_a_step_with_another_loader_has_nothing_of_the_one_before():
     assert window.ratios == [{0: 2, 1: 1}]
 
 
+def test_what_was_added_up_is_so_until_a_step_is_taken_or_void():
+    window = Window()
+    draw(window, 0, 7)
+    assert not window.added_up  # a batch alone is nothing
+    for end in (lambda: window.close((0, 1), drew=True), window.void):
+        window.passed()
+        draw(window, 0, 7)
+        assert window.added_up
+        end()
+        assert not window.added_up
+
+
 def test_batches_without_a_pass_between_them_have_one_ratio():
     window = Window()
     assert draw(window, 0, 7) is None
