@@ -9,7 +9,7 @@ Not here: the mesh of a crew (comm), or which part of a tensor is where (shardin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -229,6 +229,44 @@ def check_stages(modules: Mapping[str, torch.nn.Module]) -> None:
                     "prepared. Use LayerNorm or GroupNorm, track_running_stats=False, or put the "
                     "layer into eval mode before ctx.prepare."
                 )
+
+
+def trained_names(modules: Mapping[str, torch.nn.Module]) -> list[str]:
+    """Of the parameters that require a gradient, as a State has them."""
+    return [
+        prefix + name
+        for prefix, module in modules.items()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def check_layers(trained: Iterable[tuple[int, Iterable[str]]]) -> None:
+    """Refuse stages that train the same layers.
+
+    Args:
+        trained: stages, and the names of what each trains; a stage may come several times.
+
+    Raises:
+        ConfigError: a parameter is trained at several of them.
+    """
+    stages: dict[str, set[int]] = {}
+    for stage, names in trained:
+        for name in names:
+            stages.setdefault(name, set()).add(stage)
+    for name, found in stages.items():
+        if len(found) > 1:
+            raise _stages_share(name, sorted(found))
+
+
+def _stages_share(name: str, places: Sequence[int]) -> ConfigError:
+    at = " and ".join(map(str, places))
+    return ConfigError(
+        f"parameter {name!r} is trained at places {at} of the axis 'pipe'. Nothing was prepared. A "
+        "stage holds layers of its own, under the names that they have in the whole model; weights "
+        "that two stages share (tied embeddings) are not supported. Build the whole model, and "
+        "replace the layers of other stages by torch.nn.Identity()."
+    )
 
 
 def _axes_of(parameter: torch.Tensor) -> dict[str, Any]:

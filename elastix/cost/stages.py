@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from elastix.cost.trace import Cost, trace
 from elastix.errors import ConfigError
+from elastix.mesh_check import check_layers, check_stages, trained_names
 
 Shape = tuple[tuple[int, ...], torch.dtype]
 
@@ -77,8 +78,8 @@ def trace_stages(
         **how: whatever else trace takes.
 
     Raises:
-        ConfigError: see trace; or a stage is no model, has nothing to train, or gives something
-            else than tensors.
+        ConfigError: see trace; or a stage is no model, has nothing to train, gives something else
+            than tensors, or is refused in training: see mesh_check.
     """
 
     def made_stage(place: int) -> torch.nn.Module:
@@ -90,13 +91,17 @@ def trace_stages(
                 f"the function that makes stages gave a {type(found).__name__} for {of}, which is "
                 "no torch.nn.Module. Nothing was estimated. Let it return the model of that stage."
             )
-        if not any(parameter.requires_grad for parameter in found.parameters()):
+        check_stages({"": found})
+        trained[place] = trained_names({"": found})
+        if not trained[place]:
             raise ConfigError(
                 f"{of} has nothing to train. Nothing was estimated. Use fewer stages, or give each "
                 "at least one layer with parameters."
             )
+        check_layers(trained.items())
         return found
 
+    trained: dict[int, list[str]] = {}
     costs: list[Cost] = []
     given: list[Shape] | None = None  # what the stage before has made of it
     for place in range(stages):

@@ -5,7 +5,7 @@ Not here: what is said on the lines (comm.protocol.crew), how a world is made an
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -153,18 +153,12 @@ class Mates:
     ) -> None:
         """Refuse stages that are not one model, and what needs all of them at once. Collective."""
         mesh_check.check_stages(modules)
-        trained = [n for p, m in modules.items() for n in _trained(p, m)]
+        trained = mesh_check.trained_names(modules)
         names = list(parameter_names(modules).values())
         said = json.dumps([self._along(PIPE)[0], trained, names, _make_up(others)])
         told = [json.loads(text) for text in self._inside.tell("stages", said)]
-        stages: dict[str, set[int]] = {}
         self.whole = frozenset(name for _, _, names, _ in told for name in names)
-        for stage, its, *_ in told:
-            for name in its:
-                stages.setdefault(name, set()).add(stage)
-        for name, found in stages.items():
-            if len(found) > 1:
-                raise refusals.stages_share(name, sorted(found))
+        mesh_check.check_layers((stage, names) for stage, names, *_ in told)
         kinds = [kinds for *_, kinds in told]
         for kind in kinds[1:]:
             if kind != kinds[0]:
@@ -285,12 +279,6 @@ class Mates:
         if self._lines is not None:
             self._lines.close()
         self._inside.close()
-
-
-def _trained(prefix: str, module: torch.nn.Module) -> Iterator[str]:
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            yield prefix + name
 
 
 def _make_up(others: Mapping[str, Stateful]) -> dict[str, list[str]]:

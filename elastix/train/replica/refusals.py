@@ -201,17 +201,6 @@ def clipped_otherwise(call: str, what: str, given: Sequence[float]) -> ConfigErr
     )
 
 
-def stages_share(name: str, places: Sequence[int]) -> ConfigError:
-    """A parameter is trained at several stages."""
-    at = " and ".join(map(str, places))
-    return ConfigError(
-        f"parameter {name!r} is trained at places {at} of the axis 'pipe'. Nothing was prepared. A "
-        "stage holds layers of its own, under the names that they have in the whole model; weights "
-        "that two stages share (tied embeddings) are not supported. Build the whole model, and "
-        "replace the layers of other stages by torch.nn.Identity()."
-    )
-
-
 def stages_parted(what: str) -> ConfigError:
     """What the places of a pipeline have prepared does not make up one State."""
     return ConfigError(

@@ -69,7 +69,10 @@ def test_activations_go_on_and_gradients_back():
 def test_the_worst_is_the_memory_of_one_stage_and_the_work_of_another():
     def cut(model, place, places):
         del places
-        return model[:1] if place == 0 else model[1:]
+        for number in range(LAYERS):
+            if (number == 0) != (place == 0):
+                model[number] = nn.Identity()
+        return model
 
     found = traced(2, 64, cut)
     worst = found.worst(1e9, 1e9)
@@ -94,7 +97,13 @@ def test_what_schedules_cannot_pass_on_is_refused():
 
 @pytest.mark.parametrize(
     ("made", "says"),
-    [(None, "gave a NoneType for stage 1 of 2"), (nn.Identity(), "stage 1 of 2 has nothing to tr")],
+    [
+        (None, "gave a NoneType for stage 1 of 2"),
+        (nn.Identity(), "stage 1 of 2 has nothing to tr"),
+        (nn.Sequential(nn.Identity(), nn.BatchNorm1d(WIDTH)), "'1' is a BatchNorm1d with running"),
+        (build(), "'0.weight' is trained at places 0 and 1"),
+    ],
+    ids=["no module", "nothing trained", "running statistics", "the same layers"],
 )
 def test_what_is_no_stage_is_refused(made, says):
     with pytest.raises(ConfigError, match=says):
