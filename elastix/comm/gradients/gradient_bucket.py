@@ -245,7 +245,8 @@ class GradientBucket(Bucket):
         self._before, self._marks = [], {}
         if any(parameter.grad is not None for parameter in self.parameters):
             self._before = [_unless_zero(parameter.grad) for parameter in self.parameters]
-        self.forget_slice()
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def forget_slice(self) -> None:
         """What was added to gradients in this step counts for nothing."""

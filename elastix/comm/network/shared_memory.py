@@ -25,6 +25,7 @@ import mmap
 import os
 import platform
 import struct
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -188,7 +189,7 @@ class _Own:
     process = 0
     file = -1
     board: Board
-    maps: dict[tuple[int, int], torch.Tensor]
+    maps: dict[tuple[int, int], tuple[int, torch.Tensor]]  # by process and inode: file, memory
     lock = threading.Lock()
 
 
@@ -225,6 +226,19 @@ def _open(process: int, file: int, inode: int) -> int:
         os.close(handle)
         raise OSError(f"file {file} of process {process} is another one")
     return handle
+
+
+def _forget_closed(process: int) -> None:
+    """Rooms that it has no more: their memory is there for as long as anybody maps it."""
+    for known, (file, _) in list(_Own.maps.items()):
+        if known[0] != process:
+            continue
+        try:
+            there = Path(f"/proc/{process}/fd/{file}").stat().st_ino
+        except OSError:
+            there = None
+        if there != known[1]:
+            _Own.maps.pop(known, None)
 
 
 def _mapped(file: int, size: int) -> torch.Tensor:
@@ -387,9 +401,11 @@ class Exchange:
         board.show(number, room)
         board.count(_FILLED, self._base | number + 1)
         reduction = Reduction()
+        flushes = sys.float_info.min / 2 == 0  # denormal numbers, in this thread
 
         def carry_out() -> None:
             error: Exception | None = None
+            torch.set_flush_denormal(flushes)
             try:
                 reduction.norm = self._reduce(number, sizes, work)
             except _Stopped:
@@ -465,11 +481,13 @@ class Exchange:
             raise RuntimeError(
                 f"rank {other} has {size} bytes to reduce where this one expects {expected}"
             )
-        found = _Own.maps.get((process, inode))
+        _, found = _Own.maps.get((process, inode), (file, None))
         if found is None:
+            _forget_closed(process)
             handle = _open(process, file, inode)
             try:
-                found = _Own.maps[process, inode] = _mapped(handle, size)
+                found = _mapped(handle, size)
             finally:
                 os.close(handle)
+            _Own.maps[process, inode] = file, found
         return found

@@ -8,6 +8,7 @@ import random
 import threading
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -75,6 +76,11 @@ def member(rank, line):  # noqa: C901 - a case an order
                 say(line, (ended, repr(reductions[number].error), tensors))
             case ("over", number, *within_s):
                 say(line, reductions[number].over.wait(sum(within_s)))
+            case ("mapped",):
+                maps = Path("/proc/self/maps").read_text().splitlines()
+                say(line, sum(shared_memory._NAME in mapped for mapped in maps))
+            case ("flush",):
+                torch.set_flush_denormal(True)
             case ("stop", generation):
                 exchanges[generation].stop()
                 say(line, tensors)
@@ -333,6 +339,29 @@ def test_a_room_is_used_again_only_when_no_tensor_refers_to_it():
     del part
     assert room.free
     assert room.tensor(torch.float32)[10] == 3.0
+
+
+def test_rooms_that_a_mate_has_no_more_are_not_kept(members):
+    group = members(2)
+    group.tell(("enter", 1))
+    row, held = torch.ones(1000), (frozenset([0]), frozenset([1]))
+    for number in range(16):
+        group.tell(("tree", 1, "x", [row], (held, 2), "sum", row))  # in a new room each time
+        group.results(number, "x")
+    group.tell(("mapped",))
+    for rank in (0, 1):  # two boards, and rooms of this reduction, or of the one before
+        assert group.hear(rank) <= 8
+
+
+def test_denormal_numbers_are_flushed_if_they_are_where_the_reduction_was_begun(members):
+    group = members(2)
+    group.tell(("enter", 1))
+    row, held = torch.full((100,), 1e-39), (frozenset([0]), frozenset([1]))
+    for number, wanted in enumerate((2e-39, 0.0)):
+        group.tell(("tree", 1, "x", [row], (held, 2), "sum", row))
+        for result in group.results(number, "x"):
+            assert torch.equal(bits(result), bits(torch.full((100,), wanted)))
+        group.tell(("flush",))
 
 
 def test_who_cannot_be_seen_is_no_mate(members, monkeypatch):

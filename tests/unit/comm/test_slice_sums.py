@@ -112,3 +112,21 @@ def test_gradients_that_come_one_by_one_add_up_to_the_same_and_the_root_is_scale
         wanted = tree_total(leaves, bucket.reduce, 0, 8)
         wanted[: bucket.elements].mul_(1 / 8)  # and not flags and counts
         assert torch.equal(bits(bucket.flat), bits(wanted))
+
+
+def test_gradients_that_are_zeroed_in_place_leave_the_bucket_its_memory():
+    bucket = build_buckets([Model()])[0]
+    memory = bucket.flat.data_ptr()
+    for _ in range(3):
+        bucket.begin_slices()
+        bucket.begin()
+        assert bucket.flat.data_ptr() == memory
+        bucket.collect = lambda *_: None
+        for place, parameter in enumerate(bucket.parameters):
+            parameter.grad = torch.ones_like(parameter)
+            bucket.fill(place, (), 0)
+        bucket.close(1)
+        bucket.forget_slice()
+        bucket.accept(1.0)
+        for parameter in bucket.parameters:
+            parameter.grad.zero_()
