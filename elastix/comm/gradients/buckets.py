@@ -91,6 +91,14 @@ def _check_types(modules: Sequence[torch.nn.Module]) -> None:
                     f"{tensor.layout}, which no backend can average over workers. Nothing was "
                     "prepared. Keep it in another type; a constant need not be a buffer."
                 )
+        for name, parameter in module.named_parameters():
+            wanted = getattr(parameter, "grad_dtype", None)  # None: of any type
+            if parameter.requires_grad and wanted not in (None, parameter.dtype):
+                raise ConfigError(
+                    f"{name} of the prepared {type(module).__name__} is {parameter.dtype}, and its "
+                    f"grad_dtype {wanted}; the average over workers has the parameter's type. "
+                    "Nothing was prepared. Leave grad_dtype as it is."
+                )
 
 
 def _parameter_groups(modules: Sequence[torch.nn.Module]) -> list[list[torch.nn.Parameter]]:

@@ -295,7 +295,7 @@ class GradientBucket(Bucket):
         if self.collect is not None:
             gradient = parameter.grad
             self._used[place] = gradient is not None
-            self.collect(place, None if gradient is None else _dense(local(gradient)))
+            self.collect(place, None if gradient is None else _dense(gradient).to(self.dtype))
             if self._spent:
                 self._spent[place] = None
             self._fill_in(place)

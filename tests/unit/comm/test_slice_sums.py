@@ -9,6 +9,7 @@ from elastix.comm.gradients.buckets import build_buckets
 from elastix.comm.gradients.slice_sums import SliceSums
 from elastix.comm.network.process_group import Alone, Wiring
 from elastix.comm.network.tree_reduction import Sharing
+from elastix.errors import ConfigError
 from tests.unit.comm.slice_sums import bits, tree_total
 
 ALONE = Alone(Wiring(address=("", 0), interface="", backend="gloo", me=0, members=(0,)))
@@ -130,3 +131,28 @@ def test_gradients_that_are_zeroed_in_place_leave_the_bucket_its_memory():
         bucket.accept(1.0)
         for parameter in bucket.parameters:
             parameter.grad.zero_()
+
+
+needs_grad_dtype = pytest.mark.skipif(
+    not hasattr(torch.Tensor, "grad_dtype"), reason="gradients have the type of the parameter"
+)
+
+
+@needs_grad_dtype
+def test_a_gradient_of_a_wider_type_is_rounded_before_it_is_added_to_others():
+    model = Model()
+    model.norm.bias.grad_dtype = None
+    bucket, taken = build_buckets([model])[0], []
+    bucket.begin()
+    bucket.collect = lambda _place, gradient: taken.append(gradient)
+    bucket.parameters[0].grad = torch.full((3,), 0.1, dtype=torch.float64)
+    bucket.fill(0, (), 0)
+    assert torch.equal(taken[0], torch.full((3,), 0.1))
+
+
+@needs_grad_dtype
+def test_whose_gradient_is_to_stay_of_another_type_is_refused():
+    model = Model()
+    model.layer.weight.grad_dtype = torch.float64
+    with pytest.raises(ConfigError, match=r"layer\.weight of .*grad_dtype torch\.float64"):
+        build_buckets([model])
