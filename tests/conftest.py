@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +19,21 @@ hypothesis.settings.load_profile("untimed")
 
 # In the background of a shell SIGINT is ignored, by all processes that tests start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Of a table that is marked `fast`, the rows that match none of its patterns are slow."""
+    idle = {}
+    for item in items:
+        if mark := item.get_closest_marker("fast"):
+            matched = {pattern for pattern in mark.args if fnmatchcase(item.callspec.id, pattern)}
+            table = item.nodeid.partition("[")[0]
+            idle[table] = idle.get(table, set(mark.args)) - matched
+            if not matched:
+                item.add_marker(pytest.mark.slow)
+    if any(idle.values()) and not any("::" in path for path in config.args):  # whole tables
+        raise pytest.UsageError(f"marked fast, but no such rows: {idle}")
 
 
 def pytest_collection_finish():

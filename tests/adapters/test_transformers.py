@@ -251,6 +251,7 @@ def of_one(kind, ctx):
     scaled(kind, ctx)
 
 
+@pytest.mark.fast("OwnMean", "TwiceDivided")
 @pytest.mark.parametrize("kind", [OwnMean, OwnMeanOfParts, TwiceDivided])
 def test_a_loss_is_scaled_as_trainer_itself_scales_it(tmp_path, kind):
     """Trainer adds up what compute_loss gives for each part, unless it is told otherwise."""
@@ -299,6 +300,7 @@ BACK = {
 }
 
 
+@pytest.mark.fast("flip")
 @pytest.mark.parametrize("name", BACK)
 def test_a_step_that_is_done_again_is_one_step_to_trainer(tmp_path, name):
     """It counts its steps, and would end each epoch that is one longer without its last batch."""

@@ -75,6 +75,7 @@ def assert_stored_as_it_was(tmp_path, result):
                 assert noted.get(step, held) == held, f"step {step}, worker {worker}"
 
 
+@pytest.mark.fast("1", "3")
 @pytest.mark.parametrize("workers", [1, 3, 5])
 def test_every_state_that_was_due_is_stored_and_is_what_all_workers_held(tmp_path, workers):
     result = run(tmp_path, [], workers)
@@ -103,6 +104,13 @@ DEATHS = {
 }
 
 
+@pytest.mark.fast(
+    "at the boundary, before its snapshot",
+    "with the snapshot just begun",
+    "in the commit round",
+    "all but one",
+    "at the end",
+)
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_checkpoint_is_completed_while_one_holder_lives(tmp_path, death):
     result = run(tmp_path, DEATHS[death])
@@ -116,6 +124,7 @@ def test_a_stopped_worker_holds_up_no_checkpoint_for_ever(tmp_path):
     assert_stored_as_it_was(tmp_path, result)
 
 
+@pytest.mark.fast("1", "5")
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_a_run_goes_on_with_any_number_of_workers(tmp_path, workers):
     kills = [Kill(worker=w, phase="batch", step=10) for w in range(3)]

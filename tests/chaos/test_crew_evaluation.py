@@ -60,7 +60,7 @@ def run(tmp_path, workers, crew, kills=(), *, function=evaluated, times=2, **opt
     "crew",
     [
         {"shard": 3},
-        {"shard": 2, "tensor": 2},
+        pytest.param({"shard": 2, "tensor": 2}, marks=pytest.mark.slow),
         pytest.param({"shard": 2}, marks=pytest.mark.slow),
         pytest.param({"tensor": 2}, marks=pytest.mark.slow),
         pytest.param({"shard": 1}, marks=pytest.mark.slow),
@@ -71,6 +71,7 @@ def test_all_places_evaluate_and_every_sample_counts_once(tmp_path, crew):
     run(tmp_path, 2, crew)
 
 
+@pytest.mark.fast("1")
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_process_is_killed_while_it_evaluates(tmp_path, place):
     found = run(tmp_path, 3, {"shard": 2}, [kill(1, place, "in evaluation")])
@@ -119,6 +120,7 @@ def looks_by_itself(ctx):
     train(ctx, after_epoch=after_epoch)
 
 
+@pytest.mark.slow
 def test_what_is_stored_after_a_forward_pass_alone_is_in_parts(tmp_path):
     often = CheckpointConfig(every_steps=3, keep_last=None)
     options = {"samples": 36, "epochs": 2, "checkpoint": often, "function": looks_by_itself}

@@ -30,7 +30,7 @@ def committed(found):
     ("workers", "crew", "lost"),
     [
         (2, {"shard": 2}, [(0, 1), (1, 0)]),
-        (2, {"shard": 2, "tensor": 2}, [(0, 3), (1, 0)]),
+        pytest.param(2, {"shard": 2, "tensor": 2}, [(0, 3), (1, 0)], marks=pytest.mark.slow),
         pytest.param(3, {"shard": 3}, [(0, 0), (1, 1), (2, 2)], marks=pytest.mark.slow),
         pytest.param(3, {"tensor": 2}, [(0, 0), (1, 0), (2, 1)], marks=pytest.mark.slow),
     ],
@@ -45,6 +45,7 @@ def test_one_process_of_each_worker_is_killed_and_no_step_is_lost(tmp_path, work
     assert first in found.run.outcomes
 
 
+@pytest.mark.fast("0")
 @pytest.mark.parametrize("place", [0, 1])
 def test_if_no_process_has_one_of_the_parts_the_run_begins_at_what_is_stored(tmp_path, place):
     often = CheckpointConfig(every_steps=2, wait=True)

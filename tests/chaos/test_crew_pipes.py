@@ -151,6 +151,7 @@ GOES_ON = {
 PAIRS = [("pipe 2", "one process"), ("one process", "pipe 2")]
 
 
+@pytest.mark.fast("pipe 2-one process")
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -174,6 +174,7 @@ EXACT_PHASES = ["in forward", "in backward", "computed", "bucket", "filled", "cl
 QUICK = [("in backward", 1, "shard 2"), ("bucket", 0, "shard 2"), ("in forward", 3, "both")]
 
 
+@pytest.mark.fast("in backward-1-shard 2", "bucket-0-shard 2")
 @pytest.mark.parametrize(("phase", "place", "mesh"), QUICK)
 def test_a_process_lost_within_a_step_leaves_the_same_bytes(tmp_path, phase, place, mesh):
     check(exact(tmp_path, 2, mesh, [kill(1, place, phase, step=3)]), mesh)
@@ -202,6 +203,7 @@ def test_a_process_lost_at_the_commit_leaves_the_same_bytes(tmp_path, one):
     check(exact(tmp_path, 3, "shard 2", [one]), "shard 2")
 
 
+@pytest.mark.slow
 def test_a_whole_crew_is_lost_and_replaced(tmp_path):
     """Both processes die, in one step; a fresh worker is given the State, and takes slices."""
     kills = [kill(1, 0, "in backward", step=3), kill(1, 1, "in backward", step=3)]
@@ -299,6 +301,7 @@ def test_samples_that_are_read_ahead_by_processes_are_the_same(tmp_path):
     assert final(runs[0])[0] == final(runs[1])[0]
 
 
+@pytest.mark.slow
 def test_without_it_the_order_of_sums_shows_in_the_bytes(tmp_path):
     """Nothing random is in this run but its initial weights."""
     found = [

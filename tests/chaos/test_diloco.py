@@ -219,6 +219,9 @@ PLACES = {
 }
 
 
+@pytest.mark.fast(
+    "bucket", "end of the window", "commit round", "between outer steps", "the first worker"
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_one_is_killed(tmp_path, place):
     result = run(tmp_path, [PLACES[place]])
@@ -333,6 +336,7 @@ CREW_PLACES = {
 }
 
 
+@pytest.mark.fast("a follower in a bucket")
 @pytest.mark.parametrize("place", CREW_PLACES)
 def test_a_process_of_a_crew_is_killed(tmp_path, place):
     slow = place != "a follower in an inner step"

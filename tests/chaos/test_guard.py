@@ -90,6 +90,13 @@ def check(directory, run, number, lost=()):
     assert_replicas_identical(directory / "logs", set(lost), run.events)
 
 
+@pytest.mark.fast(
+    "nan-not finite-0",
+    "nan-not finite-None",
+    "inf-not finite-2",
+    "1e3-usually-0",
+    "1e3-usually-None",
+)
 @pytest.mark.parametrize("worker", [0, 2, None])
 @pytest.mark.parametrize(
     ("fault", "why"), [("nan", "not finite"), ("inf", "not finite"), ("1e3", "usually")]
@@ -162,6 +169,7 @@ def test_too_many_end_the_run(tmp_path):
     assert [e.step for e in events if isinstance(e, StepCommitted)] == list(range(1, 11))
 
 
+@pytest.mark.fast("round")
 @pytest.mark.parametrize("phase", ["bucket", "round", "left"])
 def test_a_worker_may_die_in_a_step_that_is_void(tmp_path, phase):
     """Whoever is left comes to the same verdict, or to that of a gradient without its fault."""

@@ -32,6 +32,7 @@ def run(tmp_path, train, workers=2, config=None, newcomers=(2,), **options):
     return result
 
 
+@pytest.mark.fast("convnet")
 @pytest.mark.parametrize("model", ["convnet", "tied", "unused"])
 def test_a_joiner_follows_the_steps_that_it_missed(tmp_path, model):
     """It grows the group beyond its founders, and a replay agrees with what came out."""
@@ -219,6 +220,7 @@ def test_a_joiner_in_a_loop_that_the_group_is_through_with_is_replaced(tmp_path,
     assert compare(tmp_path / "run").relative < 1e-9
 
 
+@pytest.mark.fast("linear")
 @pytest.mark.parametrize("rule", ["linear", "sqrt"])
 def test_batch_and_rate_that_follow_the_group(tmp_path, rule):
     config = {"rate": rule, "batch_size": 10, "samples": 300, "epochs": 6}

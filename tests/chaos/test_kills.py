@@ -42,6 +42,14 @@ PLACES = {
 }
 
 
+@pytest.mark.fast(
+    "*-3",
+    "forward-5",
+    "commit round-5",
+    "first step-5",
+    "first bucket-3 by sockets",
+    "out of*-3 by sockets",
+)
 @pytest.mark.parametrize(
     ("workers", "shared"), [(3, True), (5, True), (3, False)], ids=["3", "5", "3 by sockets"]
 )
@@ -52,6 +60,7 @@ def test_one_worker_is_killed(tmp_path, place, workers, shared):
     assert survivors == set(range(workers)) - {1}
 
 
+@pytest.mark.fast("middle bucket", "commit round")
 @pytest.mark.parametrize("place", ["forward", "middle bucket", "commit round", "between steps"])
 def test_one_worker_is_killed_while_processes_read_for_all(tmp_path, place):
     run(tmp_path, [PLACES[place]], config={"num_workers": 2})
@@ -70,6 +79,7 @@ def test_two_workers_are_killed_in_one_step(tmp_path, kills):
     run(tmp_path, kills, workers=5)
 
 
+@pytest.mark.fast("3-*", "5-bucket", "5-left")
 @pytest.mark.parametrize("phase", ["enter", "meet", "bucket", "round", "left"])
 @pytest.mark.parametrize("workers", [3, 5])
 def test_a_second_worker_is_killed_during_recovery(tmp_path, workers, phase):
@@ -163,6 +173,14 @@ def test_a_group_below_its_minimum_finishes_the_step_and_waits(tmp_path):
     assert {event.worker for event in joins(result.events)} == {3, 4}
 
 
+@pytest.mark.fast(
+    "running-joiner",
+    "running-joiner copies",
+    "running-bystander meets",
+    "paused-joiner meets",
+    "paused-donor copies",
+    "paused-bystander",
+)
 @pytest.mark.parametrize(
     "kill",
     [
@@ -190,6 +208,7 @@ def train_short_of_memory(ctx):
     train(ctx)
 
 
+@pytest.mark.fast("in the group")
 @pytest.mark.parametrize("min_workers", [1, 3], ids=["beside the group", "in the group"])
 def test_a_joiner_without_memory_for_the_state_costs_itself_alone(tmp_path, min_workers):
     logs = tmp_path / "logs"

@@ -140,6 +140,7 @@ def test_loader_processes_that_die_cost_neither_the_run_nor_a_sample(tmp_path):
     run(tmp_path, dies={"2": 1, "6": 2})
 
 
+@pytest.mark.fast("bucket")
 @pytest.mark.parametrize("phase", ["batch", "bucket", "round"])
 def test_a_worker_is_killed_while_others_read_for_it(tmp_path, phase):
     """It is heard of while its processes have no time to notice: torch's look every 5 s."""
@@ -238,6 +239,7 @@ def noting(ctx):
             optimizer.zero_grad()
 
 
+@pytest.mark.fast("batch")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("phase", ["batch", "bucket"])
 def test_no_worker_reads_a_sample_twice_when_another_is_lost(tmp_path, phase):

@@ -32,6 +32,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.fast("convnet-mid-backward-3", "tied-commit*-3", "unused-two*-3")
 @pytest.mark.parametrize("epochs", [3, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("model", ["convnet", "tied", "unused"])

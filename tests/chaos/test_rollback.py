@@ -25,6 +25,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.fast("-in the round of a void step", "accumulate-one", "accumulate-two in a row")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("config", [{}, {"accumulate": 2, "samples": 240}], ids=["", "accumulate"])
 def test_a_lost_step_is_done_again_with_the_same_samples(tmp_path, schedule, config):

@@ -77,6 +77,7 @@ def part_of(tensor: str) -> str:
     return "buffers" if "running" in tensor or "tracked" in tensor else "model"
 
 
+@pytest.mark.fast("head.weight", "norm1.running_var", "@optimizer*conv1*")
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_a_flipped_bit_costs_a_worker_and_changes_nothing(tmp_path, quiet, tensor):
     run = flip(tmp_path, Flip(worker=1, tensor=tensor, step=5, bit=3))
@@ -90,6 +91,7 @@ def test_a_flipped_bit_costs_a_worker_and_changes_nothing(tmp_path, quiet, tenso
     assert account.replicas.equal
 
 
+@pytest.mark.fast("bucket-6", "left-7")
 @pytest.mark.parametrize(
     ("phase", "found_after"),
     [("bucket", 6), ("filled", 6), ("round", 7), ("left", 7)],
@@ -278,6 +280,7 @@ def in_slices(ctx):
             optimizer.zero_grad()
 
 
+@pytest.mark.fast("300-True")
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     "steps", [300, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])]

@@ -62,6 +62,7 @@ def run(tmp_path, train, workers=2, config=None, **options):
     )
 
 
+@pytest.mark.fast("slice", "round", "left", "evaluate")
 @pytest.mark.parametrize("phase", ["slice", "bucket", "round", "left", "boundary", "evaluate"])
 def test_all_die_in_one_place_and_no_step_is_lost(tmp_path, phase):
     kills = [Kill(worker=worker, phase=phase, step=10) for worker in (0, 1)]

@@ -99,6 +99,7 @@ def killed_at(act: Callable[[], object], place: tuple[str, int], with_signal: in
     return child(lambda: lines_of(act, visit))
 
 
+@pytest.mark.fast("a few-4")
 @pytest.mark.parametrize(
     "every", [4, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )

@@ -44,6 +44,7 @@ def assert_as_plain_torch(directory, name, workers, kills=()):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKS)
 def test_without_kills(tmp_path, name):
     assert_as_plain_torch(tmp_path, name, 2)

@@ -101,12 +101,14 @@ DOUBLE = {"dtype": "float64", "optimizer": "adamw", "rtol": 1e-9}
 SINGLE = {"dtype": "float32", "optimizer": "sgd", "rtol": 1e-4}
 
 
+@pytest.mark.fast("*-float64", "unused-float32")
 @pytest.mark.parametrize("precision", [DOUBLE, SINGLE], ids=["float64", "float32"])
 @pytest.mark.parametrize("model", ["mlp", "convnet", "tied", "unused"])
 def test_equals_ddp(tmp_path, model, precision):
     check(tmp_path, {"model": model, **precision})
 
 
+@pytest.mark.fast("convnet")
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 def test_equals_ddp_with_accumulation(tmp_path, model):
     check(tmp_path, {"model": model, "accumulate": 2, **DOUBLE})

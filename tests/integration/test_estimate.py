@@ -7,6 +7,7 @@ from benchmarks.estimate import estimated, measured
 from elastix.cost.trace import trace
 
 
+@pytest.mark.fast("convnet")
 @pytest.mark.parametrize("name", list(steps.MODELS))
 def test_peak_memory_is_as_estimated(name):
     build, inputs = steps.MODELS[name]
@@ -15,6 +16,7 @@ def test_peak_memory_is_as_estimated(name):
     assert peak == pytest.approx(estimate.peak_bytes, rel=0.2)
 
 
+@pytest.mark.fast("mlp, tensor=2")
 @pytest.mark.parametrize("name", list(steps.MESHES))
 def test_peak_memory_of_each_of_two_processes_is_as_estimated_for_a_place(name):
     model, mesh = steps.MESHES[name]

@@ -76,6 +76,7 @@ def wait_until_gone(folder):
     return found
 
 
+@pytest.mark.slow
 def test_a_script_starts_a_local_ray_and_leaves_nothing_behind(folder):
     process = start(folder, after="assert not ray.is_initialized(); print('through')")
     output, _ = process.communicate(timeout=110)

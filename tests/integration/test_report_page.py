@@ -270,6 +270,7 @@ def evil_campaign() -> CampaignRecord:
     )
 
 
+@pytest.mark.fast("campaign")
 @pytest.mark.parametrize("kind", ["run", "campaign"])
 def test_nothing_of_a_user_runs(browser, tmp_path, kind):
     if kind == "run":

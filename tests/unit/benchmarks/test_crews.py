@@ -59,6 +59,7 @@ def test_steps_beside_hsdp():
     assert set(found["memory_mb"]) == {"hsdp", "crews", "one process"}
 
 
+@pytest.mark.slow
 def test_kills():
     found = crews.measure_kills(1, width=32, steps=60)
     assert found["steps_lost"] == found["samples_dropped"] == found["samples_repeated"] == 0

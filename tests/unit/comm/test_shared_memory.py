@@ -183,6 +183,7 @@ def draw(dtype, count, elements):
     return [torch.randint(0, 99, (elements,), generator=generator).to(dtype) for _ in range(count)]
 
 
+@pytest.mark.fast("3")
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_all_have_the_same_sum_and_maximum(members, count):
     group = members(count)
@@ -378,6 +379,7 @@ def test_who_cannot_be_seen_is_no_mate(members, monkeypatch):
     assert introduce() == ""
 
 
+@pytest.mark.fast("3")
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_over_a_tree_the_sum_is_the_same_to_the_last_bit_for_any_sharing(members, count):
     group = members(count)

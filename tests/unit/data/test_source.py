@@ -149,6 +149,7 @@ def crop(sample, rng):
     return torch.from_numpy(sample["array"][start : start + 500].copy()), sample["n"]
 
 
+@pytest.mark.fast("0")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_of_a_shared_dataset_are_those_of_the_dataset(tmp_path, monkeypatch, num_workers):
     monkeypatch.setattr(shared_dataset, "_MEMORY", tmp_path)
