@@ -63,6 +63,7 @@ def test_slices_of_a_lost_crew_are_computed_by_the_others_in_the_same_step(tmp_p
     assert found.outcomes == ["reduced again"] * 2
 
 
+@pytest.mark.slow
 def test_tensors_split_and_sharded(tmp_path):
     in_slices(tmp_path, 2, {"shard": 2, "tensor": 2}, [kill(1, 3, "in backward")])
 
@@ -106,13 +107,8 @@ TWO = {
 }
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param(k, id=name, marks=[pytest.mark.slow] * bool(n))
-        for n, (name, k) in enumerate(TWO.items())
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", TWO.values(), ids=TWO)
 def test_several_are_killed_within_one_step(tmp_path, kills):
     in_slices(tmp_path, 4, {"shard": 2}, kills)
 
@@ -189,13 +185,14 @@ def test_a_process_lost_anywhere_leaves_the_same_bytes(tmp_path, phase, place, s
     check(exact(tmp_path, 3, "shard 2", kills, shared=shared), "shard 2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "one",
     [
         kill(1, 1, "held", detail=1, step=3),
-        pytest.param(kill(1, 0, "crew", detail=1, step=3), marks=pytest.mark.slow),
-        pytest.param(kill(1, 0, "round", detail=1, step=3), marks=pytest.mark.slow),
-        pytest.param(kill(1, 0, "left", detail=1, step=3), marks=pytest.mark.slow),
+        kill(1, 0, "crew", detail=1, step=3),
+        kill(1, 0, "round", detail=1, step=3),
+        kill(1, 0, "left", detail=1, step=3),
     ],
     ids=lambda one: one.phase,
 )

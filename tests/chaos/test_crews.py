@@ -282,7 +282,8 @@ def test_the_halves_of_two_broken_workers_are_a_new_one(tmp_path):
     assert set(found.run.outcomes) >= {0, 3}
 
 
-@pytest.mark.parametrize("phase", ["meet", pytest.param("enter", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["meet", "enter"])
 def test_a_joiner_left_out_as_another_dies_comes_in_with_the_next_generation(tmp_path, phase):
     """It is a newcomer of generation 3, of which generation 4 keeps those who have the State."""
     kills = [kill(1, 1, "bucket", detail=0), kill(2, 0, phase, detail=3)]

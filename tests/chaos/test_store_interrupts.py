@@ -50,7 +50,7 @@ def cut_off(folder, ctrl_c):
 
 @pytest.mark.timeout(900)  # a store is begun and used anew for each of some hundred lines
 @pytest.mark.parametrize(
-    ("seed", "share"), [(1, 0.2), *[pytest.param(s, 1, marks=pytest.mark.slow) for s in (2, 3, 4)]]
+    ("seed", "share"), [(1, 0.1), *[pytest.param(s, 1, marks=pytest.mark.slow) for s in (2, 3, 4)]]
 )
 def test_ctrl_c_before_any_line_loses_nothing_and_blocks_nobody(tmp_path, seed, share):
     """Before each line once, in one of its turns; a share of the lines, drawn by the seed."""
@@ -74,4 +74,4 @@ def test_ctrl_c_before_any_line_loses_nothing_and_blocks_nobody(tmp_path, seed, 
             assert_whole(store, acked)
             store.rebuild()  # refused while a writer is at work, or a lock was left locked
             assert_whole(store, acked)
-    assert fell > 0.9 * len(places) > 100
+    assert fell > 0.9 * len(places) > 50

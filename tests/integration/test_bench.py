@@ -82,12 +82,12 @@ def measured(train, tmp_path, size, cpus=1.0):
 
 
 def test_ddp_trains_one_model_on_all_ranks(tmp_path):
-    rate = measured(loop, tmp_path, 3)
+    rate = measured(loop, tmp_path, 2)
     assert rate.samples_per_s > 0
     assert rate.step_samples <= 12
-    ranks = [(tmp_path / "ddp" / f"digests-{rank}").read_text().split()[:2] for rank in range(3)]
+    ranks = [(tmp_path / "ddp" / f"digests-{rank}").read_text().split()[:2] for rank in range(2)]
     assert ranks[0][0] == "4"
-    assert ranks[0] == ranks[1] == ranks[2]
+    assert ranks[0] == ranks[1]
     assert ranks_alive() == []
 
 
@@ -104,7 +104,10 @@ def test_a_rank_has_as_many_threads_as_a_worker_whatever_the_environment_says(
     [
         (around_ddp, 2, TrainError, "the models differ after 4 batches"),
         (raises, 1, TrainError, "ValueError: no such thing"),
-        (returns, 1, TrainError, "the train function was through after 0 counted steps"),
+        pytest.param(
+            *(returns, 1, TrainError, "the train function was through after 0 counted steps"),
+            marks=pytest.mark.slow,
+        ),
         (in_slices, 1, ConfigError, "slices=...) has no counterpart in DDP"),
     ],
 )

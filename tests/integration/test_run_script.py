@@ -26,6 +26,7 @@ def test_at_most_five_lines_of_a_plain_script_change():
     assert len(changed("-")) <= 5
 
 
+@pytest.mark.slow
 def test_the_plain_script_runs():
     done = subprocess.run(
         [sys.executable, PLAIN / "before.py"], capture_output=True, text=True, timeout=100

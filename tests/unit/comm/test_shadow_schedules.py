@@ -41,7 +41,7 @@ FEW = {"workers": 2, "min_workers": 1, "joiners": 1, "batch_size": 8, "kill_ever
 )
 def test_the_run_goes_on_from_a_shadow(fixed):
     seen = run_schedules(range(500), length=40, epochs=2, **fixed)
-    assert seen["succeeded"] > 10, seen
+    assert seen["succeeded"] > 5, seen
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_shadow_takes_the_seat_of_one_that_died_with_what_it_has(fixed):
     """And is still there if all die while it is on its way in."""
     world = {**FEW, "joiners": 2, "spares": True, "replace": True, "length": 60}
     seen = run_schedules(range(300), epochs=2, **{**world, **fixed})
-    assert seen["took a seat"] > 20, seen
+    assert seen["took a seat"] > 10, seen
     assert seen["succeeded"] > 0, seen
 
 
