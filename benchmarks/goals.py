@@ -214,6 +214,40 @@ def _errors(data: str, difference: str, results: Results) -> float:
     return float(found["mean"] / found["standard_error"])
 
 
+def _inherited(what: str, lcs: str, none: str) -> list[Row]:
+    """What inheritance is worth to the search that proposes both of these variants."""
+    return [
+        Row(
+            *("inherit", f"{what} over none, mean score of evolved candidates", ">= +0.20"),
+            lambda r: r[lcs]["evolved_mean"] - r[none]["evolved_mean"],
+            *(at_least(0.2), "{:+.2f}"),
+        ),
+        Row(
+            *("inherit", f"share of candidates over 0.8, {what} over none", ">= 3"),
+            *(_ratio((lcs, "share_over_080"), (none, "share_over_080")), at_least(3)),
+        ),
+        Row(
+            *("inherit", f"epochs of full training, checkpoints of none over those of {what}"),
+            *(">= 1.3", _ratio((none, "full_epochs_checkpoint"), (lcs, "full_epochs_checkpoint"))),
+            at_least(1.3),
+        ),
+        Row(
+            *("inherit", f"epochs of full training, from scratch over {what}", ">= 1.5"),
+            _ratio((lcs, "full_epochs_scratch"), (lcs, "full_epochs_checkpoint")),
+            at_least(1.5),
+        ),
+        Row(
+            *("inherit", f"test accuracy, {what} less from scratch, points", ">= -0.5"),
+            lambda r: 100 * (r[lcs]["test_accuracy_checkpoint"] - r[lcs]["test_accuracy_scratch"]),
+            *(at_least(-0.5), "{:+.2f}"),
+        ),
+        Row(
+            *("inherit", f"matching and loading a candidate, {what}, ms of CPU", "<= 5"),
+            *(number_at(lcs, "match_cpu_ms"), at_most(5), "{:.1f}"),
+        ),
+    ]
+
+
 ROWS = (
     Row(
         *("overhead", "step time over DDP's, MLP", "<= 1, or DDP's own upper quartile"),
@@ -349,34 +383,8 @@ ROWS = (
         *("executor", "over DeepHyper's Ray evaluator", ">= 3"),
         *(_ratio(("trials_per_s", "elastix_pool"), ("trials_per_s", "deephyper_ray")), at_least(3)),
     ),
-    Row(
-        *("inherit", "LCS over none, mean score of evolved candidates", ">= +0.20"),
-        lambda r: r["lcs"]["evolved_mean"] - r["none"]["evolved_mean"],
-        *(at_least(0.2), "{:+.2f}"),
-    ),
-    Row(
-        *("inherit", "share of candidates over 0.8, LCS over none", ">= 3"),
-        *(_ratio(("lcs", "share_over_080"), ("none", "share_over_080")), at_least(3)),
-    ),
-    Row(
-        *("inherit", "epochs of full training, checkpoints of none over those of LCS", ">= 1.3"),
-        _ratio(("none", "full_epochs_checkpoint"), ("lcs", "full_epochs_checkpoint")),
-        at_least(1.3),
-    ),
-    Row(
-        *("inherit", "epochs of full training, from scratch over LCS", ">= 1.5"),
-        _ratio(("lcs", "full_epochs_scratch"), ("lcs", "full_epochs_checkpoint")),
-        at_least(1.5),
-    ),
-    Row(
-        *("inherit", "test accuracy, LCS less from scratch, points", ">= -0.5"),
-        lambda r: 100 * (r["lcs"]["test_accuracy_checkpoint"] - r["lcs"]["test_accuracy_scratch"]),
-        *(at_least(-0.5), "{:+.2f}"),
-    ),
-    Row(
-        *("inherit", "matching and loading a candidate, LCS, ms of CPU", "<= 5"),
-        *(number_at("lcs", "match_cpu_ms"), at_most(5), "{:.1f}"),
-    ),
+    *_inherited("LCS", "lcs", "none"),
+    *_inherited("screened LCS", "screened_lcs", "screened_none"),
     *(
         Row(
             *("estimate", f"{what}, {model}", f"{low:g} to {high:g}"),
