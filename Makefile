@@ -37,8 +37,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/search_then_train.py
 
-# Three at once on two cores: many tests wait for other processes.
-AT_ONCE ?= 3
+# Four at once on two cores: many tests wait for other processes.
+AT_ONCE ?= 4
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow" -n $(AT_ONCE) --dist worksteal
 

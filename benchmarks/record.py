@@ -8,11 +8,14 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ABOUT = "about.json"
 _PACKAGES = (
@@ -42,12 +45,13 @@ def save(out: Path, results: Mapping[str, Any], parts: Iterable[str] = ()) -> No
 
 
 def circumstances() -> dict[str, Any]:
-    """Date, command, size of the machine, and versions of what is measured."""
+    """Date, command, time taken, size of the machine, and versions of what is measured."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     command = [f"python -m {module.name}" if module else "python", *sys.argv[1:]]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(command),
+        "seconds": round(time.time() - psutil.Process().create_time()),  # of this process so far
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "versions": {"python": platform.python_version(), **_versions()},

@@ -384,6 +384,7 @@ def test_a_detached_run_goes_on_without_its_driver_and_fit_attaches(cluster, tmp
     until(lambda: takeover.find_controller(run_of(tmp_path)) is None)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_large_train_function_outlives_its_driver_as_any_other(cluster, tmp_path):
     """The controller is killed after the driver: what it was started with must still be there."""

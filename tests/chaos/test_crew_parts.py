@@ -148,6 +148,7 @@ def counts_in_an_array(ctx):
     train_with(ctx, table=table)
 
 
+@pytest.mark.slow
 def test_an_array_that_was_changed_since_the_boundary_is_not_gone_on_from(tmp_path):
     kills = [kill(0, 1, "filled", step=4), kill(1, 0, "filled", step=4)]
     found = run(tmp_path, 2, {"shard": 2}, kills, function=counts_in_an_array)

@@ -153,13 +153,14 @@ def check(run, mesh, epochs=EPOCHS, function=evenly):
     assert steps_of(run.events) == steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "workers"),
     [
         ("shard 2", 2),
-        pytest.param("shard 2", 3, marks=pytest.mark.slow),
-        pytest.param("shard 3", 2, marks=pytest.mark.slow),
-        pytest.param("both", 2, marks=pytest.mark.slow),
+        ("shard 2", 3),
+        ("shard 3", 2),
+        ("both", 2),
     ],
 )
 def test_any_number_of_crews_gives_the_same_bytes(tmp_path, mesh, workers):

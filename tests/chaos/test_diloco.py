@@ -475,6 +475,7 @@ def test_who_is_to_leave_does_so_at_an_outer_step(tmp_path):
         torch.testing.assert_close(full[name], tensor, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_mate_and_a_fresh_process_go_on_with_the_outer_momentum(tmp_path):
     one = at_place(1, 1, "batch")
     config = {"crew": True, "samples": 100, "at_place": [one], "inner": "sgd", "epochs": 4}

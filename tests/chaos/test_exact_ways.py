@@ -15,6 +15,18 @@ WAYS = [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) f
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.fast(
+    "autocast",
+    "checkpointing_reentrant",
+    "two_optimizers",
+    "several_passes",
+    "unused_parameters",
+    "tied_weights",
+    "sparse_embeddings",
+    "gradients_kept",
+    "noise_before_slices",
+    "buffers_changed_between_steps",
+)
 @pytest.mark.parametrize("name", WAYS)
 def test_the_bytes_are_those_of_a_quiet_run_of_one_worker(tmp_path, name):
     found = []  # in each step a slice is computed by two, or by the only one twice

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ray_tells_of_the_deaths_of_others_alone(tmp_path):
     done = subprocess.run(
