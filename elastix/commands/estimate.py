@@ -80,12 +80,20 @@ def estimate(
     microbatch: Annotated[
         int | None, typer.Option(min=1, help="Samples of a pipeline's micro-batch; for pipe=2.")
     ] = None,
+    slices: Annotated[
+        int | None,
+        typer.Option(min=1, max=1 << 16, help="Of a batch, as in ctx.loader(..., slices=8)."),
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="With sums of slices, as RunConfig(exact=True) has.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tell what a training run costs: FLOPs, memory by part, time, devices, and whether it fits.
 
     Nothing is trained: two steps of the model are traced on tensors without memory.
     """
+    from elastix.cost import passes
     from elastix.cost.plan import plan  # not for --help
     from elastix.cost.stages import trace_stages
     from elastix.cost.trace import trace
@@ -94,6 +102,8 @@ def estimate(
         raise ConfigError(f"--device is here or one of {sorted(DEVICES)}, not {device!r}.")
     axes = parsed(mesh) if mesh else {}
     share = math.ceil(batch_size / workers)
+    _check_slices(slices, batch_size, exact=exact, pipe="pipe" in axes)
+    each = 1 if slices is None else math.ceil(slices / workers)  # slices, one pass each
     made, sample = _dtype(dtype, "--dtype"), input_dtype_of(input_dtype)
     if sample.is_floating_point:
         sample = made
@@ -105,8 +115,12 @@ def estimate(
 
     def of(mesh: Mapping[str, int]) -> tuple[Cost, Plan]:
         """What one worker costs that is as many processes, or one."""
-        rows = math.ceil(share / mesh.get("shard", 1))
+        of_pass = share if slices is None else batch_size // slices
+        rows = math.ceil(of_pass / mesh.get("shard", 1))
         cost = trace(build, lambda: (torch.zeros(rows, *sizes, dtype=sample),), mesh=mesh, **how)
+        cost = passes.several(cost, each)
+        if exact and slices is not None:
+            cost = passes.exact(cost, slices, workers)
         return cost, plan(cost, machine, places=math.prod(mesh.values()), **run)
 
     def of_stages(cut: Callable[[torch.nn.Module, int, int], Any], micro: int) -> _Found:
@@ -172,6 +186,27 @@ _OF_ONE = {_PER_PLACE: _PER_WORKER, _A_PLACE: _A_WORKER}
 """How a row of a crew's is called where each worker is one process."""
 
 
+def _check_slices(slices: int | None, batch_size: int, *, exact: bool, pipe: bool) -> None:
+    """Refuse what ctx.loader refuses, and what is not counted."""
+    if exact and (slices is None or slices & (slices - 1)):
+        raise ConfigError(
+            "--exact needs --slices, a power of two, as RunConfig(exact=True) does. Nothing was "
+            "estimated. Add --slices 8, say."
+        )
+    if slices is None:
+        return
+    if batch_size % slices:
+        raise ConfigError(
+            f"--batch-size {batch_size} cannot be cut into {slices} equal slices; ctx.loader "
+            f"refuses it. Nothing was estimated. Use {max(1, batch_size // slices) * slices}, say."
+        )
+    if pipe:
+        raise ConfigError(
+            "--slices and a mesh with pipe: what stages hold between slices is not estimated. "
+            "Nothing was estimated. Leave --slices out."
+        )
+
+
 def _told_of_stages(stages: Stages) -> dict[str, Any]:
     return {
         "peak_bytes": [cost.peak_bytes for cost in stages.costs],
@@ -213,7 +248,10 @@ def _rows(cost: Cost, planned: Plan) -> list[tuple[str, str]]:
         ("steps", f"{planned.steps:,}"),
         ("model", decimal(cost.model_bytes)),
         ("gradients", decimal(cost.gradients_bytes)),
-        ("gradient buckets", decimal(cost.buckets_bytes)),
+        (
+            "gradient buckets" + (f", and {cost.sums} sums of slices" if cost.sums else ""),
+            decimal(cost.buckets_bytes),
+        ),
         ("optimizer", decimal(cost.optimizer_bytes)),
         ("activations and temporaries", decimal(cost.activations_bytes)),
     ]

@@ -4,7 +4,6 @@ Each stage is traced by itself, on one micro-batch of what the stage before it g
 is 1F1B: a stage holds the activations of as many micro-batches as there are stages from it on.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from elastix.cost.passes import several
 from elastix.cost.trace import Cost, trace
 from elastix.errors import ConfigError
 from elastix.mesh_check import check_layers, check_stages, trained_names
@@ -118,26 +118,8 @@ def trace_stages(
         if not last:
             given = _outputs(lambda at=place: made_stage(at), made, sample, dtype, autocast)  # type: ignore[misc]
         sent = received + (0 if last else sum(map(_bytes, given or ())))
-        costs.append(_several(cost, microbatches, min(microbatches, stages - place), sent))
+        costs.append(several(cost, microbatches, min(microbatches, stages - place), sent))
     return Stages(costs=costs, microbatches=microbatches)
-
-
-def _several(cost: Cost, microbatches: int, held: int, sent: int) -> Cost:
-    """The cost of so many, of which some are held at once; each is sent on."""
-    more = microbatches - 1
-    operators = Counter(cost.operators)
-    for operator, often in cost.pass_operators.items():
-        operators[operator] += more * often
-    flops = sum(flops * often for (flops, _), often in cost.pass_operators.items())
-    return replace(
-        cost,
-        forward_flops=cost.forward_flops * microbatches,
-        step_flops=cost.step_flops + more * flops,
-        batch_bytes=cost.batch_bytes * held,
-        peak_bytes=cost.peak_bytes + (held - 1) * (cost.activations_bytes + cost.batch_bytes),
-        operators=operators,
-        sent_bytes=(cost.sent_bytes + sent) * microbatches,
-    )
 
 
 def _maker(given: Sequence[Shape] | None) -> Callable[[], tuple[torch.Tensor, ...]] | None:

@@ -70,6 +70,7 @@ class Cost:
         operators: (FLOPs, bytes read and written) of an operator to how often it ran.
         sent_bytes: what one place sends to others of its worker, in a step, at least.
         pass_operators: those of forward and backward, as `operators`.
+        sums: of slices, that an exact run keeps beside the buckets, each as large as these.
     """
 
     parameters: int
@@ -83,11 +84,12 @@ class Cost:
     operators: Mapping[tuple[int, int], int]
     sent_bytes: int = 0
     pass_operators: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    sums: int = 0
 
     @property
     def buckets_bytes(self) -> int:
-        """Flat copies of the gradients, which are reduced."""
-        return self.gradients_bytes
+        """Flat copies of the gradients, which are reduced, and sums of slices."""
+        return self.gradients_bytes * (1 + self.sums)
 
     @property
     def activations_bytes(self) -> int:
