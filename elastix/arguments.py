@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from numbers import Integral, Real
 from types import UnionType
@@ -291,6 +292,14 @@ def all_able(name: str, values: Any, protocol: type[Any]) -> tuple[Any, ...]:  #
         "one.",
     )
     return tuple(able(f"an entry of {name}", value, protocol) for value in values)
+
+
+def single(value: Any) -> Any:  # noqa: ANN401 - any value
+    """The number in an array or tensor of one element; everything else as it is."""
+    if hasattr(value, "item") and not isinstance(value, float | str):
+        with suppress(RuntimeError, TypeError, ValueError):  # of several elements
+            return value.item()
+    return value
 
 
 def plain(name: str, values: object) -> dict[str, Any]:

@@ -25,7 +25,7 @@ Wire = Literal["bfloat16", "float16"]
 _CLOUDS = ("aws", "gcp", "azure")
 _ADDRESS = re.compile(r"http://([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?")
 _OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9  # of DiLoCo, as its authors have them
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a tag begins with it
 
 
 def require(condition: bool, message: str) -> None:
@@ -209,8 +209,8 @@ class RunConfig(_Config):
         )
         require(
             is_name(self.name),
-            f"a run's name is 1 to 100 letters, digits, '.', '_' or '-' and starts with a letter "
-            f"or digit, not {self.name!r}: it names a directory.",
+            f"a run's name is 1 to 100 letters, digits, '.', '_' or '-', starts with a letter or "
+            f"digit and has no '..', not {self.name!r}: it names a directory and tags.",
         )
         require(
             self.seed >= 0,

@@ -19,6 +19,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.search import sample
 from torch import nn
 
+from elastix.arguments import single
 from elastix.config import InheritMode, InheritProvider
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, SearchError
 from elastix.flat import flatten, nest
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.space import Space
@@ -169,16 +171,19 @@ class Search(TuneSearcher):
         trial = self._live.pop(trial_id, None)
         if trial is None or self._objectives is None:
             return
-        metrics = {name: (result or {}).get(name) for name in self._objectives.names}
-        numbers = [m for m in metrics.values() if isinstance(m, int | float) and math.isfinite(m)]
-        failed = error or len(numbers) < len(metrics)
+        metrics = {name: single((result or {}).get(name)) for name in self._objectives.names}
+        losses: tuple[float, ...] = ()
+        if not error:
+            with suppress(SearchError, OverflowError):  # it is no number, or beyond all floats
+                losses = self._objectives.losses(metrics)
+        failed = not losses or not all(map(math.isfinite, losses))
         ref = (result or {}).get(_REF)
         self._elastix.tell(
             [
                 trial.but(
                     state=TrialState.FAILED if failed else TrialState.FINISHED,
-                    losses=() if failed else self._objectives.losses(metrics),
-                    metrics=metrics,
+                    losses=() if failed else losses,
+                    metrics={} if failed else metrics,
                     ref=Ref(ref) if ref else None,
                 )
             ]
@@ -251,6 +256,7 @@ def leave(
     model_source = _inherited.get(config[KEY]["number"]) or _model_source(config)
     if model_source is None:
         return {}
+    metrics = {name: single(value) for name, value in metrics.items()}
     state = State({name: tensor.detach() for name, tensor in model.state_dict().items()})
     ref = model_source.leave(TrainedModel(model, state, metrics, epochs, "final"))
     return {_REF: ref} if ref is not None else {}

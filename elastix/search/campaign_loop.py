@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +39,7 @@ from elastix.search.trial import (
     Suggestion,
     Trial,
     TrialState,
+    ask,
 )
 from elastix.search.trial_database import Role, TrialDatabase, TrialRow
 from elastix.state import Ref
@@ -162,6 +163,7 @@ class Loop:
         self._epochs = 0.0  # of all trials
         self._exhausted = False
         self._refusals = 0  # since a trial was let in
+        self._repeats = 0  # proposals in a row that were tried before
         self._failures = 0
         self._first_failure: Trial | None = None
         self._began_s = clock()
@@ -293,15 +295,32 @@ class Loop:
             if suggestion.key not in self._keys:
                 room -= self._let_in(suggestion)
         while room > 0 and self._may_ask():
-            asked = self._searcher.ask(room)
+            asked = ask(self._searcher, room)
             self._exhausted = len(asked) < room
             for suggestion in asked:
                 if suggestion.key in self._keys:  # enqueued, or a crash took the memory of it
+                    self._repeat()
                     continue
+                self._repeats = 0
                 room -= self._let_in(suggestion)
             if self._told:  # refused: the searcher hears of it before it is asked again
                 self._write()
                 self._tell()
+
+    def _repeat(self) -> None:
+        """What was tried already is proposed once more at most, each of them.
+
+        Raises:
+            SearchError: it goes on and on.
+        """
+        self._repeats += 1
+        if self._repeats > len(self._keys):
+            raise SearchError(
+                f"{type(self._searcher).__name__}.ask gives the same configurations again and "
+                f"again: the last {self._repeats} were tried before. The campaign was stopped; all "
+                "trials are in its database. A searcher gives fewer than it is asked for when it "
+                "has no further one."
+            )
 
     def _select(self, searcher: Selects) -> None:
         """When all have paused or ended: who goes on, who does not, and who comes instead.
@@ -739,19 +758,20 @@ class Loop:
         """Run the best again without inheritance, so that they are compared on equal terms."""
         if not self._terms.rerank or self._out_of_time():
             return
-        counts = Counter(case.role for case in self._cases.values())
-        if not counts["rerank"]:
-            scored = [c.trial for c in self._cases.values() if c.trial.scored]
-            best = order([trial.losses for trial in scored])[: self._terms.rerank]
-            for place in best:
-                origin = scored[place]
-                again = Suggestion(origin.config, parent_number=origin.number)
-                self._add(
-                    again,
-                    role="rerank",
-                    predicted_bytes=origin.predicted_bytes,
-                    memory_bytes=origin.memory_bytes,
-                )
+        cases = self._cases.values()
+        known = {c.trial.suggestion.parent_number for c in cases if c.role == "rerank"}
+        scored = [c.trial for c in cases if c.role == "search" and c.trial.scored]
+        best = order([trial.losses for trial in scored])[: self._terms.rerank]
+        for origin in (scored[place] for place in best):
+            if origin.number in known:  # by an earlier run, for fewer trials
+                continue
+            again = Suggestion(origin.config, parent_number=origin.number)
+            self._add(
+                again,
+                role="rerank",
+                predicted_bytes=origin.predicted_bytes,
+                memory_bytes=origin.memory_bytes,
+            )
         while (self._waiting or self._running) and not self._out_of_time():
             self._write()
             self._launch()

@@ -12,7 +12,7 @@ calibration of modern neural networks, ICML'17.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -227,14 +227,27 @@ def _batches(validation: Batch | Iterable[Batch]) -> list[Batch]:
         batches = list(zip(x.split(_BATCH), y.split(_BATCH), strict=False))
         fits = len(x) == len(y) > 0
     else:
-        batches = [(x, y) for x, y in cast(Iterable[Batch], validation)]
-        fits = bool(batches) and all(len(x) == len(y) for x, y in batches)
+        batches = list(cast(Iterable[Batch], validation)) if _goes_through(validation) else []
+        fits = bool(batches) and all(map(_is_batch, batches))
     if not fits or any(y.ndim != 1 or y.is_floating_point() for _, y in batches):
         raise ConfigError(
             "validation must be samples and their classes, whole numbers of shape (N,), as two "
-            "tensors of equal length or as batches of such pairs. Nothing was stored."
+            "tensors of equal length or as batches of such pairs, none of them empty. This is "
+            f"not: {validation!r:.100}. Nothing was stored. torch.as_tensor makes tensors "
+            "of arrays, and DataLoader(dataset, batch_size=256) makes batches of a dataset."
         )
     return [(x, y.long()) for x, y in batches]
+
+
+def _goes_through(validation: object) -> bool:
+    """Whether there is something to go through; a dataset has places only."""
+    return isinstance(validation, Iterable) and not isinstance(validation, str | bytes | Mapping)
+
+
+def _is_batch(batch: object) -> bool:
+    pair = isinstance(batch, tuple | list) and len(batch) == 2
+    tensors = pair and all(isinstance(part, torch.Tensor) and part.ndim for part in batch)
+    return bool(tensors) and len(batch[0]) == len(batch[1]) > 0
 
 
 @torch.no_grad()

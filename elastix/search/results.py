@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from elastix.arguments import given, plain
+from elastix.arguments import given, plain, require
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, NotFound
 from elastix.flat import flatten
@@ -307,6 +307,10 @@ class Results(Sequence[Trial]):
         """
         from elastix.search.ensemble import assemble  # a campaign's results are read without it
 
+        require(
+            type(among) is int and among >= 1,
+            f"among={among!r}: a whole number >= 1. Nothing was stored.",
+        )
         found = {best.ref: best.trial for best in reversed(self.top(among))}
         trials = [trial for ref, trial in reversed(found.items()) if ref is not None]
         name = str(self.facts["name"])
@@ -322,12 +326,13 @@ class Results(Sequence[Trial]):
     def rows(self) -> list[dict[str, Any]]:
         """A mapping for each trial, with DeepHyper's column names.
 
-        `p:` hyperparameters, `objective` (higher is better, as there), `job_id`, `job_status`,
-        `m:` metrics and what elastix knows beside.
+        `p:` hyperparameters, `objective` (higher is better, as there; None if the trial has no
+        score), `job_id`, `job_status`, `m:` metrics and what elastix knows beside. A metric that
+        is called as one of these is in `m:reported:`.
         """
-        return [_row(trial, "search") for trial in self.trials] + [
-            _row(trial, "rerank") for trial in self.reranked
-        ]
+        roles = {"search": self.trials, "rerank": self.reranked}
+        count = len(self.objectives.names)
+        return [_row(trial, role, count) for role, trials in roles.items() for trial in trials]
 
     def dataframe(self) -> "pd.DataFrame":
         """`rows` as a pandas DataFrame."""
@@ -393,18 +398,11 @@ def _flat(config: Config) -> dict[str, Any]:
     return flatten(config, lists="blocks")
 
 
-def _row(trial: Trial, role: str) -> dict[str, Any]:
-    scored = trial.scored
-    objective = {"objective": -trial.losses[0] if scored else None}
-    if len(trial.losses) > 1:
-        objective = {f"objective_{i}": -loss for i, loss in enumerate(trial.losses)}
+def _row(trial: Trial, role: str, objectives: int) -> dict[str, Any]:
+    names = [f"objective_{i}" for i in range(objectives)] if objectives > 1 else ["objective"]
+    scores = [-loss for loss in trial.losses] if trial.scored else [None] * objectives
     inherited = trial.inherited or {}
-    return {
-        **{f"p:{name}": value for name, value in _flat(trial.config).items()},
-        **objective,
-        "job_id": trial.number,
-        "job_status": trial.state.value,
-        **{f"m:{name}": value for name, value in trial.metrics.items()},
+    known = {
         "m:timestamp_submit": trial.asked_s,
         "m:timestamp_start": trial.started_s,
         "m:timestamp_end": trial.finished_s,
@@ -417,6 +415,18 @@ def _row(trial: Trial, role: str) -> dict[str, Any]:
         "m:peak_bytes": trial.peak_bytes,
         "m:starved": trial.starved,
         "m:role": role,
+    }
+    metrics = {
+        f"m:reported:{name}" if f"m:{name}" in known else f"m:{name}": value
+        for name, value in trial.metrics.items()
+    }
+    return {
+        **{f"p:{name}": value for name, value in _flat(trial.config).items()},
+        **dict(zip(names, scores, strict=True)),
+        "job_id": trial.number,
+        "job_status": trial.state.value,
+        **metrics,
+        **known,
     }
 
 

@@ -395,3 +395,29 @@ class Searcher(Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what another one of the same kind knew."""
         ...
+
+
+def ask(searcher: Searcher, n: int) -> Sequence[Suggestion]:
+    """What it proposes, up to `n`, looked at before anything is done with it.
+
+    Raises:
+        SearchError: it is not what a Searcher promises; has it.
+    """
+    asked: Any = searcher.ask(n)
+    call = f"{type(searcher).__name__}.ask({n})"
+    advice = "The campaign was stopped; all trials are in its database. See Searcher."
+    if not isinstance(asked, list | tuple):
+        raise SearchError(f"{call} gave {asked!r:.100}, and no list of Suggestions. {advice}")
+    if len(asked) > n:
+        raise SearchError(f"{call} gave {len(asked)} of them, more than were asked for. {advice}")
+    for suggestion in asked:
+        if not isinstance(suggestion, Suggestion):
+            raise SearchError(f"{call} gave {suggestion!r:.100}, which is no Suggestion. {advice}")
+        try:
+            _ = suggestion.key
+        except (TypeError, ValueError) as error:
+            raise SearchError(
+                f"{call} gave the configuration {suggestion.config!r:.100}, which is not of plain "
+                f"JSON values: {error}. {advice}"
+            ) from error
+    return asked

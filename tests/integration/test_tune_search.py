@@ -4,6 +4,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from ray import tune
@@ -66,6 +67,30 @@ def test_results_reach_the_searcher_and_failures_count_as_such():
     assert drawing.told == [0, 1, 2, 3]
     assert drawing.best.number == 1
     assert drawing.best.losses == (-0.9,)
+
+
+@pytest.mark.parametrize(
+    "number", [np.float32(0.5), np.float16(0.5), torch.tensor(0.5), np.array([0.5]), np.int64(3)]
+)
+def test_numbers_of_numpy_and_torch_are_scores(tmp_path, number):
+    drawing = Drawing()
+    search = begun(drawing, store=tmp_path)
+    config = search.suggest("a")
+    left = elastix.tune.leave(Net(config["depth"]), config, score=number)
+    assert left["elastix_ref"]
+    search.on_trial_complete("a", {"score": number, **left})
+    assert drawing.best.losses == (-number.item(),)
+    search.save(str(tmp_path / "state"))
+
+
+@pytest.mark.parametrize("odd", [True, "0.5", 10**400, None, np.array([1.0, 2.0])])
+def test_what_is_no_finite_number_is_a_failure_and_ends_nothing(odd):
+    drawing = Drawing()
+    search = begun(drawing)
+    search.suggest("a")
+    search.on_trial_complete("a", {"score": odd})
+    assert drawing.told == [0]
+    assert drawing.best is None
 
 
 def test_what_it_knows_survives_a_restart(tmp_path):

@@ -95,7 +95,9 @@ def test_notices_are_off_unless_asked_for_and_survive_json():
         assert FailureConfig.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "../up", "ü", "x" * 101, 7, None])
+@pytest.mark.parametrize(
+    "name", ["", ".hidden", "a/b", "a b", "../up", "ü", "x" * 101, "a..b", 7, None]
+)
 def test_a_run_name_that_is_no_directory_name_is_refused(name):
     with pytest.raises(ConfigError) as caught:
         RunConfig(name=name)

@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from elastix.arguments import check_value, checked, closest, require
+from elastix.arguments import check_value, checked, closest, require, single
 from elastix.comm.network.crew_world import DeviceMesh
 from elastix.data.loader import Loader
 from elastix.data.rehearsal import Rehearsal
@@ -558,10 +558,7 @@ def _check_rehearsal(call: str, value: object) -> None:
 
 
 def _plain(name: str, value: Any, call: str = "report") -> Any:  # noqa: ANN401
-    plain = value
-    if hasattr(value, "item") and not isinstance(value, float | str):
-        with suppress(RuntimeError, TypeError, ValueError):  # of several elements
-            plain = value.item()
+    plain = single(value)
     if plain is None or isinstance(plain, bool | float | str):
         return plain
     if isinstance(plain, int) and abs(plain) <= sys.float_info.max:

@@ -58,6 +58,40 @@ def test_what_is_enqueued_is_tried_where_the_searcher_has_nothing(tmp_path):
     assert [trial.config for trial in rig.run(Budget(trials=9), enqueued=GOOD)] == GOOD
 
 
+SAME = Suggestion({"x": 0.5, "depth": 1})
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (lambda n: [SAME] * n, "the same configurations again and again"),
+        (lambda n: [Suggestion({"x": 0.1 * place, "depth": 1}) for place in range(9)], "9 of them"),
+        (lambda n: [dict(SAME.config)] * n, "'depth': 1"),
+        (lambda n: None, "None"),
+        (lambda n: [Suggestion({"x": {1}, "depth": 1})], "{1}"),
+    ],
+)
+def test_a_searcher_that_breaks_its_word_ends_the_campaign_and_is_told_what_is_wrong(
+    tmp_path, asked, text
+):
+    rig = Rig(tmp_path, searcher=Drawing)
+    good = len(rig.run(Budget(trials=3)))
+    rig.make_searcher = lambda: Careless(asked)
+    with pytest.raises(SearchError, match=r"Careless\.ask") as caught:
+        rig.run(Budget(trials=8), same=False)
+    assert text in str(caught.value)
+    assert good <= len(rig.lines) <= 4, "what was right of it, and no more"
+
+
+class Careless(Drawing):
+    def __init__(self, asked):
+        super().__init__()
+        self.careless = asked
+
+    def ask(self, n=1):
+        return self.careless(n)
+
+
 def test_more_trials_go_on_and_run_nothing_twice(tmp_path):
     rig = Rig(tmp_path)
     first = rig.run(Budget(trials=6))
@@ -398,6 +432,17 @@ def test_the_best_are_run_again_from_scratch(tmp_path):
     assert [role for role, _ in rig.works].count("rerank") == 3
     assert not {10, 11, 12} & set(rig.searcher.told)
     assert rig.run(Budget(trials=10)) == trials, "once is enough"
+
+
+def test_those_who_are_the_best_after_more_trials_are_run_again_too(tmp_path):
+    rig = Rig(tmp_path, rerank=2)
+    rig.run(Budget(trials=4))
+    lines = rig.run(Budget(trials=20)) and rig.lines
+    searched = [line.trial for line in lines if line.role == "search"]
+    again = [line.trial.suggestion.parent_number for line in lines if line.role == "rerank"]
+    best = sorted(searched, key=lambda trial: -trial.config["x"])[:2]
+    assert {trial.number for trial in best} <= set(again)
+    assert len(again) == len(set(again))
 
 
 # ------------------------------------------------------------------- crashes at any moment

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import elastix
 from elastix.errors import ConfigError, NotFound, StateError
@@ -170,6 +171,16 @@ def test_nothing_to_put_together(tmp_path):
         ({"validation": (torch.randn(3, 4), torch.tensor([0, 1]))}, ConfigError, "equal length"),
         ({"validation": (torch.randn(2, 4), torch.rand(2))}, ConfigError, "whole numbers"),
         ({"validation": []}, ConfigError, "validation"),
+        ({"validation": 7}, ConfigError, "not: 7"),
+        ({"validation": [(torch.randn(0, 4), torch.tensor([], dtype=int))]}, ConfigError, "empty"),
+        ({"validation": TensorDataset(*samples(9)[:2])}, ConfigError, "DataLoader(dataset"),
+        (
+            {"validation": tuple(part.numpy() for part in samples(9)[:2])},
+            ConfigError,
+            "torch.as_tensor",
+        ),
+        ({"among": 0}, ConfigError, "among=0"),
+        ({"among": -3}, ConfigError, "among=-3"),
         ({"validation": (torch.randn(2, 4), torch.tensor([0, 9]))}, ConfigError, "3 classes"),
         ({"validation": (torch.randn(2, 4), torch.tensor([-1, 0]))}, ConfigError, "-1"),
         ({"validation": (torch.randn(2, 5, 4), torch.tensor([0, 1]))}, ConfigError, "(2, 5, 3)"),

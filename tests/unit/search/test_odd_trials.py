@@ -14,11 +14,11 @@ from elastix.search.executors.serial import Local
 SPACE = ConfigurationSpace({"x": (0.0, 1.0)})
 
 
-def search(store, train, trials=3):
+def search(store, train, trials=3, metric="m"):
     return elastix.Campaign(
         train,
         space=SPACE,
-        metric="m",
+        metric=metric,
         budget=elastix.Budget(trials=trials),
         run=elastix.RunConfig(name="odd", store=str(store)),
         executor=Local(),
@@ -83,3 +83,28 @@ def test_numbers_and_text_that_no_column_holds_are_written_as_json(tmp_path):
     with pytest.raises(elastix.ConfigError, match="cannot be written"):
         elastix.Results.open(tmp_path, "odd").to_parquet(tmp_path / "none" / "t.parquet")
     assert set(table["m:some"]) == {"0.5", str(1 << 60)}
+
+
+def test_a_failed_trial_has_no_objective_in_a_table_among_several_either(tmp_path):
+    def train(ctx):
+        if ctx.config["x"] > 0.7:
+            raise ValueError("before any report")
+        ctx.report(m=1.0, n=2.0)
+        if ctx.config["x"] > 0.5:
+            raise ValueError("after one")
+
+    results = search(tmp_path, train, 8, ["m", "n"])
+    table = results.dataframe()
+    assert "objective" not in table
+    assert 0 < sum(trial.scored for trial in results) < 8
+    for name in ("objective_0", "objective_1"):
+        assert table[name].notna().tolist() == [trial.scored for trial in results]
+
+
+def test_a_metric_that_is_called_as_what_elastix_knows_keeps_its_value(tmp_path):
+    def train(ctx):
+        ctx.report(m=1.0, epochs=7, role="mine")
+
+    row = search(tmp_path, train, 1).rows()[0]
+    assert (row["m:epochs"], row["m:role"]) == (1.0, "search")
+    assert (row["m:reported:epochs"], row["m:reported:role"]) == (7, "mine")
