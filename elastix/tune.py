@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from ConfigSpace import Categorical, ConfigurationSpace, Constant, Float, Integer
 from ray.tune.search import Searcher as TuneSearcher
@@ -56,7 +57,8 @@ class Search(TuneSearcher):
         space: a ConfigSpace or Space, instead of Tune's param_space.
         metric, mode: as in TuneConfig, which need not repeat them.
         seed: of the suggestions.
-        store: directory of a lineage store, for trials that call `inherit` and `leave`.
+        store: directory of a lineage store, for trials that call `inherit` and `leave`. They
+            inherit from trials of this Search, and of the one that it was restored from.
         mode_of_inheritance: "lcs" or "lp".
         provider: "parent" or "store", as for a Campaign.
 
@@ -86,6 +88,7 @@ class Search(TuneSearcher):
         self._nested = False
         self._seed = seed
         self._store = str(Path(store).resolve()) if store is not None else None
+        self._experiment = f"tune-{uuid4().hex[:12]}"
         self._how: tuple[InheritMode, InheritProvider] = (mode_of_inheritance, provider)
         self._live: dict[str, Trial] = {}
         self._asked = 0
@@ -157,6 +160,7 @@ class Search(TuneSearcher):
                 "number": trial.number,
                 "parent": trial.suggestion.parent,
                 "store": self._store,
+                "campaign": self._experiment,
                 "metrics": list(self._objectives.names),
                 "modes": list(self._objectives.modes),
                 "mode": mode,
@@ -192,7 +196,12 @@ class Search(TuneSearcher):
     def save(self, checkpoint_path: str) -> None:
         """Write what the searcher knows, as JSON; Tune calls it now and then."""
         live = {trial_id: trial.to_json() for trial_id, trial in self._live.items()}
-        state = {"searcher": self._elastix.state_dict(), "live": live, "asked": self._asked}
+        state = {
+            "searcher": self._elastix.state_dict(),
+            "live": live,
+            "asked": self._asked,
+            "experiment": self._experiment,
+        }
         Path(checkpoint_path).write_text(json.dumps(state))
 
     def restore(self, checkpoint_path: str) -> None:
@@ -201,6 +210,7 @@ class Search(TuneSearcher):
         self._elastix.load_state_dict(state["searcher"])
         self._live = {key: Trial.from_json(value) for key, value in state["live"].items()}
         self._asked = state["asked"]
+        self._experiment = state.get("experiment", "tune")  # as earlier versions called them all
 
 
 # ------------------------------------------------------------------------- inside of a trial
@@ -213,7 +223,7 @@ def _model_source(config: Mapping[str, Any]) -> TrialModelSource | None:
     objectives = Objectives(tuple(given["metrics"]), tuple(given["modes"]))
     terms = InheritTerms(
         store=StoreDirectory(given["store"]),
-        campaign="tune",
+        campaign=given.get("campaign", "tune"),
         objectives=objectives,
         mode=given["mode"],
         provider=given["provider"],
@@ -223,7 +233,11 @@ def _model_source(config: Mapping[str, Any]) -> TrialModelSource | None:
     return TrialModelSource(terms, given["number"], own, parent=parent)
 
 
-_inherited: dict[int, TrialModelSource] = {}
+def _trial(config: Mapping[str, Any]) -> tuple[str, int]:
+    return config[KEY].get("campaign", ""), config[KEY]["number"]
+
+
+_inherited: dict[tuple[str, int], TrialModelSource] = {}
 
 
 def inherit(model: nn.Module, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -236,7 +250,7 @@ def inherit(model: nn.Module, config: Mapping[str, Any]) -> Mapping[str, Any] | 
     if model_source is None:
         return None
     _inherited.clear()  # one trial at a time in a process
-    _inherited[config[KEY]["number"]] = model_source
+    _inherited[_trial(config)] = model_source
     return model_source.inherit(model)
 
 
@@ -253,7 +267,7 @@ def leave(
     """
     if config.get(KEY) is None:
         return {}
-    model_source = _inherited.get(config[KEY]["number"]) or _model_source(config)
+    model_source = _inherited.get(_trial(config)) or _model_source(config)
     if model_source is None:
         return {}
     metrics = {name: single(value) for name, value in metrics.items()}

@@ -44,7 +44,14 @@ class Journal:
         is_new = not path.exists()
         self._torn: StoreError | None = None
         self._looked_s = -math.inf
-        self._file = path.open("ab", buffering=0)
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            self._lock.close()
+            raise StoreError(
+                f"the journal {path} cannot be written: {error}. Nothing was started. Let this "
+                "user write it, or move away what is in its place."
+            ) from error
         self._inode = os.fstat(self._file.fileno()).st_ino
         whole = _whole_bytes(path)
         if whole < self._file.seek(0, os.SEEK_END):

@@ -67,15 +67,18 @@ from elastix.search.trial import (
     Searcher,
     Selects,
     Trial,
+    config_key,
     run_of,
 )
-from elastix.search.trial_database import Role, TrialDatabase
+from elastix.search.trial_database import Role, TrialDatabase, readable
 from elastix.store import Store
 from elastix.train.record.loaded_script import refuse_while_loading
 
 logger = logging.getLogger(__name__)
 
 _MAX_LOSSES = 3
+_COMPARED = ("metrics", "modes")  # facts that may not change
+_THE_SAME = ("searcher", "space")  # by which a searcher's state is worth something
 _NAME = 90  # of its characters; the number of a trial follows
 
 
@@ -234,6 +237,8 @@ class Campaign:
         if self._gate is not None:
             self._gate.check(self._checked_space.get_default_configuration())
         searcher = copy.deepcopy(self._searcher)
+        if isinstance(searcher, Selects):
+            self._check_first(searcher)
         if isinstance(searcher, ExpectsTrials):
             searcher.expect(self._budget.most_trials)
         searcher.start(self._space, objectives=len(self.objectives.names), seed=self._run.seed)
@@ -249,6 +254,17 @@ class Campaign:
                 return self._carry_out(database, searcher, executor, same)
             finally:
                 executor.close()
+
+    def _check_first(self, searcher: Selects) -> None:
+        """Refuse what is enqueued beyond the first members: only these are no children."""
+        members = int(getattr(searcher, "members", sys.maxsize))
+        wanted = len({config_key(config) for config in self._enqueued})
+        require(
+            wanted <= members,
+            f"{wanted} configurations are enqueued, and a {type(searcher).__name__} begins with "
+            f"{members} members, whose children come after them: the others would never be tried. "
+            "Nothing was started. Enqueue fewer, or give more members.",
+        )
 
     def _carry_out(
         self,
@@ -404,18 +420,20 @@ class Campaign:
         }
         before = database.fact("campaign")
         if before is not None:
-            for key in ("metrics", "modes"):
-                if before[key] != facts[key]:
+            with readable(database.directory):
+                known = {key: before[key] for key in (*_COMPARED, *_THE_SAME, "began_s")}
+            for key in _COMPARED:
+                if known[key] != facts[key]:
                     raise ConfigError(
-                        f"the campaign {self.name!r} has {key} {before[key]}, and now {facts[key]} "
+                        f"the campaign {self.name!r} has {key} {known[key]}, and now {facts[key]} "
                         "is asked for: its scores cannot be compared. Nothing was started. Choose "
                         "another name."
                     )
-            facts["began_s"] = before["began_s"]
+            facts["began_s"] = known["began_s"]
         database.commit([], {"campaign": facts})
         if before is None:
             return False, False
-        same = all(before[key] == facts[key] for key in ("searcher", "space"))
+        same = all(before[key] == facts[key] for key in _THE_SAME)
         return same, before.get("rungs") == facts["rungs"]
 
     def _started(self, known: int) -> CampaignStarted:
@@ -486,7 +504,13 @@ class Campaign:
 
 def _settled(inherit: InheritConfig, searcher: Searcher) -> InheritConfig:
     """With what it leaves open decided, by what the searcher proposes."""
-    has_parents = getattr(searcher, "proposes_parents", False)
+    has_parents = getattr(searcher, "proposes_parents", None)
+    require(
+        has_parents is not False or inherit.provider != "parent" or inherit.mode == "none",
+        f"inherit={inherit!r} with {type(searcher).__name__}, which makes no configuration from "
+        'another: nothing would be inherited. Nothing was started. Give provider="store", or take '
+        "a searcher with parents, such as elastix.Evolution().",
+    )
     provider = inherit.provider or ("parent" if has_parents else "store")
     optimizer = provider == "parent" if inherit.optimizer is None else inherit.optimizer
     optimizer = optimizer and inherit.mode != "none"

@@ -387,7 +387,7 @@ class Loop:
         return False
 
     def _refuse(self, suggestion: Suggestion, predicted_bytes: int, why: str) -> None:
-        number = len(self._cases)
+        number = self._next
         trial = Trial(number, suggestion, asked_s=time.time(), predicted_bytes=predicted_bytes)
         case = self._cases[number] = _Case(trial)
         self._keys.add(suggestion.key)
@@ -399,6 +399,11 @@ class Loop:
         if self._gate is not None and trial.peak_bytes:
             self._gate.learn(trial)
 
+    @property
+    def _next(self) -> int:
+        """The number of the next trial: one after the last, whoever took some of them away."""
+        return next(reversed(self._cases), -1) + 1
+
     def _add(
         self,
         suggestion: Suggestion,
@@ -407,7 +412,7 @@ class Loop:
         predicted_bytes: int = 0,
         memory_bytes: int = 0,
     ) -> None:
-        number = len(self._cases)
+        number = self._next
         trial = Trial(
             number,
             suggestion,

@@ -363,8 +363,9 @@ class Searcher(Protocol):
     are part of it.
 
     One whose suggestions have parents says `proposes_parents = True`: a campaign's trials then
-    inherit from these by default. One that goes by the number of trials is an ExpectsTrials, one
-    that decides which trials go on is a Selects.
+    inherit from these by default. One that says `proposes_parents = False` is refused where they
+    are to inherit from parents. One that goes by the number of trials is an ExpectsTrials, one that
+    decides which trials go on is a Selects.
     """
 
     def start(

@@ -93,6 +93,21 @@ def test_what_is_no_finite_number_is_a_failure_and_ends_nothing(odd):
     assert drawing.best is None
 
 
+def test_nothing_is_inherited_from_another_experiment(tmp_path):
+    first = begun(store=tmp_path, provider="store")
+    config = first.suggest("a")
+    assert elastix.tune.inherit(Net(config["depth"]), config) is None
+    elastix.tune.leave(Net(config["depth"]), config, score=0.5)
+    first.save(str(tmp_path / "state"))
+    other = begun(store=tmp_path, provider="store")
+    config = other.suggest("a")
+    assert elastix.tune.inherit(Net(config["depth"]), config) is None
+    again = begun(store=tmp_path, provider="store")
+    again.restore(str(tmp_path / "state"))
+    config = again.suggest("b")
+    assert elastix.tune.inherit(Net(config["depth"]), config) is not None
+
+
 def test_what_it_knows_survives_a_restart(tmp_path):
     search = begun()
     search.suggest("a")

@@ -68,6 +68,7 @@ class DeepHyper:
     """
 
     history = HistoryOnceStarted()
+    proposes_parents = False
 
     def __init__(
         self,

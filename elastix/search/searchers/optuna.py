@@ -82,6 +82,7 @@ class Optuna:
     """
 
     history = HistoryOnceStarted()
+    proposes_parents = False
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - Optuna's own
         self.options = {"constant_liar": True, **options}

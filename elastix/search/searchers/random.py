@@ -16,6 +16,7 @@ class Random:
     """Draws configurations from the space's distributions, none of them twice."""
 
     history = HistoryOnceStarted()
+    proposes_parents = False
 
     def __init__(self) -> None:
         pass

@@ -37,6 +37,16 @@ def test_what_json_has_no_word_for_is_a_store_error_and_nothing_is_torn(tmp_path
     assert list(read(path)) == [event(1), event(3)]
 
 
+def test_what_is_in_a_journals_place_is_said_and_the_lock_is_let_go(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.mkdir()
+    with pytest.raises(StoreError, match="cannot be written"):
+        Journal(path)
+    path.rmdir()
+    write(path, 1)
+    assert list(read(path)) == [event(1)]
+
+
 def test_an_event_can_be_read_before_the_journal_is_closed(tmp_path):
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:

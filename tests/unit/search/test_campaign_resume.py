@@ -1,5 +1,8 @@
 """A campaign in two runs is the campaign in one: what its trial database remembers, and of whom."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 from ConfigSpace import Categorical, ConfigurationSpace, Float, Integer, NormalIntegerHyperparameter
 from ConfigSpace.conditions import EqualsCondition
@@ -8,6 +11,7 @@ import elastix
 from elastix.search.executors.serial import Local
 from elastix.search.rungs import Asha, Median
 from elastix.search.space import Blocks, Space
+from elastix.search.trial_database import FILE
 
 
 def train(ctx):
@@ -28,9 +32,8 @@ def run(store, name, trials, **more):
         budget=elastix.Budget(trials=trials),
         run=elastix.RunConfig(name=name, store=str(store)),
         executor=Local(),
-        inherit=elastix.InheritConfig(mode="none"),
         quiet=True,
-        **options,
+        **{"inherit": elastix.InheritConfig(mode="none"), **options},
     ).run()
     return [trial.config for trial in found]
 
@@ -55,6 +58,35 @@ def test_equal_spaces_are_told_to_be_equal_and_others_are_not():
 def test_a_campaign_goes_on_with_other_rungs(tmp_path, before, after):
     run(tmp_path, "c", 6, rungs=before)
     assert len(run(tmp_path, "c", 12, rungs=after)) == 12
+
+
+def test_a_trial_that_somebody_took_out_of_the_database_costs_no_other(tmp_path):
+    run(tmp_path, "c", 4)
+    path = tmp_path / "runs" / "c" / FILE
+    with closing(sqlite3.connect(path)) as sql, sql:
+        sql.execute("DELETE FROM trials WHERE number = 1")
+    before = elastix.Results.open(tmp_path, "c")
+    run(tmp_path, "c", 6)
+    after = elastix.Results.open(tmp_path, "c")
+    assert [trial.number for trial in after] == [0, 2, 3, 4, 5, 6]
+    assert after[:3] == before[:3]
+
+
+@pytest.mark.parametrize("facts", ["[]", '{"name": "c"}', '{"metrics": ["m"], "modes": ["max"]}'])
+def test_facts_that_are_of_no_campaign_are_corrupt(tmp_path, facts):
+    run(tmp_path, "c", 2)
+    path = tmp_path / "runs" / "c" / FILE
+    with closing(sqlite3.connect(path)) as sql, sql:
+        sql.execute("UPDATE facts SET value = ? WHERE name = 'campaign'", (facts,))
+    with pytest.raises(elastix.Corrupt, match="is of no campaign"):
+        run(tmp_path, "c", 3)
+
+
+@pytest.mark.parametrize("searcher", [elastix.Random(), elastix.DeepHyper()])
+def test_a_parent_is_asked_for_in_vain_where_the_searcher_knows_none(tmp_path, searcher):
+    with pytest.raises(elastix.ConfigError, match=type(searcher).__name__):
+        run(tmp_path, "c", 2, searcher=searcher, inherit=elastix.InheritConfig(provider="parent"))
+    assert not list(tmp_path.iterdir())
 
 
 def rare():

@@ -380,6 +380,7 @@ def test_after_the_end_a_population_begins_again_with_what_it_has_learned(tmp_pa
         {"rungs": Asha()},
         {"inherit": elastix.InheritConfig(mode="none")},
         {"inherit": elastix.InheritConfig(provider="store")},
+        {"enqueued": [{"lr": 0.01 * place} for place in range(1, 6)]},
     ],
 )
 def test_what_cannot_go_with_a_population_is_refused(tmp_path, wrong):
