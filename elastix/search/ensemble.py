@@ -244,10 +244,11 @@ def _goes_through(validation: object) -> bool:
     return isinstance(validation, Iterable) and not isinstance(validation, str | bytes | Mapping)
 
 
-def _is_batch(batch: object) -> bool:
+def _is_batch(batch: Any) -> bool:  # noqa: ANN401 - whatever came
     pair = isinstance(batch, tuple | list) and len(batch) == 2
-    tensors = pair and all(isinstance(part, torch.Tensor) and part.ndim for part in batch)
-    return bool(tensors) and len(batch[0]) == len(batch[1]) > 0
+    if not pair or not all(isinstance(part, torch.Tensor) and part.ndim for part in batch):
+        return False
+    return len(batch[0]) == len(batch[1]) > 0
 
 
 @torch.no_grad()

@@ -101,6 +101,8 @@ _INDEX_ERRORS = _IndexErrors()
 
 def _of_sqlite(error: sqlite3.Error) -> StoreError:
     name = getattr(error, "sqlite_errorname", type(error).__name__)
+    if name == "ProgrammingError" and "closed" in str(error):
+        return StoreError("this store was closed. Nothing was done. Open it again.")
     text = f"the store's index failed: {error} ({name})."
     if name == "SQLITE_FULL":
         return Full(f"{text} The operation had no effect. Make room, or retire models and run gc.")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastix.arguments import require, single
 from elastix.errors import ConfigError, StateError
 from elastix.lazy_import import later
 from elastix.state import Ref, State
@@ -57,6 +58,10 @@ class Soup:
 
 def cook(store: Store, refs: Sequence[str], validate: Validate) -> Soup:
     """Average greedily, and store the average. See Store.soup."""
+    require(
+        isinstance(refs, list | tuple),
+        f"refs must be a list of tags or refs, not {refs!r}. Nothing was stored.",
+    )
     known = list(dict.fromkeys(store.manifest(ref).ref for ref in refs))
     if len(known) < 2:
         raise ConfigError(
@@ -87,11 +92,12 @@ def cook(store: Store, refs: Sequence[str], validate: Validate) -> Soup:
 
 
 def average(states: Sequence[State]) -> State:
-    """The mean of each floating tensor, taken in float64; other tensors are those of the first."""
+    """The mean of each tensor, taken in float64 or complex128; whole numbers are of the first."""
     mean = {}
     for name, tensor in states[0].tensors.items():
-        if tensor.is_floating_point():
-            total = torch.stack([state.tensors[name].double() for state in states]).mean(dim=0)
+        if tensor.is_floating_point() or tensor.is_complex():
+            exact = torch.complex128 if tensor.is_complex() else torch.float64
+            total = torch.stack([state.tensors[name].to(exact) for state in states]).mean(dim=0)
             mean[name] = total.to(tensor.dtype)
         else:
             mean[name] = tensor
@@ -99,7 +105,7 @@ def average(states: Sequence[State]) -> State:
 
 
 def _score(validate: Validate, state: State, ref: Ref) -> float:
-    score = validate(state)
+    score = single(validate(state))
     if isinstance(score, bool) or not isinstance(score, int | float) or math.isnan(score):
         raise ConfigError(
             f"validate gave {score!r} for {ref[:12]}: it must give a number, higher for better. "

@@ -232,7 +232,7 @@ class Store:
                 "them. Nothing was stored. Each process puts its parts with put_share; put_shares "
                 "makes a model of them."
             )
-        chosen = state.parents if parents is None else [self._parent(name) for name in parents]
+        chosen = state.parents if parents is None else self._parents(parents)
         payloads, infos, tied = flatten(state)
         manifest = Manifest(infos, plain(state.meta), tuple(chosen))
         ref = manifest.ref
@@ -347,7 +347,7 @@ class Store:
                 whole_of(name, stored, whole.infos)
             except StateError as error:
                 raise StoreError(f"{error} Nothing was stored.") from error
-        chosen = tuple(self._parent(name) for name in parents)
+        chosen = self._parents(parents)
         manifest = Manifest(whole.infos, plain(meta or {}), chosen)
         ref = manifest.ref
         above = {parent: self._above(parent) for parent in manifest.parents}
@@ -377,8 +377,12 @@ class Store:
         lost = [n for n, info in whole.infos.items() if bytes.fromhex(info.digest) in gone]
         raise Vanished(ref, lost)
 
-    def _parent(self, name: str) -> Ref:
-        return Ref(name) if _is_ref(name) else self._ledger.find(name).ref
+    def _parents(self, names: Sequence[str]) -> tuple[Ref, ...]:
+        require(
+            isinstance(names, list | tuple),
+            f"parents must be a list of tags or refs, not {names!r}. Nothing was stored.",
+        )
+        return tuple(map(self._known, names))
 
     def _above(self, parent: Ref) -> tuple[Manifest, Mapping[str, Ref]] | None:
         if not _is_ref(parent):
@@ -477,8 +481,12 @@ class Store:
             NotFound: no such model, or it was retired.
             Corrupt: the message names the model and the tensor.
         """
-        patterns = (names,) if isinstance(names, str) else tuple(names)
-        return self._reader.read(ref, patterns, lazy)
+        patterns = (names,) if isinstance(names, str) else names
+        require(
+            isinstance(patterns, list | tuple) and all(isinstance(one, str) for one in patterns),
+            f"names must be a pattern of text or a list of them, not {names!r}.",
+        )
+        return self._reader.read(ref, tuple(patterns), lazy)
 
     def manifest(self, ref: str) -> Manifest:
         """Names, dtypes, shapes and digests of a stored State.
@@ -735,7 +743,7 @@ def _file(path: str | os.PathLike[str]) -> Path:
 def _score(given: float | None) -> float | None:
     try:
         return None if given is None else float(given)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"score must be a number, not {given!r}. Nothing was stored.") from error
 
 

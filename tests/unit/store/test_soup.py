@@ -77,6 +77,16 @@ def test_it_is_never_below_the_best_parent(store):
         assert validate(store.get(soup.ref)) == soup.score
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16])
+def test_whatever_has_a_mean_is_averaged(store, dtype):
+    root = store.put(State({"weight": torch.zeros(2, dtype=dtype)}))
+    values = ([1, 3], [3, 5])
+    refs = [store.put(State({"weight": torch.tensor(v).to(dtype)}), parents=[root]) for v in values]
+    soup = store.soup(refs, lambda state: torch.tensor(1.0))
+    assert soup.averaged
+    assert torch.equal(store.get(soup.ref).tensors["weight"], torch.tensor([2, 4]).to(dtype))
+
+
 def test_a_parent_and_its_child_are_of_one_lineage(store):
     root = store.put(model(1.0))
     child = store.put(model(-1.0), parents=[root])

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import elastix.store
-from elastix.errors import ConfigError, NotFound
-from elastix.state import capture
+from elastix.errors import ConfigError, NotFound, StoreError
+from elastix.state import State, capture
+from elastix.store import Store
 from elastix.testing.models import chain
 
 
@@ -29,6 +30,10 @@ def store(tmp_path_factory):
     with elastix.store.Store(tmp_path_factory.mktemp("store") / "s") as opened:
         opened.tag("a", opened.put(capture({"": torch.nn.Linear(2, 2)}, {})))
         yield opened
+
+
+def new():
+    return State({"new": torch.ones(1)})
 
 
 NO_PATH = [None, 3, b"x", "", ["a"], "a\0b"]
@@ -55,7 +60,12 @@ WRONG = {
     "limit": {"log": (lambda s, x: s.log(limit=x), [-1, 1.5, True, "1", 10**30, np.array([1, 2])])},
     "cannot be a tag": {"tag": (lambda s, x: s.tag(x, "a"), [None, 3, b"x", ["a"], "\ud800", ""])},
     "state": {"put": (lambda s, x: s.put(x), [None, {}, torch.nn.Linear(2, 2), "a", "x" * 10**5])},
-    "score": {"put": (lambda s, x: s.put(s.get("a"), score=x), ["x", [1], torch.zeros(2), print])},
+    "score": {
+        "put": (lambda s, x: s.put(s.get("a"), score=x), ["x", [1], torch.zeros(2), print, 10**400])
+    },
+    "names": {"get": (lambda s, x: s.get("a", x), [7, None, [7], [None], b"x"])},
+    "parents": {"put": (lambda s, x: s.put(new(), parents=x), ["a", b"a", 7])},
+    "refs": {"soup": (lambda s, x: s.soup(x, len), ["a", 7, None])},
     "path": {
         "export": (lambda s, x: s.export("a", x), NO_PATH),
         "import": (lambda s, x: s.import_(x), NO_PATH),
@@ -82,3 +92,12 @@ def test_what_is_to_be_left_out_may_be_named_by_a_tag_and_has_to_be_there(store)
     with pytest.raises(NotFound, match="no tag or model 'abc'"):
         store.nearest(chain("a"), but="abc")
     assert store.nearest(chain("a"), but="a") is None
+
+
+def test_a_closed_store_says_so(tmp_path):
+    opened = Store(tmp_path)
+    ref = opened.put(new())
+    opened.close()
+    for call in (lambda: opened.get(ref), lambda: opened.put(new()), opened.log):
+        with pytest.raises(StoreError, match=r"closed\..*Open it again"):
+            call()
