@@ -37,6 +37,7 @@ else:
 _SHOWN = 20  # tensors of a model in a notebook
 BY_PARAMETER = ("params", "param_names")
 """Lists in a group of an optimizer, with an entry for each parameter."""
+_HOW = ("foreach", "fused")  # the same numbers in other ways, of which a mesh may refuse some
 _FEW_BYTES = 1 << 20  # of a tensor that is copied in every step
 
 
@@ -586,7 +587,7 @@ def _adopt_slots(
 
 def _averaging(group: Mapping[str, Any]) -> dict[str, str]:
     """The options of a parameter group that its slots depend on."""
-    free = ("params", "param_names", "lr", "initial_lr", "max_lr", "min_lr", "weight_decay")
+    free = (*BY_PARAMETER, *_HOW, "lr", "initial_lr", "max_lr", "min_lr", "weight_decay")
     return {key: repr(value) for key, value in group.items() if key not in free}
 
 
@@ -715,7 +716,8 @@ def _by_index(
                 f"State; the first that differs is {odd!r}."
             )
         index |= {name: len(index) + place for place, name in enumerate(here)}
-        groups.append({**packed, "params": [index[name] for name in here]})
+        how = {key: live[key] for key in _HOW if key in live}
+        groups.append({**packed, **how, "params": [index[name] for name in here]})
     slots = {index[name]: _copied(slot) for name, slot in state["state"].items()}
     return {**state, "state": slots, "param_groups": groups}
 

@@ -146,6 +146,25 @@ def test_rates_stay_the_optimizers_own_and_a_model_alone_gives_nothing():
     assert (own.param_groups[0]["lr"], own.param_groups[0]["weight_decay"]) == (0.5, 0.3)
 
 
+@pytest.mark.parametrize("before", [{"fused": True}, {"foreach": True}, {}], ids=str)
+def test_how_torch_computes_is_the_optimizers_own_affair(before):
+    """A mesh may want `foreach=False` where the State is of one process that had it otherwise."""
+    model = Net(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **before)
+    train(model, optimizer)
+    state = capture({"": model}, {"optimizer": optimizer}).clone()
+    child = Net(1)
+    own = torch.optim.AdamW(child.parameters(), lr=0.5, foreach=False, fused=False)
+    restore(state, {"": child}, {"optimizer": own})
+    (group,) = own.param_groups
+    assert (group["foreach"], group["fused"], group["lr"]) == (False, False, 0.01)
+    grandchild = Net(2)
+    own = torch.optim.AdamW(grandchild.parameters(), lr=0.5, foreach=False, fused=False)
+    same = {name: name for name in model.state_dict()}
+    adopted = warm_start({"": grandchild}, {"optimizer": own}, state, same)
+    assert adopted == len(list(grandchild.parameters()))
+
+
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_a_restored_scheduler_goes_on_with_the_same_rates(make):
     def made():
