@@ -32,6 +32,7 @@ from elastix.data.sample_order import indices
 from elastix.events import Recovered, Resumed, StepCommitted, WorkerStarted
 from elastix.sharding import local
 from elastix.state import raw_bytes
+from elastix.testing.chaos import cut
 from elastix.testing.local import LocalRun, run_local
 from tests.trainables import await_worker
 
@@ -42,7 +43,11 @@ CLIPPED = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceKill:
-    """The end of one process of a crew, as chaos.Kill has that of a worker."""
+    """The end of one process of a crew, as chaos.Kill has that of a worker.
+
+    Attributes:
+        severed: its connections are cut, and it gets no signal.
+    """
 
     worker: int
     place: int
@@ -51,6 +56,7 @@ class PlaceKill:
     detail: int | None = None
     after: int = 0
     signal: int = signal.SIGKILL
+    severed: bool = False
 
 
 WITHIN_S = 1.0
@@ -175,7 +181,7 @@ def watched(ctx, layer) -> Callable[..., None]:
             if kill.phase == phase and ctx.step >= kill.step and kill.detail in (None, detail):
                 passed[index] += 1
                 if passed[index] == kill.after + 1:
-                    os.kill(os.getpid(), kill.signal)
+                    cut() if kill.severed else os.kill(os.getpid(), kill.signal)
 
     ctx.on_phase(look)
     if mine:
@@ -368,7 +374,7 @@ def checked(
     apart = assert_laws(config, [*before, *run.events], crew, tolerance)
     steps = sum(isinstance(event, StepCommitted) for event in run.events)
     lost = {(worker, place) for worker, place, _ in run.lost_places}
-    dead = [kill for kill in kills if kill.signal == signal.SIGKILL]
+    dead = [kill for kill in kills if kill.signal == signal.SIGKILL and not kill.severed]
     assert lost >= {(kill.worker, kill.place) for kill in dead}, lost
     assert set(run.lost) >= {kill.worker for kill in kills}
     first = run.lost | {worker: at for worker, _, at in reversed(run.lost_places)}

@@ -3,15 +3,27 @@
 Laws: those of crews (tests.crew_runs), nothing rolled back that need not be, nobody left behind.
 """
 
+import contextlib
 import functools
 import os
+import random
 import signal
+import threading
 
 import pytest
 import ray
+import torch
 
 import elastix
-from elastix.events import GenerationFormed, Resumed, WorkerJoined, WorkerLost, WorkerStarted
+from elastix.events import (
+    GenerationFormed,
+    Resumed,
+    StateStored,
+    WorkerJoined,
+    WorkerLost,
+    WorkerStarted,
+)
+from elastix.state import raw_bytes
 from elastix.train.on_ray import takeover
 from tests import crew_runs
 from tests.chaos.test_controller import (
@@ -24,6 +36,9 @@ from tests.chaos.test_controller import (
     steps_taken,
     until,
 )
+from tests.chaos.test_crew_slices import quiet
+from tests.chaos.test_crew_storm import told
+from tests.run_bytes import steps_of
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -86,6 +101,66 @@ def test_a_controller_is_killed_while_a_spare_waits_and_another_one_comes_in(clu
     assert (1, "died") in lost
     pids = crew_runs.told_pids(tmp_path / "log")
     assert not {pids[3, 0], pids[3, 1]} & {pids[2, 0], pids[2, 1]}
+
+
+def strike(tmp_path, chance, times, over):
+    """Kill processes of spares and of others, and the controller, alone or together."""
+    while times and not over.wait(chance.uniform(0.3, 2.0)):
+        pids = crew_runs.told_pids(tmp_path / "log")
+        newest = {pid: max(at for at, p in pids.items() if p == pid) for pid in pids.values()}
+        now = {at: pid for pid, at in newest.items() if at[0]}  # the first worker is let live
+        doomed = []
+        if now and chance.random() < 0.8:
+            last = max(worker for worker, _ in now)
+            worker = last if chance.random() < 0.6 else chance.choice(sorted(now))[0]
+            places = chance.choice([[0], [1], [0, 1]])
+            doomed = [now[worker, place] for place in places if (worker, place) in now]
+        if not doomed or chance.random() < 0.4:
+            with contextlib.suppress(ValueError, OSError, ray.exceptions.RayError):  # between two
+                doomed.insert(0, controller_pid(tmp_path))
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        times -= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_any_schedule_with_the_controller_leaves_the_bytes_of_the_quiet_run(
+    cluster, tmp_path, seed
+):
+    """Spares that assemble, wait, or are let in, while the controller goes or has just come."""
+    chance, over = random.Random(seed), threading.Event()
+    config = crew_runs.configure(
+        tmp_path, samples=58, batch_size=12, epochs=10, step_s=0.2, slices=4, dropout=0.2
+    )
+    trainer = elastix.ElasticTrainer(
+        told,
+        config=config,
+        scaling=elastix.ScalingConfig(num_workers=(1, 2), crew={"shard": 2}, spares=1),
+        run=elastix.RunConfig(name="chaos", store=str(tmp_path), exact=True),
+        quiet=True,
+    )
+    thread, box = in_background(trainer.fit)
+    until(lambda: steps_taken(tmp_path) >= 2)
+    args = (tmp_path, chance, chance.randrange(2, 6), over)
+    killer = threading.Thread(target=strike, args=args)
+    killer.start()
+    thread.join(300)
+    over.set()
+    killer.join()
+    assert "error" not in box, repr(box.get("error"))
+    result = box["result"]
+    assert result.audit.exact
+    assert not events_of(tmp_path, Resumed)
+    assert 0 not in {event.worker for event in events_of(tmp_path, WorkerLost)}
+    (digest, tensors), steps = quiet("shard 2", 10)
+    assert steps_of(result.events) == steps
+    stored = [event for event in result.events if isinstance(event, StateStored)][-1]
+    assert stored.digest == digest
+    found = result.load().tensors
+    assert all(torch.equal(raw_bytes(found[name]), tensor) for name, tensor in tensors.items())
+    nobody_left(tmp_path)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ Processes outlive their workers, and never change their place, so who was who is
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from elastix.events import (
     StateStored,
     StepCommitted,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
     WorkerStarted,
 )
@@ -41,9 +43,23 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def told(ctx):
-    """As crew_runs.train, and which process it is."""
-    (Path(ctx.config["log"]) / f"pid-{ctx.worker}-{ctx.place}").write_text(str(os.getpid()))
+    """As crew_runs.train, and which process it is, and what it is told of the group."""
+    log = Path(ctx.config["log"])
+    (log / f"pid-{ctx.worker}-{ctx.place}").write_text(str(os.getpid()))
+
+    def look(phase, _detail):
+        if phase == "batch":
+            with (log / f"rank-{ctx.worker}-{ctx.place}").open("a") as file:
+                file.write(json.dumps([ctx.step, ctx.rank, ctx.world_size]) + "\n")
+
+    ctx.on_phase(look)
     train(ctx)
+
+
+def told_ranks(log, worker, place):
+    """By step, rank and size of the group as that process was told them."""
+    lines = (log / f"rank-{worker}-{place}").read_text().splitlines()
+    return {step: (rank, size) for step, rank, size in map(json.loads, lines)}
 
 
 def evaluates(ctx):
@@ -121,6 +137,12 @@ def test_a_follower_is_killed_and_then_a_speaker_and_mates_go_on_as_others(
     last = of(StepCommitted, result)[-1].step
     assert {e.worker for e in of(Recovered, result)} == {0}
     assert [e.step for e in of(StateStored, result)] == [3, 6, 9, last]
+    for worker in range(4):
+        speaker, follower = (told_ranks(tmp_path / "log", worker, place) for place in (0, 1))
+        assert all(follower[step] == said for step, said in speaker.items() if step in follower)
+        assert speaker.keys() & follower.keys()
+        assert {rank for rank, _ in speaker.values()} == {min(worker, 1)}
+    assert speaker[last - 1] == (1, 2)
     state = result.load()
     assert state.model["blocks.0.up.weight"].shape == (36, 18)  # whole
     assert result.audit.replicas.equal
@@ -170,6 +192,20 @@ def test_a_process_of_a_spare_dies_while_it_waits(cluster, tmp_path):
     assert [e.worker for e in of(WorkerLost, result)] == [2]
     assert [e.members for e in of(GenerationFormed, result)] == [(0, 1)]
     assert (pids[3, 0] == pids[2, 0], pids[3, 1] == pids[2, 1]) == (True, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_process_gets_notice_and_its_worker_leaves_for_a_spare(cluster, tmp_path, place):
+    """At a boundary: nobody is lost, and nothing is owed."""
+    notice = PlaceKill(worker=1, place=place, phase="in backward", step=3, signal=signal.SIGTERM)
+    held = functools.partial(held_until, {2: 2}, 2)
+    result, _ = fit(tmp_path, 2, {"shard": 2}, [notice], function=held, spares=1, epochs=2)
+    assert [(e.worker, e.cause) for e in of(WorkerLeft, result)] == [(1, "notice")]
+    assert of(WorkerLost, result) == of(Recovered, result) == []
+    assert not any(batch.owed for step in of(StepCommitted, result) for batch in step.batches)
+    assert 2 in {e.worker for e in of(WorkerJoined, result)}
+    assert of(StepCommitted, result)[-1].world_size == 2
 
 
 @pytest.mark.slow
