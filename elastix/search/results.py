@@ -5,7 +5,7 @@ Works while the campaign is running, and without Ray. Not here: changing anythin
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -227,7 +227,14 @@ class Results(Sequence[Trial]):
 
         If the best were run again from scratch, these runs come first, as they compare models on
         equal terms, and the others follow.
+
+        Args:
+            count: how many at most; None: all.
         """
+        require(
+            count is None or (type(count) is int and count >= 0),
+            f"count={count!r}: a whole number >= 0, or None.",
+        )
         ranked: list[Best] = []
         for group in (self.reranked, self.trials):
             scored = [trial for trial in group if trial.scored]
@@ -264,8 +271,13 @@ class Results(Sequence[Trial]):
         More than one, if it goes on in the place of another trial: see Population. A training that
         changes its hyperparameters at these epochs, with the seed of the first of these trials,
         makes the same model.
+
+        Raises:
+            NotFound: there is no such trial.
         """
         known = {trial.number: trial for trial in self.trials}
+        if number not in known:
+            raise NotFound(f"{self.facts.get('name')!r} has no trial {number!r}.")
         line = [known[number]]
         while line[0].suggestion.in_place and line[0].inherited:
             line.insert(0, known[line[0].suggestion.parent_number or 0])
@@ -352,17 +364,16 @@ class Results(Sequence[Trial]):
         rows = self.rows()
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = {name: _column([row.get(name) for row in rows]) for name in names}
-        try:
+        with _writable(path):
             pq.write_table(pa.table(columns), path)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-            raise ConfigError(f"{path} cannot be written: {error}. Name another file.") from error
         return Path(path)
 
     def to_optuna(self, path: str | Path) -> Path:
         """Write an Optuna journal; `optuna-dashboard PATH` shows it.
 
         Raises:
-            ConfigError: Optuna is not installed. Conflict: the file is there already.
+            ConfigError: Optuna is not installed, or there is no such place to write to.
+            Conflict: the file is there already.
         """
         try:
             from elastix.search import optuna_journal
@@ -370,7 +381,16 @@ class Results(Sequence[Trial]):
             raise ConfigError(
                 f"{error}. Nothing was written. Install the extra: pip install 'elastix[optuna]'."
             ) from error
-        return optuna_journal.write(self, Path(path), [_flat(trial.config) for trial in self])
+        with _writable(path):
+            return optuna_journal.write(self, Path(path), [_flat(trial.config) for trial in self])
+
+
+@contextmanager
+def _writable(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{path} cannot be written: {error}. Name another file.") from error
 
 
 def _cells(best: Best) -> list[str]:

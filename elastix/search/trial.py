@@ -270,7 +270,7 @@ class Objectives:
         how = [mode] * len(names) if isinstance(mode, str) else mode
         modes = tuple(how) if isinstance(how, list | tuple) else ()
         known = [m for m in modes if m in ("min", "max")]
-        texts = all(isinstance(name, str) for name in names)
+        texts = all(isinstance(name, str) and name for name in names)
         if not texts or not 0 < len(set(names)) == len(names) == len(known) == len(modes):
             raise ConfigError(
                 f"metric={metric!r}, mode={mode!r}: there must be one metric or several different "

@@ -108,3 +108,21 @@ def test_a_metric_that_is_called_as_what_elastix_knows_keeps_its_value(tmp_path)
     row = search(tmp_path, train, 1).rows()[0]
     assert (row["m:epochs"], row["m:role"]) == (1.0, "search")
     assert (row["m:reported:epochs"], row["m:reported:role"]) == (7, "mine")
+
+
+def test_what_is_asked_of_results_that_they_do_not_have_is_named(tmp_path):
+    results = search(tmp_path, lambda ctx: ctx.report(m=1.0), 2)
+    assert results.top(0) == []
+    for wrong in (-1, 1.5, "all"):
+        with pytest.raises(elastix.ConfigError, match=f"count={wrong!r}"):
+            results.top(wrong)
+    with pytest.raises(elastix.NotFound, match="trial 99"):
+        results.schedule(99)
+    with pytest.raises(elastix.ConfigError, match="cannot be written"):
+        results.to_optuna(tmp_path / "none" / "journal")
+
+
+@pytest.mark.parametrize("metric", ["", ["m", ""]])
+def test_a_metric_without_a_name_is_refused(tmp_path, metric):
+    with pytest.raises(elastix.ConfigError, match="metric="):
+        search(tmp_path, print, metric=metric)
