@@ -89,6 +89,7 @@ def fit(
     function=told,
     exact=False,
     spares=0,
+    store=None,
     **options,
 ):
     """Run, and assert the laws of crews: the events, and the process ids by worker and place."""
@@ -97,7 +98,7 @@ def fit(
         function,
         config=config,
         scaling=elastix.ScalingConfig(num_workers=workers, crew=crew, spares=spares),
-        run=elastix.RunConfig(name="test", store=str(tmp_path / "store"), exact=exact),
+        run=elastix.RunConfig(name="test", store=str(store or tmp_path / "store"), exact=exact),
         checkpoint=checkpoint,
         quiet=True,
     ).fit()
@@ -256,6 +257,23 @@ def looks_at_one_place(ctx):
 def test_places_that_wait_for_each_other_for_ever_end_the_run(cluster, tmp_path):
     with pytest.raises(elastix.TrainError, match=r"have parted, and wait .* of test_crews.py"):
         fit(tmp_path, 2, {"shard": 2}, function=looks_at_one_place, epochs=2)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_mesh(cluster, tmp_path):
+    """A kill on each mesh, and as many epochs again; no sample comes twice."""
+    store, last = tmp_path / "store", 0
+    meshes = [{"shard": 2}, {"shard": 2, "tensor": 2}, {"shard": 2}]
+    for epochs, crew in enumerate(meshes, start=1):
+        kills = [PlaceKill(worker=1, place=1, phase="in backward", step=last + 2)]
+        where = tmp_path / str(epochs)
+        result, _ = fit(where, 2, crew, kills, epochs=epochs, samples=48, store=store)
+        steps = [e.step for e in of(StepCommitted, result)]
+        assert steps == list(range(1, steps[-1] + 1))
+        assert steps[-1] > last
+        last = steps[-1]
+    assert result.audit.exact
+    assert result.audit.loaders[0].epochs == 3
 
 
 @pytest.mark.slow

@@ -334,6 +334,23 @@ def die_at_once(_ctx):
     os.kill(os.getpid(), SIGKILL)
 
 
+def dies_before_it_is_up(ctx):
+    if ctx.worker == 1:
+        os.kill(os.getpid(), SIGKILL)
+    trainables.train(ctx)
+
+
+@pytest.mark.slow
+def test_who_is_left_before_there_is_a_group_founds_it_or_ends_the_run_at_once(cluster, tmp_path):
+    unreplaced = elastix.FailureConfig(replace=False)
+    few = {"workers": (2, 3), "failure": unreplaced}
+    result = trainer(tmp_path / "enough", dies_before_it_is_up, **few).fit()
+    assert {event.world_size for event in of(StepCommitted, result)} == {2}
+    assert result.audit.exact
+    with pytest.raises(elastix.QuorumLost, match=r"worker 1 \(died\) was gone before the group"):
+        trainer(tmp_path / "few", dies_before_it_is_up, failure=unreplaced).fit()
+
+
 def test_every_worker_is_lost_before_the_first_step(cluster, tmp_path):
     unreplaced = elastix.FailureConfig(replace=False)
     with pytest.raises(elastix.QuorumLost, match="before the group had come about"):
