@@ -285,10 +285,23 @@ def space_of(config: Mapping[str, Any]) -> ConfigurationSpace:
     Raises:
         ConfigError: an entry that has no bounds or that only Tune can draw; names it.
     """
+    _check_names(config)
     row = flatten(config, separator=_SEPARATOR)
     grid = f"{_SEPARATOR}grid_search"  # which Tune writes as a mapping
     parameters = [_parameter(name.removesuffix(grid), value) for name, value in row.items()]
     return ConfigurationSpace(name="tune", space=parameters)
+
+
+def _check_names(config: Mapping[Any, Any]) -> None:
+    """Refuse names that would come back as others."""
+    for name, value in config.items():
+        if not isinstance(name, str) or _SEPARATOR in name:
+            raise ConfigError(
+                f"param_space has the name {name!r}; names are text without {_SEPARATOR!r}, which "
+                "joins those of nested entries. Nothing was started. Choose another name."
+            )
+        if isinstance(value, Mapping):
+            _check_names(value)
 
 
 def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter of ConfigSpace

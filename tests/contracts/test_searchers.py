@@ -257,6 +257,30 @@ class TestDeepHyper(SearcherContract):
         with pytest.raises(ConfigError, match=r"^size is a .*which DeepHyper cannot model"):
             elastix.DeepHyper().start(space)
 
+    @pytest.mark.parametrize("ordered", [False, True])
+    @pytest.mark.parametrize("choices", [[16, "auto"], [0.5, "x", None], [True, "maybe"], [3, "3"]])
+    def test_text_among_numbers_is_refused_before_anything_starts(self, choices, ordered):
+        space = ConfigurationSpace(space=[Categorical("size", choices, ordered=ordered)])
+        with pytest.raises(ConfigError, match=r"^size has text and numbers .*DeepHyper"):
+            elastix.DeepHyper().start(space)
+
+    @pytest.mark.parametrize("ordered", [False, True])
+    @pytest.mark.parametrize("choices", [[1, 2.5, 3], [2, True, 0.5], [None, 1, 2.5], ["a", None]])
+    def test_values_are_the_very_choices_of_the_space(self, choices, ordered):
+        searcher = elastix.DeepHyper(initial=1)
+        searcher.start(
+            ConfigurationSpace(
+                space=[Categorical("size", choices, ordered=ordered), Integer("n", (1, 2))]
+            )
+        )
+        found = []
+        for number in range(2 * len(choices)):
+            (asked,) = searcher.ask(1)
+            found.append((repr(asked.config["size"]), asked.config["n"]))
+            searcher.tell([Trial(number, asked, TrialState.FINISHED, (float(number),))])
+        assert set(found) == {(repr(choice), n) for choice in choices for n in (1, 2)}
+        assert searcher.ask(1) == []
+
     def test_trials_that_take_long_are_worth_a_longer_thought(self):
         assert elastix.DeepHyper().acq_optimizer == "sampling"
         assert elastix.DeepHyper(trial_s=600).acq_optimizer == "mixedga"

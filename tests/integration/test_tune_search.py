@@ -46,6 +46,13 @@ def test_what_only_tune_can_draw_is_named(value):
         elastix.tune.space_of({"odd": value})
 
 
+@pytest.mark.parametrize("name", ["a/b", 7])
+def test_a_name_that_would_come_back_as_another_is_refused(name):
+    for space in ({name: tune.uniform(0, 1)}, {"in": {name: 1, "x": tune.uniform(0, 1)}}):
+        with pytest.raises(ConfigError, match=f"the name {name!r}"):
+            elastix.tune.space_of(space)
+
+
 def begun(searcher=None, **options):
     search = elastix.tune.Search(searcher or Drawing(), **options)
     search.set_max_concurrency(4)

@@ -14,6 +14,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +31,7 @@ from deephyper.skopt.optimizer.optimizer import is_not_improving
 
 from elastix.arguments import checked
 from elastix.errors import ConfigError
-from elastix.search.config_values import generator, plain
+from elastix.search.config_values import choices, generator, plain
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial
@@ -96,7 +97,7 @@ class DeepHyper:
 
         Raises:
             ConfigError: a hyperparameter has a normal or beta distribution, which DeepHyper
-                cannot convert for its surrogate. The message names it.
+                cannot convert for its surrogate, or text beside numbers. The message names it.
         """
         self.history = SearchHistory.begin(space, objectives, seed)
         for name, hyperparameter in self.history.space.flat.items():
@@ -105,6 +106,12 @@ class DeepHyper:
                     f"{name} is a {type(hyperparameter).__name__}, which DeepHyper cannot model. "
                     "Nothing was started. Make it uniform, on a logarithmic scale perhaps, or use "
                     "another searcher."
+                )
+            kinds = {type(choice) for choice in choices(hyperparameter) or ()} - {type(None)}
+            if str in kinds and len(kinds) > 1:
+                raise ConfigError(
+                    f"{name} has text and numbers as choices, which DeepHyper takes for text. "
+                    "Nothing was started. Write all of them as text, or use another searcher."
                 )
         self._problem = problem(self.history.space)
         self._inactive = {
@@ -157,8 +164,13 @@ class DeepHyper:
             self._refine(search._opt)
             search.tell(results)
             asked = search.ask(n)
-        configs = [history.space.from_flat(values) for values in asked]
-        return [config for config in configs if history.space.is_valid(config)]
+        found = []
+        for values in asked:
+            with suppress(
+                ConfigError
+            ):  # not allowed; what is gets the space's own 1, for NumPy's 1.0
+                found.append(history.space.check(history.space.from_flat(values)))
+        return found
 
     def _refine(self, optimizer: Any) -> None:  # noqa: ANN401 - DeepHyper's
         """Make the surrogate as fine as it would be if each result had been told by itself.
