@@ -4,6 +4,7 @@ What stages of a pipeline make of it is in test_crew_pipes.
 """
 
 import functools
+import logging
 import os
 import signal
 from pathlib import Path
@@ -150,3 +151,27 @@ def test_within_accumulation_it_takes_no_step(tmp_path):
     assert_exactly_once(run.events, 1)
     assert len(committed(run.events)) == 3
     assert compare(tmp_path / "run").relative < 1e-9
+
+
+def leaves_over(passes, ctx):
+    """One step, and then passes that are in none."""
+    logging.getLogger("elastix").addHandler(logging.FileHandler(Path(ctx.config["log"])))
+    model, optimizer, dataset = make({**ctx.config, "model": "mlp"})
+    model, optimizer = ctx.prepare(model, optimizer)
+    batches = iter(next(ctx.loader(dataset, batch_size=26).epochs(1)))
+    x, y = next(batches)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for _ in range(passes):
+        x, y = next(batches)
+        with ctx.accumulate():
+            F.cross_entropy(model(x), y).backward()
+
+
+@pytest.mark.parametrize("passes", [0, 2])
+def test_what_is_in_no_step_at_the_end_is_told_of(tmp_path, passes):
+    log = tmp_path / "log"
+    config = {**CONFIG, "log": str(log)}
+    run_local(functools.partial(leaves_over, passes), 1, config=config, directory=tmp_path / "run")
+    assert ("after step 1, and what it has added up" in log.read_text()) == bool(passes)

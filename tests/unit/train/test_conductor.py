@@ -326,6 +326,22 @@ def test_those_that_are_left_found_the_group_if_no_other_can_come(when):
     assert world.started == {0, 1, 2}
 
 
+def test_one_that_is_left_founds_the_group_alone():
+    world = World(2, replace=False)
+    world.at(1.0, lambda w: w.kill(0))
+    assert world.run().outcome == "finished"
+    assert sizes(world) == [1] * world.steps
+
+
+def test_founders_for_which_there_is_no_room_yet_are_waited_for():
+    world = World(3, spares=-1, min_workers=2, replace=False)
+    world.coming = True
+    world.at(1.0, lambda w: w.kill(0))
+    world.at(5.0, lambda w: setattr(w, "free", 1))
+    assert world.run().outcome == "finished"
+    assert world.events(GenerationFormed)[0].members == (1, 2)
+
+
 def test_too_few_founders_end_the_run_at_once_and_are_named():
     world = World(3, min_workers=3, replace=False)
     world.at(1, lambda w: w.kill(1))
@@ -417,7 +433,7 @@ def test_no_room_means_no_group_and_says_so():
 
 def test_founders_that_do_not_come_in_time_are_not_waited_for_if_the_others_are_enough():
     """A node went before the group had come about, say, and there is no other."""
-    world = World(4, min_workers=3, start_timeout_s=60.0)
+    world = World(4, min_workers=3, start_timeout_s=60.0, tick_s=0.05)  # while they come together
     world.at(1, lambda w: w.kill(2))
     world.at(1.01, lambda w: setattr(w, "free", -1))
     world.at(100, lambda w: setattr(w, "free", 1))
