@@ -9,11 +9,13 @@ whatever process is killed when. One process writes; others may read meanwhile.
 
 import fcntl
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
@@ -92,8 +94,7 @@ class TrialDatabase:
             ) from error
 
     def _open(self, read_only: bool) -> None:
-        address = f"{self._path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-        self._sql = sqlite3.connect(address, uri=True, timeout=_BUSY_S, isolation_level=None)
+        self._sql = _reader(self._path) if read_only else _connect(self._path, "rwc")
         version = self._sql.execute("PRAGMA user_version").fetchone()[0]
         if version > _VERSION:
             raise TooNew(
@@ -195,6 +196,37 @@ class TrialDatabase:
         with _errors(self._path):
             found = self._sql.execute("SELECT state, count(*) FROM trials GROUP BY state")
             return {str(state): int(number) for state, number in found}
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(address, uri=True, timeout=_BUSY_S, isolation_level=None)
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    """The database, or a copy of it in memory where only a copy can be read.
+
+    Even to read, SQLite needs a file beside the database; a read-only disk has no place for it.
+    What a killed process has left in the log beside is in the copy as well.
+    """
+    sql = _connect(path, "ro")
+    try:
+        sql.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.OperationalError as error:
+        sql.close()
+        if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+            raise
+    else:
+        return sql
+    memory = sqlite3.connect(":memory:", isolation_level=None)
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+        with closing(_connect(copy, "rw")) as copied:
+            copied.backup(memory)
+    return memory
 
 
 def unbegun(directory: Path) -> str:

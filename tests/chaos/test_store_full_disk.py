@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from elastix.errors import Full, ReadOnly, StoreError
+from elastix.search.results import Results
+from elastix.search.trial import Suggestion, Trial
+from elastix.search.trial_database import TrialDatabase, TrialRow
 from elastix.state import Ref, State
 from elastix.store import Store
 from elastix.testing.store_contract import same, small
@@ -79,6 +83,24 @@ def test_a_read_only_disk(disk: Path) -> None:
                     change()
             with pytest.raises(ReadOnly):
                 store.retire(ref)
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+def test_a_campaign_on_a_read_only_disk_is_read_whole(disk: Path) -> None:
+    facts = {"name": "c", "metrics": ["m"], "modes": ["max"], "searcher": "Random", "began_s": 1.0}
+    rows = [TrialRow(Trial(n, Suggestion({"x": n}), losses=(-n,)), done=n) for n in range(1, 9)]
+    with TrialDatabase(disk / "runs" / "c") as database:
+        database.commit(rows[:4], {"campaign": facts})
+        database.commit(rows[4:])
+        killed = disk / "runs" / "killed"
+        shutil.copytree(disk / "runs" / "c", killed)  # as a process that is killed leaves it
+    assert (killed / "campaign.sqlite-wal").stat().st_size > 0
+    (killed / "campaign.sqlite-shm").unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    try:
+        for name in ("c", "killed"):
+            assert [trial.number for trial in Results.open(disk, name)] == list(range(1, 9))
     finally:
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
 
