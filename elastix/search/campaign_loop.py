@@ -50,6 +50,7 @@ _TICK_S = 1.0
 _SNAPSHOT_S = 5.0
 _SNAPSHOTS_APART = 20  # times what one takes: they hold all that was tried, and get longer
 _HALT_S = 10.0
+_REPEATS = 100  # in a row, by a searcher that draws without looking
 _REFUSALS = 200  # in a row: nothing that fits is being proposed
 
 
@@ -308,13 +309,13 @@ class Loop:
                 self._tell()
 
     def _repeat(self) -> None:
-        """What was tried already is proposed once more at most, each of them.
+        """What was tried already may be proposed once more each, and now and then by chance.
 
         Raises:
             SearchError: it goes on and on.
         """
         self._repeats += 1
-        if self._repeats > len(self._keys):
+        if self._repeats > len(self._keys) + _REPEATS:
             raise SearchError(
                 f"{type(self._searcher).__name__}.ask gives the same configurations again and "
                 f"again: the last {self._repeats} were tried before. The campaign was stopped; all "

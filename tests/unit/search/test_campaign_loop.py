@@ -83,6 +83,16 @@ def test_a_searcher_that_breaks_its_word_ends_the_campaign_and_is_told_what_is_w
     assert good <= len(rig.lines) <= 4, "what was right of it, and no more"
 
 
+def test_a_searcher_that_repeats_itself_by_chance_comes_to_the_end(tmp_path):
+    rng = random.Random(1)
+
+    def drawn(n):
+        return [Suggestion({"x": rng.randint(0, 4) / 4, "depth": 1}) for _ in range(n)]
+
+    rig = Rig(tmp_path, searcher=lambda: Careless(drawn))
+    assert {trial.config["x"] for trial in rig.run(Budget(trials=5))} == {0, 0.25, 0.5, 0.75, 1}
+
+
 class Careless(Drawing):
     def __init__(self, asked):
         super().__init__()
