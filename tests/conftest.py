@@ -23,7 +23,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Of a table that is marked `fast`, the rows that match none of its patterns are slow."""
+    """Mark what is slow, and have tests that share a Ray come first: then one process starts it.
+
+    Of a table that is marked `fast`, the rows that match none of its patterns are slow.
+    """
     idle = {}
     for item in items:
         if mark := item.get_closest_marker("fast"):
@@ -34,6 +37,7 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.slow)
     if any(idle.values()) and not any("::" in path for path in config.args):  # whole tables
         raise pytest.UsageError(f"marked fast, but no such rows: {idle}")
+    items.sort(key=lambda item: "cluster" not in item.fixturenames)
 
 
 def pytest_collection_finish():

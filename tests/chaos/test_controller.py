@@ -221,6 +221,7 @@ def test_a_controller_is_killed_before_workers_are_ready(cluster, tmp_path, when
     assert_nothing_was_lost(tmp_path, box)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_journal_that_cannot_be_written_ends_the_run_and_fit_goes_on(cluster, tmp_path):
     go = tmp_path / "go"
@@ -407,6 +408,7 @@ def broken(_ctx):
     raise ValueError("a mistake")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_detached_run_that_has_failed_is_begun_again_and_not_attached_to(cluster, tmp_path):
     """Its controller is still there, to tell its driver."""

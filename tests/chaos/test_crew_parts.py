@@ -118,6 +118,7 @@ def with_uncounted_steps(ctx):
     train(ctx)
 
 
+@pytest.mark.slow
 def test_what_an_optimizer_may_have_changed_is_not_gone_on_from(tmp_path):
     found = run(tmp_path, 2, {"shard": 2}, [], function=with_uncounted_steps)
     assert went_on_from(found) == [(0, False)]

@@ -171,7 +171,7 @@ EXACT_PHASES = ["in forward", "in backward", "computed", "bucket", "filled", "cl
 QUICK = [("in backward", 1, "shard 2"), ("bucket", 0, "shard 2"), ("in forward", 3, "both")]
 
 
-@pytest.mark.fast("in backward-1-shard 2", "bucket-0-shard 2")
+@pytest.mark.fast("in backward-1-shard 2")
 @pytest.mark.parametrize(("phase", "place", "mesh"), QUICK)
 def test_a_process_lost_within_a_step_leaves_the_same_bytes(tmp_path, phase, place, mesh):
     check(exact(tmp_path, 2, mesh, [kill(1, place, phase, step=3)]), mesh)

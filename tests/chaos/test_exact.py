@@ -232,13 +232,7 @@ class Schedule:
 @pytest.mark.parametrize(
     "seed",
     # In 17 a joiner loses its donor, and begins anew in an epoch that its loop is not in.
-    [
-        0,
-        2,
-        5,
-        17,
-        *(pytest.param(s, marks=pytest.mark.slow) for s in range(56) if s not in (0, 2, 5, 17)),
-    ],
+    [0, 17, *(pytest.param(s, marks=pytest.mark.slow) for s in range(56) if s not in (0, 17))],
 )
 def test_law_1_any_schedule_of_losses_and_joins_leaves_the_bytes_of_the_quiet_run(tmp_path, seed):
     what = Schedule.drawn(seed)

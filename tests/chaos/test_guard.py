@@ -90,13 +90,7 @@ def check(directory, run, number, lost=()):
     assert_replicas_identical(directory / "logs", set(lost), run.events)
 
 
-@pytest.mark.fast(
-    "nan-not finite-0",
-    "nan-not finite-None",
-    "inf-not finite-2",
-    "1e3-usually-0",
-    "1e3-usually-None",
-)
+@pytest.mark.fast("nan-not finite-0", "nan-not finite-None", "inf-not finite-2", "1e3-usually-None")
 @pytest.mark.parametrize("worker", [0, 2, None])
 @pytest.mark.parametrize(
     ("fault", "why"), [("nan", "not finite"), ("inf", "not finite"), ("1e3", "usually")]

@@ -44,6 +44,7 @@ def test_a_joiner_follows_the_steps_that_it_missed(tmp_path, model):
     assert compare(tmp_path / "run").relative < 1e-9
 
 
+@pytest.mark.slow
 def test_with_accumulation_and_evaluations_on_the_way(tmp_path):
     config = {"accumulate": 2, "samples": 120, "epochs": 16}
     result = run(tmp_path, train, 2, config=config, spares=1, max_workers=3)
@@ -52,6 +53,7 @@ def test_with_accumulation_and_evaluations_on_the_way(tmp_path):
     assert compare(tmp_path / "run").relative < 1e-9
 
 
+@pytest.mark.slow
 def test_several_joiners_at_once_burden_several_donors(tmp_path):
     result = run(tmp_path, train, 2, newcomers=(2, 3, 4), spares=3, max_workers=5)
     assert {join.worker for join in joins(result.events)} == {2, 3, 4}

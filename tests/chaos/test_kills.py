@@ -43,12 +43,7 @@ PLACES = {
 
 
 @pytest.mark.fast(
-    "*-3",
-    "forward-5",
-    "commit round-5",
-    "first step-5",
-    "first bucket-3 by sockets",
-    "out of*-3 by sockets",
+    "*-3", "forward-5", "commit round-5", "first bucket-3 by sockets", "out of*-3 by sockets"
 )
 @pytest.mark.parametrize(
     ("workers", "shared"), [(3, True), (5, True), (3, False)], ids=["3", "5", "3 by sockets"]
@@ -174,12 +169,7 @@ def test_a_group_below_its_minimum_finishes_the_step_and_waits(tmp_path):
 
 
 @pytest.mark.fast(
-    "running-joiner",
-    "running-joiner copies",
-    "running-bystander meets",
-    "paused-joiner meets",
-    "paused-donor copies",
-    "paused-bystander",
+    "running-joiner copies", "running-bystander meets", "paused-joiner meets", "paused-donor copies"
 )
 @pytest.mark.parametrize(
     "kill",

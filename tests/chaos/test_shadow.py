@@ -372,6 +372,7 @@ def strike_at_random(tmp_path, monkeypatch, seed):
     check(result, "convnet")
 
 
+@pytest.mark.fast("0")
 @pytest.mark.parametrize("seed", range(3))
 def test_all_are_killed_at_a_random_moment(tmp_path, monkeypatch, seed):
     """What the journal was told is in the State that the run goes on from (law 5 of the design)."""

@@ -137,6 +137,7 @@ def test_an_optimizer_may_be_tracked_by_itself_or_with_its_keeper_or_train_somet
     assert len(run_local(kept_optimizers, 2, directory=tmp_path).outcomes) == 2
 
 
+@pytest.mark.fast("None")
 @pytest.mark.parametrize("crew", [None, {"shard": 2}])
 def test_a_script_that_runs_when_it_is_imported_is_told_what_to_do(tmp_path, crew):
     """By the error that ends it: what several workers print at once is mixed up."""

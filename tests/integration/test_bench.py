@@ -99,6 +99,7 @@ def test_a_rank_has_as_many_threads_as_a_worker_whatever_the_environment_says(
         measured(telling_its_threads, tmp_path, 1, cpus=3.5)
 
 
+@pytest.mark.fast("raises-*", "in_slices-*")
 @pytest.mark.parametrize(
     ("train", "size", "error", "fact"),
     [

@@ -163,6 +163,7 @@ def test_an_exact_run_of_crews_has_the_bytes_of_the_quiet_one(cluster, tmp_path)
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_spare_is_let_in_for_a_worker_that_loses_a_process_and_is_replaced(cluster, tmp_path):
     """Its processes are in the journal before the loss; what is left is part of the next spare."""
     kills = [

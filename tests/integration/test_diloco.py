@@ -52,6 +52,7 @@ def test_workers_are_killed_in_an_inner_step_and_in_an_outer_one(cluster, tmp_pa
     assert opening["sentinel"] is False
 
 
+@pytest.mark.slow
 def test_a_process_of_a_crew_is_killed_in_an_inner_step(cluster, tmp_path):
     config = {"crew": True, "samples": 100, "inner": "sgd", "epochs": 4}
     scaling = elastix.ScalingConfig(num_workers=(1, 2), crew={"shard": 2}, cpus_per_worker=2)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from typer.testing import CliRunner
+
+from elastix.cli import app
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -18,7 +22,13 @@ _FENCE = re.compile(r"^```(\w*)$", re.MULTILINE)
 
 
 def shell(example: Example) -> None:
-    """Run a block of commands as a person would paste it."""
+    """Run a block of commands as a person would paste it; if all are ours, in this process."""
+    lines = str(example.parsed).splitlines()
+    if all(re.fullmatch(r"elastix [\w ./,='\"-]+", line) for line in lines):
+        for line in lines:
+            done = CliRunner().invoke(app, shlex.split(line)[1:])
+            assert done.exit_code == 0, f"{example.path}:{example.line}: {line}\n{done.output}"
+        return
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", str(example.parsed)],

@@ -84,6 +84,7 @@ def test_a_python_that_is_not_there_is_a_reason_and_not_an_error(tmp_path):
         interpreter("3.99")
 
 
+@pytest.mark.slow
 def test_what_pip_says_is_the_reason(tmp_path, monkeypatch):
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     monkeypatch.setattr(versions, "interpreter", lambda _: sys.executable)
