@@ -91,7 +91,8 @@ def test_the_spare_that_came_in_is_lost_and_its_replacement_comes_in(tmp_path):
     assert pids[NEXT + 1, 1] == pids[SPARE, 1]
 
 
-@pytest.mark.parametrize("place", [1, pytest.param(0, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("place", [1, 0])
 def test_a_process_of_a_spare_dies_while_it_waits_and_nobody_notices(tmp_path, place):
     """Its mate and a fresh process are the next spare."""
     dies = kill(SPARE, place, "wait", step=0)

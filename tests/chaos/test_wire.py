@@ -47,7 +47,8 @@ def test_a_joiner_follows_what_was_rounded(tmp_path):
     assert join.watched_steps > 0
 
 
-@pytest.mark.parametrize("wire", [WIRES[0], pytest.param(WIRES[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", WIRES)
 def test_a_process_of_a_crew_is_killed_in_a_bucket(tmp_path, wire):
     exchange = ExchangeConfig(wire=wire)
     one = kill(1, 1, "bucket", detail=1)
