@@ -76,7 +76,7 @@ screenshots: $(READY)
 	$(BIN)/python -m tests.screenshots build/screenshots --readme
 
 chaos: $(READY)
-	$(BIN)/python -m pytest tests/chaos tests/contracts tests/unit tests/integration -m slow
+	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest tests/chaos -m "not slow"
 
 bench: $(READY)

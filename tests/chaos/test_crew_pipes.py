@@ -336,11 +336,16 @@ def test_what_stages_would_get_wrong_is_refused(tmp_path, function, says):
         run_local(function, 1, crew={"pipe": 2}, directory=tmp_path)
 
 
-def by_the_norm_of_all_stages(ctx):
-    """With torch's own functions."""
+def halves(ctx):
+    """Of the model, at two stages: model, optimizer and a schedule of four micro-batches."""
     model, optimizer = ctx.prepare(*stage(ctx, HALVES))
     part = PipelineStage(model, ctx.place, 2, ctx.device, group=ctx.mesh.get_group())
-    schedule = ScheduleGPipe(part, 4, loss_fn=F.cross_entropy)
+    return model, optimizer, ScheduleGPipe(part, 4, loss_fn=F.cross_entropy)
+
+
+def by_the_norm_of_all_stages(ctx):
+    """With torch's own functions."""
+    model, optimizer, schedule = halves(ctx)
     for epoch in ctx.loader(data(12), batch_size=12, microbatch=3).epochs(1):
         for x, y in epoch:
             with ctx.backward():
@@ -370,9 +375,7 @@ def lasting(layers, epochs, ctx):
 
 
 def two_schedules(ctx):
-    model, optimizer = ctx.prepare(*stage(ctx, HALVES))
-    part = PipelineStage(model, ctx.place, 2, ctx.device, group=ctx.mesh.get_group())
-    schedule = ScheduleGPipe(part, 4, loss_fn=F.cross_entropy)
+    _, optimizer, schedule = halves(ctx)
     for epoch in ctx.loader(data(12), batch_size=12, microbatch=3).epochs(1):
         for x, y in epoch:
             with ctx.backward():
