@@ -6,7 +6,7 @@ import types
 import typing
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastix import events
@@ -84,7 +84,6 @@ def test_every_event_class_can_be_read_back():
 
 
 @pytest.mark.parametrize("cls", events._EVENTS.values(), ids=events._EVENTS)
-@settings(max_examples=30)
 @given(data=st.data())
 def test_every_event_survives_json(cls, data):
     event = data.draw(instances(cls))

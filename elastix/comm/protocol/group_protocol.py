@@ -330,7 +330,7 @@ class GroupProtocol(InGroup):
         self.joiner.come_in()
 
     def _enter_from_outside(self, generation: int) -> Course[None]:
-        if self.joiner.keeps_state:
+        if self.joiner.shadow:
             yield from self._enter_as_shadow(generation)
             return
         joined = self.joiner.come_in()
@@ -345,13 +345,21 @@ class GroupProtocol(InGroup):
             yield from self.come_in()
 
     def _enter_as_shadow(self, generation: int) -> Course[None]:
-        """It follows until it is in: should all others be lost on the way, it has the State."""
-        plan, inbox = self.plan, self._inbox
+        """It follows until it is in: should all others be lost on the way, it has the State.
+
+        If its State has not been compared yet it is given that of the group, and keeps its own
+        until then: it is at the same boundary.
+        """
+        plan, kept, inbox = self.plan, self.hand, self._inbox
         yield Await(lambda: generation in inbox.members)
         self.joiner.pass_entry()
+        if not self.joiner.keeps_state:
+            self.hand = InHand()
         try:
             yield from self._enter(Membership(generation, inbox.members[generation], urgent=False))
         except Superseded:
+            if not self.hand.has_state:
+                self.hand = kept
             self.plan = plan
             yield from self._leave()
 

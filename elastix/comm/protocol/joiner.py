@@ -298,10 +298,7 @@ class Joiner:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it comes in with what it has, and goes on to follow if that fails.
-
-        There may be no other State then.
-        """
+        """Whether it comes in with what it has: the State was compared with the donor's."""
         return self.shadow and self._catchup is not None and self._catchup.equal
 
     def pass_entry(self) -> None:
