@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save as file_of
@@ -36,6 +35,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.goals import ROWS, value_of
 from benchmarks.record import save
 from elastix.config import InheritMode, InheritProvider
 from elastix.search.inherit import Inherited, inherit
@@ -290,38 +290,12 @@ def measure(
 
 def verdicts(results: dict[str, dict[str, float]]) -> list[str]:
     """The goals of these numbers, each with what was measured."""
-    found = []
-    for without, with_lcs in (("none", "lcs"), ("screened_none", "screened_lcs")):
-        if {without, with_lcs} <= results.keys():
-            found += _verdicts(with_lcs, results[without], results[with_lcs])
-    return found
-
-
-def _verdicts(name: str, none: dict[str, float], lcs: dict[str, float]) -> list[str]:
-    values: list[tuple[str, Any, str]] = [
-        ("evolved mean, over none", lcs["evolved_mean"] - none["evolved_mean"], ">= 0.20"),
-        (
-            "share over 0.8, over none",
-            lcs["share_over_080"] / max(none["share_over_080"], 1e-9),
-            ">= 3",
-        ),
-        (
-            "full training, none's checkpoints / its own",
-            none["full_epochs_checkpoint"] / lcs["full_epochs_checkpoint"],
-            ">= 1.3",
-        ),
-        (
-            "full training, from scratch / its own",
-            lcs["full_epochs_scratch"] / lcs["full_epochs_checkpoint"],
-            ">= 1.5",
-        ),
-        (
-            "test accuracy less from scratch, points",
-            100 * (lcs["test_accuracy_checkpoint"] - lcs["test_accuracy_scratch"]),
-            "within 0.5",
-        ),
+    rows = [(row, value_of(row, results)) for row in ROWS if row.benchmark == "inherit"]
+    return [
+        f"{row.what}: {row.shown.format(value)} (goal {row.goal})"
+        for row, value in rows
+        if value is not None
     ]
-    return [f"{name}: {what}: {value:.2f} (goal {goal})" for what, value, goal in values]
 
 
 def main() -> None:

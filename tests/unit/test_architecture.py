@@ -1,6 +1,7 @@
 """What the layout promises and import-linter cannot see."""
 
 import ast
+import functools
 import importlib
 import pkgutil
 from collections import defaultdict
@@ -44,10 +45,16 @@ def imported(tree):
             yield ast.unparse(node)
 
 
+@functools.cache
+def names_in(path):
+    """What a file imports or looks up, in full."""
+    return frozenset(imported(ast.parse(path.read_text())))
+
+
 def users_of(package):
     """Files that name it, as paths within elastix."""
     for path in SOURCES:
-        names = set(imported(ast.parse(path.read_text())))
+        names = names_in(path)
         if any(name == package or name.startswith(f"{package}.") for name in names):
             yield path.relative_to(ROOT).as_posix()
 

@@ -207,18 +207,21 @@ class Mates:
         """Scale gradients by the norm of all that the places have. Collective in the worker."""
 
         def add_up(squares: torch.Tensor) -> None:
-            mine = torch.tensor([squares.item(), max_norm], dtype=torch.float64)
-            told, given = zip(*(one.tolist() for one in self._inside.gather(mine)), strict=True)
+            told, given = self._told(squares.item(), max_norm)
             if len(set(given)) > 1:
                 raise refusals.clipped_otherwise("ctx.clip_grad_norm_", "max_norm", given)
             squares.fill_(sum(told))
 
         return stage_norms.clip(parameters, max_norm, self.mesh.size() // self.stages, add_up)
 
+    def _told(self, *numbers: float) -> list[tuple[float, ...]]:
+        """Of each number what every place has of it, by place. Collective in the worker."""
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        return list(zip(*(one.tolist() for one in self._inside.gather(mine)), strict=True))
+
     def _check_norms(self, max_norm: float, norm: float) -> None:
         """Torch's clip_grads_with_norm_ is called with these. Collective in the worker."""
-        mine = torch.tensor([max_norm, norm], dtype=torch.float64)
-        given = zip(*(one.tolist() for one in self._inside.gather(mine)), strict=True)
+        given = self._told(max_norm, norm)
         for what, numbers in zip(("max_norm", "total_norm"), given, strict=True):
             apart = max(numbers) - min(numbers)
             if apart > _ROUNDING * max(numbers):
