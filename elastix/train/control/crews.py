@@ -35,6 +35,7 @@ class _Process:
     worker: int | None = None
     place: int = 0
     site: str = ""
+    up: bool = False  # it has said something, ever
     until: float | None = None  # on its way out of a lost worker, until then
     ended: bool = False  # its part of the run is over
     beat: Heartbeat | None = None
@@ -155,7 +156,7 @@ class Crews:
                 number, self._next = self._next, self._next + 1
                 room -= 1
             chosen.append(number)
-            self._processes[number] = _Process(worker, place, site)
+            self._processes[number] = _Process(worker, place, site, up=number in waiting.values())
         while room < 0:  # free ones at places that are taken
             ended.append(next(n for n in self.free if self._processes[n].site == site))
             del self._processes[ended[-1]]
@@ -180,7 +181,7 @@ class Crews:
         for worker, processes in workers.items():
             self._heard[worker] = set()
             for place, (number, site) in enumerate(processes):
-                self._processes[number] = _Process(worker, place, site)
+                self._processes[number] = _Process(worker, place, site, up=True)
 
     def passed_on(self, process: int, worker: int, message: FromWorker) -> FromWorker | None:
         """What its worker is taken to say, if a process says that; None for nothing.
@@ -191,6 +192,7 @@ class Crews:
         at = self.at(process)
         if at is None or at[0] != worker:
             return None  # it was of that worker, which is lost
+        self._processes[process].up = True
         if isinstance(message, Heartbeat):
             return self.beat(process, message)
         return message if at[1] == 0 or isinstance(message, OF_EACH) else None
@@ -211,22 +213,25 @@ class Crews:
     def beat(self, process: int, beat: Heartbeat) -> Heartbeat | None:
         """A process gives a sign of life: that of its worker, if one is to be passed on.
 
-        A worker is as alive as its most silent place. It waits for others only if all its places
-        wait, in elastix: else one of them keeps the others waiting, and nobody outside does.
+        A worker is as alive as its most silent place. One whose process is not up yet is not
+        silent: its start may take minutes, while mates that were of a lost worker are there at
+        once. A worker waits for others only if all its places wait, in elastix: else one of them
+        keeps the others waiting, and nobody outside does.
         """
         found = self._processes.get(process)
         if found is None or found.worker is None or found.until is not None:
             return None
-        found.beat = beat
+        found.up, found.beat = True, beat
         heard = self._heard[found.worker]
         heard.add(found.place)
         mates = [self._processes[n] for n in self.of(found.worker)]
-        beats = [mate.beat for mate in mates if mate.beat is not None]
-        if len(heard) < self._size or len(beats) < self._size:
+        up = {mate.place for mate in mates if mate.up}
+        if len(mates) < self._size or 0 not in up or not up <= heard:
             return None
         heard.clear()
-        passed = sum(one.passed for one in beats)
-        return replace(beats[0], waiting=all(one.waiting for one in beats), passed=passed)
+        beats = [mate.beat for mate in mates if mate.beat is not None]
+        waiting = len(beats) == self._size and all(one.waiting for one in beats)
+        return replace(beats[0], waiting=waiting, passed=sum(one.passed for one in beats))
 
     def break_up(self, worker: int, now: float) -> list[int]:
         """A worker is lost: those of its processes that are to come out."""
@@ -240,7 +245,9 @@ class Crews:
         found = self._processes.get(process)
         if found is not None:
             kept = None if found.distrusted else kept
-            self._processes[process] = _Process(place=found.place, site=found.site, kept=kept)
+            self._processes[process] = _Process(
+                place=found.place, site=found.site, up=True, kept=kept
+            )
 
     # ------------------------------------------------------------------ no worker is whole
 

@@ -6,7 +6,15 @@ import pytest
 
 from elastix.train.checkpoint.assembly import CheckpointEnded, CheckpointId, Order
 from elastix.train.control.crews import OUT_S, Crews
-from elastix.train.control.messages import CatchUp, Dismiss, Heartbeat, Leave, OutcomeKind, Ready
+from elastix.train.control.messages import (
+    CatchUp,
+    Dismiss,
+    Heartbeat,
+    Leave,
+    OutcomeKind,
+    Ready,
+    Started,
+)
 
 
 def test_a_worker_of_fresh_processes_uses_room():
@@ -98,14 +106,56 @@ def beat(passed=1, *, waiting=False):
     return Heartbeat(passed=passed, waiting=waiting)
 
 
+def comes_up(crews, process, worker):
+    crews.passed_on(process, worker, Started(pid=process))
+
+
 def test_a_worker_is_as_silent_as_its_most_silent_place():
     crews = Crews(2, {"": 2}, again=False)
     crews.start(0)
+    comes_up(crews, 0, 0)
+    comes_up(crews, 1, 0)
     assert crews.beat(0, beat()) is None
     assert crews.beat(0, beat()) is None
     assert crews.beat(1, beat(4)) == beat(5)
     assert crews.beat(1, beat(4)) is None
     assert crews.beat(1, beat(4)) is None  # the speaker is stopped, and so is the worker
+
+
+def test_a_fresh_process_that_is_not_up_yet_is_not_silent():
+    """It may take minutes; its mates are there at once, if they were of a lost worker."""
+    crews = Crews(3, {"": 3}, again=False)
+    crews.start(0)
+    comes_up(crews, 0, 0)
+    assert crews.beat(0, beat()) == beat()
+    assert crews.beat(0, beat(waiting=True)) == beat()  # for a mate, and for no other worker
+    comes_up(crews, 2, 0)
+    assert crews.beat(0, beat()) is None
+    assert crews.beat(2, beat(4)) == beat(5)
+    comes_up(crews, 1, 0)
+    assert crews.beat(0, beat()) is None
+    assert crews.beat(2, beat(4)) is None
+    assert crews.beat(1, beat(waiting=True)) == beat(6)
+
+
+def test_a_worker_whose_speaker_is_not_up_yet_says_nothing():
+    crews = Crews(2, {"": 2}, again=False)
+    crews.start(0)
+    comes_up(crews, 1, 0)
+    assert crews.beat(1, beat()) is None
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_process_that_was_of_another_worker_before_is_up_and_can_be_silent(dead):
+    crews = Crews(2, {"": 2}, again=True)
+    crews.start(0)
+    crews.gone(dead)
+    crews.break_up(0, now=0.0)
+    crews.freed(1 - dead)
+    crews.start(1)
+    comes_up(crews, 2, 1)
+    assert crews.beat(2, beat()) is None
+    assert crews.beat(1 - dead, beat()) == beat(2)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +165,7 @@ def test_a_worker_is_as_silent_as_its_most_silent_place():
 def test_a_worker_waits_for_others_if_all_its_places_do(speaker, follower, worker):
     crews = Crews(2, {"": 2}, again=False)
     crews.start(0)
+    comes_up(crews, 1, 0)
     crews.beat(0, beat(waiting=speaker))
     passed_on = crews.beat(1, beat(waiting=follower))
     assert passed_on is not None
