@@ -110,10 +110,30 @@ class DcpAsync:
         self._stager.close()
 
 
+class KeptStager(DefaultStager):
+    """One that keeps its memory from save to save, as it is meant to.
+
+    That of torch 2.11 closes what it keeps after each staging, and cannot stage again.
+    """
+
+    def __init__(self, config: StagingOptions) -> None:
+        super().__init__(config)
+        self._state_dict_stager.close = _nothing  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """See DefaultStager."""
+        del self._state_dict_stager.close
+        super().close()
+
+
+def _nothing() -> None:
+    """It is closed at the end."""
+
+
 def stager() -> DefaultStager:
-    """Asynchronous, into ordinary memory: without a GPU there is nothing to pin."""
+    """Asynchronous; into pinned memory if there is a GPU."""
     cuda = torch.cuda.is_available()
-    return DefaultStager(
+    return KeptStager(
         StagingOptions(
             use_pinned_memory=cuda,
             use_shared_memory=False,

@@ -1,0 +1,158 @@
+"""Measure every part in a process of its own, print it, and write one file; see the package."""
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.models import Terms
+from benchmarks.record import save
+
+PARTS: dict[str, float] = {
+    "overhead": 0.2,
+    "stall": 0.3,
+    "read": 0.1,
+    "packing": 0.3,
+    "estimate": 0.1,
+}
+"""By part, its share of the time in which things are measured."""
+
+_BESIDE = 0.55  # of all the time: starting, compiling, and making what is measured
+_LONGEST_S = 120.0  # of a part, before it is ended
+_ROOM = 30e9  # bytes of files at the most
+
+
+def folder_for_files() -> Path:
+    """One in memory, if there is room: disks are not what is measured."""
+    shm = Path("/dev/shm")
+    roomy = shm.is_dir() and shutil.disk_usage(shm).free > _ROOM
+    return Path(tempfile.mkdtemp(prefix="elastix-gpu-", dir=shm if roomy else None))
+
+
+def about_device(device: str) -> dict[str, Any]:
+    """Its name and the versions, without using it."""
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+        "cores": os.cpu_count(),
+        "name": device,
+    }
+    if device == "cpu":
+        return found
+    found["cudnn"] = torch.backends.cudnn.version()
+    found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+        index = torch.device(device).index or 0
+        row = said.strip().splitlines()[index].split(", ")
+        found |= dict(zip(("name", "driver", "memory"), row, strict=True))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:
+        found["nvidia_smi"] = repr(error)
+        found["name"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def measured_here(part: str, device: str, *, tiny: bool, seconds: float) -> dict[str, Any]:
+    """One part, in this process: {"found": ...} or {"failed": the traceback}."""
+    folder = folder_for_files()
+    try:
+        on = torch.device(device)
+        if on.type == "cuda":
+            torch.cuda.init()
+            torch.cuda.set_device(on)
+        module = importlib.import_module(f"benchmarks.gpu.{part}")
+        return {"found": module.measure(Terms(on, tiny, seconds, folder))}
+    except Exception:  # noqa: BLE001 - the others are measured nevertheless
+        return {"failed": traceback.format_exc()}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measured_apart(
+    part: str, device: str, *, tiny: bool, seconds: float, longest_s: float = _LONGEST_S
+) -> dict[str, Any]:
+    """One part in a process of its own, which is ended if it takes too long."""
+    with tempfile.TemporaryDirectory(prefix="elastix-gpu-") as folder:
+        out = Path(folder, "out.json")
+        command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), "--only", part]
+        command += ["--device", device, "--seconds-budget", str(seconds)]
+        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4")}
+        child = subprocess.Popen(
+            command + ["--tiny"] * tiny, env=environment, start_new_session=True
+        )
+        try:
+            code: int | None = child.wait(longest_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        if out.exists():
+            found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        elif code is None:
+            found = {"failed": f"it was not over after {longest_s:.0f} s, and was ended"}
+        else:
+            found = {"failed": f"its process ended with {code} and told nothing"}
+        with suppress(ProcessLookupError):  # whoever is left of it, its own processes among them
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        return found
+
+
+def measure(
+    parts: Sequence[str], device: str, *, tiny: bool, budget_s: float, out: Path
+) -> dict[str, Any]:
+    """All of them; the file is written after each."""
+    results: dict[str, Any] = {"device": about_device(device)}
+    seconds = budget_s * (1 - _BESIDE)
+    for part in parts:
+        began = time.monotonic()
+        found = measured_apart(part, device, tiny=tiny, seconds=seconds * PARTS[part])
+        if "failed" in found:
+            results.setdefault("failed", {})[part] = found["failed"]
+        else:
+            results[part] = found["found"]
+        results.setdefault("seconds", {})[part] = round(time.monotonic() - began, 1)
+        print(f"{part}: {json.dumps(found, indent=2)}", flush=True)
+        save(out, results)
+    return results
+
+
+def main() -> int:
+    """Command line; 1 if a part failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(";")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--seconds-budget", type=float, default=150.0, help="of all parts")
+    parser.add_argument("--device", default="cuda:0", help="cpu, to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="numbers that say nothing, soon")
+    parser.add_argument("--only", choices=list(PARTS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    device = "cuda:0" if options.device == "cuda" else options.device
+    if device != "cpu" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --device cpu --tiny shows that it runs")
+    if options.only:
+        seconds = options.seconds_budget
+        found = measured_here(options.only, device, tiny=options.tiny, seconds=seconds)
+        options.out.write_text(json.dumps(found), encoding="utf-8")
+        return 0
+    budget_s = options.seconds_budget
+    tiny, out = options.tiny, options.out
+    results = measure(options.parts, device, tiny=tiny, budget_s=budget_s, out=out)
+    return 1 if "failed" in results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
