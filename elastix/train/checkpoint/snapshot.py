@@ -10,23 +10,54 @@ version counters tell, but not of `.data` and numpy. So a sample of each tensor 
 beginning and compared with its copy: that sees what changes all of a tensor or much of it, and not
 a single element.
 
+On a GPU all is read in a stream of its own, which begins where the training thread's is at the
+boundary: nothing here waits for kernels that were issued since. What may change in the forward pass
+is set aside on the GPU first, in the training thread's stream, if it is little.
+
 Memory: one more copy of the State in host memory, kept and used again, since giving 400 MB back
 and getting them anew costs more than copying them.
 
-Invariant: a snapshot whose source changed under the copy says so (`torn`), and is never stored.
+Invariant: a snapshot whose source changed under the copy, or whose copy has not ended well, says so
+(`torn`), and is never stored.
 """
 
+import math
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from elastix.state import State, identity, raw_bytes
 
-_SAMPLE = 64  # elements of a tensor
-_Pair = tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]  # name, source, copy, sample
+_SAMPLE = 64  # elements of a tensor, at the most
+_ASIDE_BYTES = 64 << 20  # of a GPU's memory, until they are copied
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """One tensor that the thread copies.
+
+    Attributes:
+        source, copy: from, and into.
+        version, sample: of `source` at the boundary; no sample if nobody else can change it.
+    """
+
+    name: str
+    source: torch.Tensor
+    copy: torch.Tensor
+    version: int = 0
+    sample: torch.Tensor | None = None
+
+    def changed(self, sample: torch.Tensor | None) -> bool:
+        """Whether it did before it was copied; `sample` is that of the boundary, on the CPU."""
+        if sample is None:
+            return False
+        same = torch.equal(raw_bytes(_sample(self.copy)), raw_bytes(sample))
+        return _version(self.source) != self.version or not same
 
 
 class Snapshot:
@@ -57,19 +88,18 @@ class Snapshot:
         """As `finish`, for a thread whose wait holds up nobody."""
         self._complete.wait()
 
-    def _copy(self, pairs: list[_Pair], stream: Any) -> None:  # noqa: ANN401
+    def _copy(self, late: list[Late], stream: Any) -> None:  # noqa: ANN401
         try:
-            before = [_version(source) for _, source, _, _ in pairs]
             with torch.no_grad(), torch.cuda.stream(stream):
-                for _, source, copy, _ in pairs:
-                    copy_into(copy, source, wait=False)
+                for one in late:
+                    copy_into(one.copy, one.source, wait=False)
+                samples = [None if one.sample is None else _on_host(one.sample) for one in late]
                 if stream is not None:
                     stream.synchronize()
-            for (name, source, copy, sample), version in zip(pairs, before, strict=True):
-                same = torch.equal(raw_bytes(_sample(copy)), raw_bytes(sample))
-                if _version(source) != version or not same:
-                    self.torn = f"tensor {name!r} changed before it was copied"
-        except RuntimeError as error:  # out of memory, say: the step at hand must not suffer
+            for one, sample in zip(late, samples, strict=True):
+                if one.changed(sample):
+                    self.torn = f"tensor {one.name!r} changed before it was copied"
+        except Exception as error:  # noqa: BLE001 - out of memory, say: the step must not suffer
             self.torn = repr(error)
         finally:
             self._complete.set()
@@ -80,6 +110,7 @@ class Stager:
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
+        self._stream: Any = None  # one: what it frees is used again in the same stream alone
 
     def take(self, state: State, step: int, late: Collection[str]) -> Snapshot:
         """Begin to copy `state`; returns when all but the tensors named in `late` is copied.
@@ -93,21 +124,26 @@ class Stager:
         copies: dict[tuple[Any, ...], torch.Tensor] = {}
         tensors: dict[str, torch.Tensor] = {}
         kept: dict[str, torch.Tensor] = {}
-        pairs: list[_Pair] = []
+        begun: list[Late] = []
+        room = _ASIDE_BYTES
         for name, tensor in state.tensors.items():
             key = identity(tensor)
             if key not in copies:
-                kept[name] = copies[key] = self._room(name, tensor)
+                kept[name] = copy = copies[key] = self._room(name, tensor)
                 if name in late:
-                    pairs.append((name, tensor, copies[key], _sample(tensor)))
+                    seen: dict[str, Any] = {"version": _version(tensor), "sample": _sample(tensor)}
+                    begun.append(Late(name=name, source=tensor, copy=copy, **seen))
+                elif _on_gpu(tensor) and tensor.nbytes <= room:
+                    room -= tensor.nbytes
+                    begun.append(Late(name=name, source=tensor.detach().clone(), copy=copy))
                 else:
-                    copy_into(copies[key], tensor, wait=True)
+                    copy_into(copy, tensor, wait=True)
             tensors[name] = copies[key]
         self._kept = kept
         snapshot = Snapshot(State(tensors, dict(state.meta), state.parents, state.parts), step)
-        stream = _side_stream(pairs)
+        stream = self._side_stream(begun)
         thread = threading.Thread(
-            target=snapshot._copy, args=(pairs, stream), name=f"snapshot-{step}", daemon=True
+            target=snapshot._copy, args=(begun, stream), name=f"snapshot-{step}", daemon=True
         )
         thread.start()
         snapshot.stall_s = time.monotonic() - started
@@ -118,6 +154,16 @@ class Stager:
         if kept is not None and (kept.dtype, kept.shape) == (tensor.dtype, tensor.shape):
             return kept
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+    def _side_stream(self, begun: list[Late]) -> Any:  # noqa: ANN401
+        """A CUDA stream that begins where the training thread's stream is now; None on the CPU."""
+        device = next((one.source.device for one in begun if one.source.is_cuda), None)
+        if device is None:
+            return None
+        if self._stream is None or self._stream.device != device:
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        return self._stream
 
 
 def copy_into(copy: torch.Tensor, source: torch.Tensor, *, wait: bool) -> None:
@@ -137,27 +183,33 @@ def copy_into(copy: torch.Tensor, source: torch.Tensor, *, wait: bool) -> None:
         copy.copy_(source, non_blocking=not wait and copy.is_pinned())
 
 
+def _on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _on_host(sample: torch.Tensor) -> torch.Tensor:
+    """Its elements on the CPU, once the current stream is through."""
+    return torch.empty_like(sample, device="cpu").copy_(sample, non_blocking=True)
+
+
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Elements at even distances, in row-major order: the same of a tensor and of its copy."""
-    tensor = tensor.detach()
-    stride = max(1, tensor.numel() // _SAMPLE)
-    if tensor.is_contiguous():
-        sample = tensor.view(-1)[::stride].clone()
-    else:  # without making a copy of all of it
-        places = torch.arange(0, tensor.numel(), stride, device=tensor.device)
-        sample = tensor[torch.unravel_index(places, tensor.shape)]
+    """Elements of a grid: the same of a tensor and of its copy. On a GPU nothing waits for it."""
+    grid = tuple(slice(None, None, step) for step in _steps(tuple(tensor.shape)))
+    sample = tensor.detach()[grid].clone(memory_format=torch.contiguous_format)
     return sample.resolve_conj().resolve_neg()
+
+
+@lru_cache(maxsize=4096)
+def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """By dimension, between elements of a grid that has _SAMPLE of them at the most."""
+    steps = [1] * len(shape)
+    picked = list(shape)
+    while math.prod(picked) > _SAMPLE:
+        longest = max(range(len(shape)), key=picked.__getitem__)
+        steps[longest] *= 2
+        picked[longest] = -(-shape[longest] // steps[longest])
+    return tuple(steps)
 
 
 def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _side_stream(pairs: list[_Pair]) -> Any:  # noqa: ANN401
-    """A CUDA stream that begins where the training thread's stream is now; None on the CPU."""
-    device = next((source.device for _, source, _, _ in pairs if source.is_cuda), None)
-    if device is None:
-        return None
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    return stream

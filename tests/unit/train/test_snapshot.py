@@ -1,9 +1,11 @@
 """Snapshots: what was captured is what is kept, or it says that it is not."""
 
+import contextlib
 import threading
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastix.state import State, capture, raw_bytes
 from elastix.train.checkpoint import snapshot as snapshots
@@ -160,3 +162,145 @@ def test_any_tensor_is_copied_to_the_last_bit(tensor, when):
     copy = snapshot.state.tensors["x"]
     assert (copy.dtype, copy.shape) == (tensor.dtype, tensor.shape)
     assert torch.equal(raw_bytes(copy), raw_bytes(tensor.resolve_conj()))
+
+
+def test_a_single_element_that_changes_before_the_thread_begins_is_noticed(monkeypatch):
+    """The versions are those at the boundary, and not those that the thread finds."""
+    gate = threading.Event()
+    copy = snapshots.Snapshot._copy
+
+    def late(self, *arguments):
+        assert gate.wait(20)
+        copy(self, *arguments)
+
+    monkeypatch.setattr(snapshots.Snapshot, "_copy", late)
+    weights = torch.zeros(1000)
+    snapshot = Stager().take(State({"w": weights}), 1, {"w"})
+    weights[1] = 7.0
+    gate.set()
+    snapshot.finish()
+    assert snapshot.torn or not snapshot.state.tensors["w"].any()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("oh"), MemoryError("oh"), KeyError("oh")], ids=repr)
+def test_a_copy_that_did_not_end_is_never_used(monkeypatch, error):
+    def fail(copy, source, *, wait):
+        raise error
+
+    monkeypatch.setattr(snapshots, "copy_into", fail)
+    snapshot = Stager().take(State({"w": torch.ones(4)}), 1, {"w"})
+    snapshot.finish()
+    assert "oh" in snapshot.torn
+
+
+LAYOUTS = {
+    "plain": torch.randn(300, 40),
+    "transposed": torch.randn(300, 40).t(),
+    "channels_last": torch.randn(16, 8, 3, 5).to(memory_format=torch.channels_last),
+    "expanded": torch.randn(1, 30).expand(90, 30),
+    "a number": torch.tensor(2.0),
+    "long": torch.randn(100_003),
+    "empty": torch.empty(3, 0),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sample_is_the_same_of_a_tensor_and_its_copy_and_as_large_for_any_shape(layout):
+    tensor = LAYOUTS[layout]
+    sample = snapshots._sample(tensor)
+    assert torch.equal(sample, snapshots._sample(tensor.contiguous()))
+    assert min(tensor.numel(), snapshots._SAMPLE // 3) <= sample.numel() <= snapshots._SAMPLE
+
+
+class Noted(TorchDispatchMode):
+    """Notes each operator, and whether it was called in the stream."""
+
+    def __init__(self, within=lambda: False):
+        super().__init__()
+        self.calls = []
+        self._within = within
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        self.calls.append((func, [t.untyped_storage().data_ptr() for t in tensors], self._within()))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sample_needs_nothing_that_the_host_has_to_give_a_gpu(layout):
+    """Views and one copy. Places as tensors would come from the host, which waits for that."""
+    with Noted() as noted:
+        snapshots._sample(LAYOUTS[layout])
+    assert [f for f, *_ in noted.calls if not f.is_view] in (
+        [torch.ops.aten.clone.default],
+        [torch.ops.aten.clone.default, torch.ops.aten.copy_.default],
+    )
+
+
+class Stream:
+    """Stands for one of CUDA's: what is issued in it, and up to when."""
+
+    def __init__(self):
+        self.within = self.over = False
+
+    @contextlib.contextmanager
+    def begun(self):
+        self.within = True
+        yield
+        self.within = False
+
+    def synchronize(self):
+        self.over = True
+
+
+def test_what_is_on_a_gpu_is_read_in_the_side_stream_alone(monkeypatch):
+    """Other streams have the kernels of the step: whoever reads there waits for all of them."""
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "stream", lambda given: given.begun())
+    sources = {f"t{n}": torch.randn(100, 4) for n in range(3)}
+    late = [
+        snapshots.Late(
+            name=name,
+            source=source,
+            copy=torch.empty_like(source),
+            version=0,
+            sample=snapshots._sample(source),
+        )
+        for name, source in sources.items()
+    ]
+    there = {t.untyped_storage().data_ptr() for one in late for t in (one.source, one.sample)}
+    snapshot = snapshots.Snapshot(State(sources), 1)
+    with Noted(lambda: stream.within) as noted:
+        snapshot._copy(late, stream)
+    assert stream.over
+    assert not snapshot.torn
+    read = [(func, within) for func, touched, within in noted.calls if there & set(touched)]
+    assert read
+    assert [func for func, within in read if not within] == []
+    assert all(torch.equal(one.copy, one.source) for one in late)
+
+
+@pytest.mark.parametrize("room", [1 << 20, 0], ids=["set aside", "no room"])
+def test_what_the_forward_pass_changes_is_as_it_was_at_the_boundary(monkeypatch, room):
+    """On a GPU it is set aside there, as far as there is room: the training thread goes on."""
+    gate, early = threading.Event(), []
+    copy_into = snapshots.copy_into
+
+    def slow(copy, source, *, wait):
+        early.append(wait)
+        assert wait or gate.wait(20)
+        copy_into(copy, source, wait=wait)
+
+    monkeypatch.setattr(snapshots, "copy_into", slow)
+    monkeypatch.setattr(snapshots, "_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(snapshots, "_ASIDE_BYTES", room)
+    model, optimizer = trained()
+    state = capture({"": model}, {"optimizer": optimizer}, {"step": 1})
+    before = bits(state)
+    snapshot = Stager().take(state, 1, late(state))
+    assert any(early) == (room == 0)
+    model.train()(torch.randn(8, 30))
+    gate.set()
+    snapshot.finish()
+    assert not snapshot.torn
+    assert bits(snapshot.state) == before
