@@ -228,17 +228,16 @@ class State:
         return facts("State", pairs) + table("Model", ("tensor", "dtype", "shape", "size"), own)
 
 
-def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements in row-major order as a flat uint8 tensor on the CPU.
+def raw_bytes(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+    """Bytes of the elements in row-major order, from `start` to `stop`: flat uint8 on the CPU.
 
     Shares memory with a contiguous CPU tensor; copies otherwise.
     """
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    if not (plain.is_cpu and plain.is_contiguous()):
-        plain = plain.cpu().contiguous()
-    return plain.view(-1).view(torch.uint8)
+    flat = plain.contiguous().view(-1).view(torch.uint8)[start:stop]
+    return flat.cpu()
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

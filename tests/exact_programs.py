@@ -112,7 +112,7 @@ def train(ctx: elastix.Context) -> None:
     )
     taste = torch.randn(10)  # whoever comes later has to have the same
     for epoch in loader.epochs(config.get("epochs", 2)):
-        weight = torch.rand(10) + taste.abs()
+        weight = (torch.rand(10) + taste.abs()).to(ctx.device)
         for step in epoch:
             for x, y in step:
                 if ctx.worker == config.get("slow"):

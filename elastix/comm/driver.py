@@ -19,8 +19,9 @@ from elastix.comm.network import model_layout as layouts
 from elastix.comm.network import transfer
 from elastix.comm.network.catch_up_stream import CatchUpReceiver, CatchUpSender
 from elastix.comm.network.next_group import NextGroup
+from elastix.comm.network.pending import Pending
 from elastix.comm.network.place_watch import PlaceWatch
-from elastix.comm.network.process_group import Alone, Builder, Group, Pending, Wiring
+from elastix.comm.network.process_group import Alone, Builder, Group, Wiring
 from elastix.comm.protocol import wants as want
 from elastix.comm.protocol.catch_up_messages import CatchUpStream, Watched
 from elastix.comm.protocol.crew import Crew, Word
@@ -54,7 +55,6 @@ class GroupDriver:
         participant: Participant,
         inbox: ThreadSafeInbox,
         wiring: Wiring,
-        device: torch.device,
         min_workers: int = 1,
         redo: int = 0,
         crew: int = 1,
@@ -74,7 +74,6 @@ class GroupDriver:
         self._participant = participant
         self._inbox = inbox
         self._wiring = wiring
-        self._device = device if wiring.backend == "nccl" else torch.device("cpu")
         self._begun: want.Course[OperationOutcome]  # the operation in hand, when it was suspended
         self._layout: list[str] = []
         self._catch_up: CatchUpSender | None = None
@@ -201,8 +200,8 @@ class GroupDriver:
 
     @property
     def device(self) -> torch.device:
-        """Where the backend wants its buffers."""
-        return self._device
+        """Where large tensors lie when they go to other members."""
+        return self._wiring.bulk
 
     @property
     def processors(self) -> tuple[int, ...]:
@@ -381,7 +380,7 @@ class GroupDriver:
 
     def _gather(self, group: Group, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Everybody's numbers by rank; as many from each."""
-        mine = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        mine = torch.tensor(numbers, dtype=torch.int64)
         everybody = [torch.empty_like(mine) for _ in range(group.size)]
         self._finish(group.all_gather(mine, everybody))
         return [tuple(row.tolist()) for row in everybody]
@@ -410,9 +409,7 @@ class GroupDriver:
         except BaseException:
             builder.abandon()
             raise
-        if not isinstance(builder.result, Group):
-            raise want.Failed(builder.failed or RuntimeError("no group"), builder.unreachable)
-        return builder.result
+        return _built(builder)
 
     def _connect(self, wanted: want.Connect) -> None:
         """A rail: begun at once, since its members come to it one by one."""
@@ -429,9 +426,7 @@ class GroupDriver:
             raise want.Failed(RuntimeError(f"the rail of generation {generation} was left"))
         self._wait(lambda: builder.result is not None)
         self._next_group.take(generation)
-        if not isinstance(builder.result, Group):
-            raise want.Failed(builder.failed or RuntimeError("no group"), builder.unreachable)
-        return builder.result
+        return _built(builder)
 
     def _meet(self, wanted: want.Meet) -> list[Position]:
         group: Any = wanted.group
@@ -441,30 +436,30 @@ class GroupDriver:
 
     def _compare_layouts(self, wanted: want.CompareLayouts) -> None:
         group: Any = wanted.group
-        layouts.check(group, self._layout, self._device, self._finish)
+        layouts.check(group, self._layout, self._finish)
 
     def _give_state(self, wanted: want.GiveState) -> None:
         group: Any = wanted.group
         self._participant.phase("give", group.generation)
         state = self._participant.give_state(founding=wanted.founding)
-        transfer.give(group, state, self._device, self._finish)
+        transfer.give(group, state, self.device, self._finish)
 
     def _take_state(self, wanted: want.TakeState) -> Joined:
         group: Any = wanted.group
         started = time.monotonic()
         self._participant.phase("take", group.generation)
         with transfer.taking():
-            state = transfer.take(group, wanted.root, self._device, self._finish)
+            state = transfer.take(group, wanted.root, self.device, self._finish)
             self._participant.adopt_state(state)
         return Joined(time.monotonic() - started, state.nbytes)
 
     def _all_have_state(self, wanted: want.AllHaveState) -> None:
         group: Any = wanted.group
-        self._finish(group.all_reduce(torch.zeros(1, device=self._device)))
+        self._finish(group.all_reduce(torch.zeros(1)))
 
     def _pass_on(self, wanted: want.PassOn) -> torch.Tensor:
         group: Any = wanted.group
-        buffer = wanted.held.to(self._device, copy=True)
+        buffer = wanted.held.to("cpu", copy=True)
         self._finish(group.broadcast(buffer, wanted.source))
         return buffer.to(wanted.held.device)
 
@@ -487,7 +482,7 @@ class GroupDriver:
 
     def _reduce_payload(self, wanted: want.ReducePayload) -> torch.Tensor:
         group: Any = wanted.group
-        result = wanted.payload.to(self._device, copy=True)
+        result = wanted.payload.to("cpu", copy=True)  # so that no vote waits for kernels of a GPU
         self._finish(group.all_reduce(result, wanted.operation.reduce))
         self._participant.phase("left", wanted.operation.kind)
         return result.to(wanted.payload.device)
@@ -550,6 +545,14 @@ class GroupDriver:
 
     def _imitate(self, wanted: want.Imitate) -> None:
         wanted.operation.imitate(wanted.watched)
+
+
+def _built(builder: Builder) -> Group:
+    if isinstance(builder.result, Group):
+        return builder.result
+    if isinstance(builder.failed, torch.AcceleratorError):
+        raise builder.failed  # this worker's own
+    raise want.Failed(builder.failed or RuntimeError("no group"), builder.unreachable)
 
 
 def _nobody_to_tell(word: Word) -> None:

@@ -35,7 +35,7 @@ from elastix.data import leaving
 from elastix.errors import ConfigError, ElastixError, TrainError
 from elastix.events import Event, Events, RunStarted
 from elastix.store import Store
-from elastix.testing.local_worker import HOST, work
+from elastix.testing.local_worker import HOST, Gpus, work
 from elastix.train.control.actions import Vacated
 from elastix.train.control.messages import FromWorker, Outcome, ToWorker
 from elastix.train.control.terms import Phase, RunTerms
@@ -102,6 +102,7 @@ def run_local(
     restore: RestoreConfig | None = None,
     seed: int = 0,
     shared: bool = True,
+    gpus: Gpus | None = None,
     timeout_s: float = 60.0,
 ) -> LocalRun:
     """Run `train` on processes of this machine until it is through.
@@ -121,6 +122,7 @@ def run_local(
         restore: as for ElasticTrainer.
         seed: as in RunConfig.
         shared: False for gradients through sockets, as between hosts.
+        gpus: what workers compute on; None: the CPU.
         hang_timeout_s: as in FailureConfig; None evicts nobody.
         evict_slower_than: as in FailureConfig.
         recovery: as in FailureConfig.
@@ -133,7 +135,7 @@ def run_local(
         timeout_s: kill everything and raise TrainError after so long.
 
     Raises:
-        ConfigError: it is called by a script that a worker's process imports.
+        ConfigError: it is called by a script that a worker's process imports; crews with GPUs.
         ElastixError: raised in a worker; the others are killed.
         TrainError: any other exception in a worker, with its traceback; or the timeout.
     """
@@ -184,10 +186,15 @@ def run_local(
     kept = _Kept(store or directory / "store", restore or RestoreConfig())
     lead = LocalController
     if settings.crew:
+        if gpus is not None:
+            raise ConfigError(
+                "run_local was called with crew and gpus: workers that are crews compute on CPUs. "
+                "Nothing was started. Leave one of the two out."
+            )
         from elastix.testing.local_crews import LocalCrewController
 
         lead = LocalCrewController
-    controller = lead(train, dict(config or {}), settings, kept, terms, room)
+    controller = lead(train, dict(config or {}), settings, kept, terms, room, gpus)
     try:
         controller.watch(timeout_s)
     finally:
@@ -245,12 +252,14 @@ class LocalController(Shell):
         kept: _Kept,
         terms: RunTerms,
         room: _Room,
+        gpus: Gpus | None,
     ) -> None:
         self.run = LocalRun(settings.directory)
         listeners = Events()
         listeners.subscribe(self.run.events.append)
         super().__init__(terms, listeners)
         self._room = room
+        self._gpus = gpus
         opening = RunStarted(
             name=_NAME,
             seed=settings.seed,
@@ -345,7 +354,7 @@ class LocalController(Shell):
     def _start(self, worker: int) -> None:
         self._room.free -= 1
         here, there = self._spawner.Pipe()
-        run = (self._train, self._config, self._settings, self._store)
+        run = (self._train, self._config, self._settings, self._store, self._gpus)
         args = (worker, there, self._rendezvous.address, *run)
         process = self._spawn(work, args)
         there.close()

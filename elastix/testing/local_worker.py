@@ -11,14 +11,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from elastix.comm.network.process_group import Wiring
+from elastix.comm.network import nccl
+from elastix.comm.network.process_group import Backend, Wiring
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.data.leaving import leave
@@ -47,6 +48,28 @@ from elastix.train.replica.usage import EVERY_S, Parts, Usage
 from elastix.train.replica.worker_state import KeptState
 
 HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs of this machine, shared by all workers of a local run.
+
+    Attributes:
+        backend: what carries tensors between them. NCCL refuses two processes on one GPU of one
+            host, so each worker says that it is on a host of its own: NCCL then goes through
+            sockets, which is slow and lets one GPU show what NCCL does when a peer is lost.
+    """
+
+    backend: Backend = "gloo"
+
+    def take(self, worker: int) -> torch.device:
+        """The one that this worker computes on; before anything else is done in its process."""
+        if self.backend == "nccl":
+            nccl.settle_environment()
+            os.environ.update(NCCL_HOSTID=f"elastix-local-{worker}", NCCL_SOCKET_IFNAME="lo")
+        device = torch.device("cuda", worker % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
 
 
 class _PipeLink:
@@ -110,6 +133,7 @@ def work(
     config: dict[str, Any],
     settings: Settings,
     store: Path,
+    gpus: Gpus | None = None,
 ) -> None:
     """A worker's process, from its fork to its end.
 
@@ -121,24 +145,27 @@ def work(
         config: given to it.
         settings: of the run.
         store: its directory.
+        gpus: what it computes on; None: the CPU.
     """
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # as under Ray; not as the supervisor
+    device = gpus.take(worker) if gpus is not None else torch.device("cpu")
     gc.freeze()  # as under Ray
     inbox = ThreadSafeInbox()
     link = _PipeLink(line, store)
     wiring = Wiring(
         address=address,
         interface=HOST,
-        backend="gloo",
+        backend=gpus.backend if gpus is not None else "gloo",
         me=worker,
         shared=settings.shared,
         secret=settings.secret,
+        device=device,
     )
-    member = Member(wiring, torch.device("cpu"), settings, inbox, link)
+    member = Member(wiring, settings, inbox, link)
     listener = threading.Thread(target=_listen, args=(line, inbox, member.saver), daemon=True)
     listener.start()
-    link.send(Started(pid=os.getpid(), device="cpu"))
+    link.send(Started(pid=os.getpid(), device=str(device)))
     threading.Thread(target=_pulse, args=(link, member), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: link.leave())
     outcome = run_train(train, member, config)
@@ -170,7 +197,7 @@ class _OneLife:
             place=life.place,
         )
         link: Link = FollowersLink(pipe) if life.place else pipe
-        self.member = Member(self.wiring, torch.device("cpu"), settings, self.inbox, link)
+        self.member = Member(self.wiring, settings, self.inbox, link)
 
     def run(
         self, train: Callable[[Context], None], config: dict[str, Any]

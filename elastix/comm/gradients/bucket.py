@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from elastix.comm.network import shared_memory
-from elastix.comm.network.process_group import Group, Pending, Reduce
+from elastix.comm.network.pending import Pending
+from elastix.comm.network.process_group import Group, Reduce
 from elastix.sharding import local
 
 _HUGE_FROM_BYTES = 4 << 20

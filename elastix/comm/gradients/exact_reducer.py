@@ -23,7 +23,8 @@ from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.comm.gradients.reducer import Reducer, Steps
 from elastix.comm.gradients.slice_digests import SliceDigest, Sum
 from elastix.comm.gradients.slice_sums import SliceSums
-from elastix.comm.network.process_group import Group, Pending
+from elastix.comm.network.pending import Pending
+from elastix.comm.network.process_group import Group
 from elastix.comm.network.tree_reduction import TreeReduction
 from elastix.comm.slice_tree import Node
 from elastix.errors import ConfigError

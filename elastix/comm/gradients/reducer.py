@@ -38,11 +38,13 @@ from elastix.comm.gradients.backward_passes import BackwardPasses, abandoned
 from elastix.comm.gradients.bucket import Bucket
 from elastix.comm.gradients.buckets import build_buckets
 from elastix.comm.gradients.buffer_bucket import BufferBucket
+from elastix.comm.gradients.gpu_streams import GpuStreams
 from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.comm.gradients.prepared_tensors import PreparedTensors
 from elastix.comm.gradients.slice_digests import Sum
 from elastix.comm.gradients.slice_passes import SlicePasses
-from elastix.comm.network.process_group import Group, Pending, Reduce
+from elastix.comm.network.pending import Pending
+from elastix.comm.network.process_group import Group, Reduce
 from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.catch_up_messages import Watched
@@ -176,6 +178,7 @@ class Reducer:
         # Gradients are final and count, so buckets take them; what they lack `prepare` sees to.
         self._fills = False
         self._passes = BackwardPasses(self._within, self._end)
+        self._streams = GpuStreams()
         self._void = False  # the last step was
         self._set_out = False  # at a boundary, and there was no gradient since
         self._prepared = PreparedTensors(modules, self._gradients, self._buffers)
@@ -438,6 +441,7 @@ class Reducer:
         return turn
 
     def _step_over(self) -> None:
+        self._streams.forget()
         for handle in self._apart:
             handle.remove()
         self._apart = []
@@ -476,7 +480,8 @@ class Reducer:
     # --------------------------------------------------------------------- during backward
 
     def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
-        def gradient_ready(_parameter: torch.Tensor) -> None:
+        def gradient_ready(parameter: torch.Tensor) -> None:
+            self._streams.note(parameter)
             if self._by_itself:
                 return  # it is looked at when all are there
             self._refuse_if_piped()
@@ -609,6 +614,7 @@ class Reducer:
     def _launch_next(self, group: Group) -> None:
         self._driver.phase("bucket", self._launched)
         bucket = self._order[self._launched]
+        self._streams.join(bucket.flat.device)
         last = self._ahead and self._launched + 1 == len(self._order)
         moved = [buffers.moved() for buffers in self._buffers] if last else []
         bucket.launch(group, self._weights.share, stale=any(moved))

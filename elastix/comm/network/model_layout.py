@@ -37,13 +37,12 @@ def layout_of(modules: Mapping[str, torch.nn.Module], kind: str = "") -> list[st
     return lines
 
 
-def check(group: Group, layout: list[str], device: torch.device, wait: Wait) -> None:
+def check(group: Group, layout: list[str], wait: Wait) -> None:
     """Refuse workers whose layouts differ. Collective over the group.
 
     Args:
         group: all members call this.
         layout: this worker's.
-        device: where the backend wants its buffers.
         wait: waits for one operation, or raises.
 
     Raises:
@@ -51,7 +50,7 @@ def check(group: Group, layout: list[str], device: torch.device, wait: Wait) -> 
     """
     text = json.dumps(layout).encode()
     digest = torch.frombuffer(bytearray(blake3(text).digest()), dtype=torch.int64)
-    mine = torch.cat([digest, torch.tensor([len(text)])]).to(device)
+    mine = torch.cat([digest, torch.tensor([len(text)])])
     everybody = [torch.empty_like(mine) for _ in range(group.size)]
     wait(group.all_gather(mine, everybody))
     if all(torch.equal(other, everybody[0]) for other in everybody):
@@ -59,9 +58,9 @@ def check(group: Group, layout: list[str], device: torch.device, wait: Wait) -> 
     longest = max(int(other[-1].item()) for other in everybody)
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    texts = [torch.empty_like(padded, device=device) for _ in range(group.size)]
-    wait(group.all_gather(padded.to(device), texts))
-    found = [json.loads(bytes(t.cpu().tolist()).rstrip(b"\0")) for t in texts]
+    texts = [torch.empty_like(padded) for _ in range(group.size)]
+    wait(group.all_gather(padded, texts))
+    found = [json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in texts]
     compare(found, [f"worker {member}" for member in group.members])
 
 

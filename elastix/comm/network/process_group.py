@@ -9,10 +9,10 @@ Invariant: no call blocks on a peer, except inside the builder's own thread.
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,8 @@ import torch.distributed as dist
 from elastix.comm.network import shared_memory
 from elastix.comm.network.door import CATCH_UP, Address, unreachable
 from elastix.comm.network.meeting import MeetingStore
+from elastix.comm.network.nccl import GpuGroup
+from elastix.comm.network.pending import Pending, bare
 
 Backend = Literal["gloo", "nccl"]
 Reduce = Literal["sum", "max"]
@@ -32,46 +34,6 @@ _GLOO_THREADS = 8
 """Operations that gloo has under way at once. Of a broken group two members may each wait for what
 the other has in its queue; what is not in a queue fails on its own, and the group is let go."""
 _REDUCE = {"sum": dist.ReduceOp(dist.ReduceOp.SUM), "max": dist.ReduceOp(dist.ReduceOp.MAX)}
-
-
-class Pending:
-    """An operation under way. `finished` never blocks; `settle` says how it ended.
-
-    Attributes:
-        norm: when it is over, that of the result where it was had on the way; else None.
-    """
-
-    norm: float | None = None
-
-    def __init__(self, work: Any, error: BaseException | None = None) -> None:  # noqa: ANN401
-        self._work = work
-        self._error = error
-        # The future is done before the work says so, and its callbacks run in between.
-        self._future = work.get_future() if error is None else None
-
-    def finished(self) -> bool:
-        """Whether it is over, well or not."""
-        return self._future is None or bool(self._future.done())
-
-    def on_finish(self, callback: Callable[[], None]) -> None:
-        """Call back from another thread when it is over; at once if it is."""
-        if self._future is None:
-            callback()
-        else:
-            self._future.add_done_callback(lambda _future: callback())
-
-    def settle(self) -> BaseException | None:
-        """After `finished`: order the current CUDA stream after it, or say why it failed."""
-        if self._error is None:
-            try:
-                self._work.wait()
-            except RuntimeError as error:
-                self._error = _bare(error)
-        return self._error
-
-    def let_go(self) -> bool:
-        """Of a group that was abandoned: whether nothing writes to the tensor any more."""
-        return self.finished() and self.settle() is None
 
 
 class _SharedPending(Pending):
@@ -109,42 +71,32 @@ class _Done(Pending):
         return None
 
 
-class _StreamPending(Pending):
-    """NCCL: the future is done when the operation is enqueued; only the work knows its end."""
-
-    def finished(self) -> bool:
-        return self._future is None or bool(self._work.is_completed())
-
-    def on_finish(self, callback: Callable[[], None]) -> None:
-        if self._future is None:
-            callback()
-            return
-        threading.Thread(target=self._poll, args=(callback,), daemon=True).start()
-
-    def _poll(self, callback: Callable[[], None]) -> None:
-        while not self._work.is_completed():
-            time.sleep(0.0005)  # CUDA events cannot be waited for and cancelled
-        callback()
-
-
 class Group:
-    """Some members of one generation. Operations are asynchronous and never raise."""
+    """Some members of one generation. Operations are asynchronous and never raise.
+
+    Only torch.AcceleratorError, where the device of this process fails, is let through.
+
+    Args:
+        wiring: who they are.
+        process_group: gloo's.
+        exchange: of members that share memory.
+        gpus: what carries the tensors of their GPUs; None: gloo does that too.
+    """
 
     def __init__(
         self,
         wiring: "Wiring",
         process_group: Any,  # noqa: ANN401
         exchange: shared_memory.Exchange | None = None,
-        meeting: MeetingStore | None = None,
+        gpus: GpuGroup | None = None,
     ) -> None:
         self.generation = wiring.generation
         self.members = wiring.members
         self.rank = wiring.rank
         self.size = len(wiring.members)
-        self.backend = wiring.backend
         self._pg = process_group
         self._exchange = exchange
-        self._meeting = meeting  # NCCL connects when it is first used
+        self._gpus = gpus
         self._pending: list[Pending] = []
 
     @property
@@ -172,7 +124,7 @@ class Group:
             return _SharedPending(reduction, self._exchange)
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[reduce]
-        return self._start(lambda: self._pg.allreduce([tensor], options))
+        return self._start(tensor, lambda group: group.allreduce([tensor], options))
 
     def through_memory(
         self,
@@ -187,7 +139,7 @@ class Group:
 
     def all_gather(self, tensor: torch.Tensor, into: list[torch.Tensor]) -> Pending:
         """Collect everybody's `tensor` in rank order; all have one shape."""
-        return self._start(lambda: self._pg.allgather([into], [tensor]))
+        return self._start(tensor, lambda group: group.allgather([into], [tensor]))
 
     def all_to_all(
         self,
@@ -198,23 +150,28 @@ class Group:
     ) -> Pending:
         """Give each member its part of `sent`; sizes by rank, in elements, may be 0."""
         return self._start(
-            lambda: self._pg.alltoall_base(
+            sent,
+            lambda group: group.alltoall_base(
                 received, sent, list(received_sizes), list(sent_sizes), dist.AllToAllOptions()
-            )
+            ),
         )
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
         """Overwrite `tensor` with that of rank `root`."""
         options = dist.BroadcastOptions()
         options.rootRank = root
-        return self._start(lambda: self._pg.broadcast([tensor], options))
+        return self._start(tensor, lambda group: group.broadcast([tensor], options))
 
-    def _start(self, launch: Callable[[], Any]) -> Pending:
-        try:
-            work = launch()
-            pending = _StreamPending(work) if self.backend == "nccl" else Pending(work)
-        except RuntimeError as error:  # a connection that is known to be broken
-            return Pending(None, _bare(error))
+    def _start(self, tensor: torch.Tensor, launch: Callable[[Any], Any]) -> Pending:
+        if self._gpus is not None and tensor.is_cuda:
+            pending = self._gpus.start(launch)
+        else:
+            try:
+                pending = Pending(launch(self._pg))
+            except torch.AcceleratorError:
+                raise
+            except RuntimeError as error:  # a connection that is known to be broken
+                return Pending(None, bare(error))
         self._pending = [p for p in self._pending if not p.finished()]
         self._pending.append(pending)
         return pending
@@ -225,15 +182,15 @@ class Group:
         gloo cannot interrupt an operation that waits for a dead peer, and destroying the group
         would wait for it. So a thread of its own keeps the group, with the buffers that its
         operations may still write, until they end by themselves; closing it then ends the
-        operations of peers that wait for us. NCCL's operations can be aborted.
+        operations of peers that wait for us. NCCL's are aborted there, which takes long.
         """
-        if self.backend == "nccl":
-            self._pg.abort()
+        if self._gpus is not None:
+            self._gpus.give_up()
         if self._exchange is not None:
             self._exchange.stop()
         leftovers, self._pending = self._pending, []
         group, self._pg = self._pg, None
-        rest = (group, self._meeting, leftovers)
+        rest = (group, self._gpus, leftovers)
         threading.Thread(
             target=_bury, args=rest, name=f"bury-{self.generation}", daemon=True
         ).start()
@@ -270,19 +227,14 @@ class Alone(Group):
         """Nothing is under way."""
 
 
-def _bare(error: Exception) -> Exception:
-    """Without its traceback, whose frames would keep the group and its sockets until gc."""
-    return error.with_traceback(None)
-
-
-def _bury(group: Any, meeting: MeetingStore | None, pending: list[Pending]) -> None:  # noqa: ANN401
+def _bury(group: Any, gpus: GpuGroup | None, pending: list[Pending]) -> None:  # noqa: ANN401
+    if gpus is not None:
+        gpus.abort()
     for operation in pending:
         over = threading.Event()
         operation.on_finish(over.set)
         over.wait()
     del group
-    if meeting is not None:
-        meeting.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +244,7 @@ class Wiring:
     Attributes:
         address: of the Rendezvous.
         interface: name or address under which this process is reached by gloo's peers.
+        backend: what carries the tensors of GPUs. All others go by gloo.
         members: worker ids in rank order.
         me: this worker's id.
         scope: distinguishes several groups of one generation.
@@ -299,6 +252,7 @@ class Wiring:
         secret: of the run; whoever has it is taken for one of its workers.
         catch_up: where this worker's CatchUpSender listens; None while it has none.
         place: of this process in its worker's crew. Those at one place of all workers meet.
+        device: that this process computes on.
     """
 
     address: Address
@@ -312,6 +266,12 @@ class Wiring:
     scope: str = "all"
     shared: bool = True
     place: int = 0
+    device: torch.device = field(default_factory=partial(torch.device, "cpu"))
+
+    @property
+    def bulk(self) -> torch.device:
+        """Where large tensors lie when they go to other members."""
+        return self.device if self.backend == "nccl" else torch.device("cpu")
 
     @property
     def meeting(self) -> str:
@@ -371,7 +331,7 @@ class Builder:
         try:
             result = self._build()
         except Exception as error:  # noqa: BLE001 - whoever waits for a result gets it, whatever it is
-            result = _bare(error)
+            result = bare(error)
         with self._lock:
             self.result = result
             if self._abandoned and isinstance(result, Group):
@@ -387,13 +347,10 @@ class Builder:
         meeting = MeetingStore(wiring.address, wiring.secret, wiring.me, wiring.meeting)
         with self._lock:
             self._meeting = meeting
-        group = None
         try:
-            group = self._connect(meeting)
+            return self._connect(meeting)
         finally:
-            if group is None or wiring.backend != "nccl":
-                meeting.close()
-        return group
+            meeting.close()
 
     def _connect(self, meeting: MeetingStore) -> Group:
         wiring = self._wiring
@@ -408,11 +365,6 @@ class Builder:
             raise RuntimeError("abandoned before all members were there")
         self.unreachable = frozenset()
         catch_ups, introductions = zip(*(json.loads(text) for text in said), strict=True)
-        if wiring.backend == "nccl":
-            nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = _OPERATION_TIMEOUT
-            group: Any = dist.ProcessGroupNCCL(meeting, rank, size, nccl)
-            return Group(wiring, group, meeting=meeting)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         try:
             device = dist.ProcessGroupGloo.create_device(hostname=wiring.interface)
@@ -423,11 +375,15 @@ class Builder:
         options._devices = [device]
         options._timeout = _CONNECT_TIMEOUT
         try:
-            group = dist.ProcessGroupGloo(meeting, rank, size, options)
+            group: Any = dist.ProcessGroupGloo(meeting, rank, size, options)
         except RuntimeError:
             self.unreachable = self._missed(meeting, catch_ups)
             raise
         group._set_default_timeout(_OPERATION_TIMEOUT)
+        if wiring.backend == "nccl":
+            gpus = GpuGroup(meeting, rank, size, wiring.device)
+            gpus.connect(lambda: self._abandoned)
+            return Group(wiring, group, gpus=gpus)
         if not shares:
             return Group(wiring, group)
         mates = shared_memory.meet(introductions)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from elastix.comm.network.process_group import Group, Pending
+from elastix.comm.network.pending import Pending
+from elastix.comm.network.process_group import Group
 from elastix.comm.protocol.participant import OutOfMemory
 from elastix.sharding import Part, Shard
 from elastix.state import Ref, State, dtype_name, identity, raw_bytes
@@ -26,19 +27,15 @@ def give(group: Group, state: State, device: torch.device, wait: Wait) -> int:
     Args:
         group: all others call `take` with this rank as root.
         state: must not change while it is sent.
-        device: where the backend wants its buffers.
+        device: where pieces lie on their way.
         wait: waits for one operation, or raises.
 
     Returns:
         Payload bytes; tied tensors count once.
     """
     body, parts = describe(state)
-    header = torch.frombuffer(bytearray(json.dumps(body).encode()), dtype=torch.uint8).to(device)
-    wait(
-        group.broadcast(
-            torch.tensor([header.numel()], dtype=torch.int64, device=device), group.rank
-        )
-    )
+    header = torch.frombuffer(bytearray(json.dumps(body).encode()), dtype=torch.uint8)
+    wait(group.broadcast(torch.tensor([header.numel()], dtype=torch.int64), group.rank))
     wait(group.broadcast(header, group.rank))
     for pieces in _chunks(parts):
         wait(group.broadcast(torch.cat(pieces).to(device), group.rank))
@@ -47,11 +44,11 @@ def give(group: Group, state: State, device: torch.device, wait: Wait) -> int:
 
 def take(group: Group, root: int, device: torch.device, wait: Wait) -> State:
     """Receive what rank `root` gives, into new tensors on the CPU."""
-    size = torch.zeros(1, dtype=torch.int64, device=device)
+    size = torch.zeros(1, dtype=torch.int64)
     wait(group.broadcast(size, root))
-    header = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    header = torch.empty(int(size.item()), dtype=torch.uint8)
     wait(group.broadcast(header, root))
-    body = json.loads(header.cpu().numpy().tobytes())
+    body = json.loads(header.numpy().tobytes())
     tensors, parts = rooms(body)
     for pieces in _chunks(parts):
         sizes = [piece.numel() for piece in pieces]

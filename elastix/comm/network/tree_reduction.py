@@ -17,7 +17,8 @@ from typing import Protocol
 import torch
 
 from elastix.comm.network import shared_memory
-from elastix.comm.network.process_group import Group, Pending, Reduce
+from elastix.comm.network.pending import Pending
+from elastix.comm.network.process_group import Group, Reduce
 from elastix.comm.slice_tree import Additions, Node, Operand, additions, evaluate, held_nodes
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from elastix.comm.network.process_group import Group, Pending, Reduce
+    from elastix.comm.network.pending import Pending
+    from elastix.comm.network.process_group import Group, Reduce
     from elastix.comm.protocol.catch_up_messages import Watched
 
 

@@ -267,6 +267,7 @@ class OutcomeKind(StrEnum):
     DISMISSED: it waited in vain for others.
     FREE: one of the worker's processes is lost, or the worker was taken out; this one is well.
     OUT_OF_MEMORY: it could not hold the State that it was given.
+    DEVICE_FAILED: its GPU, or the driver of that, reports an error.
     """
 
     FINISHED = "finished"
@@ -277,6 +278,7 @@ class OutcomeKind(StrEnum):
     DISMISSED = "dismissed"
     FREE = "free"
     OUT_OF_MEMORY = "ran out of memory"
+    DEVICE_FAILED = "its GPU failed"
 
 
 @dataclass(frozen=True, kw_only=True)

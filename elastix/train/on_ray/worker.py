@@ -23,6 +23,7 @@ from typing import Any
 import ray
 import torch
 
+from elastix.comm.network import nccl
 from elastix.comm.network.door import Address
 from elastix.comm.network.process_group import Backend, Wiring
 from elastix.comm.protocol.membership import Membership
@@ -377,18 +378,17 @@ class Worker:
         if self._warm:
             return
         self._warm = True
+        if self.job.backend == "nccl":
+            nccl.settle_environment()
         if self.job.affinity:
-            gpu = 0 if torch.cuda.is_available() and _has_gpu() else None
-            affinity.bind(self._process, gpu)
+            affinity.bind(self._process, _device().index)
         torch.set_num_threads(self.job.threads)
         import_frozen("torch._dynamo")  # making the first optimizer imports it, in most of a second
         self.lifeline = lifeline.hold()
 
     def _train(self, life: Life, mine: _Life) -> Outcome:
         self._warm_up()
-        device = torch.device("cuda" if torch.cuda.is_available() and _has_gpu() else "cpu")
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        device = _device()
         settings = life.settings
         link = ControllerLink(partial(self._tell, life.worker), self, str(device))
         wiring = Wiring(
@@ -399,9 +399,10 @@ class Worker:
             shared=settings.shared,
             secret=settings.secret,
             place=life.place,
+            device=device,
         )
         own: Link = FollowersLink(link) if life.place else link
-        member = Member(wiring, device, settings, mine.inbox, own)
+        member = Member(wiring, settings, mine.inbox, own)
         if self._kept is not None and life.founds:
             member.found_from(self._kept)
         self._kept = None  # it is as large as the model and its optimizer
@@ -463,5 +464,13 @@ def _on_notice(leave: Callable[[], None]) -> None:
         signal.signal(signal.SIGTERM, heed)
 
 
-def _has_gpu() -> bool:
-    return bool(ray.get_gpu_ids())
+def _device() -> torch.device:
+    """What this process computes on: the first GPU that Ray gave it, if any."""
+    given = ray.get_gpu_ids()
+    if not given or not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Ray hides all others, so that it comes first, unless it was told not to.
+    hides = os.environ.get("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "") in ("", "0")
+    device = torch.device("cuda", 0 if hides else int(given[0]))
+    torch.cuda.set_device(device)
+    return device

@@ -63,10 +63,7 @@ class Fingerprints:
         hashes = {part: blake3() for part in self._names()}
         for piece in self._rotation.pieces(self._sizes):
             part, tensor = tensors[piece.place]
-            flat = raw_bytes(tensor)
-            if piece.stop - piece.start < flat.numel():
-                flat = flat[piece.start : piece.stop]
-            hashes[part].update(flat.numpy().data)
+            hashes[part].update(raw_bytes(tensor, piece.start, piece.stop).numpy().data)
         self.parts = {part: _number(found) for part, found in hashes.items()}
         return _number(blake3(repr(sorted(self.parts.items())).encode()))
 

@@ -12,7 +12,8 @@ import torch
 from blake3 import blake3
 
 from elastix.comm.network import transfer
-from elastix.comm.network.process_group import Group, Pending, Reduce
+from elastix.comm.network.pending import Pending
+from elastix.comm.network.process_group import Group, Reduce
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.catch_up_messages import Watched
 from elastix.comm.protocol.operation import OperationOutcome, RoundAlone

@@ -88,13 +88,12 @@ class Member:
     def __init__(
         self,
         wiring: Wiring,
-        device: torch.device,
         settings: Settings,
         inbox: ThreadSafeInbox,
         link: Link,
     ) -> None:
         self.me, self.place = wiring.me, wiring.place
-        self.device = device
+        self.device = wiring.device
         self.settings = settings
         self._interface = wiring.interface
         self._secret = wiring.secret
@@ -102,7 +101,7 @@ class Member:
         self._inbox = inbox
         redo = Reducer.kind if settings.rollback else 0
         crew = settings.processes
-        self._driver = GroupDriver(self, inbox, wiring, device, settings.min_workers, redo, crew)
+        self._driver = GroupDriver(self, inbox, wiring, settings.min_workers, redo, crew)
         self._reducer: Reducer | None = None
         every = settings.exchange.every_steps
         self._inner = InnerSteps(every) if every is not None else None
@@ -123,7 +122,7 @@ class Member:
         parts = WorkerParts(
             me=self.me,
             place=self.place,
-            device=device,
+            device=self.device,
             settings=settings,
             link=link,
             driver=self._driver,

@@ -5,6 +5,7 @@ it costs beside the function itself is some tens of microseconds.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -80,8 +81,8 @@ def run_alone(
     """
     inbox = ThreadSafeInbox()
     inbox.publish(Membership(1, (0,), cause="start"))
-    device = device or torch.device("cpu")
-    member = Member(_WIRING, device, settings, inbox, _SoloLink(listen))
+    wiring = replace(_WIRING, device=device or torch.device("cpu"))
+    member = Member(wiring, settings, inbox, _SoloLink(listen))
 
     def look(name: str, _detail: int) -> None:
         if name in _MAY_END and halted():

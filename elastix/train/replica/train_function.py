@@ -10,6 +10,7 @@ from elastix.errors import ElastixError, QuorumLost, StoreError
 from elastix.train.control.messages import Outcome, OutcomeKind
 from elastix.train.replica import refusals, tracebacks
 from elastix.train.replica.context import Context
+from elastix.train.replica.device_failures import is_device_failure
 from elastix.train.replica.exactness import deterministic_operators
 from elastix.train.replica.member import Member, Paused
 
@@ -75,8 +76,7 @@ def run_train(
             raise  # it is meant for the process, not for the train function
         if _was_cut(member, error):
             return _cut(member, error)
-        member.failed()
-        return _raised(member, error)
+        return _failed(member, error)
 
 
 def _cut(member: Member, error: BaseException) -> Outcome:
@@ -84,6 +84,16 @@ def _cut(member: Member, error: BaseException) -> Outcome:
     if member.parted is not None:  # at once: the others raise soon, and do not know why
         return _raised(member, member.parted.with_traceback(error.__traceback__))
     return Outcome(kind=OutcomeKind.FREE, step=member.step, summary=_said(error))
+
+
+def _failed(member: Member, error: BaseException) -> Outcome:
+    """The train function, or what it computes on."""
+    if is_device_failure(error) and not member.settings.alone:
+        said = _said(error)
+        logger.warning("worker %d is lost: %s", member.me, said)
+        return Outcome(kind=OutcomeKind.DEVICE_FAILED, step=member.step, summary=said)
+    member.failed()
+    return _raised(member, error)
 
 
 def _raised(member: Member, error: BaseException) -> Outcome:

@@ -1,0 +1,41 @@
+"""On which streams of a GPU gradients are computed: a model may use several."""
+
+import torch
+
+from elastix.errors import ConfigError
+
+
+class GpuStreams:
+    """Those of one step. Autograd calls hooks on the stream that computed the gradient."""
+
+    def __init__(self) -> None:
+        self._seen: set[torch.cuda.Stream] = set()
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """The stream of now has work on a tensor like this one.
+
+        Raises:
+            ConfigError: that work is recorded, and not done.
+        """
+        if not tensor.is_cuda:
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise ConfigError(
+                "a backward pass is captured into a CUDA graph, which is replayed without what "
+                "averages gradients. The step was not taken; the run ends. Capture the model "
+                "alone: forward = torch.cuda.make_graphed_callables(model, (batch,))"
+            )
+        self._seen.add(torch.cuda.current_stream(tensor.device))
+
+    def join(self, device: torch.device) -> None:
+        """What comes next on the stream of now comes after all of that."""
+        if not self._seen:
+            return
+        current = torch.cuda.current_stream(device)
+        for stream in self._seen:
+            if stream != current and stream.device == device:
+                current.wait_stream(stream)
+
+    def forget(self) -> None:
+        """A step begins."""
+        self._seen.clear()

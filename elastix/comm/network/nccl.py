@@ -1,0 +1,208 @@
+"""Operations on tensors of GPUs, by NCCL. A group has this beside gloo, which carries all else.
+
+Who is lost is decided elsewhere, and so is when a group is given up: what torch would do about that
+by itself is switched off (`settle_environment`). An operation of NCCL that lacks a peer never ends.
+It is over when the communicator was aborted, and then looks as if it had ended well. So the order
+in which an end was seen and the abort was decided on tells which of the two it was.
+
+Invariant: memory that an operation may still write is referred to until that is over, or until the
+abort has returned.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elastix.comm.network.pending import Pending, bare
+
+_OPERATION_TIMEOUT = timedelta(days=365)
+_POLL_S = 0.0003  # an event of CUDA cannot be waited for and given up
+_ENVIRONMENT = {
+    # No thread of torch's that ends the process when an operation fails. Nobody here waits for an
+    # operation that is not over, so that the wait never blocks.
+    "TORCH_NCCL_BLOCKING_WAIT": "1",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # seconds, to connect
+}
+
+
+def settle_environment() -> None:
+    """Before the first group of this process, and before other threads read the environment."""
+    os.environ.update(_ENVIRONMENT)
+
+
+class GpuGroup:
+    """The GPUs of some members, connected. Operations are asynchronous and never raise.
+
+    Torch's errors of the device itself are let through: they are the end of this worker.
+
+    Args:
+        store: through which they meet; used while this is made alone.
+        rank: of this one.
+        size: how many they are.
+        device: of this one.
+    """
+
+    def __init__(
+        self, store: torch._C._distributed_c10d.Store, rank: int, size: int, device: torch.device
+    ) -> None:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _OPERATION_TIMEOUT
+        options.config.blocking = 0
+        self._device = device
+        self._nccl: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+        self._news = threading.Condition()
+        self._under_way: list[_GpuPending] = []
+        self._given_up = False  # set before NCCL is told so
+        self._closed = False  # NCCL has returned
+        threading.Thread(target=self._watch, name=f"nccl-{rank}", daemon=True).start()
+
+    def connect(self, given_up: Callable[[], bool]) -> None:
+        """Block until all are connected. NCCL does that when it is first used.
+
+        Raises:
+            RuntimeError: somebody cannot be reached, or nobody wants this any longer.
+        """
+        torch.cuda.set_device(self._device)  # of this thread
+        tiny = torch.zeros(1, device=self._device)
+        try:
+            pending = self.start(lambda nccl: nccl.allreduce([tiny]))
+            while not pending.finished():
+                if given_up():
+                    raise RuntimeError("abandoned before all members were connected")
+                time.sleep(_POLL_S)
+            error = pending.settle()
+            if error is not None:
+                raise error
+        except BaseException:
+            self.abort()
+            raise
+
+    def start(self, launch: Callable[[Any], Any]) -> Pending:
+        """Begin what `launch` begins with torch's process group, after the current stream's work.
+
+        Raises:
+            torch.AcceleratorError: the device fails.
+        """
+        if self._given_up:
+            return Pending(None, _gone())
+        try:
+            pending = _GpuPending(launch(self._nccl))
+        except torch.AcceleratorError:
+            raise
+        except RuntimeError as error:
+            return Pending(None, bare(error))
+        with self._news:
+            self._under_way.append(pending)
+            self._news.notify_all()
+        return pending
+
+    def give_up(self) -> None:
+        """From now on no operation ends well. At once; `abort` follows, in any thread."""
+        with self._news:
+            self._given_up = True
+
+    def abort(self) -> None:
+        """End all operations, and wait until none writes any more: some half a second."""
+        self.give_up()
+        with contextlib.suppress(RuntimeError):  # the device has failed, and so will its worker
+            self._nccl.abort()
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+
+    def _watch(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._under_way or self._closed)
+                if self._closed:
+                    break
+                under_way = list(self._under_way)
+            over = [pending for pending in under_way if pending.look(self._news, self)]
+            if not over:
+                time.sleep(_POLL_S)
+                continue
+            with self._news:
+                self._under_way = [p for p in self._under_way if p not in over]
+            for pending in over:
+                pending.tell()
+        for pending in self._under_way:
+            pending.end(_gone())
+            pending.tell()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether what ends from now on ends because of that."""
+        return self._given_up
+
+
+class _GpuPending(Pending):
+    """See Pending."""
+
+    def __init__(self, work: Any) -> None:  # noqa: ANN401
+        self._work = work
+        self._result = work.get_future_result()  # done if NCCL reports an error
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def look(self, news: threading.Condition, group: GpuGroup) -> bool:
+        """Whether it is over by itself. Called by the group's thread."""
+        try:
+            if not self._work.is_completed():
+                return False
+            failed = self._result.done()
+        except RuntimeError as error:  # the device fails
+            self.end(bare(error))
+            return True
+        with news:  # what was given up before it was seen to end may have ended by that
+            if group.given_up:
+                return False
+            self.end(_lost() if failed else None)
+        return True
+
+    def end(self, error: BaseException | None) -> None:
+        """It is over."""
+        self._error = error
+        self._over.set()
+
+    def tell(self) -> None:
+        """Call back whoever asked for it."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def finished(self) -> bool:
+        return self._over.is_set()
+
+    def on_finish(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._over.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def settle(self) -> BaseException | None:
+        if isinstance(self._error, torch.AcceleratorError):
+            raise self._error
+        return super().settle()
+
+    def let_go(self) -> bool:
+        return self._over.is_set()
+
+
+def _lost() -> RuntimeError:
+    return RuntimeError("NCCL reports that a peer, or the connection to it, is lost")
+
+
+def _gone() -> RuntimeError:
+    return RuntimeError("the group was given up before the operation had ended")

@@ -1,0 +1,93 @@
+"""A worker whose GPU fails is lost, and not the run. The error is torch's own, raised by hand."""
+
+import pytest
+import torch
+
+from elastix.errors import TrainError
+from elastix.events import GenerationFormed, WorkerLost
+from elastix.testing.local import run_local
+from elastix.testing.replay import compare
+from elastix.train.replica.device_failures import is_device_failure
+from tests import trainables
+from tests.chaos.test_kills import CONFIG
+from tests.laws import assert_exactly_once, assert_replicas_identical, joins
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+ASSERTED = "CUDA error: device-side assert triggered"
+
+
+def train(ctx):
+    """Fails at a place of the fourth step, in worker 1 or in all."""
+
+    def look(phase, _detail):
+        where, step = ctx.config["where"], ctx.step
+        if (phase, step) == (where, 3) and ctx.worker in ctx.config.get("who", [1]):
+            raise torch.AcceleratorError(ctx.config["says"])
+
+    ctx.on_phase(look)
+    trainables.train(ctx)
+
+
+def run(tmp_path, where, says=ECC, **options):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    config = {**CONFIG, "log": str(logs), "where": where, "says": says, **options.pop("config", {})}
+    return run_local(train, 3, config=config, directory=tmp_path / "run", **options)
+
+
+@pytest.mark.parametrize("where", ["batch", "bucket", "round", "left", "boundary"])
+def test_the_others_go_on(tmp_path, where):
+    result = run(tmp_path, where)
+    (lost,) = [event for event in result.events if isinstance(event, WorkerLost)]
+    assert (lost.worker, lost.cause) == (1, "its GPU failed")
+    assert len([event for event in result.events if isinstance(event, GenerationFormed)]) == 2
+    assert_exactly_once(result.events, CONFIG["epochs"])
+    assert_replicas_identical(tmp_path / "logs", {1}, result.events)
+    assert compare(tmp_path / "run").relative < 1e-9
+
+
+def test_it_is_replaced(tmp_path):
+    config = {"meeting": str(tmp_path), "ushers": {"3": 5}, "epochs": 4}
+    result = run(tmp_path, "bucket", config=config, replace=True)
+    assert [join.worker for join in joins(result.events)] == [3]
+    assert_exactly_once(result.events, 4)
+
+
+def test_what_the_train_function_itself_has_asserted_ends_the_run(tmp_path):
+    """An index out of bounds would be met by each that takes its place."""
+    with pytest.raises(TrainError, match="device-side assert"):
+        run(tmp_path, "batch", ASSERTED)
+
+
+def test_if_all_of_them_fail_the_run_ends(tmp_path):
+    with pytest.raises(TrainError, match="no worker is left that has the State"):
+        run(tmp_path, "batch", config={"who": [0, 1, 2]})
+
+
+def raised_from(error):
+    try:
+        raise ValueError("wrapped") from error
+    except ValueError as outer:
+        return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (torch.AcceleratorError(ECC), True),
+        (torch.AcceleratorError(ASSERTED), False),
+        (raised_from(torch.AcceleratorError(ECC)), True),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+            True,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm`"), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"), False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (KeyError("CUDNN_STATUS_EXECUTION_FAILED"), False),
+    ],
+)
+def test_which_errors_are_the_device_s(error, failed):
+    assert is_device_failure(error) == failed

@@ -1,0 +1,170 @@
+"""What is done about operations of NCCL, with one in its place that needs no GPU.
+
+It does what NCCL was seen to do: an operation that was aborted looks as if it had ended well.
+"""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from elastix.comm.network import nccl
+from elastix.comm.network.nccl import GpuGroup
+
+
+class Future(threading.Event):
+    def done(self):
+        return self.is_set()
+
+
+class Work:
+    """Of an operation. `ended` when its kernel is through, for whatever reason."""
+
+    def __init__(self):
+        self.ended = threading.Event()
+        self.result = Future()  # done if NCCL reports an error
+        self.fails: BaseException | None = None
+        self.asked = threading.Semaphore(0)
+        self.answer = threading.Event()
+        self.answer.set()
+
+    def is_completed(self):
+        ended = self.ended.is_set()
+        self.asked.release()
+        assert self.answer.wait(60)
+        if self.fails is not None:
+            raise self.fails
+        return ended
+
+    def get_future_result(self):
+        return self.result
+
+    def wait(self):
+        assert self.ended.is_set()
+
+
+class Nccl:
+    """torch's process group; aborting it ends the kernels, when it is let."""
+
+    def __init__(self, *_):
+        self.works = []
+        self.may_abort = threading.Event()
+        self.may_abort.set()
+        self.aborted = threading.Event()
+
+    def allreduce(self, _tensors):
+        self.works.append(Work())
+        return self.works[-1]
+
+    def abort(self):
+        assert self.may_abort.wait(60)
+        for work in self.works:
+            work.ended.set()
+        self.aborted.set()
+
+
+@pytest.fixture
+def group(monkeypatch):
+    options = SimpleNamespace(config=SimpleNamespace())
+    made = type("ProcessGroupNCCL", (Nccl,), {"Options": lambda: options})
+    monkeypatch.setattr(nccl.dist, "ProcessGroupNCCL", made, raising=False)
+    group = GpuGroup(None, 0, 2, torch.device("cuda", 0))
+    yield group
+    group._nccl.may_abort.set()
+    group.abort()
+
+
+def begin(group):
+    """An operation, its work, and what is set when it is said to be over."""
+    pending, over = group.start(lambda pg: pg.allreduce([])), threading.Event()
+    pending.on_finish(over.set)
+    return pending, group._nccl.works[-1], over
+
+
+def test_one_that_ends_is_over_and_well(group):
+    pending, work, over = begin(group)
+    assert not pending.finished()
+    work.ended.set()
+    assert over.wait(60)
+    assert pending.finished()
+    assert pending.settle() is None
+    assert pending.let_go()
+    told = threading.Event()
+    pending.on_finish(told.set)  # after its end
+    assert told.is_set()
+
+
+def test_one_that_was_aborted_has_failed_though_it_looks_as_if_it_had_ended_well(group):
+    pending, _work, over = begin(group)
+    group._nccl.may_abort.clear()
+    group.give_up()
+    ending = threading.Thread(target=group.abort)
+    ending.start()
+    assert not pending.let_go()  # kernels may still write
+    group._nccl.may_abort.set()
+    ending.join(60)
+    assert over.wait(60)
+    assert "given up" in str(pending.settle())
+    assert pending.let_go()
+
+
+def test_an_end_that_is_seen_while_the_group_is_given_up_does_not_count(group):
+    """NCCL may have ended it because of that."""
+    pending, work, over = begin(group)
+    work.answer.clear()
+    work.ended.set()
+    while work.asked.acquire(timeout=0.1):  # it is being asked and has no answer yet
+        pass
+    group.give_up()
+    work.answer.set()
+    group.abort()
+    assert over.wait(60)
+    assert "given up" in str(pending.settle())
+
+
+def test_of_a_lost_peer_is_told_before_anything_is_aborted(group):
+    pending, work, over = begin(group)
+    work.result.set()
+    work.ended.set()  # torch says so, and the kernel still runs
+    assert over.wait(60)
+    assert "lost" in str(pending.settle())
+    assert not group._nccl.aborted.is_set()
+
+
+def test_a_device_that_fails_is_the_end_of_this_worker_alone(group):
+    pending, work, over = begin(group)
+    work.fails = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+    assert over.wait(60)
+    with pytest.raises(torch.AcceleratorError, match="ECC"):
+        pending.settle()
+
+    def refuse(_group):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    with pytest.raises(torch.AcceleratorError, match="launch"):
+        group.start(refuse)
+
+
+def test_what_cannot_be_started_has_failed(group):
+    def refuse(_group):
+        raise RuntimeError("NCCL communicator was aborted")
+
+    pending = group.start(refuse)
+    assert pending.finished()
+    assert "aborted" in str(pending.settle())
+    group.give_up()
+    assert "given up" in str(group.start(lambda pg: pg.allreduce([])).settle())
+
+
+def test_many_end_in_any_order(group):
+    begun = [begin(group) for _ in range(50)]
+    for _, work, _ in reversed(begun[10:]):
+        work.ended.set()
+    for pending, _, over in begun[10:]:
+        assert over.wait(60)
+        assert pending.settle() is None
+    group.abort()
+    for pending, _, over in begun[:10]:
+        assert over.wait(60)
+        assert pending.settle() is not None
