@@ -161,7 +161,8 @@ class Shell(ABC):
     def _go_back(self) -> None:
         """The last worker with the State is lost: found the group anew, from the furthest State."""
         logger.warning(
-            "all workers of the group lost; it goes on from a shadow or a stored State run=%s",
+            "all workers of the group lost; it goes on from what others hold of the State, or from "
+            "a stored one run=%s",
             self._settings.run,
         )
         self._checkpoints.give_up()
