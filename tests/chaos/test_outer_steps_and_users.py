@@ -3,6 +3,7 @@
 Law: two workers of equal batches, each with its own samples, equal plain torch to 1e-9.
 """
 
+import functools
 import gc
 from pathlib import Path
 
@@ -252,6 +253,35 @@ def draws_from_no_loader(ctx):
 def test_a_step_between_an_outer_step_and_the_next_batch_is_refused(tmp_path, train):
     with pytest.raises(ConfigError, match="every_steps"):
         run(tmp_path, train)
+
+
+def all_within(ctx, model, x, y):
+    with ctx.accumulate():
+        F.cross_entropy(model(x), y).backward()
+
+
+def chunks_of_a_batch(ctx, model, x, y):
+    with ctx.accumulate():
+        F.cross_entropy(model(x[:3]), y[:3]).backward()
+    F.cross_entropy(model(x[3:]), y[3:]).backward()
+
+
+def in_passes(passes, ctx):
+    model = build()
+    model, optimizer = ctx.prepare(model, inner_of(model))
+    for epoch in ctx.loader(samples(SAMPLES, torch.float64), batch_size=12).epochs(2):
+        for x, y in epoch:
+            passes(ctx, model, x, y)
+            optimizer.step()
+            optimizer.zero_grad()
+    keep(ctx, model)
+
+
+@pytest.mark.parametrize("passes", [all_within, chunks_of_a_batch])
+def test_a_run_of_which_no_batch_makes_an_inner_step_is_refused(tmp_path, passes):
+    """It took one outer step, at its end, over everything."""
+    with pytest.raises(ConfigError, match="no batch made an inner step"):
+        run(tmp_path, functools.partial(in_passes, passes))
 
 
 # ------------------------------------------------- two loaders

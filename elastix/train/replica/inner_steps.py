@@ -64,6 +64,11 @@ class InnerSteps:
         """
         return (loader == self._leads or for_good) and not self._adding
 
+    @property
+    def none(self) -> bool:
+        """Whether each batch since the last outer step was said to be one of several of a step."""
+        return self._leads is not None and self._adding and not any(self._taken.values())
+
     def over(self) -> None:
         """The outer step was taken, or a State has come."""
         self._leads, self._fresh, self._taken = None, set(), {}

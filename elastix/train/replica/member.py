@@ -776,6 +776,8 @@ class Member:
             self._driver.await_succession()
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
+        if self._inner is not None and self._inner.none and not self.step:
+            raise refusals.never_took_an_inner_step()
         self._step_together()
         self._steps.look_if_left_over()
         self._steps.check(thoroughly=True)

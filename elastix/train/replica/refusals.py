@@ -71,6 +71,17 @@ def never_took_a_step() -> ConfigError:
     )
 
 
+def never_took_an_inner_step() -> ConfigError:
+    """Each batch was one of several that make an inner step, to the end."""
+    return ConfigError(
+        "no batch made an inner step of ExchangeConfig(every_steps=...): after each of them a pass "
+        "ran within ctx.accumulate(), which says that the next batch belongs to the same step. So "
+        "no outer step was due, and the workers never exchanged anything. Nothing of it is stored. "
+        "Use ctx.accumulate() for all batches of a step but the last. Several passes on one batch "
+        "need none: here backward() only adds to the gradients of its own worker."
+    )
+
+
 def inherits_late() -> ConfigError:
     """ctx.prepare was called before ctx.inherit."""
     return ConfigError(

@@ -50,6 +50,22 @@ def test_within_a_step_that_is_added_up_nothing_is_due():
     assert steps.asked(0)
 
 
+def test_whether_no_batch_at_all_made_a_step():
+    steps = InnerSteps(2)
+    assert not steps.none
+    for _ in range(3):
+        draws(steps, 0)
+        with steps.adding():
+            pass
+    assert steps.none
+    draws(steps, 0)
+    assert not steps.none  # the last one of a step that is not counted yet
+    draws(steps, 0)
+    with steps.adding():
+        pass
+    assert not steps.none
+
+
 def test_batches_of_a_second_loader_belong_to_the_step_of_the_first():
     steps = InnerSteps(2)
     for _ in range(2):
