@@ -51,6 +51,9 @@ _SEPARATOR = "/"
 class Search(TuneSearcher):
     """Tune's search_alg over an elastix searcher.
 
+    It hears how trials end, and nothing of their reports before. Tune does not tell a trial that
+    its scheduler stopped from one that came to its end: both count with their last score.
+
     Args:
         searcher: any; Evolution by default. Tune does not say how many trials there will be: for
             fewer than a hundred give `Evolution(population=...)`, a third of them or less.

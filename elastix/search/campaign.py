@@ -13,7 +13,7 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -244,14 +244,14 @@ class Campaign:
         searcher.start(self._space, objectives=len(self.objectives.names), seed=self._run.seed)
         directory = self._run.directory
         with TrialDatabase(directory) as database:
-            same = self._introduce(database)
+            facts, same = self._introduce(database)
             with Store(self._run.store):
                 pass  # it can be opened and written, or says why not before anything is started
             executor = self._executor or self._pool()
             try:
                 executor.open(self._train)
                 self._keep_recipe(directory)
-                return self._carry_out(database, searcher, executor, same)
+                return self._carry_out(database, searcher, executor, facts, same)
             finally:
                 executor.close()
 
@@ -271,6 +271,7 @@ class Campaign:
         database: TrialDatabase,
         searcher: Searcher,
         executor: Executor,
+        facts: Mapping[str, Any],
         same: tuple[bool, bool],
     ) -> Results:
         directory = self._run.directory
@@ -308,6 +309,7 @@ class Campaign:
                 gate=copy.deepcopy(self._gate),
             )
             known = loop.restore(*same)
+            database.commit([], {"campaign": facts})  # of another searcher, once its state is there
             bus.emit(self._started(known))
             outcome, message = "interrupted", "run() again goes on"
             try:
@@ -338,10 +340,12 @@ class Campaign:
                 if isinstance(opener, StoreDirectory)
                 else opener.open() as store
             ):
-                for ref in database.superseded():
+                needed = _ancestors(results.trials)
+                gone = [ref for ref in database.superseded() if ref not in needed]
+                for ref in gone:
                     with suppress(NotFound, Conflict):
                         store.retire(ref)
-                database.forget_superseded()
+                database.forget_superseded(gone)
                 if best and best[0].ref is not None:
                     store.tag(f"{self.name}/best", best[0].ref)
         except StoreError as error:  # full, or gone: the results matter more
@@ -399,8 +403,8 @@ class Campaign:
 
     # ------------------------------------------------------------------ what the database says
 
-    def _introduce(self, database: TrialDatabase) -> tuple[bool, bool]:
-        """Write down what this campaign is; whether searcher and space, and rungs, are as before.
+    def _introduce(self, database: TrialDatabase) -> tuple[Mapping[str, Any], tuple[bool, bool]]:
+        """What this campaign is; whether searcher and space, and rungs, are as before.
 
         Raises:
             ConfigError: the campaign of that name optimises something else.
@@ -430,11 +434,11 @@ class Campaign:
                         "another name."
                     )
             facts["began_s"] = known["began_s"]
-        database.commit([], {"campaign": facts})
         if before is None:
-            return False, False
+            database.commit([], {"campaign": facts})
+            return facts, (True, True)
         same = all(before[key] == facts[key] for key in _THE_SAME)
-        return same, before.get("rungs") == facts["rungs"]
+        return facts, (same, before.get("rungs") == facts["rungs"])
 
     def _started(self, known: int) -> CampaignStarted:
         return CampaignStarted(
@@ -533,6 +537,17 @@ def _check_selects(searcher: Searcher, inherit: InheritConfig, rungs: Rungs | No
 
 def _in_words(inherit: InheritConfig) -> str:
     return "none" if inherit.mode == "none" else f"{inherit.mode} ({inherit.provider})"
+
+
+def _ancestors(trials: Sequence[Trial]) -> set[str]:
+    """Of trials that may go on, the States that they inherit from."""
+    going = [trial for trial in trials if not trial.state.is_final]
+    return {
+        ref
+        for trial in going
+        for ref in (trial.suggestion.parent, (trial.inherited or {}).get("ref"))
+        if ref
+    }
 
 
 def _over(results: Results, outcome: str, message: str) -> CampaignEnded:

@@ -26,6 +26,7 @@ from elastix.events import (
     TrialStarted,
     TrialStarved,
 )
+from elastix.search.advisers import Advisers
 from elastix.search.executors import packer
 from elastix.search.executors.executor import Ended, EndedKind, Executor, Work, WorkReport
 from elastix.search.gate import Gate
@@ -39,7 +40,6 @@ from elastix.search.trial import (
     Suggestion,
     Trial,
     TrialState,
-    ask,
 )
 from elastix.search.trial_database import Role, TrialDatabase, TrialRow
 from elastix.state import Ref
@@ -142,9 +142,9 @@ class Loop:
         self._terms = terms
         self._gate = gate
         self._database = database
-        self._searcher = searcher
-        self._selects = searcher if isinstance(searcher, Selects) else None
-        self._rungs = rungs
+        self._advisers = Advisers(searcher, rungs)
+        self._searcher_name = type(searcher).__name__
+        self._selects = self._advisers.selects
         self._executor = executor
         self._objectives = terms.objectives
         self._budget = terms.budget
@@ -157,7 +157,6 @@ class Loop:
         self._waiting: deque[int] = deque()
         self._running: set[int] = set()
         self._news = _News()
-        self._told: list[Trial] = []  # final, and the searcher has not heard of them yet
         self._parents: set[Ref] = set()  # States that trials go on from
         self._done = 0
         self._searched = 0
@@ -199,48 +198,26 @@ class Loop:
             if line.trial.scored:
                 self._is_best(line.trial)
         self._done = max((line.done or 0 for line in lines), default=0)
-        snapshot = self._database.fact("searcher") if same_searcher else None
-        known = 0
-        if snapshot is not None:
-            self._searcher.load_state_dict(snapshot["state"])
-            known = snapshot["done"]
-        news = [line for line in lines if line.role == "search" and (line.done or 0) > known]
-        news.sort(key=lambda line: line.done or 0)
-        if news:
-            self._searcher.tell([line.trial for line in news])
-        kept = self._database.fact("rungs") if same_rungs and self._rungs_are_kept else None
-        if self._rungs is not None and kept is not None:
-            self._rungs.load_state_dict(kept["state"] if "at" in kept else kept)
-        if self._selects is None and (kept is None or kept.get("at") != self._standing()):
-            self._judge_anew()  # of what came after that state was written, or of everything
+        anew = self._advisers.restore(
+            self._database, lines, same_searcher=same_searcher, same_rungs=same_rungs
+        )
+        if anew and self._selects is None:
+            self._judge_anew()
+        if self._advisers.stale:
+            self._write(snapshot=True)
         return sum(line.done is not None for line in lines)
-
-    def _standing(self) -> list[int]:
-        """What changes whenever rungs are told of a report or promote a trial."""
-        trials = [case.trial for case in self._cases.values() if case.role == "search"]
-        paused = sum(trial.state is TrialState.PAUSED for trial in trials)
-        return [sum(len(trial.results) for trial in trials), paused, self._done]
 
     def _judge_anew(self) -> None:
         """Tell other rungs of all reports. Who is paused, and is not to be any more, goes on."""
         for case in self._cases.values():
             if case.role != "search":
                 continue
-            verdict = self._verdict_anew(case, self._rungs) if self._rungs else Verdict.CONTINUE
+            levels = range(1, len(case.results) + 1)
+            found = [(level, self._losses(case, level)) for level in levels]
+            reports = [(level, losses) for level, losses in found if losses is not None]
+            verdict = self._advisers.judge_anew(case.trial, reports)
             if case.trial.state is TrialState.PAUSED and verdict is Verdict.CONTINUE:
                 self._queue(case)
-
-    def _verdict_anew(self, case: _Case, rungs: Rungs) -> Verdict:
-        number, verdict = case.trial.number, Verdict.CONTINUE
-        for level in range(1, len(case.results) + 1):
-            losses = self._losses(case, level)
-            if losses is not None:
-                verdict = rungs.report(number, level, losses)
-        if case.trial.state.is_final:
-            rungs.drop(number)
-        elif case.trial.state is not TrialState.PAUSED:
-            rungs.promote(number)  # it is on its way already
-        return verdict
 
     # ------------------------------------------------------------------ the loop
 
@@ -280,14 +257,14 @@ class Loop:
 
     def _plan(self) -> None:
         """Promotions and new suggestions for the room there is."""
-        self._tell()
+        self._advisers.tell()
         if self._selects is not None:
             self._select(self._selects)
             return
         room = self._executor.room - len(self._waiting)
-        if self._rungs is not None and room > 0 and not self._spent():
-            for number in self._rungs.promotable()[:room]:
-                self._rungs.promote(number)
+        if room > 0 and not self._spent():
+            for number in self._advisers.promotable()[:room]:
+                self._advisers.promote(number)
                 self._queue(self._cases[number])
                 room -= 1
         room = min(room, self._trials_left())
@@ -296,17 +273,18 @@ class Loop:
             if suggestion.key not in self._keys:
                 room -= self._let_in(suggestion)
         while room > 0 and self._may_ask():
-            asked = ask(self._searcher, room)
-            self._exhausted = len(asked) < room
+            lost, self._advisers.lost = self._advisers.lost[:room], self._advisers.lost[room:]
+            asked = lost or self._advisers.ask(room)
+            self._exhausted = not lost and len(asked) < room
             for suggestion in asked:
                 if suggestion.key in self._keys:  # enqueued, or a crash took the memory of it
                     self._repeat()
                     continue
                 self._repeats = 0
                 room -= self._let_in(suggestion)
-            if self._told:  # refused: the searcher hears of it before it is asked again
+            if self._advisers.untold:  # refused: it hears of it before it is asked again
                 self._write()
-                self._tell()
+                self._advisers.tell()
 
     def _repeat(self) -> None:
         """What was tried already may be proposed once more each, and now and then by chance.
@@ -317,7 +295,7 @@ class Loop:
         self._repeats += 1
         if self._repeats > len(self._keys) + _REPEATS:
             raise SearchError(
-                f"{type(self._searcher).__name__}.ask gives the same configurations again and "
+                f"{self._searcher_name}.ask gives the same configurations again and "
                 f"again: the last {self._repeats} were tried before. The campaign was stopped; all "
                 "trials are in its database. A searcher gives fewer than it is asked for when it "
                 "has no further one."
@@ -356,11 +334,6 @@ class Loop:
     def _keep_parent(self, suggestion: Suggestion) -> None:
         if suggestion.in_place and suggestion.parent is not None:
             self._parents.add(suggestion.parent)
-
-    def _tell(self) -> None:
-        if self._told:
-            self._searcher.tell(self._told)
-            self._told = []
 
     def _let_in(self, suggestion: Suggestion) -> bool:
         """Add a suggestion as a trial; whether it is to run.
@@ -463,13 +436,7 @@ class Loop:
         """After how many reports a trial pauses, if rungs say so beforehand."""
         if self._selects is not None:
             return reports + self._selects.interval
-        levels: Sequence[int] = getattr(self._rungs, "levels", ())
-        return next((level for level in levels if level > reports), None)
-
-    @property
-    def _rungs_are_kept(self) -> bool:
-        """Whether their state is kept; the reports are, from which that of some follows."""
-        return not getattr(self._rungs, "follows_from_reports", False)
+        return next((level for level in self._advisers.levels if level > reports), None)
 
     def _write(self, *, snapshot: bool | None = None) -> None:
         """Put what has changed into the database, and only then say so.
@@ -477,20 +444,21 @@ class Loop:
         Args:
             snapshot: with the states of searcher and rungs; None: if it is time for it. To write
                 them every time, or every so many seconds, would cost the square of the number of
-                trials. Without them they are told again what came after.
+                trials. Without them what has passed since is written, and passes again.
         """
         news = self._news
         lines = [case.line for case in news.changed.values()]
         facts: dict[str, Any] = {}
         if snapshot is None:
-            snapshot = bool(lines) and self._clock() - self._snapshot_s > self._snapshots_apart_s
+            due = self._clock() - self._snapshot_s > self._snapshots_apart_s
+            snapshot = bool(lines) and due
         began_s = self._clock()
-        if snapshot and self._rungs is not None and self._rungs_are_kept:
-            facts["rungs"] = {"state": self._rungs.state_dict(), "at": self._standing()}
         if snapshot:
-            done = self._done - len(self._told)
-            facts["searcher"] = {"state": self._searcher.state_dict(), "done": done}
-        self._database.commit(lines, facts, news.outgrown)
+            facts = self._advisers.states(self._done)
+        if snapshot or lines:
+            passed = self._advisers.passed(after_states=snapshot)
+            self._database.commit(lines, facts, news.outgrown, passed, anew=snapshot)
+            self._advisers.written(passed)
         if snapshot:
             self._snapshot_s = self._clock()
             took_s = self._snapshot_s - began_s
@@ -554,15 +522,18 @@ class Loop:
         case.results[seq] = metrics
         number = case.trial.number
         self._news.said.append(TrialReported(trial=number, seq=seq, metrics=metrics))
-        if self._rungs is None or case.role != "search":
-            return
-        losses = self._losses(case)
-        if losses is None:
-            return
-        verdict = self._rungs.report(number, seq + 1, losses)
-        if verdict is Verdict.STOP and number in self._running:
+        if case.role != "search" or (case.rung is not None and seq + 1 >= case.rung):
+            return  # at a rung it is judged once it has paused, or ended: it runs until then
+        if self._judge(case) is Verdict.STOP and number in self._running:
             case.stop = True
             self._executor.halt(number)
+
+    def _judge(self, case: _Case) -> Verdict:
+        """Tell rungs how far it has come. They hear nothing before there is a score."""
+        losses = self._losses(case)
+        if losses is None:
+            return Verdict.CONTINUE
+        return self._advisers.report(case.trial.number, len(case.results), losses)
 
     def _losses(self, case: _Case, reports: int | None = None) -> tuple[float, ...] | None:
         """After so many reports, all by default; None without a number for each objective."""
@@ -651,13 +622,10 @@ class Loop:
         """At a rung. The verdict fell with its last report; one that may go on waits its turn."""
         self._settle(case, ended, TrialState.PAUSED)
         case.kept = len(case.results)
-        if self._rungs is not None and case.trial.losses:
-            level = len(case.results)
-            verdict = self._rungs.report(case.trial.number, level, case.trial.losses)
-            if verdict is not Verdict.CONTINUE:
-                return
         if self._selects is None:
-            self._queue(case)
+            self._advisers.at_rung(case.trial)
+            if self._judge(case) is Verdict.CONTINUE:
+                self._queue(case)
 
     def _finish(self, case: _Case, ended: Ended, state: TrialState) -> None:
         try:
@@ -724,9 +692,10 @@ class Loop:
             self._done += 1
             case.done = self._done
             if case.role == "search":
-                self._told.append(case.trial)
-            if self._rungs is not None:
-                self._rungs.drop(case.trial.number)
+                self._advisers.over(case.trial)
+                if case.rung is not None and len(case.results) >= case.rung:
+                    self._judge(case)  # it ended at a rung: it counts there for the others
+                self._advisers.drop(case.trial.number)
         self._news.changed[case.trial.number] = case
         self._news.said.append(self._ended(case.trial, ended, message))
 

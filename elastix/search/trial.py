@@ -152,6 +152,11 @@ class Trial:
         finite = bool(self.losses) and all(map(math.isfinite, self.losses))
         return finite and self.state not in (TrialState.FAILED, TrialState.REFUSED)
 
+    @property
+    def reach(self) -> int | None:
+        """How many reports its losses are of; None: of all, as it ran to its end."""
+        return None if self.state is TrialState.FINISHED else len(self.results)
+
     def _repr_html_(self) -> str:
         found = {
             **self.metrics,
@@ -366,6 +371,11 @@ class Searcher(Protocol):
     inherit from these by default. One that says `proposes_parents = False` is refused where they
     are to inherit from parents. One that goes by the number of trials is an ExpectsTrials, one that
     decides which trials go on is a Selects.
+
+    One that says `hears_of_paused = True` is also told of trials that have come to a rung: each has
+    the state PAUSED, its losses at that rung and the State stored there, and `reach` says which it
+    is. It is told again at each further rung and when it is final; the latest counts. Losses of
+    trials that have come equally far can be compared, others cannot (pareto.furthest).
     """
 
     def start(

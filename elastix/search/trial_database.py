@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS trials(
     done INTEGER, body TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS superseded(ref TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS passed(place INTEGER PRIMARY KEY, body TEXT NOT NULL);
 PRAGMA user_version={_VERSION};
 COMMIT;
 """
@@ -137,8 +138,18 @@ class TrialDatabase:
         lines: Iterable[TrialRow],
         facts: Mapping[str, Any] | None = None,
         superseded: Iterable[Ref] = (),
+        passed: tuple[int, Any] | None = None,
+        *,
+        anew: bool = False,
     ) -> None:
         """Write trials, facts, and which States have a later one; all or nothing, durably.
+
+        Args:
+            lines: trials, each as it stands now.
+            facts: values by name, which take the place of former ones.
+            superseded: States that have a later one.
+            passed: what has passed between the loop and its advisers, with its place.
+            anew: what is kept of that from before is removed, as `facts` have what came of it.
 
         Raises:
             Full, StoreError: nothing was written.
@@ -155,7 +166,8 @@ class TrialDatabase:
         ]
         values = [(name, json.dumps(value)) for name, value in (facts or {}).items()]
         refs = [(ref,) for ref in superseded]
-        if not rows and not values and not refs:
+        words = [] if passed is None else [(passed[0], json.dumps(passed[1]))]
+        if not rows and not values and not refs and not words:
             return
         with _errors(self._path):
             try:
@@ -163,6 +175,9 @@ class TrialDatabase:
                 self._sql.executemany("INSERT OR REPLACE INTO trials VALUES(?,?,?,?,?)", rows)
                 self._sql.executemany("INSERT OR REPLACE INTO facts VALUES(?,?)", values)
                 self._sql.executemany("INSERT OR IGNORE INTO superseded VALUES(?)", refs)
+                if anew:
+                    self._sql.execute("DELETE FROM passed")
+                self._sql.executemany("INSERT INTO passed VALUES(?,?)", words)
                 self._sql.execute("COMMIT")
             except BaseException:
                 if self._sql.in_transaction:
@@ -181,15 +196,21 @@ class TrialDatabase:
             row = self._sql.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
             return json.loads(row[0]) if row else None
 
+    def passed(self) -> list[tuple[int, Any]]:
+        """What has passed between the loop and its advisers since `anew`, with its places."""
+        with _errors(self._path), readable(self._path):
+            rows = self._sql.execute("SELECT place, body FROM passed ORDER BY place")
+            return [(place, json.loads(body)) for place, body in rows]
+
     def superseded(self) -> list[Ref]:
         """States of paused trials that have a later one, and may still be in the store."""
         with _errors(self._path):
             return [Ref(ref) for (ref,) in self._sql.execute("SELECT ref FROM superseded")]
 
-    def forget_superseded(self) -> None:
-        """They are out of the store."""
+    def forget_superseded(self, refs: Iterable[Ref]) -> None:
+        """These are out of the store."""
         with _errors(self._path):
-            self._sql.execute("DELETE FROM superseded")
+            self._sql.executemany("DELETE FROM superseded WHERE ref = ?", [(r,) for r in refs])
 
     def count(self) -> dict[str, int]:
         """How many trials are in each state."""

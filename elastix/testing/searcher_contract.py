@@ -68,6 +68,11 @@ def failed(suggestion: Suggestion, number: int) -> Trial:
     return Trial(number, suggestion, TrialState.FAILED, traceback="ValueError")
 
 
+def paused(suggestion: Suggestion, number: int, losses: Sequence[float], reports: int) -> Trial:
+    """A trial that has come to a rung."""
+    return Trial(number, suggestion, TrialState.PAUSED, tuple(losses), ({},) * reports)
+
+
 def drive(searcher: Searcher, score: Score, rounds: int, first: int = 0) -> list[Trial]:
     """Ask for one, tell it, and so on."""
     trials = []
@@ -180,6 +185,84 @@ class SearcherContract:
         (suggestion,) = searcher.ask(1)
         with pytest.raises(SearchError, match="2 losses"):
             searcher.tell([finished(suggestion, 0, (1.0, 2.0))])
+
+    # ----------------------------------------------------------------------------- trials at rungs
+
+    def hearing(self, space: Space, seed: int = 0) -> Searcher:
+        """One that is told of trials at rungs, or the test is skipped."""
+        searcher = self.started(space, seed=seed)
+        if not getattr(searcher, "hears_of_paused", False):
+            pytest.skip("it hears of final trials alone")
+        return searcher
+
+    def climb(self, searcher: Searcher, rounds: int, grow: float = 10.0) -> list[Trial]:
+        """Every third trial goes on from the first rung, every ninth to its end; nobody else.
+
+        Losses of further rungs are higher by `grow`, so they must not be compared across rungs.
+        """
+        trials: list[Trial] = []
+        for number in range(rounds):
+            (suggestion,) = searcher.ask(1)
+            (loss,) = bowl(suggestion.config)
+            trial = paused(suggestion, number, (loss,), 1)
+            searcher.tell([trial])
+            better = sum(other.losses[0] % grow < loss for other in trials)
+            if better <= len(trials) // 3:
+                trial = paused(suggestion, number, (loss + grow,), 3)
+                searcher.tell([trial])
+            if better <= len(trials) // 9:
+                trial = finished(suggestion, number, (loss + 2 * grow,))
+                searcher.tell([trial])
+            trials.append(trial)
+        return trials
+
+    def test_it_learns_from_trials_that_do_not_end(self) -> None:
+        early = late = 0.0
+        for seed in range(3):
+            searcher = self.hearing(smooth(), seed)
+            losses = []
+            for number in range(self.rounds):
+                (suggestion,) = searcher.ask(1)
+                losses.append(bowl(suggestion.config)[0])
+                searcher.tell([paused(suggestion, number, losses[-1:], 1)])
+            early, late = early + sum(losses[:10]), late + sum(losses[-10:])
+        assert late < 0.7 * early, (early, late)
+
+    def test_losses_of_different_rungs_are_not_compared(self) -> None:
+        early = late = 0.0
+        for seed in range(3):
+            trials = self.climb(self.hearing(smooth(), seed), self.rounds)
+            assert len(set(keys(trials))) == self.rounds
+            losses = [bowl(trial.config)[0] for trial in trials]
+            early, late = early + sum(losses[:10]), late + sum(losses[-10:])
+        assert late < 0.7 * early, (early, late)
+
+    def test_of_a_trial_the_latest_counts(self) -> None:
+        """Told one by one or together, and whether or not its rungs were told of."""
+        bad = {"a": 0.0, "n": 1, "kind": "bad"}
+        for ends in (failed, lambda s, n: paused(s, n, (math.nan,), 3)):
+            searcher = self.hearing(smooth())
+            told = drive(searcher, bowl, self.rounds // 2, first=1)
+            searcher.tell([paused(Suggestion(bad), 0, (-100.0,), 1)])
+            searcher.tell([ends(Suggestion(bad), 0)])
+            (asked,) = searcher.ask(1)
+            assert asked.parent_number != 0
+            assert config_key(asked.config) not in keys(told)
+
+    def test_a_saved_state_knows_of_trials_at_rungs(self) -> None:
+        searcher = self.hearing(smooth(), seed=3)
+        self.climb(searcher, self.rounds // 2)
+        (pending,) = searcher.ask(1)
+        searcher.tell([paused(pending, 90, (0.5,), 1)])
+        saved = json.loads(json.dumps(searcher.state_dict(), allow_nan=False))
+        other = self.started(smooth(), seed=99)
+        other.load_state_dict(saved)
+        assert json.dumps(other.state_dict()) == json.dumps(saved)
+        assert searcher.ask(2) == other.ask(2)
+        for each in (searcher, other):
+            each.tell([paused(pending, 90, (0.4,), 3)])
+            each.tell([finished(pending, 90, (0.3,))])
+        assert searcher.ask(2) == other.ask(2)
 
     # ------------------------------------------------------------------------- seeds, saved states
 

@@ -29,7 +29,7 @@ def main(store, trials, kind, address=None):
         from elastix.search.executors.serial import Local
 
         executor = Local()
-    train, budget = diary, elastix.Budget(trials=int(trials), parallel=2)
+    train, budget, rungs = diary, elastix.Budget(trials=int(trials), parallel=2), None
     searcher = Drawing(diary=f"{store}/diary")
     if kind == "hungry":
         train = hungry
@@ -37,15 +37,19 @@ def main(store, trials, kind, address=None):
         train = functools.partial(learns_and_tells, f"{store}/diary")
         searcher = elastix.Population(members=int(trials), share=0.5)
         budget = elastix.Budget(epochs=5 * int(trials))
-    elif kind == "screened":
+    elif kind in ("screened", "rungs"):
         train = functools.partial(learns_and_tells, f"{store}/diary")
         searcher = elastix.ScreenedEvolution(initial=4, candidates=20)
+        if kind == "rungs":
+            searcher = elastix.Evolution(population=4, sample=2)
+            rungs = elastix.Asha(first=1, eta=2, last=5)
     elastix.Campaign(
         train,
         space=SPACE,
         searcher=searcher,
         metric="score",
         budget=budget,
+        rungs=rungs,
         scaling=elastix.ScalingConfig(cpus_per_worker=0.5),
         run=elastix.RunConfig(name="hunted", store=store),
         executor=executor,

@@ -206,6 +206,29 @@ def test_asha_with_real_models(tmp_path, monkeypatch):
         assert {"@optimizer", "@loader/0", "@rng"} <= set(store.get(paused.ref).meta)
 
 
+def test_children_inherit_from_the_states_of_paused_trials(tmp_path):
+    def run(trials):
+        searcher = elastix.Evolution(population=3, sample=1)
+        options = {"rungs": Asha(first=1, eta=2, last=9), "searcher": searcher, "trials": trials}
+        return campaign(tmp_path, search_parts.learns_long, metric="accuracy", **options).run()
+
+    results = run(16)
+    children = [trial for trial in results if trial.suggestion.parent is not None]
+    assert len(children) >= 10
+    assert all(child.inherited["ref"] == child.suggestion.parent for child in children)
+    own = {trial.ref for trial in results}
+    left = {child.suggestion.parent for child in children} - own
+    assert left, "no parent has gone on: nothing is shown"
+    with elastix.Store(tmp_path, read_only=True) as store:
+        there = {entry.ref for entry in store.log()}
+    paused = [child for child in children if child.state is TrialState.PAUSED]
+    needed = {child.suggestion.parent for child in paused}
+    assert needed - own, "no paused child of one that has gone on: nothing is shown"
+    assert there == own | needed, "what a paused child may inherit from again is there, no more"
+    further = run(24)
+    assert all(t.inherited for t in further if t.suggestion.parent is not None)
+
+
 def test_the_best_again_from_scratch(tmp_path):
     results = learning(tmp_path, trials=5, rerank=2).run()
     assert len(results) == 5

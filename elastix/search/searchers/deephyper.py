@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from ConfigSpace import (
@@ -32,6 +32,7 @@ from deephyper.skopt.optimizer.optimizer import is_not_improving
 from elastix.arguments import checked
 from elastix.errors import ConfigError
 from elastix.search.config_values import choices, generator, plain
+from elastix.search.pareto import furthest
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial
@@ -52,6 +53,15 @@ _POINTS_WITH_CONDITIONS = 250  # these are drawn and checked one by one
 def problem(space: Space) -> HpProblem:
     """The space in DeepHyper's form: flat, with block sequences as conditional hyperparameters."""
     return HpProblem(space.flat)
+
+
+class _Observed(NamedTuple):
+    """What is kept of a trial. JSON writes it as a list. No losses: it failed. See Trial.reach."""
+
+    values: dict[str, Any]
+    losses: list[float] | None
+    number: int = -1  # of what an earlier version has saved
+    reach: int | None = None
 
 
 @checked
@@ -88,7 +98,12 @@ class DeepHyper:
         chosen = "mixedga" if trial_s >= _LONG_S else "sampling"
         self.acq_optimizer = chosen if acq_optimizer == "auto" else acq_optimizer
         self.options = options
-        self._observed: list[tuple[dict[str, Any], list[float] | None]] = []
+        self._observed: list[_Observed] = []
+
+    @property
+    def hears_of_paused(self) -> bool:
+        """See Searcher. Several objectives are not told: they would have to be comparable."""
+        return self.history.objectives == 1
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
@@ -124,7 +139,7 @@ class DeepHyper:
     def ask(self, n: int = 1) -> list[Suggestion]:
         """See Searcher."""
         found: list[Suggestion] = []
-        scored = sum(losses is not None for _, losses in self._observed)
+        scored = sum(each.losses is not None for each in self._observed)
         proposed = self._propose(n) if scored >= (self.initial or 1) else []
         for place in range(n):
             rng = self.history.rng()
@@ -139,11 +154,12 @@ class DeepHyper:
     def _propose(self, n: int) -> list[Config]:
         """DeepHyper's own proposals; they may be known already, or not allowed and left out."""
         history = self.history
+        observed = self._losses()
         results: list[tuple[dict[str, Any], Any]] = [
-            (values, "F" if losses is None else _objective(losses))
-            for values, losses in self._observed
+            (each.values, "F" if losses is None else _objective(losses))
+            for each, losses in zip(self._observed, observed, strict=True)
         ]
-        told = [losses for _, losses in self._observed if losses is not None]
+        told = [losses for losses in observed if losses is not None]
         lie = _objective(np.max(told, axis=0).tolist())  # the worst: stay away from what is pending
         results += [(self._values(pending.config), lie) for pending in history.pending.values()]
         with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
@@ -181,7 +197,7 @@ class DeepHyper:
         schedule = optimizer.base_estimator_scheduler
         if schedule is None or self.history.objectives > 1:  # it scales several as it goes
             return
-        scores = [math.inf if losses is None else losses[0] for _, losses in self._observed]
+        scores = [math.inf if losses is None else losses[0] for losses in self._losses()]
         first, patience = optimizer.n_initial_points_, schedule["patience"]
         times = sum(
             is_not_improving(scores[:told], patience, first) for told in range(first, len(scores))
@@ -194,6 +210,20 @@ class DeepHyper:
             if name in known
         }
         model.set_params(**lowered)
+
+    def _losses(self) -> list[list[float] | None]:
+        """Of each, None if it failed; places instead, from 0, if some are not of the whole trial.
+
+        DeepHyper's own scaling of what a forest learns makes places of losses as well.
+        """
+        losses = [each.losses for each in self._observed]
+        scored = [place for place, each in enumerate(losses) if each is not None]
+        reach = [self._observed[place].reach for place in scored]
+        if self.history.objectives > 1 or all(each is None for each in reach):
+            return losses
+        for rank, i in enumerate(furthest([losses[place] or () for place in scored], reach)):
+            losses[scored[i]] = [float(rank)]
+        return losses
 
     def _settings(self) -> dict[str, Any]:
         conditions = bool(self._problem.space.conditions or self._problem.space.forbidden_clauses)
@@ -214,19 +244,23 @@ class DeepHyper:
     def tell(self, trials: Sequence[Trial]) -> None:
         """See Searcher. A failed trial counts as the worst one so far."""
         self.history.tell(trials)
-        for trial in trials:
+        told = {trial.number: trial for trial in trials}  # of the same one the latest
+        self._observed = [each for each in self._observed if each.number not in told]
+        for trial in told.values():
             losses = list(trial.losses) if trial.scored else None
             if self.history.space.is_valid(trial.config):
-                self._observed.append((self._values(trial.config), losses))
+                self._observed.append(
+                    _Observed(self._values(trial.config), losses, trial.number, trial.reach)
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""
-        return {**self.history.state_dict(), "observed": [list(pair) for pair in self._observed]}
+        return {**self.history.state_dict(), "observed": [list(each) for each in self._observed]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See Searcher."""
         self.history.load_state_dict(state_dict)
-        self._observed = [(values, losses) for values, losses in state_dict["observed"]]
+        self._observed = [_Observed(*values) for values in state_dict["observed"]]
 
 
 def _objective(losses: Sequence[float]) -> Any:  # noqa: ANN401 - one number or several

@@ -2,12 +2,14 @@
 
 The population consists of the youngest scored trials. For each child, `sample` of them are drawn at
 random, the best of these becomes the parent, and one mutation makes the child, which can inherit
-from the parent's stored model. With several objectives, "best" means NSGA-II rank, and the
-population consists of the best trials and not of the youngest, so that the ends of the Pareto front
-do not age out.
+from the parent's stored model. A trial that was paused at a rung or stopped early is among them: it
+is as young as the latest that is known of it, and worse than all that have come further. With
+several objectives, "best" means NSGA-II rank, and the population consists of the best trials and
+not of the youngest, so that the ends of the Pareto front do not age out.
 
 Source: Real et al., Regularized Evolution for Image Classifier Architecture Search, AAAI'19;
-Deb et al., NSGA-II, 2002. Refusing repeats alone halves the regret on small tables.
+Deb et al., NSGA-II, 2002; pareto.furthest. Refusing repeats alone halves the regret on small
+tables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ from numpy.random import RandomState
 
 from elastix.arguments import checked
 from elastix.errors import ConfigError
-from elastix.search.pareto import order
+from elastix.search.pareto import furthest
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Suggestion, Trial
@@ -31,6 +33,8 @@ _SAMPLE = 8
 class _HasLosses(Protocol):
     @property
     def losses(self) -> Sequence[float]: ...
+    @property
+    def reach(self) -> int | None: ...
 
 
 _Scored = TypeVar("_Scored", bound=_HasLosses)
@@ -42,8 +46,12 @@ def survivors(living: list[_Scored], population: int) -> list[_Scored]:
         return living
     if len(living[0].losses) == 1:
         return living[-population:]
-    best = order([each.losses for each in living])[:population]
-    return [living[place] for place in sorted(best)]
+    return [living[place] for place in sorted(ranked(living)[:population])]
+
+
+def ranked(living: Sequence[_Scored]) -> list[int]:
+    """Their places, best first."""
+    return furthest([each.losses for each in living], [each.reach for each in living])
 
 
 @checked
@@ -60,6 +68,7 @@ class Evolution:
 
     history = HistoryOnceStarted()
     proposes_parents = True
+    hears_of_paused = True
 
     def __init__(self, population: int | None = None, sample: int | None = None) -> None:
         for given in (population, sample):
@@ -113,8 +122,9 @@ class Evolution:
             return None
         size = min(self.sample, len(self._living))
         for _ in range(_TRIES):
-            drawn = rng.choice(len(self._living), size=size, replace=False).tolist()
-            parent = self._living[drawn[order([self._living[i].losses for i in drawn])[0]]]
+            places = rng.choice(len(self._living), size=size, replace=False).tolist()
+            drawn = [self._living[place] for place in places]
+            parent = drawn[ranked(drawn)[0]]
             config = self.history.space.mutate(parent.config, rng)
             if config is not None and self.history.is_new(config):
                 return Suggestion(config, parent.ref, parent.number)
@@ -124,7 +134,9 @@ class Evolution:
         """See Searcher. A trial that failed, or is of another space, does not become a parent."""
         self.history.tell(trials)
         valid = self.history.space.is_valid
-        self._living += [trial for trial in trials if trial.scored and valid(trial.config)]
+        told = {trial.number: trial for trial in trials}  # of the same one the latest
+        self._living = [trial for trial in self._living if trial.number not in told]
+        self._living += [trial for trial in told.values() if trial.scored and valid(trial.config)]
         self._begun = self._begun or len(self._living) >= self.population
         self._living = survivors(self._living, self.population)
 

@@ -12,7 +12,7 @@ Source: Geurts et al., Extremely randomized trees, 2006.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from ConfigSpace import Constant
@@ -34,6 +34,25 @@ _SPAN = 1000
 
 KEPT = _SPAN + _EVERY
 """How many of the latest observations a forest can be asked to learn from."""
+
+
+class ObservedTrial(Protocol):
+    """What came of a trial."""
+
+    @property
+    def losses(self) -> Losses:
+        """Empty: it failed, and is ranked last."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Which trial it is."""
+        ...
+
+    @property
+    def reach(self) -> int | None:
+        """How far it has come; see Trial.reach."""
+        ...
 
 
 class Encoding:
@@ -79,32 +98,35 @@ class Forest:
         self._seed = seed
         self._trees: list[tuple[int, Any]] = [(0, None)] * _TREES  # observations, tree
 
-    def grow(self, rows: Rows, losses: Sequence[Losses], count: int) -> None:
+    def grow(self, rows: Rows, observed: Sequence[ObservedTrial], count: int) -> None:
         """Grow a third of the trees from the latest observations.
 
         Args:
             rows: encoded configurations: the last `KEPT`, or all if there are fewer.
-            losses: the losses of each; empty for a failed trial, which is ranked last.
+            observed: what came of each. A trial that is there more than once counts as it was last.
             count: the number of all observations so far, at least one.
         """
         import sklearn  # half a second to import
         from sklearn.tree import ExtraTreeRegressor
 
-        gone = count - len(losses)
-        places: dict[int, NDArray[np.float64]] = {}
+        gone = count - len(observed)
+        known_at: dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
         with sklearn.config_context(skip_parameter_validation=True):
             for number, (known, _) in enumerate(self._trees):
                 until = max(1, count - (count - number) % _EVERY)
                 if known == until:
                     continue
-                span = slice(max(0, until - gone - _SPAN), until - gone)
-                if until not in places:
-                    places[until] = ranks(losses[span])
-                target = places[until]
+                if until not in known_at:
+                    span = range(max(0, until - gone - _SPAN), until - gone)
+                    latest = sorted({observed[place].number: place for place in span}.values())
+                    found = [observed[place] for place in latest]
+                    target = ranks([each.losses for each in found], [each.reach for each in found])
+                    known_at[until] = np.array(latest), target
+                latest_places, target = known_at[until]
                 rng = RandomState(MT19937(SeedSequence([self._seed, until, number + 1])))
                 draws = rng.randint(0, len(target), min(len(target), _DRAWS))
                 tree = ExtraTreeRegressor(random_state=rng)
-                tree.fit(rows[span][draws], target[draws], check_input=False)
+                tree.fit(rows[latest_places[draws]], target[draws], check_input=False)
                 self._trees[number] = until, tree.tree_
 
     def lower(self, rows: Rows, pending: Rows, kappa: float) -> NDArray[np.float64]:
@@ -124,20 +146,28 @@ class Forest:
         return lower
 
 
-def ranks(losses: Sequence[Losses]) -> NDArray[np.float64]:
+def ranks(
+    losses: Sequence[Losses], reach: Sequence[int | None] | None = None
+) -> NDArray[np.float64]:
     """What fraction of the others is better than each: 0 for the best, 1 for failed trials.
 
-    With several losses, the fraction that dominates it.
+    With several losses, the fraction that dominates it. Whoever has come further is better than all
+    that have not; see pareto.furthest.
 
     Source: Fonseca & Fleming, Genetic algorithms for multiobjective optimization, 1993.
     """
-    scored = [place for place, each in enumerate(losses) if each]
     beaten = np.full(len(losses), float(len(losses)))
-    if scored:
-        values = np.array([losses[place] for place in scored])
+    further = 0
+    reached = [-1 if each is None else each for each in reach or [None] * len(losses)]
+    for group in sorted(set(reached), key=lambda each: (each >= 0, -each)):  # -1: to the end
+        here = [p for p, each in enumerate(losses) if each and reached[p] == group]
+        if not here:
+            continue
+        values = np.array([losses[place] for place in here])
         if values.shape[1] == 1:
-            beaten[scored] = np.searchsorted(np.sort(values[:, 0]), values[:, 0])
+            beaten[here] = further + np.searchsorted(np.sort(values[:, 0]), values[:, 0])
         else:
             never_worse = np.all(values[:, None] <= values[None], axis=2)
-            beaten[scored] = (never_worse & ~never_worse.T).sum(axis=0)
+            beaten[here] = further + (never_worse & ~never_worse.T).sum(axis=0)
+        further += len(here)
     return beaten / len(losses)

@@ -4,7 +4,7 @@ This file and search/optuna_journal.py alone import optuna.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import optuna
 from ConfigSpace import ConfigurationSpace, Constant
@@ -26,6 +26,9 @@ from elastix.search.config_values import Parameter, Values, active, plain
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial, config_key
+
+if TYPE_CHECKING:
+    from optuna.storages import InMemoryStorage
 
 
 def distribution(hyperparameter: Parameter) -> BaseDistribution:
@@ -84,6 +87,11 @@ class Optuna:
     history = HistoryOnceStarted()
     proposes_parents = False
 
+    @property
+    def hears_of_paused(self) -> bool:
+        """See Searcher. They count as pruned; with several objectives Optuna knows no pruning."""
+        return self.history.objectives == 1
+
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - Optuna's own
         self.options = {"constant_liar": True, **options}
 
@@ -92,7 +100,8 @@ class Optuna:
     ) -> None:
         """See Searcher."""
         self.history = SearchHistory.begin(space, objectives, seed)
-        self._log: list[list[Any]] = []  # [config, losses or None if failed, is pending], in order
+        # [config, losses or None if failed, is pending, reach], in order
+        self._log: list[list[Any]] = []
         self._numbers: dict[str, int] = {}
         self._study = _quiet_study(objectives)
 
@@ -114,42 +123,71 @@ class Optuna:
         config = suggest(trial, history.space)
         if history.is_new(config) and history.space.is_valid(config):
             self._numbers[config_key(config)] = trial.number
-            self._log.append([config, None, True])
+            self._log.append([config, None, True, None])
             return config
         self._study.tell(trial, state=State.FAIL)  # Optuna ignores what failed
-        self._log.append([config, None, False])
+        self._log.append([config, None, False, None])
         fresh = history.fresh(rng)
         if fresh is not None:
             self._add(fresh, None, pending=True)
         return fresh
 
-    def _add(self, config: Config, losses: Sequence[float] | None, pending: bool) -> None:
+    def _add(
+        self,
+        config: Config,
+        losses: Sequence[float] | None,
+        pending: bool,
+        reach: int | None = None,
+    ) -> None:
         """Enter a trial that Optuna did not propose."""
-        params, distributions = parameters(self.history.space, config)
-        state = State.RUNNING if pending else State.FAIL if losses is None else State.COMPLETE
         self._numbers[config_key(config)] = len(self._log)
-        self._log.append([config, None if losses is None else list(losses), pending])
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                state=state,
-                values=None if losses is None else list(losses),
-                params=params,
-                distributions=distributions,
-            )
+        self._log.append([config, None if losses is None else list(losses), pending, reach])
+        self._study.add_trial(self._frozen(*self._log[-1]))
+
+    def _frozen(
+        self, config: Config, losses: Sequence[float] | None, pending: bool, reach: int | None
+    ) -> optuna.trial.FrozenTrial:
+        """A trial in Optuna's form; one that did not run to its end is pruned."""
+        params, distributions = parameters(self.history.space, config)
+        pruned = losses is not None and reach is not None
+        state = State.RUNNING if pending else State.FAIL if losses is None else State.COMPLETE
+        return optuna.trial.create_trial(
+            state=State.PRUNED if pruned else state,
+            values=None if losses is None or pruned else list(losses),
+            intermediate_values={reach: losses[0]} if losses and reach is not None else None,
+            params=params,
+            distributions=distributions,
         )
+
+    def _revise(self, number: int, entry: list[Any]) -> None:
+        """Put another trial in the place of one. Optuna itself knows none that goes on."""
+        self._log[number] = entry
+        frozen, storage = self._frozen(*entry), cast("InMemoryStorage", self._study._storage)
+        frozen.number = number
+        frozen._trial_id = storage.get_trial_id_from_study_id_trial_number(
+            self._study._study_id, number
+        )
+        storage._set_trial(frozen._trial_id, frozen)
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """See Searcher. A failed trial is ignored."""
         self.history.tell(trials)
         for trial in trials:
             losses = list(trial.losses) if trial.scored else None
+            reach = trial.reach if losses and self.history.objectives == 1 else None
             number = self._numbers.get(trial.suggestion.key)
-            if number is None or not self._log[number][2]:
+            if number is None:
                 if self.history.space.is_valid(trial.config):
-                    self._add(trial.config, losses, pending=False)
+                    self._add(trial.config, losses, pending=False, reach=reach)
                 continue
-            self._study.tell(number, losses, State.FAIL if losses is None else State.COMPLETE)
-            self._log[number] = [trial.config, losses, False]
+            _, _, pending, before = self._log[number]
+            if reach is not None or before is not None:
+                self._revise(number, [trial.config, losses, False, reach])
+            elif pending:
+                self._study.tell(number, losses, State.FAIL if losses is None else State.COMPLETE)
+                self._log[number] = [trial.config, losses, False, None]
+            elif self.history.space.is_valid(trial.config):
+                self._add(trial.config, losses, pending=False)
 
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""
@@ -160,8 +198,8 @@ class Optuna:
         self.history.load_state_dict(state_dict)
         self._log, self._numbers = [], {}
         self._study = _quiet_study(self.history.objectives)
-        for config, losses, pending in state_dict["log"]:
-            self._add(config, losses, pending)
+        for config, losses, pending, *reach in state_dict["log"]:  # as an earlier version has it
+            self._add(config, losses, pending, *reach)
 
 
 def _quiet_study(objectives: int) -> optuna.Study:

@@ -22,8 +22,7 @@ from numpy.random import RandomState
 
 from elastix.arguments import checked
 from elastix.errors import ConfigError
-from elastix.search.pareto import order
-from elastix.search.searchers.evolution import survivors
+from elastix.search.searchers.evolution import ranked, survivors
 from elastix.search.searchers.forest import KEPT, Encoding, Forest, Rows
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
@@ -35,12 +34,13 @@ _PENDING = 100  # the latest: what was proposed long ago resembles candidates of
 
 
 class _Observed(NamedTuple):
-    """What is kept of a trial. JSON writes it as a list. No losses: it failed."""
+    """What is kept of a trial. JSON writes it as a list. No losses: it failed. See Trial.reach."""
 
     config: Config
     losses: Sequence[float]
     ref: Ref | None
     number: int
+    reach: int | None = None
 
 
 @checked
@@ -61,6 +61,7 @@ class ScreenedEvolution:
 
     history = HistoryOnceStarted()
     proposes_parents = True
+    hears_of_paused = True
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class ScreenedEvolution:
 
     def _screened(self, rng: RandomState) -> Suggestion | None:
         """The candidate that looks best; None while too little is known, or if none is new."""
-        if sum(1 for each in self._observed if each.losses) < self.initial:
+        if len({each.number for each in self._observed if each.losses}) < self.initial:
             return None
         mutations = self.candidates // 2
         candidates = [self._child(rng) for _ in range(mutations)]
@@ -109,7 +110,7 @@ class ScreenedEvolution:
                 new.setdefault(candidate.key, candidate)
         if not new:
             return None
-        self._forest.grow(self._rows, [each.losses for each in self._observed], self._told)
+        self._forest.grow(self._rows, self._observed, self._told)
         rows = self._encoding.rows([candidate.config for candidate in new.values()])
         lower = self._forest.lower(rows, self._pending(), self.kappa)
         return list(new.values())[int(np.argmin(lower))]
@@ -132,7 +133,7 @@ class ScreenedEvolution:
         valid = self.history.space.is_valid
         self._learn(
             [
-                _Observed(t.config, t.losses if t.scored else (), t.ref, t.number)
+                _Observed(t.config, t.losses if t.scored else (), t.ref, t.number, t.reach)
                 for t in trials
                 if valid(t.config)
             ]
@@ -151,9 +152,11 @@ class ScreenedEvolution:
         self._observed = [*self._observed, *observed][-KEPT:]
         rows = self._encoding.rows([each.config for each in observed])
         self._rows = np.concatenate([self._rows, rows])[-KEPT:]
-        self._living += [each for each in observed if each.losses]
+        told = {each.number: each for each in observed}  # of the same one the latest
+        self._living = [each for each in self._living if each.number not in told]
+        self._living += [each for each in told.values() if each.losses]
         self._living = survivors(self._living, self.population)
-        self._ranked = [self._living[i] for i in order([each.losses for each in self._living])]
+        self._ranked = [self._living[place] for place in ranked(self._living)]
 
     def state_dict(self) -> dict[str, Any]:
         """See Searcher."""

@@ -9,7 +9,7 @@ import pytest
 
 from elastix.config import Budget
 from elastix.errors import NotFound
-from elastix.search import campaign_loop, rungs, trial_database
+from elastix.search import advisers, campaign_loop, rungs, trial_database
 from elastix.search.trial_database import TrialDatabase
 from tests.interrupts import CtrlC
 from tests.search_parts import Drawing
@@ -17,7 +17,8 @@ from tests.virtual import Rig, climbs, state_of
 
 BUDGET = Budget(trials=9)
 LEVELS = (1, 2, 4)
-FILES = (trial_database.__file__, campaign_loop.__file__, rungs.__file__, __file__)
+MODULES = (advisers, campaign_loop, rungs, trial_database)
+FILES = (*(module.__file__ for module in MODULES), __file__)
 
 
 class Remembering(Drawing):

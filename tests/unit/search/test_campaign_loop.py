@@ -332,11 +332,11 @@ def test_a_book_that_cannot_be_written_keeps_what_it_has(tmp_path, monkeypatch):
     rig = Rig(tmp_path, slots=1)
     commit, calls = TrialDatabase.commit, []
 
-    def fails_at_times(self, *given):
+    def fails_at_times(self, *given, **named):
         calls.append(1)
         if len(calls) >= 6:
             raise Full("no room for the trial database")
-        commit(self, *given)
+        commit(self, *given, **named)
 
     monkeypatch.setattr(TrialDatabase, "commit", fails_at_times)
     with pytest.raises(Full):
@@ -404,9 +404,9 @@ def test_the_median_rule_goes_on_after_a_restart_from_the_reports_in_the_book(
 
     commit, written = TrialDatabase.commit, []
 
-    def noting(database, lines, facts=None, superseded=()):
+    def noting(database, lines, facts=None, *others, **named):
         written.append(facts or {})
-        commit(database, lines, facts, superseded)
+        commit(database, lines, facts, *others, **named)
 
     monkeypatch.setattr(TrialDatabase, "commit", noting)
     rigs = [
@@ -475,9 +475,9 @@ def test_a_crash_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path, monke
         if left == 0:
             raise Crash
 
-    def torn_commit(self, *given):
+    def torn_commit(self, *given, **named):
         count()
-        commit(self, *given)
+        commit(self, *given, **named)
         count()
 
     def torn_poll(self, timeout_s):

@@ -1,5 +1,7 @@
 """What the screened evolution asks: places that are learned, what is uncertain, how it is told."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from ConfigSpace import Categorical, ConfigurationSpace, Constant, EqualsCondition, Float, Integer
@@ -23,12 +25,18 @@ def space() -> Space:
     return Space(plain, Blocks("body", block, min=1, max=2))
 
 
-def observed(count: int) -> tuple[np.ndarray, list[tuple[float, ...]]]:
+class Observed(NamedTuple):
+    losses: tuple[float, ...]
+    number: int
+    reach: int | None = None
+
+
+def observed(count: int) -> tuple[np.ndarray, list[Observed]]:
     rows = np.random.default_rng(0).random((count, 4), dtype=np.float32)
-    return rows, [(float(row[0] * 100),) for row in rows]
+    return rows, [Observed((float(row[0] * 100),), place) for place, row in enumerate(rows)]
 
 
-def grown(rows: np.ndarray, losses: list[tuple[float, ...]]) -> Forest:
+def grown(rows: np.ndarray, losses: list[Observed]) -> Forest:
     forest = Forest(seed=3)
     forest.grow(rows, losses, len(losses))
     return forest
@@ -61,19 +69,34 @@ def test_places():
     assert ranks([(), (2.0,)]).tolist() == [1.0, 0.0]
     assert ranks([()]).tolist() == [1.0]
     assert ranks([(0.0, 1.0), (1.0, 0.0), (2.0, 2.0), (1.0, 2.0)]).tolist() == [0, 0, 0.75, 0.5]
+    assert ranks([(1.0,), (9.0,), (5.0,), ()], [1, 3, None, 2]).tolist() == [0.5, 0.25, 0.0, 1.0]
+    assert ranks([(2.0,), (1.0,), (4.0,), (3.0,)], [1, 1, 3, 3]).tolist() == [0.75, 0.5, 0.25, 0]
+
+
+def test_a_trial_that_is_observed_again_counts_as_it_was_last():
+    rows, found = observed(80)
+    early = [each._replace(losses=(-each.losses[0],), reach=1) for each in found]
+    twice, forest = Forest(seed=3), Forest(seed=3)
+    twice.grow(np.concatenate([rows, rows]), [*early, *found], 160)
+    forest.grow(np.concatenate([rows[:0], rows]), found, 80)
+    lower = [each.lower(rows, NONE, 0.0) for each in (twice, forest)]
+    assert all(np.corrcoef(each, rows[:, 0])[0, 1] > 0.9 for each in lower)
 
 
 def test_it_learns_places_whatever_the_scale_of_the_losses():
     rows, losses = observed(80)
     found = grown(rows, losses).lower(rows, NONE, 0.0)
     assert np.corrcoef(found, rows[:, 0])[0, 1] > 0.9
-    stretched = [(np.exp(loss[0]),) for loss in losses]
+    stretched = [each._replace(losses=(np.exp(each.losses[0]),)) for each in losses]
     assert (grown(rows, stretched).lower(rows, NONE, 0.0) == found).all()
 
 
 def test_what_failed_takes_the_last_place():
     rows, losses = observed(80)
-    losses = [() if row[1] > 0.5 else loss for row, loss in zip(rows, losses, strict=True)]
+    losses = [
+        each._replace(losses=()) if row[1] > 0.5 else each
+        for row, each in zip(rows, losses, strict=True)
+    ]
     found = grown(rows, losses).lower(rows, NONE, 0.0)
     assert found[rows[:, 1] > 0.6].min() > found[rows[:, 1] < 0.4].max()
 

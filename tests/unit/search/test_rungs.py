@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastix.errors import ConfigError
 from elastix.search import ordered
-from elastix.search.pareto import crowding, dominates, fronts, order
+from elastix.search.pareto import crowding, dominates, fronts, furthest, order
 from elastix.search.rungs import Asha, Median, Rungs, Verdict
 from tests.instructions import instructions
 
@@ -38,6 +38,13 @@ def test_order_never_puts_a_dominated_point_first(points):
 def test_order_of_numbers_is_stable_and_puts_what_is_not_finite_last():
     losses = [(2.0,), (math.nan,), (1.0,), (), (1.0,), (-math.inf,)]
     assert order(losses) == [2, 4, 0, 1, 3, 5]
+
+
+def test_who_has_come_further_is_better():
+    losses = [(1.0,), (9.0,), (5.0,), (0.5,), (math.nan,), (8.0,)]
+    assert furthest(losses, [1, 3, None, 1, None, 3]) == [2, 4, 5, 1, 3, 0]
+    assert furthest(losses, [None] * 6) == order(losses)
+    assert furthest([], []) == []
 
 
 def test_crowding_prefers_the_ends_and_the_lonely():

@@ -1,0 +1,243 @@
+"""Searcher and rungs of a campaign, and how they come to stand again where they stood.
+
+What passes between them and the loop is noted in order, and written in the transaction that has
+what came of it. Their states are written now and then, as they hold all that was tried. After a
+kill the states are read, and what has passed since then passes again.
+
+Not here: what becomes of a proposal or a verdict (campaign_loop).
+
+Invariant: a searcher is told once of each trial that is final, and once of each rung that a trial
+has come to, in the order in which these were written down.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from elastix.search.pareto import Losses
+from elastix.search.rungs import Rungs, Verdict
+from elastix.search.trial import Searcher, Selects, Suggestion, Trial, TrialState, ask
+from elastix.search.trial_database import TrialDatabase, TrialRow
+
+Word = list[Any]
+"""What has passed: a name and what goes with it, as JSON."""
+
+
+class Advisers:
+    """Both, as one loop speaks to them.
+
+    Args:
+        searcher: started, not told of anything yet.
+        rungs: None: nobody is paused.
+
+    Attributes:
+        selects: the searcher, if it is one that selects.
+        untold: trials that the searcher has not heard of yet.
+        lost: what the searcher had proposed, and nobody has written down.
+        stale: nothing that is written leads to where they stand: their states must be, next.
+    """
+
+    def __init__(self, searcher: Searcher, rungs: Rungs | None) -> None:
+        self._searcher = searcher
+        self._rungs = rungs
+        self.selects = searcher if isinstance(searcher, Selects) else None
+        hears = getattr(searcher, "hears_of_paused", False)
+        self._hears = bool(hears) and self.selects is None
+        # Of some rules all follows from the reports, which are kept anyway.
+        follows = getattr(rungs, "follows_from_reports", False)
+        self._noted = rungs if rungs is not None and not follows else None
+        self.untold: list[Trial] = []
+        self.lost: list[Suggestion] = []
+        self.stale = False
+        self._words: list[Word] = []
+        self._place = 1
+
+    # ------------------------------------------------------------------ the searcher
+
+    def over(self, trial: Trial) -> None:
+        """A trial is final: the searcher will be told."""
+        self.untold.append(trial)
+        self._words.append(["over", trial.number])
+
+    def at_rung(self, trial: Trial) -> None:
+        """A trial has come to a rung: a searcher that wants to know of it will be told."""
+        if self._hears and trial.losses:
+            self.untold.append(trial)
+            self._words.append(["rung", trial.to_json()])
+
+    def tell(self) -> None:
+        """Tell the searcher of all that it has not heard of."""
+        if self.untold:
+            self._searcher.tell(self.untold)
+            self._words.append(["tell", len(self.untold)])
+            self.untold = []
+
+    def ask(self, n: int) -> Sequence[Suggestion]:
+        """Up to `n` suggestions. SearchError: they are none."""
+        asked = ask(self._searcher, n)
+        self._words.append(["ask", n])
+        return asked
+
+    # ------------------------------------------------------------------ rungs
+
+    def report(self, number: int, level: int, losses: Losses) -> Verdict:
+        """See Rungs; without any, all go on."""
+        if self._rungs is None:
+            return Verdict.CONTINUE
+        if self._noted is not None:
+            self._words.append(["report", number, level, [repr(loss) for loss in losses]])
+        return self._rungs.report(number, level, losses)
+
+    def promotable(self) -> list[int]:
+        """See Rungs."""
+        return [] if self._rungs is None else self._rungs.promotable()
+
+    def promote(self, number: int) -> None:
+        """See Rungs."""
+        if self._rungs is not None:
+            if self._noted is not None:
+                self._words.append(["promote", number])
+            self._rungs.promote(number)
+
+    def drop(self, number: int) -> None:
+        """See Rungs."""
+        if self._rungs is not None:
+            if self._noted is not None:
+                self._words.append(["drop", number])
+            self._rungs.drop(number)
+
+    @property
+    def levels(self) -> Sequence[int]:
+        """After how many reports trials pause, as far as that is known beforehand."""
+        levels: Sequence[int] = getattr(self._rungs, "levels", ())
+        return levels
+
+    def judge_anew(self, trial: Trial, reports: Iterable[tuple[int, Losses]]) -> Verdict:
+        """Tell rungs that know nothing of it of all its reports; the last verdict."""
+        verdict = Verdict.CONTINUE
+        if self._rungs is None:
+            return verdict
+        for level, losses in reports:
+            verdict = self._rungs.report(trial.number, level, losses)
+        if trial.state.is_final:
+            self._rungs.drop(trial.number)
+        elif trial.state is not TrialState.PAUSED:
+            self._rungs.promote(trial.number)  # it is on its way already
+        return verdict
+
+    # ------------------------------------------------------------------ what is written
+
+    def states(self, done: int) -> dict[str, Any]:
+        """Both states, as facts.
+
+        Args:
+            done: how many trials are final; an earlier version goes by that.
+        """
+        known = done - sum(trial.state.is_final for trial in self.untold)
+        facts: dict[str, Any] = {
+            "searcher": {
+                "state": self._searcher.state_dict(),
+                "done": known,
+                "place": self._place,
+            }
+        }
+        if self._noted is not None:
+            facts["rungs"] = {"state": self._noted.state_dict(), "place": self._place}
+        return facts
+
+    def passed(self, *, after_states: bool) -> tuple[int, list[Word]] | None:
+        """What has passed since the last transaction, with its place; None for nothing.
+
+        Args:
+            after_states: the states go with it, so nothing counts but what is still to be told.
+        """
+        words = self._words
+        if after_states:
+            words = [
+                ["over", trial.number] if trial.state.is_final else ["rung", trial.to_json()]
+                for trial in self.untold
+            ]
+        return (self._place, words) if words else None
+
+    def written(self, passed: tuple[int, list[Word]] | None) -> None:
+        """It is in the database."""
+        self._words = []
+        self._place += passed is not None
+        self.stale = False
+
+    def restore(
+        self,
+        database: TrialDatabase,
+        lines: Sequence[TrialRow],
+        *,
+        same_searcher: bool,
+        same_rungs: bool,
+    ) -> bool:
+        """Stand where the database says; whether rungs have to be told of all reports.
+
+        Args:
+            database: what both were told is there.
+            lines: its trials.
+            same_searcher: the searcher and its space are those that wrote its state.
+            same_rungs: so are the rungs.
+        """
+        facts = [database.fact(name) for name in ("searcher", "rungs")]
+        rows = database.passed()
+        base = 1 if facts[0] is None else facts[0].get("place")
+        self._place = max([base or 1, *(place + 1 for place, _ in rows)])
+        whole = [place for place, _ in rows] == [*range(base or 1, self._place)]
+        words = [word for _, found in rows for word in found] if base and whole else []
+        known = 0
+        trials = {line.trial.number: line for line in lines}
+        if same_searcher:
+            if facts[0] is not None:
+                self._searcher.load_state_dict(facts[0]["state"])
+                known = facts[0]["done"]
+            known = max([known, *self._replay(words, trials)])
+        self.stale = not (same_searcher and same_rungs and base and whole)
+        anew = True
+        if self._noted is not None and same_rungs and base and whole:
+            reported = any(word[0] == "report" for word in words)
+            if facts[1] is not None and "place" in facts[1]:
+                self._noted.load_state_dict(facts[1]["state"])
+                reported = True
+            if reported:
+                self._rungs_again(words, self._noted)
+            anew = not reported
+        later = [line for line in lines if line.role == "search" and (line.done or 0) > known]
+        for line in sorted(later, key=lambda line: line.done or 0):
+            self.over(line.trial)
+        if not same_searcher or base is None:
+            for line in lines:
+                if line.role == "search" and line.trial.results and not line.done:
+                    self.at_rung(line.trial.but(state=TrialState.PAUSED))
+        return anew
+
+    def _replay(self, words: Sequence[Word], trials: Mapping[int, TrialRow]) -> list[int]:
+        """Tell and ask the searcher again; the places of the final trials that were told of."""
+        known = {line.trial.suggestion.key for line in trials.values()}
+        waiting: list[Trial | None] = []
+        done = []
+        for name, *rest in words:
+            if name == "over":
+                line = trials.get(rest[0])  # somebody may have taken it out
+                waiting.append(None if line is None else line.trial)
+                done.append(0 if line is None else line.done or 0)
+            elif name == "rung":
+                waiting.append(Trial.from_json(rest[0]))
+            elif name == "tell":
+                told, waiting = waiting[: rest[0]], waiting[rest[0] :]
+                self._searcher.tell([trial for trial in told if trial is not None])
+            elif name == "ask":
+                asked = ask(self._searcher, rest[0])
+                self.lost += [each for each in asked if each.key not in known]
+        self.untold = [trial for trial in waiting if trial is not None]
+        return done
+
+    def _rungs_again(self, words: Sequence[Word], rungs: Rungs) -> None:
+        for name, *rest in words:
+            if name == "report":
+                rungs.report(rest[0], rest[1], tuple(map(float, rest[2])))
+            elif name == "promote":
+                rungs.promote(rest[0])
+            elif name == "drop":
+                rungs.drop(rest[0])

@@ -1,0 +1,267 @@
+"""What a searcher hears of trials at rungs, and that a killed campaign goes on as another would."""
+
+import json
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from elastix.config import Budget
+from elastix.search.advisers import Advisers
+from elastix.search.executors.executor import WorkReport
+from elastix.search.rungs import Asha, Median
+from elastix.search.searchers.evolution import Evolution
+from elastix.search.searchers.random import Random
+from elastix.search.trial import TrialState
+from elastix.search.trial_database import TrialDatabase
+from tests.search_parts import SPACE, Drawing
+from tests.virtual import Rig, Virtual, climbs, state_of
+
+LAST = 9
+
+
+def asha():
+    return Asha(first=1, eta=3, last=LAST)
+
+
+class Listening(Drawing):
+    """Remembers what it was told, across its saved states."""
+
+    hears_of_paused = True
+
+    def start(self, space, **given):
+        super().start(space, **given)
+        self.heard = []
+
+    def tell(self, trials):
+        super().tell(trials)
+        self.heard += [[t.number, t.state.value, t.reach, list(t.losses), t.ref] for t in trials]
+
+    def state_dict(self):
+        return {**super().state_dict(), "heard": self.heard}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.heard = state_dict["heard"]
+
+
+def curve(work):
+    """Scores that rise from report to report; some fail at a rung, some are no number at one."""
+    stop = min(LAST, work.until_reports or LAST)
+    x, kind = work.config["x"], "paused" if stop < LAST else "finished"
+    scores = [x + level / 10 for level in range(1, stop + 1)]
+    if stop == LAST and x > 0.9:
+        return [{"score": score} for score in scores[:5]], "raised"
+    if 0.6 < x < 0.7 and stop >= 3:
+        scores[2:] = [math.nan] * (stop - 2)
+    return [{"score": score} for score in scores], kind
+
+
+def test_a_searcher_that_wants_to_hears_of_every_rung_once_and_in_order(tmp_path):
+    rig = Rig(tmp_path, curve, searcher=Listening, rungs=asha, slots=3, give_up_after=99)
+    trials = rig.run(Budget(trials=30))
+    heard = rig.searcher.heard
+    assert len({(number, reach) for number, _, reach, *_ in heard}) == len(heard), "told twice"
+    for trial in trials:
+        of_it = [entry for entry in heard if entry[0] == trial.number]
+        levels = [level for level in (1, 3) if level <= len(trial.results)]
+        paused = [
+            [trial.number, "paused", level, [-trial.results[level - 1]["score"]]]
+            for level in levels
+        ]
+        refs = [state_of(trial.number, level) for level in levels]
+        final = [entry for entry in of_it if entry[1] != "paused"]
+        assert str([entry[:4] for entry in of_it if entry[1] == "paused"]) == str(paused)  # NaN too
+        assert [entry[4] for entry in of_it if entry[1] == "paused"] == refs
+        assert [entry[1] for entry in final] == [trial.state.value] * trial.state.is_final
+        assert of_it[len(paused) :] == final, "the end came last"
+    assert Counter(entry[1] for entry in heard)["paused"] > 30
+
+
+def test_others_hear_of_final_trials_alone(tmp_path):
+    rig = Rig(tmp_path, curve, rungs=asha, slots=3, give_up_after=99)
+    trials = rig.run(Budget(trials=30))
+    assert sorted(rig.searcher.told) == [t.number for t in trials if t.state.is_final]
+
+
+def test_children_have_paused_parents_and_their_state_of_that_rung(tmp_path):
+    rig = Rig(
+        tmp_path,
+        curve,
+        searcher=lambda: Evolution(population=4, sample=2),
+        rungs=asha,
+        slots=1,
+        give_up_after=99,
+    )
+    trials = rig.run(Budget(trials=30))
+    children = [trial for trial in trials if trial.suggestion.parent_number is not None]
+    assert len(children) > 20, "with final ones alone it would begin with the tenth trial or later"
+    for child in children:
+        parent = trials[child.suggestion.parent_number]
+        stood = {state_of(parent.number, level) for level in (1, 3, LAST)}
+        assert child.suggestion.parent in stood
+        assert not all(math.isnan(result["score"]) for result in parent.results)
+
+
+class Crash(BaseException):
+    pass
+
+
+def story(rig):
+    """All that a campaign has decided, without times."""
+    return [
+        (
+            line.trial.number,
+            json.dumps(line.trial.suggestion.to_json()),
+            line.trial.state,
+            str(line.trial.results),
+            line.trial.ref,
+            line.done,
+        )
+        for line in rig.lines
+    ]
+
+
+def adviser_states(rig):
+    states = rig.loop._advisers.states(0)
+    return [states[name]["state"] for name in states]
+
+
+SEARCHERS = {
+    "evolution": lambda: Evolution(population=4, sample=2),
+    "random": Random,
+    "listening": Listening,
+}
+
+
+@pytest.mark.parametrize("name", SEARCHERS)
+@pytest.mark.parametrize("cut", range(1, 46, 4))
+def test_a_campaign_that_is_killed_goes_on_as_if_nothing_had_happened(
+    tmp_path, monkeypatch, cut, name
+):
+    """At any commit, before or after it, again and again; some configurations are enqueued."""
+    enqueued = [{"x": 0.75, "depth": 2}, {"x": 0.95, "depth": 1}]
+    budget = Budget(trials=24)
+
+    def rig(folder):
+        return Rig(folder, curve, SEARCHERS[name], asha, slots=1, give_up_after=99)
+
+    whole = rig(tmp_path / "whole")
+    whole.run(budget, enqueued=enqueued)
+    commit, left = TrialDatabase.commit, cut
+
+    def torn(self, *given, **named):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Crash
+        commit(self, *given, **named)
+        if left == -cut:  # and once after one
+            raise Crash
+
+    monkeypatch.setattr(TrialDatabase, "commit", torn)
+    killed, crashes = rig(tmp_path / "killed"), 0
+    for _ in range(9):
+        try:
+            killed.run(budget, enqueued=enqueued)
+            break
+        except Crash:
+            crashes += 1
+            if left < 0:
+                left = 10**9
+    else:
+        pytest.fail("it never came to its end")
+    monkeypatch.setattr(TrialDatabase, "commit", commit)
+    assert crashes >= 1
+    assert story(killed) == story(whole)
+    assert json.dumps(adviser_states(killed)[1]) == json.dumps(adviser_states(whole)[1]), "rungs"
+    if name == "listening":
+        assert str(killed.searcher.heard) == str(whole.searcher.heard)
+    again = rig(tmp_path / "killed")
+    again.run(Budget(trials=40), enqueued=enqueued)
+    more = rig(tmp_path / "whole")
+    more.run(Budget(trials=40), enqueued=enqueued)
+    assert story(again) == story(more)
+
+
+def test_the_same_with_the_states_written_in_between(tmp_path, monkeypatch):
+    monkeypatch.setattr("elastix.search.campaign_loop._SNAPSHOT_S", 3.0)  # of virtual time
+    monkeypatch.setattr("elastix.search.campaign_loop._SNAPSHOTS_APART", 0)
+    for name in SEARCHERS:
+        test_a_campaign_that_is_killed_goes_on_as_if_nothing_had_happened(
+            tmp_path / name, monkeypatch, 31, name
+        )
+
+
+def test_another_searcher_is_told_of_paused_trials_too(tmp_path):
+    rig = Rig(tmp_path, climbs(LAST), rungs=asha, slots=2)
+    before = rig.run(Budget(trials=12))
+    rig.make_searcher = Listening
+    rig.run(Budget(trials=12), same=False)
+    paused = [t.number for t in before if t.state is TrialState.PAUSED]
+    assert paused
+    told = [entry[0] for entry in rig.searcher.heard if entry[1] == "paused"]
+    assert [number for number in told if number in paused][: len(paused)] == paused
+    assert len({(entry[0], entry[2]) for entry in rig.searcher.heard}) == len(rig.searcher.heard)
+
+
+def test_what_was_proposed_and_is_proposed_otherwise_now_is_tried_all_the_same(tmp_path):
+    """As of a searcher that does not say the same again, whose trials are others now."""
+    searchers = [Evolution(), Evolution()]
+    for searcher in searchers:
+        searcher.start(SPACE, seed=1)
+    with TrialDatabase(tmp_path) as database:
+        first, second = (Advisers(searcher, None) for searcher in searchers)
+        asked = first.ask(2)
+        database.commit([], None, (), first.passed(after_states=False))
+        second.restore(database, [], same_searcher=True, same_rungs=True)
+    assert second.lost == asked
+    assert searchers[0].state_dict() == searchers[1].state_dict()
+
+
+class Late(Virtual):
+    """A trial's last report comes before its end, as from a worker that still stores its State.
+
+    In every poll one of these ends, so there is room for another while others are still storing.
+    """
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.storing = []
+
+    def poll(self, timeout_s):
+        now = [
+            WorkReport(number=number, seq=told, metrics=reports[told])
+            for number, (_, reports, _, told) in self.live.items()
+            if told + 1 == len(reports) and number not in self.storing
+        ]
+        later = {number: self.live.pop(number) for number in self.storing[1:]}
+        later |= {report.number: self.live.pop(report.number) for report in now}
+        news = super().poll(timeout_s)
+        self.live |= later
+        self.storing = [*self.storing[1:], *(report.number for report in now)]
+        return [*news, *now]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_trial_that_has_reported_at_a_rung_and_still_runs_is_not_run_again(
+    tmp_path, monkeypatch, seed
+):
+    def play(work):
+        reports, kind = climbs(LAST)(work)
+        return [{"score": random.Random(100 * seed + work.number).random()}] * len(reports), kind
+
+    monkeypatch.setattr("tests.virtual.Virtual", Late)
+    rig = Rig(tmp_path, play, rungs=lambda: Asha(first=1, eta=2, last=LAST), slots=4)
+    trials = rig.run(Budget(trials=40))  # Virtual refuses work that it has already
+    assert len(trials) == 40
+    assert {len(trial.results) for trial in trials} >= {1, 2, 4}
+
+
+def test_the_median_rule_is_told_again_of_reports_and_notes_nothing(tmp_path):
+    rig = Rig(tmp_path, lambda w: ([{"score": w.config["x"]}] * 6, "finished"), rungs=Median)
+    rig.run(Budget(trials=9))
+    with TrialDatabase(tmp_path, read_only=True) as database:
+        assert database.passed() == []
+        assert database.fact("rungs") is None
