@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ PARTS: dict[str, float] = {
 }
 """By part, its share of the time in which things are measured."""
 
-_BESIDE = 0.55  # of all the time: starting, compiling, and making what is measured
+_BESIDE = 0.65  # of all the time: starting, compiling, and making what is measured
 _LONGEST_S = 120.0  # of a part, before it is ended
 _ROOM = 30e9  # bytes of files at the most
 
@@ -67,48 +67,70 @@ def about_device(device: str) -> dict[str, Any]:
     return found
 
 
-def measured_here(part: str, device: str, *, tiny: bool, seconds: float) -> dict[str, Any]:
-    """One part, in this process: {"found": ...} or {"failed": the traceback}."""
-    folder = folder_for_files()
+def measured_here(
+    part: str,
+    device: str,
+    *,
+    tiny: bool,
+    seconds: float,
+    folder: Path,
+    turn: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """One part, in this process: {"found": ...} or {"failed": the traceback}.
+
+    `turn` returns when it may begin; the others are those of Terms.
+    """
     try:
+        module = importlib.import_module(f"benchmarks.gpu.{part}")
+        turn()
         on = torch.device(device)
         if on.type == "cuda":
             torch.cuda.init()
             torch.cuda.set_device(on)
-        module = importlib.import_module(f"benchmarks.gpu.{part}")
         return {"found": module.measure(Terms(on, tiny, seconds, folder))}
     except Exception:  # noqa: BLE001 - the others are measured nevertheless
         return {"failed": traceback.format_exc()}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def measured_apart(
-    part: str, device: str, *, tiny: bool, seconds: float, longest_s: float = _LONGEST_S
-) -> dict[str, Any]:
-    """One part in a process of its own, which is ended if it takes too long."""
-    with tempfile.TemporaryDirectory(prefix="elastix-gpu-") as folder:
-        out = Path(folder, "out.json")
-        command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), "--only", part]
-        command += ["--device", device, "--seconds-budget", str(seconds)]
+def _await_turn() -> None:
+    if not sys.stdin.readline():
+        raise EOFError("whoever has started this part is gone")
+
+
+class Apart:
+    """A part in a process of its own, which imports what it needs and then waits for its turn."""
+
+    def __init__(self, part: str, device: str, *, tiny: bool, seconds: float) -> None:
+        self._folder = folder_for_files()
+        self._out = self._folder / "out.json"
+        command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(self._out)]
+        command += ["--only", part, "--device", device, "--seconds-budget", str(seconds)]
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4")}
-        child = subprocess.Popen(
-            command + ["--tiny"] * tiny, env=environment, start_new_session=True
+        self._process = subprocess.Popen(
+            command + ["--tiny"] * tiny,
+            env=environment,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
-        try:
-            code: int | None = child.wait(longest_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        if out.exists():
-            found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        elif code is None:
-            found = {"failed": f"it was not over after {longest_s:.0f} s, and was ended"}
-        else:
-            found = {"failed": f"its process ended with {code} and told nothing"}
-        with suppress(ProcessLookupError):  # whoever is left of it, its own processes among them
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        return found
+
+    def measured(self, longest_s: float = _LONGEST_S) -> dict[str, Any]:
+        """It is its turn: {"found": ...} or {"failed": why}; it is ended if it takes too long."""
+        with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.communicate(b"go\n", timeout=longest_s)
+        code = self._process.poll()
+        if self._out.exists():
+            found: dict[str, Any] = json.loads(self._out.read_text(encoding="utf-8"))
+            return found
+        if code is None:
+            return {"failed": f"it was not over after {longest_s:.0f} s, and was ended"}
+        return {"failed": f"its process ended with {code} and told nothing"}
+
+    def end(self) -> None:
+        """Leave nothing of it behind, its own processes among it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def measure(
@@ -117,16 +139,22 @@ def measure(
     """All of them; the file is written after each."""
     results: dict[str, Any] = {"device": about_device(device)}
     seconds = budget_s * (1 - _BESIDE)
-    for part in parts:
-        began = time.monotonic()
-        found = measured_apart(part, device, tiny=tiny, seconds=seconds * PARTS[part])
-        if "failed" in found:
-            results.setdefault("failed", {})[part] = found["failed"]
-        else:
-            results[part] = found["found"]
-        results.setdefault("seconds", {})[part] = round(time.monotonic() - began, 1)
-        print(f"{part}: {json.dumps(found, indent=2)}", flush=True)
-        save(out, results)
+    waiting = {p: Apart(p, device, tiny=tiny, seconds=seconds * PARTS[p]) for p in parts}
+    try:
+        for part, apart in waiting.items():
+            began = time.monotonic()
+            found = apart.measured()
+            apart.end()
+            if "failed" in found:
+                results.setdefault("failed", {})[part] = found["failed"]
+            else:
+                results[part] = found["found"]
+            results.setdefault("seconds", {})[part] = round(time.monotonic() - began, 1)
+            print(f"{part}: {json.dumps(found, indent=2)}", flush=True)
+            save(out, results)
+    finally:
+        for apart in waiting.values():
+            apart.end()
     return results
 
 
@@ -144,8 +172,9 @@ def main() -> int:
     if device != "cpu" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu --tiny shows that it runs")
     if options.only:
-        seconds = options.seconds_budget
-        found = measured_here(options.only, device, tiny=options.tiny, seconds=seconds)
+        how = {"tiny": options.tiny, "seconds": options.seconds_budget}
+        folder = options.out.parent
+        found = measured_here(options.only, device, **how, folder=folder, turn=_await_turn)
         options.out.write_text(json.dumps(found), encoding="utf-8")
         return 0
     budget_s = options.seconds_budget

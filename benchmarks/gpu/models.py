@@ -70,7 +70,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A small language model; 21 M parameters if it is not tiny."""
+    """A small language model; 18 M parameters if it is not tiny."""
 
     def __init__(self, width: int, layers: int, words: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ MODELS: dict[str, Kind] = {
         optimizer="sgd",
     ),
     "transformer": Kind(
-        build=lambda tiny: Transformer(16, 1, 64) if tiny else Transformer(512, 4, 8192),
+        build=lambda tiny: Transformer(16, 1, 64) if tiny else Transformer(512, 3, 8192),
         batch=_words,
         compiled=True,
         channels_last=False,

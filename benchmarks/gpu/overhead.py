@@ -3,10 +3,10 @@
 import contextlib
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,16 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from benchmarks.gpu.models import MODELS, Terms, block, built, optimizer_of, step_of, wait_for
 from benchmarks.overhead import data_parallel
 from elastix import CheckpointConfig, Context
-from elastix.errors import TrainError
+from elastix.errors import ElastixError, TrainError
 from elastix.testing.local import run_local
+from elastix.testing.local_worker import Gpus
 from elastix.train.control.messages import OutcomeKind
 from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
 
 AGAIN = "torch again"
 _MOST, _LEAST = 40, 3  # rounds
+_LONGEST_S = 60.0  # of a model
 
 
 @contextlib.contextmanager
@@ -54,7 +56,8 @@ def contest(ctx: Context) -> None:
             optimizer = optimizer_of(kind, model)
             if name == "elastix":
                 model, optimizer = ctx.prepare(model, optimizer)
-            forward: Any = torch.compile(model) if kind.compiled else model
+            backend = "eager" if tiny else "inductor"
+            forward: Any = torch.compile(model, backend=backend) if kind.compiled else model
             if name == "ddp":
                 forward = data_parallel(forward)
             boundary = ctx.boundary if name == "elastix" else _nothing
@@ -115,34 +118,32 @@ def compared(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure(terms: Terms) -> dict[str, Any]:
-    """See the package. `harness`: a run of one worker with its journal, or the worker alone."""
-    found: dict[str, Any] = {"harness": "run_local" if _takes_device() else "run_alone"}
+    """See the package. `alone`: why a whole run of one worker, with its journal, could not be."""
+    found: dict[str, Any] = {}
     for model in MODELS:
         told = terms.folder / f"{model}.json"
         config = {"model": model, "tiny": terms.tiny, "seconds": terms.seconds / len(MODELS)}
         config |= {"device": str(terms.device), "told": str(told)}
-        run_one_worker(contest, config, terms.device)
+        if "alone" not in found:
+            try:
+                in_a_run(contest, config, terms)
+            except ElastixError as error:
+                found["alone"] = str(error)
+        if "alone" in found:
+            alone(contest, config, terms.device)
         found[model] = compared(json.loads(told.read_text(encoding="utf-8")))
     return found
 
 
-def _takes_device() -> bool:
-    return "device" in signature(run_local).parameters
-
-
-def run_one_worker(
-    train: Callable[[Context], None], config: Mapping[str, Any], device: torch.device
-) -> None:
-    """As a run of one worker, in a process of its own, where that can be on a device.
+def in_a_run(train: Callable[[Context], None], config: Mapping[str, Any], terms: Terms) -> None:
+    """As a run of one worker, in a process of its own.
 
     Raises:
-        TrainError: what the train function raised, with its traceback.
+        ElastixError: what the train function raised, with its traceback; or that took too long.
     """
-    if _takes_device():
-        options: dict[str, Any] = {"device": str(device)}
-        run_local(train, 1, config=config, timeout_s=110.0, **options)
-    else:
-        alone(train, config, device)
+    gpus = Gpus() if terms.device.type == "cuda" else None
+    directory = Path(tempfile.mkdtemp(dir=terms.folder))
+    run_local(train, 1, config=config, directory=directory, gpus=gpus, timeout_s=_LONGEST_S)
 
 
 def alone(

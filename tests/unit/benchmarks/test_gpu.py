@@ -1,5 +1,6 @@
 """benchmarks.gpu: its arithmetic, each part once on the CPU, and a part that fails."""
 
+import io
 import json
 
 import pytest
@@ -11,8 +12,8 @@ from benchmarks.gpu import estimate, overhead, packing, stall
 pytestmark = pytest.mark.timeout(120)
 
 
-def part(name):
-    found = gpu.measured_here(name, "cpu", tiny=True, seconds=0.2)
+def part(name, folder):
+    found = gpu.measured_here(name, "cpu", tiny=True, seconds=0.2, folder=folder)
     assert "failed" not in found, found["failed"]
     return json.loads(json.dumps(found["found"]))
 
@@ -41,31 +42,31 @@ def test_a_gpu_is_known_to_the_estimates_by_the_name_that_it_says():
     assert estimate.device_of("another") == "h100"
 
 
-def test_overhead(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda model: model)  # a minute of a compiler
-    found = part("overhead")
+def test_overhead(tmp_path):
+    found = part("overhead", tmp_path)
+    assert "alone" not in found
     for model in ("convnet", "transformer"):
         assert found[model]["rounds"] >= 3
         assert found[model]["elastix_over_torch"]["median"] > 0
         assert found[model]["step_s"].keys() == {"torch", "ddp", "elastix", "torch again"}
 
 
-def test_stall():
-    found = part("stall")
+def test_stall(tmp_path):
+    found = part("stall", tmp_path)
     assert found["state_bytes"] == 4_800_000
     assert found["elastix"]["rounds"] == found["dcp_async"]["rounds"] >= 1
 
 
-def test_read():
-    found = part("read")
+def test_read(tmp_path):
+    found = part("read", tmp_path)
     kinds = {"store", "store_first", "torch_load_mmap", "safetensors", "ordinary_memory"}
     assert found.keys() == {"bytes", *kinds}
     assert all(found[kind]["gb_per_s"] > 0 for kind in kinds)
 
 
 @pytest.mark.slow
-def test_packing():
-    found = part("packing")
+def test_packing(tmp_path):
+    found = part("packing", tmp_path)
     assert found["1"]["gain"] == 1.0
     assert found["2"]["trials"] == 6
 
@@ -90,29 +91,52 @@ def test_a_trial_that_fails_is_no_measurement(monkeypatch, tmp_path):
         packing.per_hour(Here(), 1, 3, terms)
 
 
-def test_estimate():
-    found = part("estimate")
+def test_estimate(tmp_path):
+    found = part("estimate", tmp_path)
     assert found["as"] == "h100"
     assert found["convnet"]["estimated_peak_bytes"] > 0
     assert found["transformer"]["step_ratio"] > 0
 
 
-def test_a_part_that_fails_leaves_its_traceback_and_the_others_are_measured(monkeypatch, tmp_path):
-    def apart(part, device, *, tiny, seconds):
-        return {"failed": "Traceback"} if part == "read" else {"found": {"seconds": seconds}}
+class Apart:
+    """In no process."""
 
-    monkeypatch.setattr(gpu, "measured_apart", apart)
+    def __init__(self, part, device, *, tiny, seconds):
+        self.found = {"failed": "Traceback"} if part == "read" else {"found": {"for": seconds}}
+        self.ended = False
+
+    def measured(self):
+        return self.found
+
+    def end(self):
+        self.ended = True
+
+
+def test_a_part_that_fails_leaves_its_traceback_and_the_others_are_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "Apart", Apart)
     out = tmp_path / "gpu.json"
     gpu.measure(["read", "stall"], "cpu", tiny=True, budget_s=100.0, out=out)
     found = json.loads(out.read_text())
     assert found["failed"] == {"read": "Traceback"}
-    assert found["stall"]["seconds"] == pytest.approx(13.5)
+    assert found["stall"]["for"] == pytest.approx(100.0 * (1 - gpu._BESIDE) * gpu.PARTS["stall"])
     assert found["device"]["torch"] == torch.__version__
 
 
 def test_a_process_that_takes_too_long_is_ended_and_said_to_be():
-    found = gpu.measured_apart("stall", "cpu", tiny=True, seconds=0.1, longest_s=0.01)
+    apart = gpu.Apart("stall", "cpu", tiny=True, seconds=0.1)
+    found = apart.measured(longest_s=0.01)
+    apart.end()
     assert "was ended" in found["failed"]
+
+
+def test_nothing_is_measured_if_whoever_has_started_it_is_gone(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    out = tmp_path / "out.json"
+    given = ["--device", "cpu", "--tiny", "--only", "read", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["gpu", *given])
+    assert gpu.main() == 0
+    assert "is gone" in json.loads(out.read_text())["failed"]
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_without_a_gpu_it_says_so_and_measures_nothing(monkeypatch, tmp_path, capsys):
