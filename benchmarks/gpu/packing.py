@@ -206,7 +206,7 @@ def measure(terms: Terms) -> dict[str, Any]:
         share_s = terms.seconds / len(many)
         for at_once in many:
             # As many as there is time for if nothing is gained, and some rounds in any case.
-            trials = max(3 * at_once, min(60, int(share_s / once["trial_s"])))
+            trials = max(4 * at_once, min(60, int(share_s / once["trial_s"])))
             found[str(at_once)] = per_hour(executor, at_once, trials, terms)
     finally:
         executor.end()

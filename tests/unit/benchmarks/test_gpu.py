@@ -68,7 +68,7 @@ def test_read(tmp_path):
 def test_packing(tmp_path):
     found = part("packing", tmp_path)
     assert found["1"]["gain"] == 1.0
-    assert found["2"]["trials"] == 6
+    assert found["2"]["trials"] >= 8
 
 
 def test_a_trial_that_fails_is_no_measurement(monkeypatch, tmp_path):
