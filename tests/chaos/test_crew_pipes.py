@@ -11,8 +11,8 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from elastix.config import CheckpointConfig
-from elastix.errors import ConfigError, StateError, TrainError
-from elastix.events import Reported, Resumed, StateStored, StepCommitted
+from elastix.errors import ConfigError, ElastixError, StateError, TrainError
+from elastix.events import Reported, Resumed, StateStored, StepCommitted, WorkerRaised
 from elastix.observe import journal
 from elastix.store import Store
 from elastix.testing.local import run_local
@@ -387,6 +387,39 @@ def two_schedules(ctx):
 def test_gradients_that_torch_would_scale_twice_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="a second schedule was run within one"):
         run_local(two_schedules, 1, crew={"pipe": 2}, directory=tmp_path)
+
+
+def mistaken(error, where, ctx):
+    """A stage raises in its second step, whose schedule is not the first one to run it."""
+    model, optimizer, schedule = halves(ctx)
+
+    def wrong(*_):
+        if ctx.step and ctx.place:
+            raise error
+
+    hook = {"forward": "register_forward_pre_hook", "backward": "register_full_backward_hook"}
+    getattr(model, hook[where])(wrong)
+    for epoch in ctx.loader(data(24), batch_size=12, microbatch=3).epochs(1):
+        for x, y in epoch:
+            with ctx.backward():
+                schedule.step(x, target=y)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("where", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("error", [ValueError("a mistake"), ConfigError("a refusal")], ids=str)
+def test_what_a_stage_raises_is_told_and_not_what_torch_wraps_it_in(tmp_path, where, error):
+    function = functools.partial(mistaken, error, where)
+    with pytest.raises(ElastixError, match=str(error)) as raised:
+        run_local(function, 1, crew={"pipe": 2}, directory=tmp_path)
+    assert isinstance(raised.value, ConfigError) == isinstance(error, ConfigError)
+    assert "failed to run" not in str(raised.value).lower()
+    (told,) = [e for e in journal.read(tmp_path / "journal.jsonl") if isinstance(e, WorkerRaised)]
+    assert told.traceback.strip().endswith(str(error))
+    assert told.traceback.count("Traceback (most recent call last)") == 1
+    assert "schedule.step(x, target=y)" in told.traceback
+    assert "in wrong" in told.traceback
 
 
 def test_a_layer_that_no_stage_has_any_more_is_told_of(tmp_path):

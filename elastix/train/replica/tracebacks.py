@@ -11,6 +11,24 @@ from elastix.errors import ElastixError
 _OURS = str(Path(__file__).parents[2])
 _TESTING = str(Path(_OURS) / "testing")  # train functions live there too
 _LIBRARIES = {"site-packages", "dist-packages"}
+_SCHEDULES = "torch.distributed.pipelining."
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """What a stage of a pipeline has raised, with the frames from the train function to there.
+
+    torch's schedules raise a RuntimeError from it that has the shapes of what the stage was given.
+    Any other error is returned as it is.
+    """
+    inner, before, end = error.__cause__, None, error.__traceback__
+    while end is not None and end.tb_next is not None:
+        before, end = end, end.tb_next
+    if type(error) is not RuntimeError or inner is None or before is None or end is None:
+        return error
+    if not end.tb_frame.f_globals.get("__name__", "").startswith(_SCHEDULES):
+        return error
+    before.tb_next = inner.__traceback__
+    return unwrapped(inner.with_traceback(error.__traceback__))
 
 
 def told(error: BaseException) -> str:

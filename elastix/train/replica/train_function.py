@@ -114,6 +114,11 @@ def _paused(train: Callable[[Context], None], ctx: Context) -> bool:
         train(ctx)
     except Paused:
         return True
+    except RuntimeError as error:
+        inner = tracebacks.unwrapped(error)
+        if inner is error:
+            raise
+        raise inner from inner.__cause__
     return False
 
 
