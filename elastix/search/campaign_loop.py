@@ -162,6 +162,7 @@ class Loop:
         self._searched = 0
         self._epochs = 0.0  # of all trials
         self._exhausted = False
+        self._stateless = False  # a trial has paused and left no State
         self._refusals = 0  # since a trial was let in
         self._repeats = 0  # proposals in a row that were tried before
         self._failures = 0
@@ -622,10 +623,27 @@ class Loop:
         """At a rung. The verdict fell with its last report; one that may go on waits its turn."""
         self._settle(case, ended, TrialState.PAUSED)
         case.kept = len(case.results)
+        if ended.ref is None:
+            self._paused_without_state(case)
         if self._selects is None:
             self._advisers.at_rung(case.trial)
             if self._judge(case) is Verdict.CONTINUE:
                 self._queue(case)
+
+    def _paused_without_state(self, case: _Case) -> None:
+        """Its train function prepares no model. Said once; SearchError where States are needed."""
+        told = (
+            f"trial {case.trial.number} was paused after {len(case.results)} reports and left no "
+            "State, as its train function does not call ctx.prepare."
+        )
+        if self._selects is not None:
+            raise SearchError(
+                f"{told} {self._searcher_name} lets trials go on from States. The campaign was "
+                "stopped. Call ctx.prepare, or take another searcher."
+            )
+        if not self._stateless:
+            logger.warning("%s When it goes on it begins anew; its reports count once.", told)
+        self._stateless = True
 
     def _finish(self, case: _Case, ended: Ended, state: TrialState) -> None:
         try:

@@ -22,6 +22,7 @@ from elastix.errors import (
     EveryTrialFailed,
     NeverReported,
     NotFound,
+    SearchError,
     TooNew,
 )
 from elastix.events import CampaignEnded, CampaignStarted, StoreMeasured, TrialEnded
@@ -204,6 +205,46 @@ def test_asha_with_real_models(tmp_path, monkeypatch):
         assert len(store.log()) == 9, "a State that a trial went beyond is retired"
         paused = next(trial for trial in results if trial.state is TrialState.PAUSED)
         assert {"@optimizer", "@loader/0", "@rng"} <= set(store.get(paused.ref).meta)
+
+
+def plain(ctx):
+    """As somebody who trains without torch would write it: no model, no loader."""
+    with Path(ctx.config["diary"]).open("a") as file:
+        for epoch in range(1, 10):
+            file.write(f"{ctx.config['x']} {epoch}\n")
+            file.flush()
+            ctx.report(score=ctx.config["x"] + epoch / 100)
+
+
+def test_rungs_without_a_model_stop_trials_at_their_reports(tmp_path, caplog):
+    searcher = Drawing(diary=str(tmp_path / "diary"))
+    rungs = Asha(first=1, eta=3, last=9)
+    results = campaign(tmp_path, plain, searcher=searcher, rungs=rungs, trials=12).run()
+    lengths = [len(trial.results) for trial in results]
+    assert set(lengths) == {1, 3, 9}
+    assert lengths.count(1) >= 6
+    assert [t.state for t in results if len(t.results) < 9] == [TrialState.PAUSED] * (
+        12 - lengths.count(9)
+    )
+    made = (tmp_path / "diary").read_text().splitlines()
+    again = {1: 1, 3: 1 + 3, 9: 1 + 3 + 9}  # nothing is stored: it begins anew
+    assert len(made) == sum(again[length] for length in lengths)
+    for trial in results:
+        scores = [result["score"] for result in trial.results]
+        assert scores == [trial.config["x"] + n / 100 for n in range(1, len(scores) + 1)]
+    told = [r.message for r in caplog.records if "begins anew" in r.message]
+    assert len(told) == 1
+
+
+def test_a_population_without_a_model_is_told_that_it_needs_one(tmp_path):
+    searcher = elastix.Population(members=2)
+    with pytest.raises(SearchError, match="no State"):
+        campaign(tmp_path, unmodelled, searcher=searcher, trials=4).run()
+
+
+def unmodelled(ctx):
+    for epoch in range(5):
+        ctx.report(score=ctx.config["x"] + epoch)
 
 
 def test_children_inherit_from_the_states_of_paused_trials(tmp_path):

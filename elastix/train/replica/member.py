@@ -754,6 +754,12 @@ class Member:
         event = self._state.report(metrics)
         self.phase("report", event.seq)
         self._replicated.emit(event)
+        until = self.settings.until_reports
+        if until is not None and self._state.reports >= until:
+            if not self.prepared:
+                raise Paused  # nothing is to be stored, so no boundary need be waited for
+            if self._state.overdue:
+                raise refusals.passes_rungs(until)
 
     @property
     def epochs(self) -> float:

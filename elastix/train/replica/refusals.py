@@ -61,6 +61,15 @@ def never_prepared() -> ConfigError:
     )
 
 
+def passes_rungs(reports: int) -> ConfigError:
+    """A trial was to pause, and steps were taken since with no boundary between them."""
+    return ConfigError(
+        f"this trial was to pause after {reports} reports, and went on: nothing says where its "
+        "steps end, so rungs cannot stop it. The trial was ended. Draw the batches from "
+        "ctx.loader, or call ctx.boundary() after each optimizer.step()."
+    )
+
+
 def never_took_a_step() -> ConfigError:
     """All that a train function has computed was added up, and is in no step."""
     return ConfigError(

@@ -66,6 +66,7 @@ class WorkerState:
         self, parts: WorkerParts, steps: StepCommits, saver: Saver, inheritance: Inheritance
     ) -> None:
         self.reports = 0
+        self._due: int | None = None  # the step that was the last at the report to pause after
         self.begun: int | None = None
         self.given: State | None = None
         self._metrics: dict[str, Any] = {}  # that were reported last
@@ -87,11 +88,18 @@ class WorkerState:
             return float(self.reports)
         return self._tracked.passes - self._passes_before
 
+    @property
+    def overdue(self) -> bool:
+        """Whether steps were taken since the report after which it was to pause."""
+        return self._due is not None and self._steps.step > self._due
+
     def report(self, metrics: Mapping[str, Any]) -> Reported:
         """Metrics were reported: the event that says so."""
         event = Reported(seq=self.reports, step=self._steps.step, metrics=dict(metrics))
         self._schedule.reported(event.step, metrics)
         self.reports += 1
+        if self.reports == self._settings.until_reports:
+            self._due = self._steps.step
         self._metrics.update(event.metrics)
         return event
 

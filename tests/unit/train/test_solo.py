@@ -152,6 +152,51 @@ def test_a_pause_ends_at_the_boundary_after_a_report(tmp_path):
     assert [(e.seq, e.metrics) for e in events if isinstance(e, Reported)] == [(2, {"epoch": 2})]
 
 
+def test_without_a_model_a_pause_ends_at_the_report_itself(tmp_path):
+    events, keeps = [], Keeps()
+    after = []
+
+    def reports(ctx):
+        for epoch in range(5):
+            ctx.report(epoch=epoch)
+        after.append(ctx)
+
+    paused = settings(tmp_path, model_source=keeps, until_reports=2)
+    outcome = run_alone(reports, {}, paused, events.append)
+    assert (outcome.kind, outcome.paused, outcome.epochs) == ("finished", True, 2)
+    assert [e.metrics["epoch"] for e in events if isinstance(e, Reported)] == [0, 1]
+    assert not after
+    assert not keeps.left
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_loop_that_nobody_can_pause_is_told_how_it_could_be(tmp_path, marks):
+    def own_loop(ctx):
+        model = Net(2).double()
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        x, y = data()[:32]
+        for epoch in range(4):
+            for _ in range(2):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x.double()), y).backward()
+                optimizer.step()
+                if marks:
+                    ctx.boundary()
+            ctx.report(epoch=epoch)
+            ctx.report(more=epoch)  # two reports with no step between them are no harm
+
+    keeps = Keeps()
+    paused = settings(tmp_path, model_source=keeps, until_reports=3)
+    outcome = run_alone(own_loop, {}, paused, print)
+    if marks:
+        assert (outcome.kind, outcome.paused, len(keeps.left)) == ("finished", True, 1)
+    else:
+        assert outcome.kind == "raised"
+        assert isinstance(outcome.error, ConfigError)
+        assert "ctx.boundary()" in str(outcome.error)
+        assert "after 3 reports" in str(outcome.error)
+
+
 def test_halted_between_steps(tmp_path):
     halt = threading.Event()
 
