@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Python keeps what it compiles: tests start hundreds of processes that import elastix.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test coverage mutants check bench bench-short chaos examples versions screenshots docs wheel pins clean
+.PHONY: help demo test coverage mutants check bench bench-short chaos gpu examples versions screenshots docs wheel pins clean
 
 help:
 	@echo "make demo      search a convnet, then train the winner while workers are killed and stopped"
@@ -22,6 +22,7 @@ help:
 	@echo "make wheel     dist/elastix-VERSION-py3-none-any.whl, for pip install elsewhere"
 	@echo "make chaos     the long failure tests"
 	@echo "make bench     the benchmarks, beside torch DDP, torchft and Ray Train"
+	@echo "make gpu       tests and measurements that need one GPU; without one all are skipped, or refused"
 	@echo "make examples  every example, as CI runs them"
 	@echo "make versions  the fast tests with other Pythons, torch and Ray, each in an environment of its own"
 	@echo "make screenshots  the report, light and dark, wide and narrow (needs chromium)"
@@ -105,6 +106,12 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.size --out benchmarks/results/size.json
 	$(BIN)/python -m benchmarks.endurance --out benchmarks/results/endurance.json
 	$(BIN)/python -m benchmarks.crews --out benchmarks/results/crews.json
+	$(BIN)/python -m benchmarks.table --update
+
+# Where there is a CUDA device. CI has none. With another Python's packages: make gpu READY= BIN=/usr/bin
+gpu: $(READY)
+	$(BIN)/python -m pytest tests/gpu -n 6 --dist worksteal
+	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu.json
 	$(BIN)/python -m benchmarks.table --update
 
 # Not a part of bench: it fetches gigabytes, and takes ten minutes for each row.

@@ -100,6 +100,15 @@ class GroupDriver:
         if self.follower is not None:
             self.follower.broken = True
 
+    def unblock(self) -> None:
+        """A newer group is to be entered at once: what runs on GPUs in this one has failed.
+
+        The training thread may not hear of that, as CUDA may have it wait for it. Any thread.
+        """
+        group = self.group
+        if group is not None and group.generation < self._inbox.urgent.generation:
+            group.unblock()
+
     def leave(self) -> None:
         """This process is in no group any more."""
         group, self._protocol.group = self._protocol.group, None

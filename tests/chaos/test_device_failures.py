@@ -12,8 +12,12 @@ from tests import trainables
 from tests.chaos.test_kills import CONFIG
 from tests.laws import assert_exactly_once, assert_replicas_identical, joins
 
-ECC = "CUDA error: uncorrectable ECC error encountered"
-ASSERTED = "CUDA error: device-side assert triggered"
+HINTS = """
+CUDA kernel errors might be asynchronously reported at some other API call.
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+ECC = f"CUDA error: uncorrectable ECC error encountered{HINTS}"
+ASSERTED = f"CUDA error: device-side assert triggered{HINTS}"
 
 
 def train(ctx):

@@ -9,6 +9,7 @@ class GpuStreams:
     """Those of one step. Autograd calls hooks on the stream that computed the gradient."""
 
     def __init__(self) -> None:
+        self._last = 0, 0  # device and handle of one; to make an object of it takes long
         self._seen: set[torch.cuda.Stream] = set()
 
     def note(self, tensor: torch.Tensor) -> None:
@@ -19,6 +20,11 @@ class GpuStreams:
         """
         if not tensor.is_cuda:
             return
+        index = tensor.device.index
+        here = index, torch._C._cuda_getCurrentRawStream(index)
+        if here == self._last and self._seen:
+            return
+        self._last = here
         if torch.cuda.is_current_stream_capturing():
             raise ConfigError(
                 "a backward pass is captured into a CUDA graph, which is replayed without what "

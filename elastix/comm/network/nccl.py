@@ -30,6 +30,9 @@ _ENVIRONMENT = {
     "TORCH_NCCL_BLOCKING_WAIT": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # seconds, to connect
+    # Algorithms are connected with the communicator, and not when they are first chosen: then a
+    # peer may be lost, and the thread that trains would wait for it.
+    "NCCL_RUNTIME_CONNECT": "0",
 }
 
 
@@ -61,6 +64,7 @@ class GpuGroup:
         self._news = threading.Condition()
         self._under_way: list[_GpuPending] = []
         self._given_up = False  # set before NCCL is told so
+        self._aborting = threading.Lock()
         self._closed = False  # NCCL has returned
         threading.Thread(target=self._watch, name=f"nccl-{rank}", daemon=True).start()
 
@@ -71,19 +75,26 @@ class GpuGroup:
             RuntimeError: somebody cannot be reached, or nobody wants this any longer.
         """
         torch.cuda.set_device(self._device)  # of this thread
-        tiny = torch.zeros(1, device=self._device)
+        size = self._nccl.size()
+        tiny, other = (torch.zeros(size, device=self._device) for _ in range(2))
+        ones, options = [1] * size, dist.AllToAllOptions()
         try:
-            pending = self.start(lambda nccl: nccl.allreduce([tiny]))
-            while not pending.finished():
-                if given_up():
-                    raise RuntimeError("abandoned before all members were connected")
-                time.sleep(_POLL_S)
-            error = pending.settle()
-            if error is not None:
-                raise error
+            self._end(lambda nccl: nccl.allreduce([tiny]), given_up)
+            # Pairs are connected by what they send to each other first.
+            self._end(lambda nccl: nccl.alltoall_base(other, tiny, ones, ones, options), given_up)
         except BaseException:
             self.abort()
             raise
+
+    def _end(self, launch: Callable[[Any], Any], given_up: Callable[[], bool]) -> None:
+        pending = self.start(launch)
+        while not pending.finished():
+            if given_up():
+                raise RuntimeError("abandoned before all members were connected")
+            time.sleep(_POLL_S)
+        error = pending.settle()
+        if error is not None:
+            raise error
 
     def start(self, launch: Callable[[Any], Any]) -> Pending:
         """Begin what `launch` begins with torch's process group, after the current stream's work.
@@ -94,7 +105,7 @@ class GpuGroup:
         if self._given_up:
             return Pending(None, _gone())
         try:
-            pending = _GpuPending(launch(self._nccl))
+            pending = _GpuPending(launch(self._nccl), self)
         except torch.AcceleratorError:
             raise
         except RuntimeError as error:
@@ -112,11 +123,14 @@ class GpuGroup:
     def abort(self) -> None:
         """End all operations, and wait until none writes any more: some half a second."""
         self.give_up()
-        with contextlib.suppress(RuntimeError):  # the device has failed, and so will its worker
-            self._nccl.abort()
-        with self._news:
-            self._closed = True
-            self._news.notify_all()
+        with self._aborting:
+            if self._closed:
+                return
+            with contextlib.suppress(RuntimeError):  # the device has failed, and so will its worker
+                self._nccl.abort()
+            with self._news:
+                self._closed = True
+                self._news.notify_all()
 
     def _watch(self) -> None:
         while True:
@@ -125,7 +139,7 @@ class GpuGroup:
                 if self._closed:
                     break
                 under_way = list(self._under_way)
-            over = [pending for pending in under_way if pending.look(self._news, self)]
+            over = [pending for pending in under_way if pending.look(self._news)]
             if not over:
                 time.sleep(_POLL_S)
                 continue
@@ -142,19 +156,25 @@ class GpuGroup:
         """Whether what ends from now on ends because of that."""
         return self._given_up
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is written any more, in whatever way it ended."""
+        return self._closed
+
 
 class _GpuPending(Pending):
     """See Pending."""
 
-    def __init__(self, work: Any) -> None:  # noqa: ANN401
+    def __init__(self, work: Any, group: GpuGroup) -> None:  # noqa: ANN401
         self._work = work
+        self._group = group
         self._result = work.get_future_result()  # done if NCCL reports an error
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
 
-    def look(self, news: threading.Condition, group: GpuGroup) -> bool:
+    def look(self, news: threading.Condition) -> bool:
         """Whether it is over by itself. Called by the group's thread."""
         try:
             if not self._work.is_completed():
@@ -164,7 +184,7 @@ class _GpuPending(Pending):
             self.end(bare(error))
             return True
         with news:  # what was given up before it was seen to end may have ended by that
-            if group.given_up:
+            if self._group.given_up:
                 return False
             self.end(_lost() if failed else None)
         return True
@@ -196,8 +216,14 @@ class _GpuPending(Pending):
             raise self._error
         return super().settle()
 
+    @property
+    def writes(self) -> bool:
+        """One that has failed goes on until it is aborted."""
+        well = self._over.is_set() and self._error is None
+        return not (well or self._group.closed)
+
     def let_go(self) -> bool:
-        return self._over.is_set()
+        return not self.writes
 
 
 def _lost() -> RuntimeError:

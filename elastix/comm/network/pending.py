@@ -47,6 +47,11 @@ class Pending:
                 self._error = bare(error)
         return self._error
 
+    @property
+    def writes(self) -> bool:
+        """Whether memory of it may still be written to."""
+        return not self.finished()
+
     def let_go(self) -> bool:
         """Of a group that was abandoned: whether nothing writes to the tensor any more."""
         return self.finished() and self.settle() is None

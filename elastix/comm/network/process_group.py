@@ -172,9 +172,17 @@ class Group:
                 raise
             except RuntimeError as error:  # a connection that is known to be broken
                 return Pending(None, bare(error))
-        self._pending = [p for p in self._pending if not p.finished()]
+        self._pending = [p for p in self._pending if p.writes]
         self._pending.append(pending)
         return pending
+
+    def unblock(self) -> None:
+        """Whatever is under way on GPUs fails. At once, and in any thread."""
+        if self._gpus is not None:
+            self._gpus.give_up()
+            threading.Thread(
+                target=self._gpus.abort, name=f"unblock-{self.generation}", daemon=True
+            ).start()
 
     def abandon(self) -> None:
         """Leave the group without waiting for anybody.

@@ -6,7 +6,9 @@ its process had died: others go on, and a new process may take its place.
 
 import torch
 
-_ASSERTED = 710  # cudaErrorAssert: an index out of bounds, most often, and in every worker alike
+_ASSERTED = 710, "device-side assert triggered"
+"""cudaErrorAssert: an index out of bounds, most often, and in every worker alike."""
+
 _SAID = (
     "CUBLAS_STATUS_EXECUTION_FAILED",
     "CUBLAS_STATUS_INTERNAL_ERROR",
@@ -29,5 +31,5 @@ def is_device_failure(error: BaseException) -> bool:
 
 
 def _asserted(error: torch.AcceleratorError) -> bool:
-    code = getattr(error, "error_code", None)
-    return code == _ASSERTED or "device-side assert" in str(error)
+    number, said = _ASSERTED
+    return getattr(error, "error_code", number if said in str(error) else 0) == number

@@ -213,6 +213,7 @@ class Member:
 
     def _heard_urgent(self) -> None:
         """The group has changed. In the thread that heard it."""
+        self._driver.unblock()
         self._replicated.send_again()
         if self._mates is not None and self.broken:
             self._mates.cut()

@@ -381,6 +381,9 @@ def _no_batch() -> NoReturn:
 
 
 def _await_device(device: torch.device) -> None:
-    """What was asked of an accelerator is done, so that it can be timed."""
+    """What was asked of an accelerator in this thread is done, so that it can be timed.
+
+    Not what NCCL does beside it: that ends when all others have come as far.
+    """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()

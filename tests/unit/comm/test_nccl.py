@@ -9,8 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from elastix.comm.driver import GroupDriver
 from elastix.comm.network import nccl
 from elastix.comm.network.nccl import GpuGroup
+from elastix.comm.network.process_group import Group, Wiring
+from elastix.comm.protocol.membership import Membership
+from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 
 
 class Future(threading.Event):
@@ -52,12 +56,17 @@ class Nccl:
         self.may_abort = threading.Event()
         self.may_abort.set()
         self.aborted = threading.Event()
+        self.aborts = 0
+
+    def size(self):
+        return 2
 
     def allreduce(self, _tensors):
         self.works.append(Work())
         return self.works[-1]
 
     def abort(self):
+        self.aborts += 1
         assert self.may_abort.wait(60)
         for work in self.works:
             work.ended.set()
@@ -130,6 +139,10 @@ def test_of_a_lost_peer_is_told_before_anything_is_aborted(group):
     assert over.wait(60)
     assert "lost" in str(pending.settle())
     assert not group._nccl.aborted.is_set()
+    assert pending.writes  # so its memory is not used again
+    assert not pending.let_go()
+    group.abort()
+    assert pending.let_go()
 
 
 def test_a_device_that_fails_is_the_end_of_this_worker_alone(group):
@@ -168,3 +181,36 @@ def test_many_end_in_any_order(group):
     for pending, _, over in begun[:10]:
         assert over.wait(60)
         assert pending.settle() is not None
+
+
+def test_it_is_aborted_once_and_whoever_asks_for_that_waits_for_its_end(group):
+    pending, _, _ = begin(group)
+    group._nccl.may_abort.clear()
+    asking = [threading.Thread(target=group.abort) for _ in range(3)]
+    for one in asking:
+        one.start()
+    assert not group.closed
+    group._nccl.may_abort.set()
+    for one in asking:
+        one.join(60)
+        assert not one.is_alive()
+    assert group._nccl.aborts == 1
+    assert pending.settle() is not None
+
+
+def test_what_the_training_thread_waits_for_in_cuda_ends_when_the_group_has_changed(group):
+    """It hears nothing then; whoever hears the news for it calls `unblock`."""
+    wiring = Wiring(
+        address=("", 0), interface="", backend="nccl", me=0, generation=1, members=(0, 1)
+    )
+    inbox = ThreadSafeInbox()
+    driver = GroupDriver(SimpleNamespace(), inbox, wiring)
+    driver._protocol.group = Group(wiring, None, gpus=group)
+    pending, _, over = begin(group)
+    driver.unblock()  # there is no newer one
+    assert not group.given_up
+    inbox.publish(Membership(2, (0,), urgent=True))
+    driver.unblock()
+    assert group.given_up  # at once, so that no end counts from now on
+    assert over.wait(60)
+    assert "given up" in str(pending.settle())
