@@ -538,9 +538,16 @@ class Loop:
 
     def _losses(self, case: _Case, reports: int | None = None) -> tuple[float, ...] | None:
         """After so many reports, all by default; None without a number for each objective."""
-        results = {seq: r for seq, r in case.results.items() if reports is None or seq < reports}
+        latest: dict[str, Any] = {}
+        missing = set(self._objectives.names)
+        for seq in range(max(case.results, default=-1) if reports is None else reports - 1, -1, -1):
+            found = case.results.get(seq, {})
+            latest |= {name: found[name] for name in missing if name in found}
+            missing -= latest.keys()
+            if not missing:
+                break
         try:
-            return self._objectives.losses(_merged(results))
+            return self._objectives.losses(latest)
         except SearchError:
             return None
 

@@ -265,3 +265,23 @@ def test_the_median_rule_is_told_again_of_reports_and_notes_nothing(tmp_path):
     with TrialDatabase(tmp_path, read_only=True) as database:
         assert database.passed() == []
         assert database.fact("rungs") is None
+
+
+def test_a_report_costs_the_same_however_many_came_before(tmp_path):
+    """A trial is judged by its latest scores, and these are looked for from the end."""
+    reads = []
+
+    class Report(dict):
+        def __contains__(self, name):
+            reads.append(name)
+            return super().__contains__(name)
+
+    def play(work):
+        late = [{"loss": 1.0}] * 3  # after the last score
+        scores = [{"score": work.config["x"]}] * 300
+        return [Report(report) for report in (*scores, *late)], "finished"
+
+    rig = Rig(tmp_path, play, rungs=lambda: Median(grace=1, others=9), slots=1)
+    (trial,) = rig.run(Budget(trials=1))
+    assert trial.losses == (-trial.config["x"],)
+    assert 303 <= len(reads) < 5 * 303
