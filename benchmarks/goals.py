@@ -566,6 +566,21 @@ ROWS = (
         for peer, name in (("tune_pbt", "Tune's PBT"), ("random_asha", "random search with Asha"))
         for task in ("digits", "mnist1d", "breast_cancer")
     ),
+    *(
+        Row(
+            *("rungs", f"{table}: regret of Evolution with Asha over that of {other}", "<= 1"),
+            _ratio(("regret", table, "evolution_asha", "mean"), ("regret", table, system, "mean")),
+            at_most(1.0),
+        )
+        for system, other in (
+            ("random_asha", "random search with Asha"),
+            ("evolution", "Evolution alone"),
+        )
+        for table in (
+            *("nasbench201/cifar10", "nasbench201/cifar100"),
+            *("hpobench/segment", "hpolib/protein_structure"),
+        )
+    ),
     Row(
         *("population", "CPU of a child before its first step, p95, ms", "<= 20"),
         *(number_at("exploit_explore_cpu_ms", "p95"), at_most(20.0), "{:.1f}"),
