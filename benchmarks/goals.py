@@ -170,6 +170,66 @@ _ESTIMATE = (
     ("step_ratio", "estimated over measured step", 0.5, 2.0),
 )
 
+_GPU: tuple[tuple[str, str, Callable[[Results], float], Callable[[float, Results], bool]], ...] = (
+    *(
+        (
+            f"step time over DDP's in a world of one, {model}",
+            "<= 1.05",
+            number_at("overhead", model, "elastix_over_ddp", "median"),
+            at_most(1.05),
+        )
+        for model in ("convnet", "transformer")
+    ),
+    *(
+        (
+            f"a checkpoint of 5 GB: {what}, over DCP's async save",
+            "<= 1",
+            _ratio(("stall", "elastix", key), ("stall", "dcp_async", key)),
+            at_most(1.0),
+        )
+        for key, what in (
+            ("held_ms_median", "how long it holds the training thread"),
+            ("first_held_ms", "how long the first one does"),
+            ("longer_ms_median", "how much longer its step takes"),
+        )
+    ),
+    *(
+        (
+            f"a model of 2 GB {how} to the GPU, GB/s over those of {peer}",
+            ">= 1",
+            _ratio(("read", ours, "gb_per_s"), ("read", key, "gb_per_s")),
+            at_least(1.0),
+        )
+        for ours, how in (
+            ("store", "from the store"),
+            ("store_first", "from a store opened just now"),
+        )
+        for key, peer in (
+            ("torch_load_mmap", "torch.load(mmap=True)"),
+            ("safetensors", "safetensors"),
+        )
+    ),
+    (
+        "trials an hour, four at a time over one",
+        ">= 1.5",
+        number_at("packing", "4", "gain"),
+        at_least(1.5),
+    ),
+    *(
+        (
+            f"{what}, {model}",
+            f"{low:g} to {high:g}",
+            number_at("estimate", model, key),
+            between(low, high),
+        )
+        for key, what, low, high in (
+            ("peak_ratio", "peak memory over its estimate", 0.8, 1.2),
+            ("step_ratio", "measured over estimated step", 0.5, 2.0),
+        )
+        for model in ("convnet", "transformer")
+    ),
+)
+
 CONDUCTOR = {
     "heartbeat_us": "a heartbeat",
     "tick_us": "the passing of time",
@@ -664,6 +724,7 @@ ROWS = (
         for role in ("driver", "controller", "worker")
         for name, what in (("mib", "MiB"), ("descriptors", "descriptors"), ("threads", "threads"))
     ),
+    *(Row("gpu", what, goal, measure, reached) for what, goal, measure, reached in _GPU),
 )
 
 

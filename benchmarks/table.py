@@ -61,7 +61,8 @@ def goals(folder: Path = RESULTS) -> str:
     lines = _header(["what", "goal", "measured", ""])
     for benchmark in dict.fromkeys(row.benchmark for row in ROWS):
         results = _read(folder / f"{benchmark}.json")
-        lines.append(f"| **`python -m benchmarks.{benchmark}`** {_when(about, benchmark)} | | | |")
+        when = _when(about, benchmark, results)
+        lines.append(f"| **`python -m benchmarks.{benchmark}`** {when} | | | |")
         lines += [_line(row, results) for row in ROWS if row.benchmark == benchmark]
     return "\n".join(lines)
 
@@ -149,6 +150,63 @@ def exact_peers(folder: Path = RESULTS) -> str:
             shown = ["not measured"] * 2
         lines.append(f"| {what} | {shown[0]} | {peer}: {shown[1]} |")
     return "\n".join(lines)
+
+
+_DDP = ("elastix", (("DDP", "ddp"), ("plain torch", "torch")))
+_DCP = ("elastix", (("DCP", "dcp_async"),))
+_LOADS = (
+    ("torch.load(mmap=True)", "torch_load_mmap"),
+    ("safetensors", "safetensors"),
+    ("a copy from ordinary memory", "ordinary_memory"),
+    ("from pinned memory", "pinned_memory"),
+)
+_GPU = (
+    *(
+        (f"{what}, {model}, ms", "{:.1f}", 1e3, ("overhead", model, key), (), *_DDP)
+        for model in ("convnet", "transformer")
+        for key, what in (
+            ("step_s", "a step"),
+            ("host_s", "of it, until the training thread has issued it"),
+        )
+    ),
+    *(
+        (f"a checkpoint of 5 GB: {what}", shown, 1.0, ("stall",), (key,), *_DCP)
+        for key, what, shown in (
+            ("held_ms_median", "holds the training thread, ms", "{:.1f}"),
+            ("first_held_ms", "the same, the first one, ms", "{:.0f}"),
+            ("longer_ms_median", "makes its step longer by, ms", "{:.1f}"),
+            ("durable_s_median", "is stored after, s", "{:.1f}"),
+        )
+    ),
+    *(
+        (f"{what}, GB/s", "{:.1f}", 1.0, ("read",), ("gb_per_s",), ours, _LOADS)
+        for ours, what in (
+            ("store", "a model of 2 GB from the store to the GPU"),
+            ("store_first", "from a store opened just now, which compares digests"),
+        )
+    ),
+)
+"""What, how it is shown, times what; where it stands before and after ours, or a peer's, key."""
+
+
+def gpu(folder: Path = RESULTS) -> str:
+    """What benchmarks.gpu has measured of elastix and of others, in Markdown."""
+    results = _read(folder / "gpu.json") or {}
+    lines = _header(["what", "elastix", "others"])
+    for what, shown, times, before, after, ours, peers in _GPU:
+        names = [ours, *(key for _, key in peers)]
+        paths = ((*before, name, *after) for name in names)
+        mine, *theirs = (_cell(results, path, shown, times) for path in paths)
+        others = ", ".join(f"{peer}: {cell}" for (peer, _), cell in zip(peers, theirs, strict=True))
+        lines.append(f"| {what} | {mine} | {others} |")
+    return "\n".join(lines)
+
+
+def _cell(results: Results, path: Sequence[str], shown: str, times: float) -> str:
+    try:
+        return shown.format(times * number_at(*path)(results))
+    except (KeyError, TypeError):
+        return "not measured"
 
 
 def sizes(folder: Path = RESULTS) -> str:
@@ -392,6 +450,7 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "crowds": crowds,
         "exact-peers": exact_peers,
     },
+    "docs/gpu.md": {"gpu": gpu},
 }
 """Which document shows which tables, by path and name."""
 
@@ -408,11 +467,12 @@ def _line(row: Row, results: Results | None) -> str:
     return f"| {row.what} | {row.goal} | {row.shown.format(value)} | {verdict} |"
 
 
-def _when(about: Results, benchmark: str) -> str:
+def _when(about: Results, benchmark: str, results: Results | None) -> str:
     if benchmark not in about:
         return ""
     entry = about[benchmark]
-    return f"({entry['date'][:10]}, {entry['cores']} cores)"
+    gpu = (results or {}).get("device", {}).get("name")
+    return f"({entry['date'][:10]}, {entry['cores']} cores{f', one {gpu}' if gpu else ''})"
 
 
 def _read(path: Path) -> Any:  # noqa: ANN401

@@ -10,6 +10,7 @@ from benchmarks.table import (
     ROOT,
     fleets,
     goals,
+    gpu,
     headline,
     install,
     recoveries,
@@ -99,6 +100,30 @@ def test_what_size_costs_stands_by_workers_and_by_run(tmp_path):
     missed = [line for line in goals(tmp_path).splitlines() if "10,000 workers over 10" in line]
     assert len(missed) == 5
     assert all(line.endswith("| <= 4 | 4.50 | **missed** |") for line in missed)
+
+
+def test_parts_of_a_gpu_that_are_missing_were_not_measured(tmp_path):
+    assert gpu(tmp_path).count("not measured") == gpu(tmp_path / "none").count("not measured") > 8
+    device = {"name": "NVIDIA H100 80GB HBM3"}
+    convnet = {"elastix_over_ddp": {"median": 1.21}, "step_s": {"elastix": 0.0132, "ddp": 0.0108}}
+    stall = {"elastix": {"held_ms_median": 5.6}, "dcp_async": {"held_ms_median": 93.1}}
+    found = {"device": device, "overhead": {"convnet": convnet}, "stall": stall}
+    found |= {"failed": {"read": "Traceback"}, "estimate": {"convnet": {"peak_ratio": None}}}
+    (tmp_path / "gpu.json").write_text(json.dumps(found))
+    about = {"gpu": {"date": "2026-11-26T15:46:00+00:00", "cores": 16}}
+    (tmp_path / "about.json").write_text(json.dumps(about))
+    shown = goals(tmp_path).splitlines()
+    when = "(2026-11-26, 16 cores, one NVIDIA H100 80GB HBM3)"
+    first = shown.index(f"| **`python -m benchmarks.gpu`** {when} | | | |") + 1
+    verdicts = [line.split(" | ", 2)[2] for line in shown[first:]]
+    assert len(verdicts) == sum(row.benchmark == "gpu" for row in ROWS)
+    assert verdicts[:3] == ["1.21 | **missed** |", "not measured | |", "0.06 |  |"]
+    assert set(verdicts[3:]) == {"not measured | |"}
+    lines = {line.split(" | ")[0]: line for line in gpu(tmp_path).splitlines()}
+    step = "| 13.2 | DDP: 10.8, plain torch: not measured |"
+    assert lines["| a step, convnet, ms"].endswith(step)
+    held = "| a checkpoint of 5 GB: holds the training thread, ms"
+    assert lines[held].endswith("| 5.6 | DCP: 93.1 |")
 
 
 def test_text_without_markers_is_refused():
