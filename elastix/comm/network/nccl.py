@@ -10,6 +10,7 @@ abort has returned.
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ import torch
 import torch.distributed as dist
 
 from elastix.comm.network.pending import Pending, bare
+
+logger = logging.getLogger(__name__)
 
 _OPERATION_TIMEOUT = timedelta(days=365)
 _POLL_S = 0.0003  # an event of CUDA cannot be waited for and given up
@@ -74,11 +77,11 @@ class GpuGroup:
         Raises:
             RuntimeError: somebody cannot be reached, or nobody wants this any longer.
         """
-        torch.cuda.set_device(self._device)  # of this thread
-        size = self._nccl.size()
-        tiny, other = (torch.zeros(size, device=self._device) for _ in range(2))
-        ones, options = [1] * size, dist.AllToAllOptions()
         try:
+            torch.cuda.set_device(self._device)  # of this thread
+            size = self._nccl.size()
+            tiny, other = (torch.zeros(size, device=self._device) for _ in range(2))
+            ones, options = [1] * size, dist.AllToAllOptions()
             self._end(lambda nccl: nccl.allreduce([tiny]), given_up)
             # Pairs are connected by what they send to each other first.
             self._end(lambda nccl: nccl.alltoall_base(other, tiny, ones, ones, options), given_up)
@@ -109,10 +112,13 @@ class GpuGroup:
         except torch.AcceleratorError:
             raise
         except RuntimeError as error:
-            return Pending(None, bare(error))
+            return _NotBegun(bare(error), launch, self)
         with self._news:
-            self._under_way.append(pending)
-            self._news.notify_all()
+            if not self._closed:
+                self._under_way.append(pending)
+                self._news.notify_all()
+                return pending
+        pending.end(_gone())  # it was aborted while it was begun
         return pending
 
     def give_up(self) -> None:
@@ -138,18 +144,24 @@ class GpuGroup:
                 self._news.wait_for(lambda: self._under_way or self._closed)
                 if self._closed:
                     break
-                under_way = list(self._under_way)
-            over = [pending for pending in under_way if pending.look(self._news)]
-            if not over:
+            if not self._look():
                 time.sleep(_POLL_S)
-                continue
-            with self._news:
-                self._under_way = [p for p in self._under_way if p not in over]
-            for pending in over:
-                pending.tell()
-        for pending in self._under_way:
+        with self._news:  # what refers to an operation keeps its memory
+            rest, self._under_way = self._under_way, []
+        for pending in rest:
             pending.end(_gone())
             pending.tell()
+
+    def _look(self) -> bool:
+        """Whether some were over. Nothing here refers to them after that."""
+        with self._news:
+            under_way = list(self._under_way)
+        over = [pending for pending in under_way if pending.look(self._news)]
+        with self._news:
+            self._under_way = [p for p in self._under_way if p not in over]
+        for pending in over:
+            pending.tell()
+        return bool(over)
 
     @property
     def given_up(self) -> bool:
@@ -160,6 +172,22 @@ class GpuGroup:
     def closed(self) -> bool:
         """Whether nothing is written any more, in whatever way it ended."""
         return self._closed
+
+
+class _NotBegun(Pending):
+    """One that could not be begun. Parts of it may be under way, until the group is aborted."""
+
+    def __init__(self, error: Exception, launch: Callable[[Any], Any], group: GpuGroup) -> None:
+        super().__init__(None, error)
+        self._launch = launch  # refers to the memory
+        self._group = group
+
+    @property
+    def writes(self) -> bool:
+        return not self._group.closed
+
+    def let_go(self) -> bool:
+        return not self.writes
 
 
 class _GpuPending(Pending):
@@ -177,10 +205,11 @@ class _GpuPending(Pending):
     def look(self, news: threading.Condition) -> bool:
         """Whether it is over by itself. Called by the group's thread."""
         try:
-            if not self._work.is_completed():
+            # It looks for errors before it looks whether the kernel has ended; so once more.
+            if not (self._work.is_completed() and self._work.is_completed()):
                 return False
             failed = self._result.done()
-        except RuntimeError as error:  # the device fails
+        except Exception as error:  # noqa: BLE001 - the device fails; this thread must not
             self.end(bare(error))
             return True
         with news:  # what was given up before it was seen to end may have ended by that
@@ -199,7 +228,10 @@ class _GpuPending(Pending):
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # as torch's futures do
+                logger.exception("what was to be called at the end of an operation has raised")
 
     def finished(self) -> bool:
         return self._over.is_set()
@@ -214,7 +246,15 @@ class _GpuPending(Pending):
     def settle(self) -> BaseException | None:
         if isinstance(self._error, torch.AcceleratorError):
             raise self._error
-        return super().settle()
+        if self._error is None:
+            try:
+                # Not wait(), which aborts the group in this thread if there is an error by now.
+                self._work.synchronize()
+            except torch.AcceleratorError:
+                raise
+            except RuntimeError as error:
+                self._error = bare(error)
+        return self._error
 
     @property
     def writes(self) -> bool:

@@ -3,7 +3,9 @@
 It does what NCCL was seen to do: an operation that was aborted looks as if it had ended well.
 """
 
+import gc
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,8 @@ from elastix.comm.network.nccl import GpuGroup
 from elastix.comm.network.process_group import Group, Wiring
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+
+WIRING = Wiring(address=("", 0), interface="", backend="nccl", me=0, generation=1, members=(0, 1))
 
 
 class Future(threading.Event):
@@ -29,12 +33,17 @@ class Work:
         self.ended = threading.Event()
         self.result = Future()  # done if NCCL reports an error
         self.fails: BaseException | None = None
+        self.reports: list[
+            str
+        ] = []  # what NCCL reports when it is asked, once its kernel has ended
         self.asked = threading.Semaphore(0)
         self.answer = threading.Event()
         self.answer.set()
 
     def is_completed(self):
         ended = self.ended.is_set()
+        if ended and self.reports and self.reports.pop(0):
+            self.result.set()
         self.asked.release()
         assert self.answer.wait(60)
         if self.fails is not None:
@@ -44,8 +53,11 @@ class Work:
     def get_future_result(self):
         return self.result
 
-    def wait(self):
+    def synchronize(self):
         assert self.ended.is_set()
+
+    def wait(self):
+        raise AssertionError("it aborts the group if there is an error by now, in this thread")
 
 
 class Nccl:
@@ -60,6 +72,9 @@ class Nccl:
 
     def size(self):
         return 2
+
+    def refuse(self, _tensors):
+        raise RuntimeError("NCCL reports a lost peer, when the kernel was launched")
 
     def allreduce(self, _tensors):
         self.works.append(Work())
@@ -89,6 +104,12 @@ def begin(group):
     pending, over = group.start(lambda pg: pg.allreduce([])), threading.Event()
     pending.on_finish(over.set)
     return pending, group._nccl.works[-1], over
+
+
+def watching_thread():
+    """That of the only group."""
+    (thread,) = [one for one in threading.enumerate() if one.name.startswith("nccl-")]
+    return thread
 
 
 def test_one_that_ends_is_over_and_well(group):
@@ -183,6 +204,104 @@ def test_many_end_in_any_order(group):
         assert pending.settle() is not None
 
 
+def test_an_error_that_is_reported_between_the_last_look_and_the_end_counts(group):
+    pending, work, over = begin(group)
+    work.reports = ["", "lost"]
+    work.ended.set()
+    assert over.wait(60)
+    assert "lost" in str(pending.settle())
+
+
+def test_memory_of_one_that_failed_when_it_was_begun_is_kept_until_the_abort(group):
+    """Its kernel may have been launched before the error was seen."""
+    tensor = torch.zeros(3)
+    kept = weakref.ref(tensor)
+    operations = Group(WIRING, None, gpus=group)
+    pending = operations._gpus.start(lambda pg, tensor=tensor: pg.refuse([tensor]))
+    del tensor
+    assert pending.finished()
+    assert "lost" in str(pending.settle())
+    assert pending.writes
+    assert not pending.let_go()
+    assert kept() is not None
+    group.abort()
+    assert pending.let_go()
+
+
+def test_one_that_is_begun_while_the_group_is_aborted_ends(group):
+    def launch(pg):
+        work = pg.allreduce([])
+        group.abort()
+        watching.join(60)
+        return work
+
+    watching = watching_thread()
+    over = threading.Event()
+    pending = group.start(launch)
+    pending.on_finish(over.set)
+    assert over.wait(60)
+    assert "given up" in str(pending.settle())
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("no"), ValueError("no"), KeyError("no")])
+def test_whatever_goes_wrong_in_looking_others_are_still_looked_at(group, error):
+    failing, work, over = begin(group)
+    work.fails = error
+    assert over.wait(60)
+    assert failing.settle() is error
+    assert failing.writes
+    pending, work, over = begin(group)
+    work.ended.set()
+    assert over.wait(60)
+    assert pending.settle() is None
+
+
+def test_a_callback_that_raises_keeps_none_from_hearing(group, caplog):
+    pending, work, over = begin(group)
+    pending._callbacks.insert(0, lambda: 1 / 0)
+    work.ended.set()
+    assert over.wait(60)
+    assert "ZeroDivisionError" in caplog.text
+    _, work, over = begin(group)
+    work.ended.set()
+    assert over.wait(60)
+
+
+def test_memory_is_let_go_with_its_operation(group):
+    def of(work):
+        work.tensor = torch.zeros(3)
+        return weakref.ref(work.tensor)
+
+    gc.disable()  # as it may not come for long
+    try:
+        ended, work, over = begin(group)
+        aborted, other, gone = begin(group)
+        kept = [of(work), of(other)]
+        work.ended.set()
+        assert over.wait(60)
+        watching = watching_thread()
+        group._nccl.works.clear()
+        group.abort()
+        assert gone.wait(60)
+        watching.join(60)
+        del ended, work, aborted, other
+        assert [one() for one in kept] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_if_it_cannot_be_connected_nothing_is_left(group, monkeypatch):
+    """No memory on the device, say."""
+
+    def refuse(_device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(nccl.torch.cuda, "set_device", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        group.connect(lambda: False)
+    assert group.closed
+
+
 def test_it_is_aborted_once_and_whoever_asks_for_that_waits_for_its_end(group):
     pending, _, _ = begin(group)
     group._nccl.may_abort.clear()
@@ -200,12 +319,9 @@ def test_it_is_aborted_once_and_whoever_asks_for_that_waits_for_its_end(group):
 
 def test_what_the_training_thread_waits_for_in_cuda_ends_when_the_group_has_changed(group):
     """It hears nothing then; whoever hears the news for it calls `unblock`."""
-    wiring = Wiring(
-        address=("", 0), interface="", backend="nccl", me=0, generation=1, members=(0, 1)
-    )
     inbox = ThreadSafeInbox()
-    driver = GroupDriver(SimpleNamespace(), inbox, wiring)
-    driver._protocol.group = Group(wiring, None, gpus=group)
+    driver = GroupDriver(SimpleNamespace(), inbox, WIRING)
+    driver._protocol.group = Group(WIRING, None, gpus=group)
     pending, _, over = begin(group)
     driver.unblock()  # there is no newer one
     assert not group.given_up
