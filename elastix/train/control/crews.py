@@ -26,8 +26,8 @@ from elastix.train.control.messages import (
     ToWorker,
 )
 
-OUT_S = 5.0
-"""So long a process may take to come out of a lost worker."""
+OUT_S = 15.0
+"""So long a process may take to come out of a lost worker: user code may be at work in it."""
 
 
 @dataclass
