@@ -77,6 +77,7 @@ class GroupDriver:
         self._begun: want.Course[OperationOutcome]  # the operation in hand, when it was suspended
         self._layout: list[str] = []
         self._catch_up: CatchUpSender | None = None
+        self._builder: Builder | None = None  # of the group that is being built
         self._rebuilding_since = self._rebuild_s = 0.0
         self._subscribed = 0.0
         self._next_group = NextGroup(lambda: self._wiring, inbox.notify)
@@ -101,13 +102,15 @@ class GroupDriver:
             self.follower.broken = True
 
     def unblock(self) -> None:
-        """A newer group is to be entered at once: what runs on GPUs in this one has failed.
+        """A newer group is to be entered at once: what runs on GPUs in older ones has failed.
 
         The training thread may not hear of that, as CUDA may have it wait for it. Any thread.
         """
-        group = self.group
-        if group is not None and group.generation < self._inbox.urgent.generation:
-            group.unblock()
+        newest = self._inbox.urgent.generation
+        for one in (self.group, self._builder):
+            if one is not None and one.generation < newest:
+                one.unblock()
+        self._next_group.unblock(newest)
 
     def leave(self) -> None:
         """This process is in no group any more."""
@@ -410,7 +413,8 @@ class GroupDriver:
             builder = self._next_group.take(generation)
         if len(members) == 1:
             return Alone(wiring)
-        builder = builder or Builder(wiring, self._inbox.notify)
+        self._builder = builder = builder or Builder(wiring, self._inbox.notify)
+        self.unblock()  # if there was news meanwhile
         try:
             if prepare is not None:
                 prepare.prepare(generation)
@@ -418,6 +422,8 @@ class GroupDriver:
         except BaseException:
             builder.abandon()
             raise
+        finally:
+            self._builder = None
         return _built(builder)
 
     def _connect(self, wanted: want.Connect) -> None:
@@ -476,6 +482,7 @@ class GroupDriver:
 
     def _reduce_buckets(self, wanted: want.ReduceBuckets) -> None:
         group: Any = wanted.group
+        self.unblock()  # if there was news while it was built
         for pending in wanted.operation.launch(group):
             self._finish(pending)
 

@@ -43,6 +43,13 @@ class NextGroup:
         for other in ended:
             other.abandon()
 
+    def unblock(self, generation: int) -> None:
+        """See Builder.unblock, of those older than this generation."""
+        with self._lock:
+            outdated = [one for one in self._builders.values() if one.generation < generation]
+        for builder in outdated:
+            builder.unblock()
+
     def end(self) -> None:
         """Nobody wants any of them."""
         with self._lock:

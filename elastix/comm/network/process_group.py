@@ -311,6 +311,7 @@ class Builder:
         self._done = done
         self._lock = threading.Lock()
         self._abandoned = False
+        self._outdated = False
         self._meeting: MeetingStore | None = None
         name = f"build-{wiring.generation}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -333,6 +334,13 @@ class Builder:
                 self.result.abandon()
             elif self._meeting is not None:
                 self._meeting.close()
+
+    def unblock(self) -> None:
+        """Its generation is history: what connects GPUs fails. At once, and in any thread.
+
+        A kernel that waits there for a lost peer would hold up all that waits for the device.
+        """
+        self._outdated = True
 
     def _run(self) -> None:
         result: Group | BaseException
@@ -390,7 +398,7 @@ class Builder:
         group._set_default_timeout(_OPERATION_TIMEOUT)
         if wiring.backend == "nccl":
             gpus = GpuGroup(meeting, rank, size, wiring.device)
-            gpus.connect(lambda: self._abandoned)
+            gpus.connect(lambda: self._abandoned or self._outdated)
             return Group(wiring, group, gpus=gpus)
         if not shares:
             return Group(wiring, group)

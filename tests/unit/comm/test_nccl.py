@@ -6,6 +6,8 @@ It does what NCCL was seen to do: an operation that was aborted looks as if it h
 import gc
 import threading
 import weakref
+from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +15,11 @@ import torch
 
 from elastix.comm.driver import GroupDriver
 from elastix.comm.network import nccl
+from elastix.comm.network.door import draw_secret
+from elastix.comm.network.meeting import Rendezvous
 from elastix.comm.network.nccl import GpuGroup
-from elastix.comm.network.process_group import Group, Wiring
+from elastix.comm.network.process_group import Builder, Group, Wiring
+from elastix.comm.protocol import wants
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 
@@ -303,7 +308,7 @@ def test_if_it_cannot_be_connected_nothing_is_left(group, monkeypatch):
 
 
 def test_it_is_aborted_once_and_whoever_asks_for_that_waits_for_its_end(group):
-    pending, _, _ = begin(group)
+    pending, _, over = begin(group)
     group._nccl.may_abort.clear()
     asking = [threading.Thread(target=group.abort) for _ in range(3)]
     for one in asking:
@@ -314,6 +319,7 @@ def test_it_is_aborted_once_and_whoever_asks_for_that_waits_for_its_end(group):
         one.join(60)
         assert not one.is_alive()
     assert group._nccl.aborts == 1
+    assert over.wait(60)
     assert pending.settle() is not None
 
 
@@ -330,3 +336,81 @@ def test_what_the_training_thread_waits_for_in_cuda_ends_when_the_group_has_chan
     assert group.given_up  # at once, so that no end counts from now on
     assert over.wait(60)
     assert "given up" in str(pending.settle())
+
+
+@pytest.fixture
+def connecting(monkeypatch):
+    """A peer and this worker connect their GPUs, and the kernels never end: somebody has died.
+
+    The driver of this worker, the peer's wiring, and what counts the kernels.
+    """
+    kernels = threading.Semaphore(0)
+
+    def allreduce(self, tensors):
+        work = Nccl.allreduce(self, tensors)
+        kernels.release()
+        return work
+
+    options = SimpleNamespace(config=SimpleNamespace())
+    fields = {"Options": lambda: options, "allreduce": allreduce}
+    made = type("ProcessGroupNCCL", (Nccl,), fields)
+    monkeypatch.setattr(nccl.dist, "ProcessGroupNCCL", made, raising=False)
+    monkeypatch.setattr(nccl.torch.cuda, "set_device", lambda _device: None)
+    secret = draw_secret()
+    with closing(Rendezvous("127.0.0.1", secret)) as there:
+        own = replace(WIRING, address=there.address, interface="127.0.0.1", secret=secret)
+        peer = Builder(replace(own, me=1), lambda: None)
+        participant = SimpleNamespace(phase=lambda _name, _detail: None)
+        yield GroupDriver(participant, ThreadSafeInbox(), own), kernels
+        peer.abandon()
+        for thread in threading.enumerate():
+            if thread.name == "build-1":
+                thread.join(60)
+
+
+def test_a_group_that_is_being_connected_ends_when_it_is_history(connecting):
+    """Its kernel would hold up the training thread, in CUDA, which alone takes that group."""
+    driver, kernels = connecting
+    driver._inbox.publish(Membership(1, (0, 1), urgent=False))
+    assert kernels.acquire(timeout=60)
+    assert kernels.acquire(timeout=60)
+    builder = driver._next_group.look(1)
+    driver.unblock()  # there is no newer one
+    assert builder.result is None
+    driver._inbox.publish(Membership(2, (0,), urgent=True))
+    driver.unblock()
+    driver._inbox.wait(lambda: builder.result is not None, 60)
+    assert "abandoned" in str(builder.failed)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_so_does_one_for_which_this_worker_prepares_meanwhile(connecting, late):
+    driver, kernels = connecting
+    over = threading.Event()
+
+    def prepare(_generation):
+        """Waits for the device."""
+        assert kernels.acquire(timeout=60)
+        assert kernels.acquire(timeout=60)
+        if not late:
+            driver._inbox.publish(Membership(2, (0,), urgent=True))
+            driver.unblock()
+        driver._inbox.wait(lambda: driver._builder.result is not None, 60)
+        over.set()
+
+    if late:  # it was heard before there was anything to end
+        driver._inbox.publish(Membership(2, (0,), urgent=True))
+        driver.unblock()
+    with pytest.raises(wants.Failed, match="abandoned"):
+        driver._build(wants.Build(1, (0, 1), prepare=SimpleNamespace(prepare=prepare)))
+    assert over.is_set()
+
+
+def test_news_that_came_while_a_group_was_built_ends_what_it_launches(group):
+    driver = GroupDriver(SimpleNamespace(), ThreadSafeInbox(), WIRING)
+    driver._inbox.publish(Membership(2, (0,), urgent=True))
+    driver.unblock()
+    used = driver._protocol.group = Group(WIRING, None, gpus=group)
+    operation = SimpleNamespace(launch=lambda _: [group.start(lambda pg: pg.allreduce([]))])
+    with pytest.raises(wants.Failed, match="given up"):
+        driver._reduce_buckets(wants.ReduceBuckets(used, operation))
