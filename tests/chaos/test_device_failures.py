@@ -17,6 +17,7 @@ CUDA kernel errors might be asynchronously reported at some other API call.
 Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 """
 ECC = f"CUDA error: uncorrectable ECC error encountered{HINTS}"
+CAPTURING = "operation not permitted when stream is capturing"
 ASSERTED = f"CUDA error: device-side assert triggered{HINTS}"
 
 
@@ -75,12 +76,55 @@ def raised_from(error):
         return outer
 
 
+def raised_while_handling(error):
+    try:
+        try:
+            raise error
+        except RuntimeError:
+            raise ValueError("wrapped")  # noqa: B904 - as users do
+    except ValueError as outer:
+        return outer
+
+
+def told_apart(error):
+    """Handled: what is raised instead says that it has nothing to do with it."""
+    outer = raised_while_handling(error)
+    outer.__suppress_context__ = True
+    return outer
+
+
+def numbered(number):
+    error = torch.AcceleratorError("CUDA error: in words of another version")
+    error.error_code = number
+    return error
+
+
+def circle():
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    return first
+
+
 @pytest.mark.parametrize(
     ("error", "failed"),
     [
         (torch.AcceleratorError(ECC), True),
         (torch.AcceleratorError(ASSERTED), False),
         (raised_from(torch.AcceleratorError(ECC)), True),
+        (raised_while_handling(torch.AcceleratorError(ECC)), True),
+        (told_apart(torch.AcceleratorError(ECC)), False),
+        (ExceptionGroup("both", [KeyError("x"), torch.AcceleratorError(ECC)]), True),
+        (raised_from(ExceptionGroup("one", [torch.AcceleratorError(ECC)])), True),
+        (ExceptionGroup("none", [KeyError("x"), torch.AcceleratorError(ASSERTED)]), False),
+        (circle(), False),
+        (torch.AcceleratorError(f"CUDA error: out of memory{HINTS}"), False),
+        (torch.AcceleratorError(f"CUDA error: invalid argument{HINTS}"), False),
+        (torch.AcceleratorError(f"CUDA error: {CAPTURING}{HINTS}"), False),
+        (numbered(2), False),
+        (numbered(710), False),
+        (numbered(904), False),
+        (numbered(999), True),
+        (numbered(214), True),
         (
             RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
             True,

@@ -19,6 +19,7 @@ from elastix.state import Ref, State, dtype_name, identity, raw_bytes
 Wait = Callable[[Pending], None]
 
 _CHUNK_BYTES = 16 << 20
+_NO_MEMORY = "can't allocate memory", "CUDA error: out of memory"  # of the host; pinned
 
 
 def give(group: Group, state: State, device: torch.device, wait: Wait) -> int:
@@ -70,7 +71,7 @@ def taking() -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         told = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not told and "can't allocate memory" not in str(error):
+        if not told and not any(said in str(error) for said in _NO_MEMORY):
             raise
         raise OutOfMemory(f"no memory for the State: {error}") from error
 

@@ -23,7 +23,11 @@ def on_a_gpu():
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
-@pytest.mark.parametrize("allocate", [too_much, python_too, on_a_gpu])
+def pinned():
+    raise torch.AcceleratorError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize("allocate", [too_much, python_too, on_a_gpu, pinned])
 def test_no_memory_is_the_newcomers_own_trouble(allocate):
     with pytest.raises(OutOfMemory, match="no memory for the State"), transfer.taking():
         allocate()
