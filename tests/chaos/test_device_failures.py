@@ -1,5 +1,7 @@
 """A worker whose GPU fails is lost, and not the run. The error is torch's own, raised by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +9,9 @@ from elastix.errors import TrainError
 from elastix.events import GenerationFormed, WorkerLost
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
+from elastix.train.control.messages import OutcomeKind
 from elastix.train.replica.device_failures import is_device_failure
+from elastix.train.replica.train_function import run_train
 from tests import trainables
 from tests.chaos.test_kills import CONFIG
 from tests.laws import assert_exactly_once, assert_replicas_identical, joins
@@ -67,6 +71,25 @@ def test_what_the_train_function_itself_has_asserted_ends_the_run(tmp_path):
 def test_if_all_of_them_fail_the_run_ends(tmp_path):
     with pytest.raises(TrainError, match="no worker is left that has the State"):
         run(tmp_path, "batch", config={"who": [0, 1, 2]})
+
+
+def test_a_process_of_a_worker_is_not_free_for_another_when_its_gpu_has_failed():
+    """Even if it has heard by then that its worker is lost, as others have failed with it."""
+
+    def fail():
+        raise torch.AcceleratorError(ECC)
+
+    settings = SimpleNamespace(exact=False, alone=False, crew=object())
+    member = SimpleNamespace(
+        seed=lambda: None,
+        settings=settings,
+        await_broken=lambda _s: True,
+        parted=None,
+        step=3,
+        me=1,
+    )
+    outcome = run_train(train, member, {}, before=fail)
+    assert outcome.kind is OutcomeKind.DEVICE_FAILED
 
 
 def raised_from(error):

@@ -30,6 +30,9 @@ from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.crew_shell import CrewShell
 from elastix.train.replica.link import Life
 
+_OF_NO_USE = {OutcomeKind.OUT_OF_MEMORY, OutcomeKind.DEVICE_FAILED}
+"""Of these ends a process does not come out for another worker, and others go on."""
+
 
 class CrewController(CrewShell, Controller):
     """See the module."""
@@ -85,7 +88,7 @@ class CrewController(CrewShell, Controller):
             self._look_for_room()
         elif self._crews.over(process, outcome.kind):
             self._do(self._conductor.ended(worker, outcome, now))
-            if outcome.kind is OutcomeKind.OUT_OF_MEMORY:
+            if outcome.kind in _OF_NO_USE:
                 self._end_process(process)
                 self._look_for_room()
 

@@ -74,7 +74,7 @@ def run_train(
     except BaseException as error:
         if member.settings.alone and isinstance(error, KeyboardInterrupt):
             raise  # it is meant for the process, not for the train function
-        if _was_cut(member, error):
+        if not is_device_failure(error) and _was_cut(member, error):
             return _cut(member, error)
         return _failed(member, error)
 

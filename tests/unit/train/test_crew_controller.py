@@ -187,6 +187,20 @@ def test_a_free_process_on_a_node_that_is_drained_is_ended(controller):
     assert [event.worker for event in controller.of(WorkerLost)] == [1]
 
 
+@pytest.mark.parametrize("kind", [OutcomeKind.DEVICE_FAILED, OutcomeKind.OUT_OF_MEMORY])
+def test_a_process_that_is_of_no_use_is_ended_and_another_takes_its_place(controller, kind):
+    """One that reports it never comes out by itself, nor would its GPU do for another worker."""
+    controller.comes_to(1, kind, 3)
+    failed, mate = controller.started[3], controller.started[2]
+    assert failed.ended == "killed"
+    assert ("hear", 1, Disband()) in mate.actor.calls
+    assert [(event.worker, event.cause) for event in controller.of(WorkerLost)] == [(1, kind)]
+    controller.comes_to(1, OutcomeKind.FREE, 2)
+    controller.says(0, Entered(2))
+    controller.says(0, RecordEvents(((1, step(1, generation=2)),)))
+    assert controller._crews.of(2) == [2, 4]
+
+
 def test_nobody_leaves_for_a_node_of_others(controller):
     controller._slots.draining = {"c"}
     controller.looks()
