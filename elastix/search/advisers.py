@@ -7,9 +7,11 @@ kill the states are read, and what has passed since then passes again.
 Not here: what becomes of a proposal or a verdict (campaign_loop).
 
 Invariant: a searcher is told once of each trial that is final, and once of each rung that a trial
-has come to, in the order in which these were written down.
+has come to, in the order in which these were written down. What it does to the values that it has
+given or been told changes no trial.
 """
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -67,7 +69,7 @@ class Advisers:
     def tell(self) -> None:
         """Tell the searcher of all that it has not heard of."""
         if self.untold:
-            self._searcher.tell(self.untold)
+            self._searcher.tell(copy.deepcopy(self.untold))
             self._words.append(["tell", len(self.untold)])
             self.untold = []
 
@@ -75,7 +77,7 @@ class Advisers:
         """Up to `n` suggestions. SearchError: they are none."""
         asked = ask(self._searcher, n)
         self._words.append(["ask", n])
-        return asked
+        return copy.deepcopy(asked)
 
     # ------------------------------------------------------------------ rungs
 
@@ -226,9 +228,9 @@ class Advisers:
                 waiting.append(Trial.from_json(rest[0]))
             elif name == "tell":
                 told, waiting = waiting[: rest[0]], waiting[rest[0] :]
-                self._searcher.tell([trial for trial in told if trial is not None])
+                self._searcher.tell([copy.deepcopy(trial) for trial in told if trial is not None])
             elif name == "ask":
-                asked = ask(self._searcher, rest[0])
+                asked = copy.deepcopy(ask(self._searcher, rest[0]))
                 self.lost += [each for each in asked if each.key not in known]
         self.untold = [trial for trial in waiting if trial is not None]
         return done

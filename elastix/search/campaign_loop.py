@@ -7,6 +7,7 @@ Invariant: a searcher is told of a trial, and rungs act on it, only with the tra
 it into the database; a trial that is final there never runs again.
 """
 
+import copy
 import logging
 import math
 import sys
@@ -313,7 +314,7 @@ class Loop:
         paused = [case.trial for _, case in sorted(cases.items())]
         if not paused and not self._trials_left():
             return
-        selected = searcher.select(paused, self._trials_left())
+        selected = copy.deepcopy(searcher.select(copy.deepcopy(paused), self._trials_left()))
         for number in selected.over:
             ended = Ended(number=number, kind=EndedKind.HALTED, ref=cases[number].trial.ref)
             self._settle(cases[number], ended, TrialState.STOPPED)
@@ -525,7 +526,10 @@ class Loop:
         self._news.said.append(TrialReported(trial=number, seq=seq, metrics=metrics))
         if case.role != "search" or (case.rung is not None and seq + 1 >= case.rung):
             return  # at a rung it is judged once it has paused, or ended: it runs until then
-        if self._judge(case) is Verdict.STOP and number in self._running:
+        verdict = self._judge(case)
+        if verdict is Verdict.PAUSE:
+            self._advisers.promote(number)  # too late for that rung, and it is on its way already
+        if verdict is Verdict.STOP and number in self._running:
             case.stop = True
             self._executor.halt(number)
 
@@ -634,8 +638,11 @@ class Loop:
             self._paused_without_state(case)
         if self._selects is None:
             self._advisers.at_rung(case.trial)
-            if self._judge(case) is Verdict.CONTINUE:
+            verdict = self._judge(case)
+            if verdict is Verdict.CONTINUE:
                 self._queue(case)
+            elif verdict is Verdict.STOP:
+                self._settle(case, ended, TrialState.STOPPED)
 
     def _paused_without_state(self, case: _Case) -> None:
         """Its train function prepares no model. Said once; SearchError where States are needed."""

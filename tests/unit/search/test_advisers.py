@@ -10,7 +10,7 @@ import pytest
 from elastix.config import Budget
 from elastix.search.advisers import Advisers
 from elastix.search.executors.executor import WorkReport
-from elastix.search.rungs import Asha, Median
+from elastix.search.rungs import Asha, Median, Verdict
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.searchers.random import Random
 from elastix.search.trial import TrialState
@@ -285,3 +285,71 @@ def test_a_report_costs_the_same_however_many_came_before(tmp_path):
     (trial,) = rig.run(Budget(trials=1))
     assert trial.losses == (-trial.config["x"],)
     assert 303 <= len(reads) < 5 * 303
+
+
+@pytest.mark.parametrize("begin", [4, 5])
+def test_a_trial_whose_first_score_comes_after_a_rung_is_not_run_twice_at_once(tmp_path, begin):
+    """It has passed that rung without one, and is not held there any more."""
+
+    def play(work):
+        stop = min(LAST, work.until_reports or LAST)
+        score = random.Random(200 + work.number).random()
+        first = begin if work.number % 2 else 1
+        reports = [{"score": score} if at >= first else {} for at in range(1, stop + 1)]
+        return reports, "paused" if stop < LAST else "finished"
+
+    rig = Rig(tmp_path, play, rungs=asha, slots=4)
+    trials = rig.run(Budget(trials=40))  # Virtual refuses work that it has already
+    assert len(trials) == 40
+    launched = Counter(work.number for _, work in rig.works)
+    assert all(launched[trial.number] <= 3 for trial in trials), "once a rung, and to the end"
+
+
+class Halving(Asha):
+    """Stops at a rung whom Asha would pause."""
+
+    def report(self, number, level, losses):
+        verdict = super().report(number, level, losses)
+        if verdict is Verdict.PAUSE:
+            self.drop(number)
+            return Verdict.STOP
+        return verdict
+
+
+def test_a_trial_that_is_stopped_at_a_rung_where_it_has_paused_is_over(tmp_path):
+    rig = Rig(tmp_path, climbs(LAST), searcher=Listening, rungs=lambda: Halving(1, 3, LAST))
+    trials = rig.run(Budget(trials=20))
+    assert {trial.state for trial in trials} == {TrialState.STOPPED, TrialState.FINISHED}
+    assert sorted(n for n, state, *_ in rig.searcher.heard if state == "stopped") == [
+        trial.number for trial in trials if trial.state is TrialState.STOPPED
+    ]
+
+
+class Careless(Listening):
+    """Changes what it is told, and what it has given."""
+
+    def ask(self, n=1):
+        self.given = [*getattr(self, "given", []), *super().ask(n)]
+        return self.given[-n:]
+
+    def tell(self, trials):
+        super().tell(trials)
+        for trial in trials:
+            trial.config["x"] = trial.metrics["score"] = 5.0
+            for result in trial.results:
+                result["score"] = 5.0
+        for suggestion in self.given:
+            suggestion.config["x"] = 5.0
+
+
+def test_what_a_searcher_does_to_what_it_is_told_changes_no_trial(tmp_path):
+    stories = []
+    for searcher in (Listening, Careless):
+        rig = Rig(
+            tmp_path / searcher.__name__, climbs(LAST), searcher=searcher, rungs=asha, rerank=2
+        )
+        trials = rig.run(Budget(trials=20))
+        assert all(work.config["x"] <= 1 for _, work in rig.works)
+        assert all(trial.metrics["score"] == trial.config["x"] for trial in trials)
+        stories.append([(t.number, t.config["x"], t.state, t.losses) for t in trials])
+    assert stories[0] == stories[1]
