@@ -42,9 +42,11 @@ class ThreadSafeInbox(Inbox):
             self._on_proposal(membership)
         with self._changed:
             self.heard_at.setdefault(membership.generation, time.monotonic())
+            before = self.urgent
             super().publish(membership)
+            urgent = self.urgent is not before  # also if a later proposal came first
             self._changed.notify_all()
-        if fresh and membership.urgent and self._on_urgent is not None:
+        if urgent and self._on_urgent is not None:
             self._on_urgent()
 
     def invite(self, donors: tuple[Address, ...], *, shadow: bool = False) -> None:

@@ -414,3 +414,13 @@ def test_news_that_came_while_a_group_was_built_ends_what_it_launches(group):
     operation = SimpleNamespace(launch=lambda _: [group.start(lambda pg: pg.allreduce([]))])
     with pytest.raises(wants.Failed, match="given up"):
         driver._reduce_buckets(wants.ReduceBuckets(used, operation))
+
+
+def test_news_is_heard_also_if_a_later_proposal_came_before_it(group):
+    driver = GroupDriver(SimpleNamespace(), ThreadSafeInbox(), WIRING)
+    driver._inbox.on_urgent(driver.unblock)
+    driver._protocol.group = Group(WIRING, None, gpus=group)
+    driver._inbox.publish(Membership(3, (0,), urgent=False))
+    assert not group.given_up
+    driver._inbox.publish(Membership(2, (0,), urgent=True))
+    assert group.given_up
