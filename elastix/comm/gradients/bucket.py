@@ -127,17 +127,17 @@ class Bucket:
         self._stale.zero_()
         self._count.fill_(share if self.counts else 0)
 
-    def launch(self, group: Group, share: int, *, stale: bool = False) -> None:
+    def launch(self, group: Group, share: int, stale: Sequence[torch.Tensor] = ()) -> None:
         """Start the reduction.
 
         Args:
             group: with whom.
             share: this worker's number of samples.
-            stale: it has launched an earlier bucket too early.
+            stale: whether it has launched earlier buckets too early, each a bool.
         """
         self.close(share)
-        if stale:
-            self._stale.fill_(1)
+        for flag in stale:
+            self._stale.logical_or_(flag.to(self._stale.device))
         measured = self.elements if self.measured else 0
         self.pending = group.all_reduce(self.flat, self.reduce, self.room, measured)
 

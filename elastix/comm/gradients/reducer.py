@@ -617,7 +617,7 @@ class Reducer:
         self._streams.join(bucket.flat.device)
         last = self._ahead and self._launched + 1 == len(self._order)
         moved = [buffers.moved() for buffers in self._buffers] if last else []
-        bucket.launch(group, self._weights.share, stale=any(moved))
+        bucket.launch(group, self._weights.share, moved)
         if self._driver.on_reduced is not None and bucket.pending is not None:
             bucket.pending.on_finish(partial(self._driver.on_reduced, self._launched))
         self._launched += 1

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from elastix.comm.gradients.buffer_bucket import BufferBucket
@@ -370,6 +371,75 @@ def test_buffers_are_copied_only_where_a_step_may_be_void(tmp_path, monkeypatch)
     config = {"models": [], "data": TensorDataset(torch.rand(12, 4)), "bad": -1.0}
     run_alone(normed, config, settings(tmp_path), [].append)
     assert copies == []
+
+
+class Reads(TorchDispatchMode):
+    """Which operations gave the host a value, for each of which it would wait for a GPU."""
+
+    KINDS = ("_local_scalar_dense", "equal", "is_nonzero", "nonzero")
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._overloadpacket.__name__
+        if name in self.KINDS:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("kind", "number"), [("Identity", 1), ("BatchNorm1d", 5)])
+def test_a_backward_pass_reads_few_values(tmp_path, kind, number):
+    found = []
+
+    def steps(ctx):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), getattr(torch.nn, kind)(4))
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(4):
+            loss = model(torch.rand(8, 4)).square().sum()
+            with Reads() as reads:
+                loss.backward()
+            found.append(reads.found)
+            optimizer.step()
+            optimizer.zero_grad()
+            ctx.boundary()
+
+    outcome = run_alone(steps, {}, settings(tmp_path), [].append)
+    assert outcome.traceback == ""
+    assert {len(reads) for reads in found} == {number}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_buffer_that_moves_while_backward_goes_on_keeps_what_it_was_given(tmp_path, dtype):
+    found = []
+
+    class Counts(torch.nn.Linear):
+        """Its backward passes, in a buffer."""
+
+        def forward(self, x):
+            y = super().forward(x)
+            y.register_hook(self.count)
+            return y
+
+        def count(self, _):
+            self.passes.add_(1)
+
+    def steps(ctx):
+        model = torch.nn.Sequential(Counts(4, 4), torch.nn.Linear(4, 1))
+        model[0].register_buffer("passes", torch.zeros((), dtype=dtype))
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(4):
+            model(torch.rand(8, 4)).mean().backward()
+            found.append(int(model[0].passes))
+            optimizer.step()
+            optimizer.zero_grad()
+            ctx.boundary()
+
+    outcome = run_alone(steps, {}, settings(tmp_path), [].append)
+    assert outcome.traceback == ""
+    assert found == [1, 2, 3, 4]
 
 
 def test_a_void_step_leaves_no_trace_in_buffers(tmp_path):
