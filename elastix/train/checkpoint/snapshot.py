@@ -21,6 +21,7 @@ Invariant: a snapshot whose source changed under the copy, or whose copy has not
 (`torn`), and is never stored.
 """
 
+import contextlib
 import math
 import threading
 import time
@@ -153,7 +154,10 @@ class Stager:
         kept = self._kept.get(name)
         if kept is not None and (kept.dtype, kept.shape) == (tensor.dtype, tensor.shape):
             return kept
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        if tensor.is_cuda:
+            with contextlib.suppress(torch.AcceleratorError):  # no memory that can be pinned
+                return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def _side_stream(self, begun: list[Late]) -> Any:  # noqa: ANN401
         """A CUDA stream that begins where the training thread's stream is now; None on the CPU."""

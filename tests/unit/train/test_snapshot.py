@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -304,3 +305,18 @@ def test_what_the_forward_pass_changes_is_as_it_was_at_the_boundary(monkeypatch,
     snapshot.finish()
     assert not snapshot.torn
     assert bits(snapshot.state) == before
+
+
+def test_where_no_memory_can_be_pinned_a_copy_lies_in_other_memory(monkeypatch):
+    """It is slower, and the run goes on."""
+    empty = torch.empty
+
+    def refuse(*shape, pin_memory=False, **fields):
+        if pin_memory:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+        return empty(*shape, **fields)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    on_gpu = SimpleNamespace(shape=(2, 3), dtype=torch.float64, is_cuda=True)
+    room = Stager()._room("weight", on_gpu)
+    assert (room.shape, room.dtype) == ((2, 3), torch.float64)
