@@ -340,14 +340,14 @@ class Campaign:
                 if isinstance(opener, StoreDirectory)
                 else opener.open() as store
             ):
+                if best and best[0].ref is not None:
+                    store.tag(f"{self.name}/best", best[0].ref)  # first: what is tagged stays
                 needed = _ancestors(results.trials)
                 gone = [ref for ref in database.superseded() if ref not in needed]
                 for ref in gone:
                     with suppress(NotFound, Conflict):
                         store.retire(ref)
                 database.forget_superseded(gone)
-                if best and best[0].ref is not None:
-                    store.tag(f"{self.name}/best", best[0].ref)
         except StoreError as error:  # full, or gone: the results matter more
             logger.warning("store not tidied campaign=%s error=%s", self.name, error)
 

@@ -8,10 +8,13 @@ from ConfigSpace import Categorical, ConfigurationSpace, Float, Integer, NormalI
 from ConfigSpace.conditions import EqualsCondition
 
 import elastix
+from elastix.errors import NotFound
 from elastix.search.executors.serial import Local
 from elastix.search.rungs import Asha, Median
 from elastix.search.space import Blocks, Space
 from elastix.search.trial_database import FILE
+from elastix.store import Store
+from tests.search_parts import SPACE, learns
 
 
 def train(ctx):
@@ -114,3 +117,30 @@ def test_a_concentrated_prior_is_no_end_of_the_space(make, space):
     asked = searcher.ask(60)
     assert len(asked) == 60
     assert len({suggestion.key for suggestion in asked}) == 60
+
+
+def test_the_state_of_a_paused_best_trial_goes_once_the_trial_has_gone_on(tmp_path):
+    """Its tag moves before it is let go of."""
+
+    def go(trials):
+        return elastix.Campaign(
+            learns,
+            space=Space(SPACE).plus(Categorical("epochs", [3])),
+            searcher=elastix.Random(),
+            inherit=elastix.InheritConfig(mode="none"),
+            metric="accuracy",
+            budget=elastix.Budget(trials=trials),
+            rungs=Asha(1, 2, 3),
+            run=elastix.RunConfig(name="c", store=str(tmp_path)),
+            executor=Local(),
+            quiet=True,
+        ).run()
+
+    first = go(1).best.trial
+    assert first.state == "paused"
+    after = go(4)
+    assert after[0].ref != first.ref, "it has gone on"
+    with Store(tmp_path, read_only=True) as store:
+        assert store.get("c/best").meta["trial"] == after.best.trial.number
+        with pytest.raises(NotFound):
+            store.get(first.ref)
