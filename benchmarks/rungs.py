@@ -56,9 +56,6 @@ class _DeafEvolution(elastix.Evolution):
     hears_of_paused = False
 
 
-_ALONE = partial(elastix.Evolution, population=13)
-
-
 class _DeafScreened(elastix.ScreenedEvolution):
     hears_of_paused = False
 
@@ -66,7 +63,7 @@ class _DeafScreened(elastix.ScreenedEvolution):
 SYSTEMS: Mapping[str, tuple[Any, bool]] = {
     "random": (elastix.Random, False),
     "random_asha": (elastix.Random, True),
-    "evolution": (_ALONE, False),
+    "evolution": (partial(elastix.Evolution, population=13), False),
     "evolution_asha_deaf": (partial(_DeafEvolution, population=8), True),
     "evolution_asha": (elastix.Evolution, True),
     "screened": (elastix.ScreenedEvolution, False),

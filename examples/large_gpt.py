@@ -1,4 +1,4 @@
-"""A GPT in parts: each worker is four processes. Three are killed in forward passes, with SIGKILL.
+"""A GPT in parts: each worker is four processes. SIGKILL ends three of them in forward passes.
 
 A worker's mesh has FSDP2 over two processes and tensor parallelism over two. First one process of
 worker 1 is killed; its mates and a fresh process become worker 2. Later both workers lose one, at

@@ -1,4 +1,4 @@
-"""What one GPU can show of elastix beside torch, in one command of less than three minutes.
+"""What one GPU can show of elastix beside torch, in one command.
 
 `python -m benchmarks.gpu --out FILE` writes a key for each part, and "device" with its name and the
 versions of driver, torch, CUDA, cuDNN and NCCL. Each part runs in a process of its own. What one

@@ -180,9 +180,8 @@ def per_hour(executor: Processes, at_once: int, trials: int, terms: Terms) -> di
     failed = [one.traceback for one in results if not one.scored]
     if failed:
         raise RuntimeError(f"{len(failed)} trials have failed, one of them: {failed[0]}")
-    begun, ended = (
-        [getattr(one, name) or 0.0 for one in results] for name in ("started_s", "finished_s")
-    )
+    begun = [one.started_s or 0.0 for one in results]
+    ended = [one.finished_s or 0.0 for one in results]
     seconds = max(ended) - min(begun)
     alone_s = sum(ended) - sum(begun)
     return {

@@ -104,7 +104,7 @@ class GroupDriver:
     def unblock(self) -> None:
         """A newer group is to be entered at once: what runs on GPUs in older ones has failed.
 
-        The training thread may not hear of that, as CUDA may have it wait for it. Any thread.
+        In any thread. That which trains may wait in CUDA for those operations, and so hear nothing.
         """
         newest = self._inbox.urgent.generation
         for one in (self.group, self._builder):

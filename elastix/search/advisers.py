@@ -20,8 +20,8 @@ from elastix.search.rungs import Rungs, Verdict
 from elastix.search.trial import Searcher, Selects, Suggestion, Trial, TrialState, ask
 from elastix.search.trial_database import TrialDatabase, TrialRow
 
-Word = list[Any]
-"""What has passed: a name and what goes with it, as JSON."""
+Note = list[Any]
+"""Of something that has passed: a name and what goes with it, as JSON."""
 
 
 class Advisers:
@@ -35,7 +35,7 @@ class Advisers:
         selects: the searcher, if it is one that selects.
         untold: trials that the searcher has not heard of yet.
         lost: what the searcher had proposed, and nobody has written down.
-        stale: nothing that is written leads to where they stand: their states must be, next.
+        stale: what is written does not lead to where they stand: their states must be written next.
     """
 
     def __init__(self, searcher: Searcher, rungs: Rungs | None) -> None:
@@ -50,7 +50,7 @@ class Advisers:
         self.untold: list[Trial] = []
         self.lost: list[Suggestion] = []
         self.stale = False
-        self._words: list[Word] = []
+        self._notes: list[Note] = []
         self._place = 1
 
     # ------------------------------------------------------------------ the searcher
@@ -58,25 +58,25 @@ class Advisers:
     def over(self, trial: Trial) -> None:
         """A trial is final: the searcher will be told."""
         self.untold.append(trial)
-        self._words.append(["over", trial.number])
+        self._notes.append(["over", trial.number])
 
     def at_rung(self, trial: Trial) -> None:
         """A trial has come to a rung: a searcher that wants to know of it will be told."""
         if self._hears and trial.losses:
             self.untold.append(trial)
-            self._words.append(["rung", trial.to_json()])
+            self._notes.append(["rung", trial.to_json()])
 
     def tell(self) -> None:
         """Tell the searcher of all that it has not heard of."""
         if self.untold:
             self._searcher.tell(copy.deepcopy(self.untold))
-            self._words.append(["tell", len(self.untold)])
+            self._notes.append(["tell", len(self.untold)])
             self.untold = []
 
     def ask(self, n: int) -> Sequence[Suggestion]:
         """Up to `n` suggestions. SearchError: they are none."""
         asked = ask(self._searcher, n)
-        self._words.append(["ask", n])
+        self._notes.append(["ask", n])
         return copy.deepcopy(asked)
 
     # ------------------------------------------------------------------ rungs
@@ -86,7 +86,7 @@ class Advisers:
         if self._rungs is None:
             return Verdict.CONTINUE
         if self._noted is not None:
-            self._words.append(["report", number, level, [repr(loss) for loss in losses]])
+            self._notes.append(["report", number, level, [repr(loss) for loss in losses]])
         return self._rungs.report(number, level, losses)
 
     def promotable(self) -> list[int]:
@@ -97,14 +97,14 @@ class Advisers:
         """See Rungs."""
         if self._rungs is not None:
             if self._noted is not None:
-                self._words.append(["promote", number])
+                self._notes.append(["promote", number])
             self._rungs.promote(number)
 
     def drop(self, number: int) -> None:
         """See Rungs."""
         if self._rungs is not None:
             if self._noted is not None:
-                self._words.append(["drop", number])
+                self._notes.append(["drop", number])
             self._rungs.drop(number)
 
     @property
@@ -114,7 +114,7 @@ class Advisers:
         return levels
 
     def judge_anew(self, trial: Trial, reports: Iterable[tuple[int, Losses]]) -> Verdict:
-        """Tell rungs that know nothing of it of all its reports; the last verdict."""
+        """All reports of a trial, for rungs that have heard of none; the last verdict."""
         verdict = Verdict.CONTINUE
         if self._rungs is None:
             return verdict
@@ -146,23 +146,23 @@ class Advisers:
             facts["rungs"] = {"state": self._noted.state_dict(), "place": self._place}
         return facts
 
-    def passed(self, *, after_states: bool) -> tuple[int, list[Word]] | None:
+    def passed(self, *, after_states: bool) -> tuple[int, list[Note]] | None:
         """What has passed since the last transaction, with its place; None for nothing.
 
         Args:
             after_states: the states go with it, so nothing counts but what is still to be told.
         """
-        words = self._words
+        notes = self._notes
         if after_states:
-            words = [
+            notes = [
                 ["over", trial.number] if trial.state.is_final else ["rung", trial.to_json()]
                 for trial in self.untold
             ]
-        return (self._place, words) if words else None
+        return (self._place, notes) if notes else None
 
-    def written(self, passed: tuple[int, list[Word]] | None) -> None:
+    def written(self, passed: tuple[int, list[Note]] | None) -> None:
         """It is in the database."""
-        self._words = []
+        self._notes = []
         self._place += passed is not None
         self.stale = False
 
@@ -182,28 +182,28 @@ class Advisers:
             same_searcher: the searcher and its space are those that wrote its state.
             same_rungs: so are the rungs.
         """
-        facts = [database.fact(name) for name in ("searcher", "rungs")]
+        of_searcher, of_rungs = database.fact("searcher"), database.fact("rungs")
         rows = database.passed()
-        base = 1 if facts[0] is None else facts[0].get("place")
+        base = 1 if of_searcher is None else of_searcher.get("place")
         self._place = max([base or 1, *(place + 1 for place, _ in rows)])
         whole = [place for place, _ in rows] == [*range(base or 1, self._place)]
-        words = [word for _, found in rows for word in found] if base and whole else []
+        notes = [note for _, found in rows for note in found] if base and whole else []
         known = 0
         trials = {line.trial.number: line for line in lines}
         if same_searcher:
-            if facts[0] is not None:
-                self._searcher.load_state_dict(facts[0]["state"])
-                known = facts[0]["done"]
-            known = max([known, *self._replay(words, trials)])
+            if of_searcher is not None:
+                self._searcher.load_state_dict(of_searcher["state"])
+                known = of_searcher["done"]
+            known = max([known, *self._replay(notes, trials)])
         self.stale = not (same_searcher and same_rungs and base and whole)
         anew = True
         if self._noted is not None and same_rungs and base and whole:
-            reported = any(word[0] == "report" for word in words)
-            if facts[1] is not None and "place" in facts[1]:
-                self._noted.load_state_dict(facts[1]["state"])
+            reported = any(note[0] == "report" for note in notes)
+            if of_rungs is not None and "place" in of_rungs:
+                self._noted.load_state_dict(of_rungs["state"])
                 reported = True
             if reported:
-                self._rungs_again(words, self._noted)
+                self._rungs_again(notes, self._noted)
             anew = not reported
         later = [line for line in lines if line.role == "search" and (line.done or 0) > known]
         for line in sorted(later, key=lambda line: line.done or 0):
@@ -214,12 +214,12 @@ class Advisers:
                     self.at_rung(line.trial.but(state=TrialState.PAUSED))
         return anew
 
-    def _replay(self, words: Sequence[Word], trials: Mapping[int, TrialRow]) -> list[int]:
+    def _replay(self, notes: Sequence[Note], trials: Mapping[int, TrialRow]) -> list[int]:
         """Tell and ask the searcher again; the places of the final trials that were told of."""
         known = {line.trial.suggestion.key for line in trials.values()}
         waiting: list[Trial | None] = []
         done = []
-        for name, *rest in words:
+        for name, *rest in notes:
             if name == "over":
                 line = trials.get(rest[0])  # somebody may have taken it out
                 waiting.append(None if line is None else line.trial)
@@ -235,8 +235,8 @@ class Advisers:
         self.untold = [trial for trial in waiting if trial is not None]
         return done
 
-    def _rungs_again(self, words: Sequence[Word], rungs: Rungs) -> None:
-        for name, *rest in words:
+    def _rungs_again(self, notes: Sequence[Note], rungs: Rungs) -> None:
+        for name, *rest in notes:
             if name == "report":
                 rungs.report(rest[0], rest[1], tuple(map(float, rest[2])))
             elif name == "promote":

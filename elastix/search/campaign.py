@@ -309,7 +309,7 @@ class Campaign:
                 gate=copy.deepcopy(self._gate),
             )
             known = loop.restore(*same)
-            database.commit([], {"campaign": facts})  # of another searcher, once its state is there
+            database.commit([], {"campaign": facts})  # a new searcher's only after its state
             bus.emit(self._started(known))
             outcome, message = "interrupted", "run() again goes on"
             try:

@@ -459,7 +459,7 @@ class Loop:
             facts = self._advisers.states(self._done)
         if snapshot or lines:
             passed = self._advisers.passed(after_states=snapshot)
-            self._database.commit(lines, facts, news.outgrown, passed, anew=snapshot)
+            self._database.commit(lines, facts, news.outgrown, passed, forget_passed=snapshot)
             self._advisers.written(passed)
         if snapshot:
             self._snapshot_s = self._clock()

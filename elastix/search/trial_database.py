@@ -140,7 +140,7 @@ class TrialDatabase:
         superseded: Iterable[Ref] = (),
         passed: tuple[int, Any] | None = None,
         *,
-        anew: bool = False,
+        forget_passed: bool = False,
     ) -> None:
         """Write trials, facts, and which States have a later one; all or nothing, durably.
 
@@ -149,7 +149,7 @@ class TrialDatabase:
             facts: values by name, which take the place of former ones.
             superseded: States that have a later one.
             passed: what has passed between the loop and its advisers, with its place.
-            anew: what is kept of that from before is removed, as `facts` have what came of it.
+            forget_passed: remove what earlier transactions have of that: `facts` have its effect.
 
         Raises:
             Full, StoreError: nothing was written.
@@ -175,7 +175,7 @@ class TrialDatabase:
                 self._sql.executemany("INSERT OR REPLACE INTO trials VALUES(?,?,?,?,?)", rows)
                 self._sql.executemany("INSERT OR REPLACE INTO facts VALUES(?,?)", values)
                 self._sql.executemany("INSERT OR IGNORE INTO superseded VALUES(?)", refs)
-                if anew:
+                if forget_passed:
                     self._sql.execute("DELETE FROM passed")
                 self._sql.executemany("INSERT INTO passed VALUES(?,?)", words)
                 self._sql.execute("COMMIT")
@@ -197,7 +197,7 @@ class TrialDatabase:
             return json.loads(row[0]) if row else None
 
     def passed(self) -> list[tuple[int, Any]]:
-        """What has passed between the loop and its advisers since `anew`, with its places."""
+        """What has passed between the loop and its advisers and is not forgotten, by place."""
         with _errors(self._path), readable(self._path):
             rows = self._sql.execute("SELECT place, body FROM passed ORDER BY place")
             return [(place, json.loads(body)) for place, body in rows]

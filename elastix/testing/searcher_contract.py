@@ -196,7 +196,7 @@ class SearcherContract:
         return searcher
 
     def climb(self, searcher: Searcher, rounds: int, grow: float = 10.0) -> list[Trial]:
-        """Every third trial goes on from the first rung, every ninth to its end; nobody else.
+        """The best third goes on from the first rung, the best ninth to the end; nobody else.
 
         Losses of further rungs are higher by `grow`, so they must not be compared across rungs.
         """
@@ -240,14 +240,16 @@ class SearcherContract:
     def test_of_a_trial_the_latest_counts(self) -> None:
         """Told one by one or together, and whether or not its rungs were told of."""
         bad = {"a": 0.0, "n": 1, "kind": "bad"}
-        for ends in (failed, lambda s, n: paused(s, n, (math.nan,), 3)):
-            searcher = self.hearing(smooth())
-            told = drive(searcher, bowl, self.rounds // 2, first=1)
-            searcher.tell([paused(Suggestion(bad), 0, (-100.0,), 1)])
-            searcher.tell([ends(Suggestion(bad), 0)])
-            (asked,) = searcher.ask(1)
-            assert asked.parent_number != 0
-            assert config_key(asked.config) not in keys(told)
+        first = paused(Suggestion(bad), 0, (-100.0,), 1)
+        for last in (failed(Suggestion(bad), 0), paused(Suggestion(bad), 0, (math.nan,), 3)):
+            for tellings in ([[first], [last]], [[first, last]], [[last]]):
+                searcher = self.hearing(smooth())
+                told = drive(searcher, bowl, self.rounds // 2, first=1)
+                for trials in tellings:
+                    searcher.tell(trials)
+                (asked,) = searcher.ask(1)
+                assert asked.parent_number != 0
+                assert config_key(asked.config) not in keys(told)
 
     def test_a_saved_state_knows_of_trials_at_rungs(self) -> None:
         searcher = self.hearing(smooth(), seed=3)

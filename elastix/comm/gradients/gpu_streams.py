@@ -13,10 +13,10 @@ class GpuStreams:
         self._seen: set[torch.cuda.Stream] = set()
 
     def note(self, tensor: torch.Tensor) -> None:
-        """The stream of now has work on a tensor like this one.
+        """The current stream has work on a tensor like this one.
 
         Raises:
-            ConfigError: that work is recorded, and not done.
+            ConfigError: that work is captured into a CUDA graph, and not done.
         """
         if not tensor.is_cuda:
             return
@@ -34,7 +34,7 @@ class GpuStreams:
         self._seen.add(torch.cuda.current_stream(tensor.device))
 
     def join(self, device: torch.device) -> None:
-        """What comes next on the stream of now comes after all of that."""
+        """What comes next on the current stream comes after the work of all of them."""
         if not self._seen:
             return
         current = torch.cuda.current_stream(device)

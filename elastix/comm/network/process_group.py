@@ -336,7 +336,7 @@ class Builder:
                 self._meeting.close()
 
     def unblock(self) -> None:
-        """Its generation is history: what connects GPUs fails. At once, and in any thread.
+        """Its generation is outdated: what connects GPUs fails. At once, and in any thread.
 
         A kernel that waits there for a lost peer would hold up all that waits for the device.
         """

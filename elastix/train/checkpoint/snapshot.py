@@ -132,8 +132,15 @@ class Stager:
             if key not in copies:
                 kept[name] = copy = copies[key] = self._room(name, tensor)
                 if name in late:
-                    seen: dict[str, Any] = {"version": _version(tensor), "sample": _sample(tensor)}
-                    begun.append(Late(name=name, source=tensor, copy=copy, **seen))
+                    begun.append(
+                        Late(
+                            name=name,
+                            source=tensor,
+                            copy=copy,
+                            version=_version(tensor),
+                            sample=_sample(tensor),
+                        )
+                    )
                 elif _on_gpu(tensor) and tensor.nbytes <= room:
                     room -= tensor.nbytes
                     begun.append(Late(name=name, source=tensor.detach().clone(), copy=copy))
@@ -188,6 +195,7 @@ def copy_into(copy: torch.Tensor, source: torch.Tensor, *, wait: bool) -> None:
 
 
 def _on_gpu(tensor: torch.Tensor) -> bool:
+    """A function of its own, as tests without a GPU replace it."""
     return tensor.is_cuda
 
 

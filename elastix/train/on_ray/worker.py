@@ -465,7 +465,7 @@ def _on_notice(leave: Callable[[], None]) -> None:
 
 
 def _device() -> torch.device:
-    """What this process computes on: the first GPU that Ray gave it, if any."""
+    """The first GPU that Ray gave this process, if any, which is made torch's current one."""
     given = ray.get_gpu_ids()
     if not given or not torch.cuda.is_available():
         return torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 _ASSERTED = 710
 """An index out of bounds, most often, and in every worker alike."""
 
-_PROGRAMS = {
+_ASKED_FOR = {
     1: "invalid argument",
     2: "out of memory",  # of pinned memory, a stream, a graph: torch's allocator is not asked
     9: "invalid configuration argument",
@@ -63,7 +63,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _says_so(error: BaseException) -> bool:
     if isinstance(error, torch.AcceleratorError):
         number = _number(error)
-        return number not in _PROGRAMS and number not in _CAPTURING
+        return number not in _ASKED_FOR and number not in _CAPTURING
     return type(error) is RuntimeError and any(one in str(error) for one in _SAID)
 
 
@@ -71,6 +71,8 @@ def _number(error: BaseException) -> int | None:
     """CUDA's; None where it is not known, and of what is no error of CUDA."""
     if not isinstance(error, torch.AcceleratorError):
         return None
-    found = [number for number, said in _PROGRAMS.items() if f"CUDA error: {said}" in str(error)]
     number = getattr(error, "error_code", None)
-    return number if isinstance(number, int) else next(iter(found), None)
+    if isinstance(number, int):
+        return number
+    told = str(error)
+    return next((code for code, said in _ASKED_FOR.items() if f"CUDA error: {said}" in told), None)

@@ -38,10 +38,9 @@ class Work:
         self.ended = threading.Event()
         self.result = Future()  # done if NCCL reports an error
         self.fails: BaseException | None = None
-        self.reports: list[
-            str
-        ] = []  # what NCCL reports when it is asked, once its kernel has ended
-        self.asked = threading.Semaphore(0)
+        # What NCCL reports when it is asked, once its kernel has ended.
+        self.reports: list[str] = []
+        self.asked = threading.Event()  # since its kernel has ended
         self.answer = threading.Event()
         self.answer.set()
 
@@ -49,7 +48,8 @@ class Work:
         ended = self.ended.is_set()
         if ended and self.reports and self.reports.pop(0):
             self.result.set()
-        self.asked.release()
+        if ended:
+            self.asked.set()
         assert self.answer.wait(60)
         if self.fails is not None:
             raise self.fails
@@ -149,8 +149,7 @@ def test_an_end_that_is_seen_while_the_group_is_given_up_does_not_count(group):
     pending, work, over = begin(group)
     work.answer.clear()
     work.ended.set()
-    while work.asked.acquire(timeout=0.1):  # it is being asked and has no answer yet
-        pass
+    assert work.asked.wait(60)  # and it has no answer yet
     group.give_up()
     work.answer.set()
     group.abort()
