@@ -22,7 +22,7 @@ help:
 	@echo "make wheel     dist/elastix-VERSION-py3-none-any.whl, for pip install elsewhere"
 	@echo "make chaos     the long failure tests"
 	@echo "make bench     the benchmarks, beside torch DDP, torchft and Ray Train"
-	@echo "make gpu       tests and measurements that need one GPU; without one all are skipped, or refused"
+	@echo "make gpu       tests and measurements that need one GPU; without one the tests are skipped and the measurements refused"
 	@echo "make examples  every example, as CI runs them"
 	@echo "make versions  the fast tests with other Pythons, torch and Ray, each in an environment of its own"
 	@echo "make screenshots  the report, light and dark, wide and narrow (needs chromium)"

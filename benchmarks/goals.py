@@ -222,10 +222,7 @@ _GPU: tuple[tuple[str, str, Callable[[Results], float], Callable[[float, Results
             number_at("estimate", model, key),
             between(low, high),
         )
-        for key, what, low, high in (
-            ("peak_ratio", "peak memory over its estimate", 0.8, 1.2),
-            ("step_ratio", "measured over estimated step", 0.5, 2.0),
-        )
+        for key, what, low, high in _ESTIMATE
         for model in ("convnet", "transformer")
     ),
 )

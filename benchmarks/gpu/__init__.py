@@ -15,6 +15,6 @@ raises stands under "failed", and the others are measured nevertheless; the exit
   safetensors; and bare copies from ordinary and from pinned memory, which are the limits.
 - `packing`: trials an hour of a campaign whose trials train a small model, so many at a time on
   the one GPU; in processes that stay, without Ray.
-- `estimate`: what a step of the two models (not compiled) takes, over what `elastix estimate`
-  says: memory at the peak, and time.
+- `estimate`: what a step of the two models (not compiled) takes, beside what `elastix estimate`
+  says: memory at the peak, measured over estimated, and time, estimated over measured.
 """

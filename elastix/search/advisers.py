@@ -1,4 +1,4 @@
-"""Searcher and rungs of a campaign, and how they come to stand again where they stood.
+"""Searcher and rungs of a campaign, which stand where they stood even after a kill.
 
 What passes between them and the loop is noted in order, and written in the transaction that has
 what came of it. Their states are written now and then, as they hold all that was tried. After a

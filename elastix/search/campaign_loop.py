@@ -631,7 +631,7 @@ class Loop:
         self._queue(case)
 
     def _pause(self, case: _Case, ended: Ended) -> None:
-        """At a rung. The verdict fell with its last report; one that may go on waits its turn."""
+        """At a rung, where rungs judge it; one that may go on waits its turn."""
         self._settle(case, ended, TrialState.PAUSED)
         case.kept = len(case.results)
         if ended.ref is None:

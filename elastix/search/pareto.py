@@ -39,7 +39,7 @@ def order(losses: Sequence[Losses]) -> list[int]:
 
 
 def furthest(losses: Sequence[Losses], reach: Sequence[int | None]) -> list[int]:
-    """Places, best first, of trials that were stopped early or paused among others.
+    """Places, best first, of trials of which some were paused or stopped early.
 
     Losses after one epoch and after nine are not compared. Who has come further is better, as it
     was among the best where the others stayed; of those who have come as far, `order` decides.

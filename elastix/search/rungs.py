@@ -30,7 +30,12 @@ class Verdict(StrEnum):
 
 @runtime_checkable
 class Rungs(Protocol):
-    """Decides. One loop calls it; the same calls give the same verdicts."""
+    """Decides. One loop calls it; the same calls give the same verdicts.
+
+    If it has `levels`, trials pause after so many reports, and a report there is told of when the
+    trial has paused or ended. If it says `follows_from_reports = True`, its state is not kept, and
+    a campaign that goes on tells it all reports again.
+    """
 
     def report(self, number: int, level: int, losses: Losses) -> Verdict:
         """A trial has losses at a resource level (its epochs so far, 1 after the first)."""
@@ -44,7 +49,7 @@ class Rungs(Protocol):
         ...
 
     def promote(self, number: int) -> None:
-        """A paused trial goes on from where it stands."""
+        """A trial that was paused, or was to pause and did not, goes on from where it stands."""
         ...
 
     def drop(self, number: int) -> None:

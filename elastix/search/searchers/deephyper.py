@@ -212,7 +212,7 @@ class DeepHyper:
         model.set_params(**lowered)
 
     def _losses(self) -> list[list[float] | None]:
-        """Of each, None if it failed; places instead, from 0, if some are not of the whole trial.
+        """Of each, None if it failed; places from 0 instead, if some did not run to their end.
 
         DeepHyper's own scaling of what a forest learns makes places of losses as well.
         """

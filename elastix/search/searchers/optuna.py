@@ -160,7 +160,7 @@ class Optuna:
         )
 
     def _revise(self, number: int, entry: list[Any]) -> None:
-        """Put another trial in the place of one. Optuna itself knows none that goes on."""
+        """Replace a trial by what it has become. Optuna itself lets none go on that has ended."""
         self._log[number] = entry
         frozen, storage = self._frozen(*entry), cast("InMemoryStorage", self._study._storage)
         frozen.number = number
@@ -198,7 +198,7 @@ class Optuna:
         self.history.load_state_dict(state_dict)
         self._log, self._numbers = [], {}
         self._study = _quiet_study(self.history.objectives)
-        for config, losses, pending, *reach in state_dict["log"]:  # as an earlier version has it
+        for config, losses, pending, *reach in state_dict["log"]:  # an earlier version has no reach
             self._add(config, losses, pending, *reach)
 
 
