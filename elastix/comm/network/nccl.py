@@ -243,18 +243,9 @@ class _GpuPending(Pending):
                 return
         callback()
 
-    def settle(self) -> BaseException | None:
-        if isinstance(self._error, torch.AcceleratorError):
-            raise self._error
-        if self._error is None:
-            try:
-                # Not wait(), which aborts the group in this thread if there is an error by now.
-                self._work.synchronize()
-            except torch.AcceleratorError:
-                raise
-            except RuntimeError as error:
-                self._error = bare(error)
-        return self._error
+    def _order(self) -> None:
+        """Not wait(), which aborts the group in this thread if there is an error by now."""
+        self._work.synchronize()
 
     @property
     def writes(self) -> bool:

@@ -38,14 +38,19 @@ class Pending:
         Raises:
             torch.AcceleratorError: the device of this process fails.
         """
+        if isinstance(self._error, torch.AcceleratorError):
+            raise self._error
         if self._error is None:
             try:
-                self._work.wait()
+                self._order()
             except torch.AcceleratorError:  # the device fails, and not a peer
                 raise
             except RuntimeError as error:
                 self._error = bare(error)
         return self._error
+
+    def _order(self) -> None:
+        self._work.wait()
 
     @property
     def writes(self) -> bool:
