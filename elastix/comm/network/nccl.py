@@ -127,7 +127,7 @@ class GpuGroup:
             self._given_up = True
 
     def abort(self) -> None:
-        """End all operations, and wait until none writes any more: some half a second."""
+        """End all operations, and wait until none writes any more, which takes long."""
         self.give_up()
         with self._aborting:
             if self._closed:
