@@ -250,5 +250,6 @@ def test_a_script_is_known_again_when_python_has_written_its_byte_code(tmp_path,
     script.write_text("def train(ctx):\n    def inner():\n        return ctx\n    return inner\n")
     pickles = [cloudpickle.dumps(train_function(script, "train")) for _ in range(2)]
     assert list((tmp_path / "__pycache__").iterdir())
-    assert pickles[0] != pickles[1], "or this test shows nothing"
+    if pickles[0] == pickles[1]:  # Python 3.12 makes one of them
+        pytest.skip("this Python gives one text, so nothing can be shown")
     assert mark(pickles[0]) == mark(pickles[1])
