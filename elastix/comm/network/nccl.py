@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 _OPERATION_TIMEOUT = timedelta(days=365)
 _POLL_S = 0.0003  # an event of CUDA cannot be waited for and given up
 _ENVIRONMENT = {
-    # No thread of torch's that ends the process when an operation fails. Nobody here waits for an
-    # operation that is not over, so that the wait never blocks.
+    # No thread of torch's that ends the process when an operation fails. A wait of torch's
+    # would block then; nobody here uses it (`_GpuPending._order`).
     "TORCH_NCCL_BLOCKING_WAIT": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # seconds, to connect
@@ -54,6 +54,10 @@ class GpuGroup:
         rank: of this one.
         size: how many they are.
         device: of this one.
+
+    Attributes:
+        given_up: what ends from now on ends because of that. Set before NCCL is told so.
+        closed: NCCL has returned from the abort: nothing is written any more.
     """
 
     def __init__(
@@ -66,9 +70,9 @@ class GpuGroup:
         self._nccl: Any = dist.ProcessGroupNCCL(store, rank, size, options)
         self._news = threading.Condition()
         self._under_way: list[_GpuPending] = []
-        self._given_up = False  # set before NCCL is told so
+        self.given_up = False
         self._aborting = threading.Lock()
-        self._closed = False  # NCCL has returned
+        self.closed = False
         threading.Thread(target=self._watch, name=f"nccl-{rank}", daemon=True).start()
 
     def connect(self, given_up: Callable[[], bool]) -> None:
@@ -105,7 +109,7 @@ class GpuGroup:
         Raises:
             torch.AcceleratorError: the device fails.
         """
-        if self._given_up:
+        if self.given_up:
             return Pending(None, _gone())
         try:
             pending = _GpuPending(launch(self._nccl), self)
@@ -114,7 +118,7 @@ class GpuGroup:
         except RuntimeError as error:
             return _NotBegun(bare(error), launch, self)
         with self._news:
-            if not self._closed:
+            if not self.closed:
                 self._under_way.append(pending)
                 self._news.notify_all()
                 return pending
@@ -124,25 +128,25 @@ class GpuGroup:
     def give_up(self) -> None:
         """From now on no operation ends well. At once; `abort` follows, in any thread."""
         with self._news:
-            self._given_up = True
+            self.given_up = True
 
     def abort(self) -> None:
         """End all operations, and wait until none writes any more, which takes long."""
         self.give_up()
         with self._aborting:
-            if self._closed:
+            if self.closed:
                 return
             with contextlib.suppress(RuntimeError):  # the device has failed, and so will its worker
                 self._nccl.abort()
             with self._news:
-                self._closed = True
+                self.closed = True
                 self._news.notify_all()
 
     def _watch(self) -> None:
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._under_way or self._closed)
-                if self._closed:
+                self._news.wait_for(lambda: self._under_way or self.closed)
+                if self.closed:
                     break
             if not self._look():
                 time.sleep(_POLL_S)
@@ -163,18 +167,15 @@ class GpuGroup:
             pending.tell()
         return bool(over)
 
-    @property
-    def given_up(self) -> bool:
-        """Whether what ends from now on ends because of that."""
-        return self._given_up
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing is written any more, in whatever way it ended."""
-        return self._closed
+class _OfGpus(Pending):
+    """Whose memory is let go of when nothing writes there, whether or not it has ended well."""
+
+    def let_go(self) -> bool:
+        return not self.writes
 
 
-class _NotBegun(Pending):
+class _NotBegun(_OfGpus):
     """One that could not be begun. Parts of it may be under way, until the group is aborted."""
 
     def __init__(self, error: Exception, launch: Callable[[Any], Any], group: GpuGroup) -> None:
@@ -186,11 +187,8 @@ class _NotBegun(Pending):
     def writes(self) -> bool:
         return not self._group.closed
 
-    def let_go(self) -> bool:
-        return not self.writes
 
-
-class _GpuPending(Pending):
+class _GpuPending(_OfGpus):
     """See Pending."""
 
     def __init__(self, work: Any, group: GpuGroup) -> None:  # noqa: ANN401
@@ -252,9 +250,6 @@ class _GpuPending(Pending):
         """One that has failed goes on until it is aborted."""
         well = self._over.is_set() and self._error is None
         return not (well or self._group.closed)
-
-    def let_go(self) -> bool:
-        return not self.writes
 
 
 def _lost() -> RuntimeError:
