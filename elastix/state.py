@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -502,15 +503,8 @@ def warm_start(
     return number
 
 
-_PLACE = (  # how far a scheduler has come, whatever its settings
-    "last_epoch",
-    "_step_count",
-    "T_cur",
-    "T_i",
-    "best",
-    "num_bad_epochs",
-    "cooldown_counter",
-)
+_PLACE = ("last_epoch", "_step_count", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter")
+"""How far a scheduler has come, whatever its settings."""
 
 
 def take_place(ancestor: State, others: Mapping[str, Stateful]) -> None:
@@ -729,6 +723,8 @@ def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  #
     if isinstance(value, np.ndarray):
         tensors[path] = torch.from_numpy(value)
         return {"$array": path}
+    if isinstance(value, Counter):  # as MultiStepLR has one, and uses what a dict cannot do
+        return {"$counter": _flatten(dict(value), path, tensors)}
     if isinstance(value, Mapping):
         if all(isinstance(k, str) and not k.startswith("$") for k in value):
             return {k: _flatten(v, f"{path}/{k}", tensors) for k, v in value.items()}
@@ -742,8 +738,9 @@ def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  #
         return {"$tuple": [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
     if isinstance(value, list):
         return [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
-    if isinstance(value, np.generic):
-        return _flatten(value.item(), path, tensors)
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
+        # Not a plain number: arithmetic goes on in its type.
+        return {"$scalar": [str(value.dtype), _flatten(value.item(), path, tensors)]}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -767,6 +764,11 @@ def _unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa:
         return {_unflatten(k, tensors): _unflatten(v, tensors) for k, v in value["$items"]}
     if "$tuple" in value:
         return tuple(_unflatten(v, tensors) for v in value["$tuple"])
+    if "$counter" in value:
+        return Counter(_unflatten(value["$counter"], tensors))
+    if "$scalar" in value:
+        kind, number = value["$scalar"]
+        return np.dtype(kind).type(_unflatten(number, tensors))
     if "$float" in value:
         return float(value["$float"])
     return {k: _unflatten(v, tensors) for k, v in value.items()}

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -50,6 +50,14 @@ OPTIMIZERS = {
 SCHEDULERS = {
     "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
     "MultiStepLR": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 2, 5]),
+    "MultiStepLR after a warm-up": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=8),
+            torch.optim.lr_scheduler.MultiStepLR(o, [1, 3]),
+        ],
+        [8],
+    ),
     "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
     "ReduceLROnPlateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
 }
@@ -368,7 +376,7 @@ class Holds:
         self.value = state_dict["here"][1]["deep"]
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", 1j])
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", 1j, np.longdouble(1)])
 def test_a_value_that_is_no_tensor_and_no_json_is_named_by_its_path(value):
     with pytest.raises(StateError, match=rf"@thing/here/1/deep is a {type(value).__name__}"):
         capture({}, {"thing": Holds(value)})
@@ -390,7 +398,12 @@ def test_a_value_that_is_no_tensor_and_no_json_is_named_by_its_path(value):
         {"$odd": 1},
         {},
         [],
-        np.float32(0.5),
+        np.float32(0.1),
+        np.float64(0.1),
+        np.float16("nan"),
+        np.int32(-7),
+        np.bool_(True),
+        Counter({3: 2, "x": 1}),
     ],
 )
 def test_plain_values_survive_json(value):
@@ -398,8 +411,8 @@ def test_plain_values_survive_json(value):
     meta = json.loads(json.dumps(state.meta, allow_nan=False))
     other = Holds(None)
     restore(State(state.tensors, meta), {}, {"thing": other})
-    assert other.value == value
-    assert repr(other.value) == repr(value.item() if isinstance(value, np.generic) else value)
+    assert type(other.value) is type(value)
+    assert repr(other.value) == repr(value)
 
 
 def test_a_value_that_is_not_a_number_survives_json():
