@@ -308,8 +308,7 @@ class Campaign:
                 bus.emit,
                 gate=copy.deepcopy(self._gate),
             )
-            known = loop.restore(*same)
-            database.commit([], {"campaign": facts})  # a new searcher's only after its state
+            known = loop.restore(*same, {"campaign": facts})
             bus.emit(self._started(known))
             outcome, message = "interrupted", "run() again goes on"
             try:

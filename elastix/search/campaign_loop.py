@@ -175,12 +175,18 @@ class Loop:
 
     # ---------------------------------------------------------- from the trial database
 
-    def restore(self, same_searcher: bool, same_rungs: bool = True) -> int:
+    def restore(
+        self,
+        same_searcher: bool,
+        same_rungs: bool = True,
+        facts: Mapping[str, Any] | None = None,
+    ) -> int:
         """Take up what the database has; the number of final trials.
 
         Args:
             same_searcher: the searcher and its space are those that wrote its state.
             same_rungs: so are the rungs. Others are told of all that was reported.
+            facts: say whose the states are from now on, so they are written with these.
         """
         lines = self._database.lines()
         for line in lines:
@@ -205,8 +211,7 @@ class Loop:
         )
         if anew and self._selects is None:
             self._judge_anew()
-        if self._advisers.stale:
-            self._write(snapshot=True)
+        self._write(snapshot=self._advisers.stale, facts=facts)
         return sum(line.done is not None for line in lines)
 
     def _judge_anew(self) -> None:
@@ -440,24 +445,27 @@ class Loop:
             return reports + self._selects.interval
         return next((level for level in self._advisers.levels if level > reports), None)
 
-    def _write(self, *, snapshot: bool | None = None) -> None:
+    def _write(
+        self, *, snapshot: bool | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
         """Put what has changed into the database, and only then say so.
 
         Args:
+            facts: further ones.
             snapshot: with the states of searcher and rungs; None: if it is time for it. To write
                 them every time, or every so many seconds, would cost the square of the number of
                 trials. Without them what has passed since is written, and passes again.
         """
         news = self._news
         lines = [case.line for case in news.changed.values()]
-        facts: dict[str, Any] = {}
+        facts = dict(facts or {})
         if snapshot is None:
             due = self._clock() - self._snapshot_s > self._snapshots_apart_s
             snapshot = bool(lines) and due
         began_s = self._clock()
         if snapshot:
-            facts = self._advisers.states(self._done)
-        if snapshot or lines:
+            facts |= self._advisers.states(self._done)
+        if snapshot or lines or facts:
             passed = self._advisers.passed(after_states=snapshot)
             self._database.commit(lines, facts, news.outgrown, passed, forget_passed=snapshot)
             self._advisers.written(passed)

@@ -14,6 +14,7 @@ from elastix.data.audit import audit
 from elastix.events import TrialLost, WorkerLost
 from elastix.observe import journal
 from elastix.search.executors import pool
+from elastix.search.executors.serial import Local
 from elastix.search.trial import TrialState
 from elastix.search.trial_database import TrialDatabase
 from elastix.store.server import StoreServer
@@ -149,6 +150,50 @@ def test_drivers_of_a_campaign_with_rungs_killed(tmp_path):
 @pytest.mark.parametrize(("kind", "trials"), [("population", 30), ("screened", 60), ("rungs", 80)])
 def test_twenty_drivers_of_populations_and_screened_searches_killed(tmp_path, kind, trials):
     same_as_undisturbed(tmp_path, trials, kind, kills=20, seed=7)
+
+
+ANOTHER = """
+import os, signal
+import elastix
+from elastix.search.executors.serial import Local
+from elastix.search.trial_database import TrialDatabase
+from tests.search_parts import SPACE, noop
+
+commits = 0
+commit = TrialDatabase.commit
+
+def counted(self, *given, **more):
+    global commits
+    commit(self, *given, **more)
+    commits += 1
+    if commits == {after}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+TrialDatabase.commit = counted
+elastix.Campaign(
+    noop, space=SPACE, searcher=elastix.Random(), metric="score", executor=Local(), quiet=True,
+    budget=elastix.Budget(trials=12), run=elastix.RunConfig(name="hunted", store={store!r}),
+).run()
+"""
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_new_searcher_that_is_killed_leaves_the_old_one_its_own_state(tmp_path, after):
+    """The driver is killed by SIGKILL right after a commit of its own."""
+
+    def go(trials):
+        return campaign(search_parts.noop, tmp_path, trials, executor=Local()).run()
+
+    assert len(go(8)) == 8  # Evolution
+    words = ["-c", ANOTHER.format(after=after, store=str(tmp_path))]
+    driver = Script(words, ROOT, {**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        assert driver.wait() == -signal.SIGKILL
+    finally:
+        driver.kill()
+        driver.stdout.close()
+        driver.stderr.close()
+    assert len(go(16)) == 16
 
 
 def wait_an_instant(seconds):
