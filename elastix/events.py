@@ -352,6 +352,11 @@ class Reported(Event):
     metrics: Mapping[str, Any]
 
 
+def take_in(known: dict[str, Any], reported: Mapping[str, Any]) -> None:
+    """Bring the last values of metrics up to date. None is none: nothing new of that metric."""
+    known |= {k: v for k, v in reported.items() if v is not None or k not in known}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorsInherited(Event):
     """The model begins with tensors of an ancestor; `found` says which, and how many."""

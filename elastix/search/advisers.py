@@ -34,7 +34,6 @@ class Advisers:
     Attributes:
         selects: the searcher, if it is one that selects.
         untold: trials that the searcher has not heard of yet.
-        lost: what the searcher had proposed, and nobody has written down.
         stale: what is written does not lead to where they stand: their states must be written next.
     """
 
@@ -48,7 +47,7 @@ class Advisers:
         follows = getattr(rungs, "follows_from_reports", False)
         self._noted = rungs if rungs is not None and not follows else None
         self.untold: list[Trial] = []
-        self.lost: list[Suggestion] = []
+        self._lost: list[Suggestion] = []  # it had proposed them, and nobody has written them down
         self.stale = False
         self._notes: list[Note] = []
         self._place = 1
@@ -72,6 +71,11 @@ class Advisers:
             self._searcher.tell(copy.deepcopy(self.untold))
             self._notes.append(["tell", len(self.untold)])
             self.untold = []
+
+    def take_lost(self, n: int) -> Sequence[Suggestion]:
+        """Up to `n` of those that the searcher had proposed when a kill took the memory of them."""
+        taken, self._lost = self._lost[:n], self._lost[n:]
+        return taken
 
     def ask(self, n: int) -> Sequence[Suggestion]:
         """Up to `n` suggestions. SearchError: they are none."""
@@ -231,7 +235,7 @@ class Advisers:
                 self._searcher.tell([copy.deepcopy(trial) for trial in told if trial is not None])
             elif name == "ask":
                 asked = copy.deepcopy(ask(self._searcher, rest[0]))
-                self.lost += [each for each in asked if each.key not in known]
+                self._lost += [each for each in asked if each.key not in known]
         self.untold = [trial for trial in waiting if trial is not None]
         return done
 

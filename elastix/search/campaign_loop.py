@@ -33,6 +33,7 @@ from elastix.search.executors.executor import Ended, EndedKind, Executor, Work, 
 from elastix.search.gate import Gate
 from elastix.search.pareto import dominates, order
 from elastix.search.rungs import Rungs, Verdict
+from elastix.search.scores import losses, merged
 from elastix.search.trial import (
     Config,
     Objectives,
@@ -220,8 +221,8 @@ class Loop:
             if case.role != "search":
                 continue
             levels = range(1, len(case.results) + 1)
-            found = [(level, self._losses(case, level)) for level in levels]
-            reports = [(level, losses) for level, losses in found if losses is not None]
+            found = [(level, losses(self._objectives, case.results, level)) for level in levels]
+            reports = [(level, reached) for level, reached in found if reached is not None]
             verdict = self._advisers.judge_anew(case.trial, reports)
             if case.trial.state is TrialState.PAUSED and verdict is Verdict.CONTINUE:
                 self._queue(case)
@@ -280,7 +281,7 @@ class Loop:
             if suggestion.key not in self._keys:
                 room -= self._let_in(suggestion)
         while room > 0 and self._may_ask():
-            lost, self._advisers.lost = self._advisers.lost[:room], self._advisers.lost[room:]
+            lost = self._advisers.take_lost(room)
             asked = lost or self._advisers.ask(room)
             self._exhausted = not lost and len(asked) < room
             for suggestion in asked:
@@ -543,25 +544,10 @@ class Loop:
 
     def _judge(self, case: _Case) -> Verdict:
         """Tell rungs how far it has come. They hear nothing before there is a score."""
-        losses = self._losses(case)
-        if losses is None:
+        reached = losses(self._objectives, case.results)
+        if reached is None:
             return Verdict.CONTINUE
-        return self._advisers.report(case.trial.number, len(case.results), losses)
-
-    def _losses(self, case: _Case, reports: int | None = None) -> tuple[float, ...] | None:
-        """After so many reports, all by default; None without a number for each objective."""
-        latest: dict[str, Any] = {}
-        missing = set(self._objectives.names)
-        for seq in range(max(case.results, default=-1) if reports is None else reports - 1, -1, -1):
-            found = case.results.get(seq, {})
-            latest |= {name: found[name] for name in missing if name in found}
-            missing -= latest.keys()
-            if not missing:
-                break
-        try:
-            return self._objectives.losses(latest)
-        except SearchError:
-            return None
+        return self._advisers.report(case.trial.number, len(case.results), reached)
 
     def _end(self, case: _Case, ended: Ended) -> None:
         """Decide what becomes of a trial whose run is over."""
@@ -640,6 +626,9 @@ class Loop:
 
     def _pause(self, case: _Case, ended: Ended) -> None:
         """At a rung, where rungs judge it; one that may go on waits its turn."""
+        reports = f"the first at a rung, after {len(case.results)} reports"
+        if not self._has_score(case, ended, reports):
+            return
         self._settle(case, ended, TrialState.PAUSED)
         case.kept = len(case.results)
         if ended.ref is None:
@@ -668,22 +657,31 @@ class Loop:
         self._stateless = True
 
     def _finish(self, case: _Case, ended: Ended, state: TrialState) -> None:
+        if self._has_score(case, ended, "the first to end"):
+            self._settle(case, ended, state)
+
+    def _has_score(self, case: _Case, ended: Ended, which: str) -> bool:
+        """Whether it has a finite number for each objective; without, it has failed.
+
+        Raises:
+            NeverReported: and no trial before it had one.
+        """
         try:
-            losses = self._objectives.losses(_merged(case.results))
+            found = self._objectives.losses(merged(case.results))
         except SearchError as error:
             if not any(other.trial.losses for other in self._cases.values()):
                 self._restart(case)  # the train function is to be mended; then this one counts
                 raise NeverReported(
-                    f"{error} That was trial {case.trial.number}, the first to end; it will run "
+                    f"{error} That was trial {case.trial.number}, {which}; it will run "
                     "again in the next run()."
                 ) from error
             self._fail(case, ended, str(error))
-            return
-        if not all(map(math.isfinite, losses)):
-            values = dict(zip(self._objectives.names, self._objectives.values(losses), strict=True))
-            self._fail(case, ended, f"it reported {values}, which is not finite.")
-            return
-        self._settle(case, ended, state)
+            return False
+        if all(map(math.isfinite, found)):
+            return True
+        values = dict(zip(self._objectives.names, self._objectives.values(found), strict=True))
+        self._fail(case, ended, f"it reported {values}, which is not finite.")
+        return False
 
     def _fail(self, case: _Case, ended: Ended, message: str, trace: str = "") -> None:
         self._settle(case, ended, TrialState.FAILED, message, trace or message)
@@ -703,8 +701,6 @@ class Loop:
         self, case: _Case, ended: Ended, state: TrialState, message: str = "", trace: str = ""
     ) -> None:
         """Enter the results of a run into its trial."""
-        merged = _merged(case.results)
-        losses = self._losses(case)
         inherited = ended.inherited or case.trial.inherited
         before = float(inherited["lineage_epochs"]) if inherited else 0.0
         former = case.trial.ref
@@ -714,9 +710,9 @@ class Loop:
         self._epochs += epochs - case.trial.epochs
         case.trial = case.trial.but(
             state=state,
-            losses=losses or (),
+            losses=losses(self._objectives, case.results) or (),
             results=tuple(metrics for _, metrics in sorted(case.results.items())),
-            metrics=merged,
+            metrics=merged(case.results),
             ref=ended.ref or case.trial.ref,
             epochs=epochs,
             lineage_epochs=epochs + before,
@@ -740,8 +736,8 @@ class Loop:
         self._news.said.append(self._ended(case.trial, ended, message))
 
     def _ended(self, trial: Trial, ended: Ended, message: str) -> TrialEnded:
-        names, losses = self._objectives.names, trial.losses
-        values = zip(names, self._objectives.values(losses), strict=True) if losses else ()
+        names, known = self._objectives.names, trial.losses
+        values = zip(names, self._objectives.values(known), strict=True) if known else ()
         return TrialEnded(
             trial=trial.number,
             state=trial.state.value,
@@ -760,11 +756,11 @@ class Loop:
 
     def _is_best(self, trial: Trial) -> bool:
         """Whether nothing so far is as good or dominates it; keeps the front."""
-        losses = tuple(trial.losses)
-        if any(other == losses or dominates(other, losses) for other in self._front):
+        own = tuple(trial.losses)
+        if any(other == own or dominates(other, own) for other in self._front):
             return False
-        self._front = [other for other in self._front if not dominates(losses, other)]
-        self._front.append(losses)
+        self._front = [other for other in self._front if not dominates(own, other)]
+        self._front.append(own)
         return True
 
     # ------------------------------------------------------------------ the control from scratch
@@ -792,8 +788,3 @@ class Loop:
             self._launch()
             self._await(min(_TICK_S, self._time_left()))
         self._wind_up()
-
-
-def _merged(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """The last value of each metric."""
-    return {name: value for _, found in sorted(results.items()) for name, value in found.items()}

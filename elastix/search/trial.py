@@ -292,11 +292,16 @@ class Objectives:
         found = []
         for name, mode in zip(self.names, self.modes, strict=True):
             value = metrics.get(name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if value is None:
                 raise SearchError(
                     f"the train function never reported a number as {name!r}; it reported "
                     f"{sorted(metrics) or 'nothing'}. Call ctx.report({name}=...) in it, or name "
                     "another metric."
+                )
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise SearchError(
+                    f"the train function reported {name}={value!r:.60}, which is no number. Report "
+                    "a number under that name, or name another metric."
                 )
             found.append(float(value) if mode == "min" else -float(value))
         return tuple(found)

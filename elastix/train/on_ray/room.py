@@ -5,6 +5,7 @@ Not here: slots of workers that come later, and of nodes that go (placement).
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import ray
@@ -16,6 +17,7 @@ from elastix.train.on_ray import takeover
 from elastix.train.on_ray.crew_controller import crew_strategy
 
 _PATIENCE_S = 5.0
+_SHARES = (4.0, 2.0, 1.0, 0.5, 0.25, 0.1)  # of a node's CPUs or GPUs, that people ask for
 
 
 def check_capacity(scaling: ScalingConfig) -> int:
@@ -29,7 +31,9 @@ def check_capacity(scaling: ScalingConfig) -> int:
         return room
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     has = "; ".join(_listed({kind: node.get(kind, 0) for kind in ("CPU", "GPU")}) for node in nodes)
-    advice = "fewer workers, or for a fraction of a CPU or GPU each (cpus_per_worker=0.5)."
+    found = [f"fewer workers (num_workers={room})"] if room else []
+    found += [f"less of a node for each ({less})"] if (less := _smaller(scaling)) else []
+    advice = f"{', or for '.join(found) or 'what one of these nodes has'}."
     if scaling.gpus_per_worker and not any(node.get("GPU") for node in nodes):
         advice = "gpus_per_worker=0, or see with `elastix doctor` why Ray finds no GPU."
     raise ConfigError(
@@ -37,6 +41,16 @@ def check_capacity(scaling: ScalingConfig) -> int:
         f"never be placed: the cluster has room for {room} (its nodes have {has}). Nothing was "
         f"started. Ask for {advice}"
     )
+
+
+def _smaller(scaling: ScalingConfig) -> str:
+    """What each worker may occupy so that the minimum fits; "" if that alone does not help."""
+    for name in ("cpus_per_worker", "gpus_per_worker"):
+        for share in _SHARES:
+            less = share < getattr(scaling, name)
+            if less and fit_on_nodes(replace(scaling, **{name: share})) >= scaling.min_workers:
+                return f"{name}={share:g}"
+    return ""
 
 
 def _listed(resources: Mapping[str, float]) -> str:

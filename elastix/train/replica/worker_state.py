@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastix.errors import StoreError
-from elastix.events import ReplicasLevelled, Reported
+from elastix.events import ReplicasLevelled, Reported, take_in
 from elastix.state import State
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId, holder
@@ -100,7 +100,7 @@ class WorkerState:
         self.reports += 1
         if self.reports == self._settings.until_reports:
             self._due = self._steps.step
-        self._metrics.update(event.metrics)
+        take_in(self._metrics, event.metrics)
         return event
 
     # ------------------------------------------------------------------ captured and adopted

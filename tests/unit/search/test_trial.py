@@ -57,11 +57,18 @@ def test_objectives_turn_at_the_door_and_back():
     assert objectives.values(losses) == (0.9, 3.0)
 
 
-@pytest.mark.parametrize("reported", [{}, {"acc": 1.0}, {"accuracy": None}, {"accuracy": True}])
+@pytest.mark.parametrize("reported", [{}, {"acc": 1.0}, {"accuracy": None}])
 def test_a_metric_that_is_never_reported_is_named_with_what_was(reported):
     with pytest.raises(elastix.SearchError, match="'accuracy'") as caught:
         Objectives.of("accuracy").losses(reported)
     assert all(name in str(caught.value) for name in reported)
+
+
+@pytest.mark.parametrize("value", [True, "0.7", [0.7]])
+def test_a_metric_that_is_no_number_is_named_with_its_value(value):
+    with pytest.raises(elastix.SearchError, match="no number") as caught:
+        Objectives.of("accuracy").losses({"accuracy": value, "loss": 1.0})
+    assert f"accuracy={value!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

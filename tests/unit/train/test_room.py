@@ -1,5 +1,7 @@
 """A run that no cluster of this size can hold is refused, and says what would fit."""
 
+import re
+
 import pytest
 
 import elastix
@@ -22,8 +24,8 @@ def test_too_many_workers_are_told_what_there_is(nodes):
         room.check_capacity(elastix.ScalingConfig(num_workers=3, cpus_per_worker=1.5))
     assert str(caught.value) == (
         "num_workers=3 with 1.5 CPU each can never be placed: the cluster has room for 1 (its "
-        "nodes have 2 CPU, 0 GPU). Nothing was started. Ask for fewer workers, or for a fraction "
-        "of a CPU or GPU each (cpus_per_worker=0.5)."
+        "nodes have 2 CPU, 0 GPU). Nothing was started. Ask for fewer workers (num_workers=1), or "
+        "for less of a node for each (cpus_per_worker=0.5)."
     )
 
 
@@ -31,9 +33,33 @@ def test_where_there_is_no_gpu_fewer_workers_would_not_help(nodes):
     with pytest.raises(ConfigError, match=r"1 GPU each .* Ask for gpus_per_worker=0, or see"):
         room.check_capacity(elastix.ScalingConfig(num_workers=2, gpus_per_worker=1))
     nodes[0]["Resources"]["GPU"] = 1.0
-    with pytest.raises(ConfigError, match="Ask for fewer workers, or for a fraction"):
+    with pytest.raises(ConfigError, match=r"Ask for fewer workers .*\(gpus_per_worker=0.5\)"):
         room.check_capacity(elastix.ScalingConfig(num_workers=2, gpus_per_worker=1))
 
 
 def test_what_fits_is_counted(nodes):
     assert room.check_capacity(elastix.ScalingConfig(num_workers=(1, 9), cpus_per_worker=0.5)) == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        ({"num_workers": 9, "cpus_per_worker": 0.5}, r".*=4\), or for less .*_worker=0.1"),
+        ({"num_workers": 50, "cpus_per_worker": 0.5}, r"fewer workers \(num_workers=4\)\.$"),
+        (
+            {"num_workers": 1, "cpus_per_worker": 3.0},
+            r"less of a node for each \(cpus_per_worker=2",
+        ),
+        ({"num_workers": 50, "cpus_per_worker": 0.05}, r"fewer workers \(num_workers=40\)\.$"),
+        ({"num_workers": 1, "gpus_per_worker": 1, "cpus_per_worker": 9}, "gpus_per_worker=0, or"),
+    ],
+)
+def test_what_is_advised_fits_and_is_not_what_was_asked_for(nodes, asked, advice):
+    with pytest.raises(ConfigError, match="Ask for " + advice) as caught:
+        room.check_capacity(elastix.ScalingConfig(**asked))
+    found = re.search(r"\(cpus_per_worker=([0-9.]+)\)\.$", str(caught.value))
+    assert (found is not None) is ("less" in advice)
+    if found:
+        room.check_capacity(
+            elastix.ScalingConfig(**{**asked, "cpus_per_worker": float(found.group(1))})
+        )
