@@ -242,6 +242,7 @@ class Campaign:
         if isinstance(searcher, ExpectsTrials):
             searcher.expect(self._budget.most_trials)
         searcher.start(self._space, objectives=len(self.objectives.names), seed=self._run.seed)
+        _check_hears(searcher, self._rungs, self.objectives)
         directory = self._run.directory
         with TrialDatabase(directory) as database:
             facts, same = self._introduce(database)
@@ -531,6 +532,18 @@ def _check_selects(searcher: Searcher, inherit: InheritConfig, rungs: Rungs | No
         inherit.mode != "none" and inherit.provider == "parent",
         f"inherit={inherit!r} with {name}, whose trials go on from the State of their parent. "
         'Nothing was started. Leave inherit out, or give mode="lcs" or "lp" and provider="parent".',
+    )
+
+
+def _check_hears(searcher: Searcher, rungs: Rungs | None, objectives: Objectives) -> None:
+    """Started: some hear of rungs with one objective only."""
+    pauses = bool(getattr(rungs, "levels", ()))
+    require(
+        not pauses or getattr(searcher, "hears_of_paused", None) is not False,
+        f"rungs={rungs!r} with {type(searcher).__name__} and {len(objectives.names)} objectives: "
+        "it cannot be told of trials that are paused, and would take them all for bad ones. "
+        "Nothing was started. Take elastix.Evolution(), ScreenedEvolution() or DeepHyper(), or "
+        "leave rungs out.",
     )
 
 

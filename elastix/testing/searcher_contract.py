@@ -188,9 +188,9 @@ class SearcherContract:
 
     # ----------------------------------------------------------------------------- trials at rungs
 
-    def hearing(self, space: Space, seed: int = 0) -> Searcher:
+    def hearing(self, space: Space, seed: int = 0, objectives: int = 1) -> Searcher:
         """One that is told of trials at rungs, or the test is skipped."""
-        searcher = self.started(space, seed=seed)
+        searcher = self.started(space, objectives, seed)
         if not getattr(searcher, "hears_of_paused", False):
             pytest.skip("it hears of final trials alone")
         return searcher
@@ -236,6 +236,23 @@ class SearcherContract:
             losses = [bowl(trial.config)[0] for trial in trials]
             early, late = early + sum(losses[:10]), late + sum(losses[-10:])
         assert late < 0.7 * early, (early, late)
+
+    def test_several_objectives_at_rungs(self) -> None:
+        """As with one: it learns of trials that do not end, and compares none across rungs."""
+        early = late = 0.0
+        for seed in range(3):
+            searcher = self.hearing(smooth(), seed, objectives=2)
+            found: list[float] = []
+            for number in range(self.rounds):
+                (suggestion,) = searcher.ask(1)
+                losses = bowl(suggestion.config)[0], suggestion.config["n"] / 20
+                searcher.tell([paused(suggestion, number, losses, 1)])
+                if sum(losses) <= sorted([*found, sum(losses)])[len(found) // 3]:
+                    higher = losses[0] + 10.0, losses[1] + 10.0
+                    searcher.tell([paused(suggestion, number, higher, 3)])
+                found.append(sum(losses))
+            early, late = early + sum(found[:10]), late + sum(found[-10:])
+        assert late < 0.8 * early, (early, late)
 
     def test_of_a_trial_the_latest_counts(self) -> None:
         """Told one by one or together, and whether or not its rungs were told of."""

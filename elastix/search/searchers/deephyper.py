@@ -80,6 +80,7 @@ class DeepHyper:
 
     history = HistoryOnceStarted()
     proposes_parents = False
+    hears_of_paused = True
 
     def __init__(
         self,
@@ -99,11 +100,6 @@ class DeepHyper:
         self.acq_optimizer = chosen if acq_optimizer == "auto" else acq_optimizer
         self.options = options
         self._observed: list[_Observed] = []
-
-    @property
-    def hears_of_paused(self) -> bool:
-        """See Searcher. Several objectives are not told: they would have to be comparable."""
-        return self.history.objectives == 1
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
@@ -195,9 +191,11 @@ class DeepHyper:
         a split must gain. Told everything at once it would do so once at most.
         """
         schedule = optimizer.base_estimator_scheduler
-        if schedule is None or self.history.objectives > 1:  # it scales several as it goes
+        observed = self._losses()
+        # It scales several objectives as it goes.
+        if schedule is None or any(losses is not None and len(losses) > 1 for losses in observed):
             return
-        scores = [math.inf if losses is None else losses[0] for losses in self._losses()]
+        scores = [math.inf if losses is None else losses[0] for losses in observed]
         first, patience = optimizer.n_initial_points_, schedule["patience"]
         times = sum(
             is_not_improving(scores[:told], patience, first) for told in range(first, len(scores))
@@ -214,12 +212,13 @@ class DeepHyper:
     def _losses(self) -> list[list[float] | None]:
         """Of each, None if it failed; places from 0 instead, if some did not run to their end.
 
-        DeepHyper's own scaling of what a forest learns makes places of losses as well.
+        DeepHyper's own scaling of what a forest learns makes places of losses as well. Of several
+        objectives there is one place too, by Pareto rank.
         """
         losses = [each.losses for each in self._observed]
         scored = [place for place, each in enumerate(losses) if each is not None]
         reach = [self._observed[place].reach for place in scored]
-        if self.history.objectives > 1 or all(each is None for each in reach):
+        if all(each is None for each in reach):
             return losses
         for rank, i in enumerate(furthest([losses[place] or () for place in scored], reach)):
             losses[scored[i]] = [float(rank)]

@@ -7,9 +7,12 @@ from collections import Counter
 
 import pytest
 
+import elastix
 from elastix.config import Budget
+from elastix.errors import ConfigError
 from elastix.search.advisers import Advisers
 from elastix.search.executors.executor import WorkReport
+from elastix.search.executors.serial import Local
 from elastix.search.rungs import Asha, Median, Verdict
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.searchers.random import Random
@@ -353,3 +356,30 @@ def test_what_a_searcher_does_to_what_it_is_told_changes_no_trial(tmp_path):
         assert all(trial.metrics["score"] == trial.config["x"] for trial in trials)
         stories.append([(t.number, t.config["x"], t.state, t.losses) for t in trials])
     assert stories[0] == stories[1]
+
+
+@pytest.mark.parametrize("rungs", [Asha(1, 3, 9), Median(), None], ids=["asha", "median", "none"])
+@pytest.mark.parametrize("metric", [["m", "n"], "m"], ids=["several", "one"])
+def test_a_searcher_that_cannot_hear_of_paused_trials_is_refused_where_trials_pause(
+    tmp_path, rungs, metric
+):
+    def search(searcher):
+        return elastix.Campaign(
+            lambda ctx: [ctx.report(m=ctx.config["x"], n=1.0) for _ in range(9)],
+            space=SPACE,
+            searcher=searcher,
+            metric=metric,
+            rungs=rungs,
+            budget=Budget(trials=4),
+            run=elastix.RunConfig(name="c", store=str(tmp_path)),
+            executor=Local(),
+            quiet=True,
+        ).run()
+
+    if isinstance(rungs, Asha) and metric != "m":
+        with pytest.raises(ConfigError, match=r"Asha.* with Optuna and 2 objectives.*Nothing was"):
+            search(elastix.Optuna())
+        assert not list(tmp_path.iterdir())
+    else:
+        assert len(search(elastix.Optuna())) == 4
+    assert len(search(elastix.Random())) == 4, "it makes nothing of what it hears"
