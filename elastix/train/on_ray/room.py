@@ -6,7 +6,7 @@ Not here: slots of workers that come later, and of nodes that go (placement).
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -47,8 +47,9 @@ def _smaller(scaling: ScalingConfig) -> str:
     """What each worker may occupy so that the minimum fits; "" if that alone does not help."""
     for name in ("cpus_per_worker", "gpus_per_worker"):
         for share in _SHARES:
+            asked: dict[str, Any] = {name: share}
             less = share < getattr(scaling, name)
-            if less and fit_on_nodes(replace(scaling, **{name: share})) >= scaling.min_workers:
+            if less and fit_on_nodes(replace(scaling, **asked)) >= scaling.min_workers:
                 return f"{name}={share:g}"
     return ""
 
