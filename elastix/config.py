@@ -82,7 +82,8 @@ class ScalingConfig(_Config):
             no State is copied. Each occupies the same resources as a worker.
         cpus_per_worker: logical CPUs of each worker; fractions let workers share one. The processes
             of a crew share them equally.
-        gpus_per_worker: GPUs of each worker; fractions let workers share one.
+        gpus_per_worker: GPUs of each worker; fractions let workers share one. The processes of a
+            crew share them equally: as many as these have one each, fewer are shared.
         memory_per_worker: for campaigns whose trials have one worker each: bytes that are kept free
             for a trial, libraries included, on its GPU if it has one and on its host otherwise.
             Fewer trials run at once if they would not fit. "auto": what most trials so far have
@@ -619,12 +620,12 @@ def check_torch() -> None:
     """Refuse to shard a model with an old torch: gradients are weighed within its FSDP2.
 
     Raises:
-        ConfigError: it is older than 2.13.
+        ConfigError: it is older than 2.11.
     """
     installed = version("torch")
     require(
-        Version(installed).release >= (2, 13),
-        "a worker of several processes, or an estimate of one, needs torch 2.13 or newer; "
+        Version(installed).release >= (2, 11),
+        "a worker of several processes, or an estimate of one, needs torch 2.11 or newer; "
         f"{installed} is installed. Nothing was started. Install a newer torch, or leave crew or "
         "mesh out.",
     )
@@ -646,6 +647,13 @@ def check_crew(
     if not scaling.crew:
         return
     check_torch()
+    gpus = f"gpus_per_worker={scaling.gpus_per_worker:g}" if scaling.gpus_per_worker else ""
+    require(
+        scaling.gpus_per_worker <= scaling.processes,
+        f"{gpus} is more than one for each of the {scaling.processes} processes of a worker, which "
+        f"crew={scaling.crew} makes, and each computes on one. Nothing was started. Give "
+        f"gpus_per_worker={scaling.processes}, or less to share them.",
+    )
     for wrong, what in (
         (scaling.shadows > 0, f"shadows={scaling.shadows}"),
         (failure.recovery != "forward", f"recovery={failure.recovery!r}"),
@@ -655,7 +663,8 @@ def check_crew(
             f"recompute_every={failure.recompute_every}",
         ),
         (checkpoint.best is not None, f"best={checkpoint.best!r}"),
-        (scaling.gpus_per_worker > 0, f"gpus_per_worker={scaling.gpus_per_worker:g}"),
+        (gpus and exact, f"exact=True with {gpus}"),
+        (gpus and scaling.crew.get("pipe", 1) > 1, f"{gpus} for the axis 'pipe'"),
         (scaling.placement != "SPREAD", f"placement={scaling.placement!r}"),
         (profile is not None, "profile=ProfileConfig(...)"),
     ):

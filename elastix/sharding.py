@@ -103,7 +103,11 @@ def fsdp_layers(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
 def fsdp_groups(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
     """The groups of parameters that it shards together, which torch has no public name for."""
     for layer in fsdp_layers(modules):
-        yield from layer._get_fsdp_state()._fsdp_param_groups
+        state = layer._get_fsdp_state()
+        if hasattr(state, "_fsdp_param_groups"):
+            yield from state._fsdp_param_groups
+        elif state._fsdp_param_group is not None:  # torch 2.11
+            yield state._fsdp_param_group
 
 
 def let_go_of_gathered(modules: Iterable[torch.nn.Module]) -> None:

@@ -151,14 +151,14 @@ def held(model, optimizer) -> str:
     digest = blake3()
     for parameter in model.parameters():
         for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
-            digest.update(raw_bytes(local(tensor.detach())).numpy().tobytes())
+            digest.update(raw_bytes(local(tensor.detach())).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
 def whole(parameter) -> torch.Tensor:
     """All of it, wherever its parts are. Collective in a worker."""
     full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    return full.detach().clone()
+    return full.detach().to("cpu", copy=True)
 
 
 def replicated(model) -> str:
@@ -166,7 +166,7 @@ def replicated(model) -> str:
     digest = blake3()
     for parameter in model.parameters():
         if not hasattr(parameter, "full_tensor"):
-            digest.update(raw_bytes(parameter.detach()).numpy().tobytes())
+            digest.update(raw_bytes(parameter.detach()).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

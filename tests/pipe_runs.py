@@ -60,8 +60,8 @@ def only(model, layers):
 class Pipeline:
     """Schedules over the stages of one place, by the number of samples that they are given."""
 
-    def __init__(self, mesh, kind):
-        self.kind, self.mesh = kind, mesh["pipe"]
+    def __init__(self, mesh, kind, device):
+        self.kind, self.mesh, self.device = kind, mesh["pipe"], device
         self.places, place = self.mesh.size(), self.mesh.get_local_rank()
         self.number = self.places * (2 if kind in SEVERAL else 1)
         self.mine = list(range(place, self.number, self.places))
@@ -91,7 +91,7 @@ class Pipeline:
             number = max(1, samples // MICRO)
             group = self.mesh.get_group()
             stages = [
-                PipelineStage(part, stage, self.number, torch.device("cpu"), group=group)
+                PipelineStage(part, stage, self.number, self.device, group=group)
                 for stage, part in zip(self.mine, self.parts, strict=True)
             ]
             kind = self.kind
@@ -104,13 +104,17 @@ class Pipeline:
     def step(self, x, y):
         """The mean loss, where it is known."""
         losses = []
-        self.schedule(len(x)).step(x, target=y, losses=losses)
+        self.schedule(len(x)).step(*self.given(x), target=y, losses=losses)
         return torch.stack(losses).mean() if losses else torch.zeros(())
 
     def outputs(self, x, y):
         """What the model makes of them, where it is known; without gradients."""
         with torch.no_grad():
-            return self.schedule(len(x)).eval(x, target=y)
+            return self.schedule(len(x)).eval(*self.given(x), target=y)
+
+    def given(self, x):
+        """What a schedule is to be given here: before torch 2.13 at the first stage alone."""
+        return [x] if 0 in self.mine else []
 
 
 def adds_up(config, number, epoch):
@@ -129,7 +133,7 @@ def train(ctx, kind="1f1b", after_epoch=lambda pipeline, model, look: None):
         block.register_forward_hook(lambda own, _, y: F.dropout(y, dropout, own.training))
     pipeline = None
     if mesh is not None:
-        pipeline = Pipeline(mesh, kind)
+        pipeline = Pipeline(mesh, kind, ctx.device)
         model = pipeline.keep(model)
         pipeline.split(model, mesh)
         if kind not in SEVERAL:
@@ -164,12 +168,12 @@ def train(ctx, kind="1f1b", after_epoch=lambda pipeline, model, look: None):
                 pace(config)
             after_epoch(pipeline, model, look)
         if config["mean"]:
-            x, y = data(6).tensors
+            x, y = (tensor.to(ctx.device) for tensor in data(6).tensors)
             outputs = pipeline.outputs(x, y) if pipeline is not None else model(x).detach()
             valid = 0.0 if outputs is None else F.cross_entropy(outputs, y)
             ctx.report(**ctx.mean(loss=loss, valid=valid))
     full = {
-        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().to("cpu", copy=True)
         for name, p in model.named_parameters()
     }
     torch.save(full, log / f"final-{ctx.worker}-{ctx.place}.pt")

@@ -8,6 +8,7 @@ Not here: a decision on what to do next (protocol), what an operation computes (
 train.replica.evaluation), and who decides on generations (membership).
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
@@ -64,6 +65,7 @@ class GroupDriver:
         self.waited_s = 0.0
         self.crew = Crew(crew)
         self.watch = PlaceWatch()
+        self._check_within: Callable[[bool], None] | None = None
         self._protocol: GroupProtocol | Follower = (
             Follower(wiring.me, inbox)
             if wiring.place
@@ -96,17 +98,40 @@ class GroupDriver:
         return self.crew.broken or (self.follower is not None and self.follower.broken)
 
     def break_up(self) -> None:
-        """A process of this worker is lost. Any thread."""
+        """A process of this worker is lost: it is in no group any more. Any thread."""
         self.crew.broken = True
         if self.follower is not None:
             self.follower.broken = True
+        self._unblock_before(math.inf)
+
+    def doubt_within(self, check: Callable[[bool], None]) -> None:
+        """What others of this worker have a part in may be wrong, and nothing says so; see Inside.
+
+        Args:
+            check: raises RuntimeError if it may be; waits until all is computed if given True.
+        """
+        self._check_within = check
+
+    def check_within(self, *, wait: bool) -> None:
+        """That what was computed up to here was computed with all processes of this worker.
+
+        Args:
+            wait: until it is computed. Else it is about what the CPU has the outcome of.
+
+        Raises:
+            RuntimeError: one of them is lost.
+        """
+        if self._check_within is not None:
+            self._check_within(wait)
 
     def unblock(self) -> None:
         """A newer group is to be entered at once: what runs on GPUs in older ones has failed.
 
         In any thread. That which trains may wait in CUDA for those operations, and so hear nothing.
         """
-        newest = self._inbox.urgent.generation
+        self._unblock_before(self._inbox.urgent.generation)
+
+    def _unblock_before(self, newest: float) -> None:
         for one in (self.group, self._builder):
             if one is not None and one.generation < newest:
                 one.unblock()
@@ -189,8 +214,11 @@ class GroupDriver:
 
     @property
     def usable(self) -> bool:
-        """Whether it is worth launching something in the present group."""
-        return self._protocol.usable
+        """Whether it is worth launching something in the present group.
+
+        Not if that may be wrong yet: others count it, whatever this worker says in the end.
+        """
+        return self._protocol.usable and self._check_within is None
 
     def members(self, generation: int) -> tuple[int, ...]:
         """Members of a generation that was announced to this worker."""
@@ -312,6 +340,7 @@ class GroupDriver:
         Raises:
             Released: this worker was to leave, and the others know that it does so here.
         """
+        self.check_within(wait=True)
         self.watch.come(_FIRST + 2 * self.operation, batch=True)
         try:
             self._drive(self._protocol.boundary())
@@ -348,6 +377,7 @@ class GroupDriver:
         Returns:
             What it came to; None if it wants the train function to compute something.
         """
+        self.check_within(wait=False)
         try:
             wanted = next(course)
             while not isinstance(wanted, want.Compute):
@@ -483,12 +513,14 @@ class GroupDriver:
     def _reduce_buckets(self, wanted: want.ReduceBuckets) -> None:
         group: Any = wanted.group
         self.unblock()  # if there was news while it was built
+        self.check_within(wait=True)
         for pending in wanted.operation.launch(group):
             self._finish(pending)
 
     def _payload(self, wanted: want.Payload) -> tuple[torch.Tensor, int | None]:
         group: Any = wanted.group
         payload = wanted.operation.payload(group)
+        self.check_within(wait=True)
         self._participant.phase("round", wanted.operation.kind)
         return payload, wanted.operation.detail()
 

@@ -135,7 +135,8 @@ def run_local(
         timeout_s: kill everything and raise TrainError after so long.
 
     Raises:
-        ConfigError: it is called by a script that a worker's process imports; crews with GPUs.
+        ConfigError: it is called by a script that a worker's process imports; or something is set
+            that does not go together.
         ElastixError: raised in a worker; the others are killed.
         TrainError: any other exception in a worker, with its traceback; or the timeout.
     """
@@ -186,10 +187,10 @@ def run_local(
     kept = _Kept(store or directory / "store", restore or RestoreConfig())
     lead = LocalController
     if settings.crew:
-        if gpus is not None:
+        if gpus is not None and gpus.backend == "gloo" and scaling.crew.get("pipe", 1) > 1:
             raise ConfigError(
-                "run_local was called with crew and gpus: workers that are crews compute on CPUs. "
-                "Nothing was started. Leave one of the two out."
+                "run_local was called with gpus=Gpus(\"gloo\") and the axis 'pipe': gloo sends no "
+                'tensors of GPUs from one stage to another. Nothing was started. Use Gpus("nccl").'
             )
         from elastix.testing.local_crews import LocalCrewController
 

@@ -100,7 +100,7 @@ class LocalCrewController(CrewShell, LocalController):
                 self._send(process, life)
                 continue
             here, there = self._spawner.Pipe()
-            run = (self._train, self._config, self._store)
+            run = (self._train, self._config, self._store, process, self._gpus)
             args = (life, there, self._rendezvous.address, *run)
             self._processes[process] = self._spawn(work_in_crews, args)
             there.close()

@@ -43,7 +43,7 @@ from elastix.train.control.messages import (
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import FollowersLink, Life, Link, Settings
 from elastix.train.replica.member import Member
-from elastix.train.replica.train_function import run_train
+from elastix.train.replica.train_function import let_go_of_memory, run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
 from elastix.train.replica.worker_state import KeptState
 
@@ -52,22 +52,26 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of this machine, shared by all workers of a local run.
+    """The GPUs of this machine, shared by all processes of a local run.
 
     Attributes:
         backend: what carries tensors between them. NCCL refuses two processes on one GPU of one
-            host, so each worker says that it is on a host of its own: NCCL then goes through
-            sockets, which is slow and lets one GPU show what NCCL does when a peer is lost.
+            host, so each says that it is on a host of its own: NCCL then goes through sockets,
+            which is slow and lets one GPU show what NCCL does when a peer is lost.
     """
 
     backend: Backend = "gloo"
 
-    def take(self, worker: int) -> torch.device:
-        """The one that this worker computes on; before anything else is done in its process."""
+    def take(self, process: int) -> torch.device:
+        """The one that this process computes on; before anything else is done in it.
+
+        Args:
+            process: its number.
+        """
         if self.backend == "nccl":
             nccl.settle_environment()
-            os.environ.update(NCCL_HOSTID=f"elastix-local-{worker}", NCCL_SOCKET_IFNAME="lo")
-        device = torch.device("cuda", worker % torch.cuda.device_count())
+            os.environ.update(NCCL_HOSTID=f"elastix-local-{process}", NCCL_SOCKET_IFNAME="lo")
+        device = torch.device("cuda", process % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
 
@@ -181,7 +185,15 @@ def work(
 class _OneLife:
     """A process at one place of one worker, from its assembling until it is through, or free."""
 
-    def __init__(self, life: Life, line: Connection, address: tuple[str, int], store: Path) -> None:
+    def __init__(
+        self,
+        life: Life,
+        line: Connection,
+        address: tuple[str, int],
+        store: Path,
+        backend: Backend,
+        device: torch.device,
+    ) -> None:
         self.inbox = ThreadSafeInbox()
         self.founds = life.founds
         pipe = _PipeLink(line, store)
@@ -190,11 +202,12 @@ class _OneLife:
         self.wiring = Wiring(
             address=address,
             interface=HOST,
-            backend="gloo",
+            backend=backend,
             me=life.worker,
             shared=settings.shared,
             secret=settings.secret,
             place=life.place,
+            device=device,
         )
         link: Link = FollowersLink(pipe) if life.place else pipe
         self.member = Member(self.wiring, settings, self.inbox, link)
@@ -204,7 +217,7 @@ class _OneLife:
     ) -> tuple[Outcome, KeptState | None]:
         """From beginning to end, and what this process has of the State then, if it is free."""
         member, link = self.member, self.link
-        link.send(Started(pid=os.getpid(), device="cpu"))
+        link.send(Started(pid=os.getpid(), device=str(self.wiring.device)))
         pulse = threading.Thread(target=_pulse, args=(link, member), daemon=True)
         pulse.start()
         signal.signal(signal.SIGTERM, lambda *_: link.leave())
@@ -225,6 +238,8 @@ def work_in_crews(
     train: Callable[[Context], None],
     config: dict[str, Any],
     store: Path,
+    process: int,
+    gpus: Gpus | None = None,
 ) -> None:
     """A process of a crew: one life after the other, as its workers are lost without it.
 
@@ -235,12 +250,16 @@ def work_in_crews(
         train: the train function.
         config: given to it.
         store: its directory.
+        process: its number.
+        gpus: what it computes on; None: the CPU.
     """
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)
+    device = gpus.take(process) if gpus is not None else torch.device("cpu")
     gc.freeze()
     lives: queue.SimpleQueue[_OneLife] = queue.SimpleQueue()
-    now = _OneLife(life, line, address, store)
+    run = (line, address, store, gpus.backend if gpus is not None else "gloo", device)
+    now = _OneLife(life, *run)
     current = [now]
 
     def listen() -> None:
@@ -248,7 +267,7 @@ def work_in_crews(
             while True:
                 heard = line.recv()
                 if isinstance(heard, Life):
-                    current[0] = _OneLife(heard, line, address, store)
+                    current[0] = _OneLife(heard, *run)
                     lives.put(current[0])
                 elif isinstance(heard, Disband):
                     current[0].member.break_up()
@@ -266,11 +285,12 @@ def work_in_crews(
             leave()
             break
         del now
-        gc.collect()  # models, their connections, processes that read samples for them
+        let_go_of_memory()
         now = lives.get()
         if kept is not None and now.founds:
             now.member.found_from(kept)
         kept = None  # it is as large as the model and its optimizer
+        let_go_of_memory()
     if outcome.kind in (OutcomeKind.LEFT, OutcomeKind.FINISHED):
         listener.join()  # others may still wait for what was sent to them
     line.close()

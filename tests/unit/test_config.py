@@ -25,6 +25,7 @@ from elastix.errors import ConfigError
 from elastix.mesh_check import pretended
 from elastix.search.executors.pool import Pool
 from elastix.testing.local import run_local
+from elastix.testing.local_worker import Gpus
 from elastix.train.on_ray.trainer import ElasticTrainer
 
 ALL = [
@@ -301,7 +302,14 @@ def test_what_crews_do_not_do_yet_is_refused_before_anything_starts(options, sai
     ("options", "said"),
     [
         ({"scaling": {"shadows": 1}}, "shadows=1"),
-        ({"scaling": {"gpus_per_worker": 2}}, "gpus_per_worker=2"),
+        (
+            {"scaling": {"gpus_per_worker": 2}, "run": RunConfig(exact=True)},
+            "exact=True with gpus_per_worker=2",
+        ),
+        (
+            {"scaling": {"gpus_per_worker": 0.5, "crew": {"pipe": 2}}},
+            "gpus_per_worker=0.5 for the axis 'pipe'",
+        ),
         ({"scaling": {"placement": "STRICT_PACK"}}, "placement='STRICT_PACK'"),
         (
             {"run": RunConfig(exact=True), "failure": FailureConfig(recompute_every=10)},
@@ -314,20 +322,32 @@ def test_what_crews_do_not_do_yet_is_refused_before_anything_starts(options, sai
     ],
 )
 def test_what_crews_do_not_do_on_ray_is_refused_before_anything_starts(options, said):
-    scaling = ScalingConfig(crew={"shard": 2}, **options.pop("scaling", {}))
+    scaling = ScalingConfig(**{"crew": {"shard": 2}, **options.pop("scaling", {})})
     with pytest.raises(ConfigError, match=f"{said}.* does not work with crew"):
         ElasticTrainer(print, scaling=scaling, **options)
 
 
+def test_no_process_of_a_crew_has_more_than_one_gpu():
+    scaling = ScalingConfig(crew={"shard": 2, "tensor": 2}, gpus_per_worker=6)
+    with pytest.raises(ConfigError, match=r"more than one for each of the 4 .* gpus_per_worker=4,"):
+        ElasticTrainer(print, scaling=scaling)
+
+
+def test_gloo_is_no_pipeline_between_gpus(tmp_path):
+    with pytest.raises(ConfigError, match=r"gloo sends no tensors of GPUs"):
+        run_local(print, 2, crew={"pipe": 2}, gpus=Gpus("gloo"), directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_is_sharded_with_a_torch_of_which_that_is_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "version", {"torch": "2.12.1+cpu"}.get)
-    said = "needs torch 2.13 or newer; 2.12.1\\+cpu is installed"
+    monkeypatch.setattr(config, "version", {"torch": "2.10.1+cpu"}.get)
+    said = "needs torch 2.11 or newer; 2.10.1\\+cpu is installed"
     with pytest.raises(ConfigError, match=said):
         run_local(print, 2, crew={"shard": 2}, directory=tmp_path / "run")
     with pytest.raises(ConfigError, match=said), pretended({"shard": 2}):
         pass
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(config, "version", {"torch": "2.13.0.dev1"}.get)
+    monkeypatch.setattr(config, "version", {"torch": "2.11.0.dev1"}.get)
     with pretended({"shard": 2}):
         pass
 

@@ -3,10 +3,11 @@
 All that shards a model (FSDP2, tensor parallel) works on that mesh as it does without elastix. What
 is particular is the end: when a process of the worker is lost, its mates have to come out of
 whatever collective they are in. `cut` ends their connections, from any thread; the training thread
-gets a RuntimeError.
+gets a RuntimeError. What NCCL carries between GPUs raises nothing when it is ended, so there one
+has to ask: `check`.
 
-Not here: the rails, which are groups of their own (process_group), and who decides that a worker is
-broken.
+Not here: the rails, which are groups of their own (process_group), who decides that a worker is
+broken, and how NCCL is made to end anything (crew_gpus).
 """
 
 import contextlib
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elastix.comm.network import sockets
+from elastix.comm.network.crew_gpus import MatesGpus
 from elastix.comm.network.meeting import MeetingStore
 from elastix.comm.network.process_group import Wiring
 
@@ -57,6 +59,11 @@ class Inside:
         self.place, self.size = wiring.place, math.prod(axes.values())
         self.mesh: DeviceMesh | None = None
         self._axes = dict(axes)
+        self._device, self._backend = wiring.device, "gloo"
+        self._gpus: MatesGpus | None = None
+        if wiring.device.type != "cpu":
+            self._backend = f"cpu:gloo,{wiring.device.type}:{wiring.backend}"
+            self._gpus = MatesGpus(wiring.device) if wiring.backend == "nccl" else None
         self._lock = threading.Lock()
         self._over = self._cut = False
         self._settled = 0
@@ -82,10 +89,17 @@ class Inside:
         self._before = sockets.listening()
         told = self.tell("told", tells)
         dist.init_process_group(
-            "gloo", store=self._meeting, rank=self.place, world_size=self.size, timeout=_TIMEOUT
+            self._backend,
+            store=self._meeting,
+            rank=self.place,
+            world_size=self.size,
+            timeout=_TIMEOUT,
         )
         shape, names = tuple(self._axes.values()), tuple(self._axes)
-        self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        self.mesh = mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
+        if self._gpus is not None:
+            pairs = [mesh.get_group(axis) for axis in names if axis == _BY_PAIRS]
+            self._gpus.connect(map(mesh.get_group, names), pairs)
         self._counted = self._groups()
         self.settle()
         return told
@@ -129,14 +143,19 @@ class Inside:
         groups: dict[str, Any] = self._counted  # torch's stubs leave out what is asked for here
         every: Any = dict(dist.distributed_c10d._world.pg_map)
         try:
-            counts = {name: g._get_sequence_number_for_group() for name, g in groups.items()}
-            mine = sum(group._get_sequence_number_for_group() for group in every)
+            counts = {name: _begun(group) for name, group in groups.items()}
+            mine = sum(map(_begun, every))
             return {**counts, f"all of place {self.place}": mine}
         except RuntimeError:  # it is being closed
             return {}
 
     def carried(self) -> int | None:
-        """Bytes that came from and went to mates; None while some are on their way. Any thread."""
+        """Bytes that came from and went to mates; None while some are on their way. Any thread.
+
+        Of what GPUs send nothing is known, so there some always may be.
+        """
+        if self._gpus is not None:
+            return None
         try:
             return sockets.carried(self._mine, self._theirs)
         except (OSError, struct.error):  # an old kernel: nothing is known
@@ -154,18 +173,40 @@ class Inside:
             found[axis + others] = mesh.get_group(axis)
         return found
 
+    @property
+    def silent(self) -> bool:
+        """Whether what is ended raises nothing, so that one has to `check`."""
+        return self._gpus is not None
+
+    def check(self, *, wait: bool = False) -> None:
+        """That what this place has computed was computed with its mates; see MatesGpus.check.
+
+        Raises:
+            RuntimeError: it may be anything.
+        """
+        if self._gpus is not None:
+            self._gpus.check(wait=wait)
+
     def cut(self) -> None:
         """End all connections to mates. Any thread, any number of times."""
         with self._lock:
             self._cut = True
             if not self._over:
+                if self._gpus is not None:
+                    self._gpus.end()
                 sockets.shut_down(self._mine, self._theirs)
         self._meeting.close()
+
+    def come_out(self) -> None:
+        """After `cut`: block until nothing that was ended writes to memory of this place."""
+        if self._gpus is not None:
+            self._gpus.close()
 
     def close(self) -> None:
         """Leave the world; another one may be made then."""
         with self._lock:
             self._over = True
+        self.come_out()
         self._counted = {}  # they stay connected as long as anything refers to them
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
@@ -173,6 +214,12 @@ class Inside:
         self._meeting.close()
         _forget_meshes()
         gc.collect()
+
+
+def _begun(group: Any) -> int:  # noqa: ANN401 - torch's stubs leave out what is asked for here
+    """Collectives, whatever carries them."""
+    kinds = {group._get_backend(device) for device in group._device_types}
+    return sum(kind._get_sequence_number_for_group() for kind in kinds)
 
 
 def _forget_meshes() -> None:

@@ -32,6 +32,7 @@ _ENVIRONMENT = {
     # would block then; nobody here uses it (`_GpuPending._order`).
     "TORCH_NCCL_BLOCKING_WAIT": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",  # of groups that torch makes for the places of a worker
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # seconds, to connect
     # Algorithms are connected with the communicator, and not when they are first chosen: then a
     # peer may be lost, and the thread that trains would wait for it.

@@ -43,7 +43,7 @@ class NextGroup:
         for other in ended:
             other.abandon()
 
-    def unblock(self, generation: int) -> None:
+    def unblock(self, generation: float) -> None:
         """See Builder.unblock, of those older than this generation."""
         with self._lock:
             outdated = [one for one in self._builders.values() if one.generation < generation]

@@ -439,7 +439,7 @@ class Controller(Shell):
 
     def _make_job(self) -> Job:
         plan = self._plan
-        gpus = plan.scaling.gpus_per_worker
+        gpus = plan.scaling.resources_per_process.get("GPU", 0.0)
         return Job(
             train=self._train,
             config=plan.config,

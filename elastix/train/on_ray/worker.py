@@ -6,7 +6,6 @@ Not here: anything about groups or samples (member), and any decision (controlle
 """
 
 import contextlib
-import gc
 import os
 import queue
 import signal
@@ -58,7 +57,7 @@ from elastix.train.on_ray.takeover import Presence, remove_groups, run_id
 from elastix.train.replica.link import FollowersLink, Life, Link
 from elastix.train.replica.member import Member
 from elastix.train.replica.profiler import Profiler
-from elastix.train.replica.train_function import run_train
+from elastix.train.replica.train_function import let_go_of_memory, run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
 from elastix.train.replica.worker_state import KeptState
 
@@ -371,7 +370,7 @@ class Worker:
             mine.outcome = outcome
             self._news.notify_all()
         if outcome.kind is OutcomeKind.FREE:
-            gc.collect()  # models, their connections, processes that read samples for them
+            let_go_of_memory()
 
     def _warm_up(self) -> None:
         """What is done once, before any thread is started that computes."""
@@ -405,7 +404,9 @@ class Worker:
         member = Member(wiring, settings, mine.inbox, own)
         if self._kept is not None and life.founds:
             member.found_from(self._kept)
-        self._kept = None  # it is as large as the model and its optimizer
+        if self._kept is not None:
+            self._kept = None  # it is as large as the model and its optimizer
+            let_go_of_memory()
         mine.device = str(device)
         mine.link, mine.member = link, member
         member.adopted(self._address)  # a controller that came meanwhile found no member

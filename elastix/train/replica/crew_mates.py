@@ -72,6 +72,8 @@ class Mates:
         if not place:
             lines = SpeakersLines(self._wiring.interface, secret, driver.crew, *ends)
             self._lines, tells = lines, json.dumps(lines.address)
+        if self._inside.silent:
+            driver.doubt_within(lambda wait: self._inside.check(wait=wait))
         told = self._inside.open(tells)
         if driver.follower is not None:
             host, port = json.loads(told[0])
@@ -254,7 +256,6 @@ class Mates:
             return
         self.parted = self.parted or driver.crew.parted(self._wiring.me, stands)
         if self.parted is not None:
-            driver.break_up()
             self.cut()
             self._inbox.notify()
 
@@ -275,7 +276,12 @@ class Mates:
 
     def cut(self) -> None:
         """A process of the worker is lost: come out of what waits for it. Any thread."""
+        self._driver.break_up()
         self._inside.cut()
+
+    def come_out(self) -> None:
+        """Of a worker that is lost; block until nothing of it writes to memory any more."""
+        self._inside.come_out()
 
     def close(self) -> None:
         """Leave this worker."""

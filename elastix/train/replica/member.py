@@ -175,6 +175,8 @@ class Member:
         Returns:
             What this one has of the State at the last boundary, if that was not changed since.
         """
+        if self._mates is not None:
+            self._mates.come_out()
         kept, self._kept = self._kept(), _nothing
         self._driver.leave()
         if self._reducer is not None:
@@ -185,7 +187,8 @@ class Member:
 
     def found_from(self, kept: KeptState) -> None:
         """This process founds the group anew, with others that have the rest of the State."""
-        self._state.given = kept.state
+        on_cpu = self.device.type == "cpu"
+        self._state.given = kept.state if on_cpu else kept.state.clone()  # a device has no room
 
     @property
     def mesh(self) -> DeviceMesh | None:
@@ -730,7 +733,8 @@ class Member:
         return self._mean(OperationKind.MEAN, values)
 
     def _refuse(self, call: str) -> None:
-        """Where it would be made another number of times at each worker."""
+        """Where it would be made another number of times at each worker, or of what is wrong."""
+        self._driver.check_within(wait=False)
         self._steps.metrics.refuse(call)
         self._steps.slices.refuse(call)
 

@@ -1,9 +1,12 @@
 """Run the train function on one member, and say how it ended. No Ray."""
 
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
+
+import torch
 
 from elastix.comm.protocol.participant import Fenced, OutOfMemory, Released
 from elastix.errors import ElastixError, QuorumLost, StoreError
@@ -77,6 +80,17 @@ def run_train(
         if not is_device_failure(error) and _was_cut(member, error):
             return _cut(member, error)
         return _failed(member, error)
+
+
+def let_go_of_memory() -> None:
+    """After a life of a process, which goes on with another.
+
+    Models are collected, with their connections, and processes that read samples for them. A GPU
+    may be shared, and what torch keeps of its memory nobody else can use.
+    """
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _cut(member: Member, error: BaseException) -> Outcome:

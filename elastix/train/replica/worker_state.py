@@ -107,6 +107,7 @@ class WorkerState:
 
     def capture(self) -> State:
         """The State as it is now: views of live tensors."""
+        self._driver.check_within(wait=True)
         return self._tracked.capture(self._counts)
 
     def hold(self) -> Callable[[], KeptState | None]:

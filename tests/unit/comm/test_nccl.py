@@ -423,3 +423,39 @@ def test_news_is_heard_also_if_a_later_proposal_came_before_it(group):
     assert not group.given_up
     driver._inbox.publish(Membership(2, (0,), urgent=True))
     assert group.given_up
+
+
+def test_a_worker_that_is_broken_gives_up_its_groups(group):
+    """What its mates did not send flows into them when that is ended."""
+    driver = GroupDriver(SimpleNamespace(), ThreadSafeInbox(), WIRING)
+    driver._protocol.group = Group(WIRING, None, gpus=group)
+    driver.break_up()
+    assert group.given_up
+    assert driver.broken
+
+
+def test_what_may_be_wrong_yet_goes_to_nobody(group):
+    """Not while backward runs, either: those who have all of a step take it without asking."""
+    driver = GroupDriver(SimpleNamespace(), ThreadSafeInbox(), WIRING)
+    used = driver._protocol.group = Group(WIRING, None, gpus=group)
+    assert driver.usable
+    asked = []
+
+    def check(wait):
+        asked.append(wait)
+        raise RuntimeError("a mate is lost")
+
+    driver.doubt_within(check)
+    assert not driver.usable
+    operation = SimpleNamespace(launch=lambda _: pytest.fail("launched"), payload=lambda _: None)
+    for ask in (
+        lambda: driver._reduce_buckets(wants.ReduceBuckets(used, operation)),
+        lambda: driver._payload(wants.Payload(used, operation)),
+        driver.boundary,
+    ):
+        with pytest.raises(RuntimeError, match="a mate is lost"):
+            ask()
+    assert asked == [True] * 3
+    with pytest.raises(RuntimeError, match="a mate is lost"):
+        driver.run(operation)
+    assert asked[3:] == [False]
