@@ -234,11 +234,17 @@ def raw_bytes(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> 
 
     Shares memory with a contiguous CPU tensor; copies otherwise.
     """
+    return bytes_in_place(tensor, start, stop).cpu()
+
+
+def bytes_in_place(
+    tensor: torch.Tensor, start: int = 0, stop: int | None = None
+) -> torch.Tensor:
+    """The same on the device of `tensor`; shares memory with one that is contiguous."""
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    flat = plain.contiguous().view(-1).view(torch.uint8)[start:stop]
-    return flat.cpu()
+    return plain.contiguous().view(-1).view(torch.uint8)[start:stop]
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -284,8 +284,8 @@ class CatchUpSender:
 
 
 def _state_message(head: dict[str, Any], state: State) -> _Message:
-    body, parts = transfer.describe(state)
-    return _Message({**head, "body": body}, parts)
+    body, tensors = transfer.describe(state)
+    return _Message({**head, "body": body}, [raw_bytes(tensor) for tensor in tensors])
 
 
 class CatchUpReceiver:

@@ -4,7 +4,7 @@ Collective over that group. Blocks until done; `wait` makes it end early when th
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from elastix.comm.network.pending import Pending
 from elastix.comm.network.process_group import Group
 from elastix.comm.protocol.participant import OutOfMemory
 from elastix.sharding import Part, Shard
-from elastix.state import Ref, State, dtype_name, identity, raw_bytes
+from elastix.state import Ref, State, bytes_in_place, dtype_name, identity, raw_bytes
 
 Wait = Callable[[Pending], None]
 
@@ -34,13 +34,13 @@ def give(group: Group, state: State, device: torch.device, wait: Wait) -> int:
     Returns:
         Payload bytes; tied tensors count once.
     """
-    body, parts = describe(state)
+    body, tensors = describe(state)
     header = torch.frombuffer(bytearray(json.dumps(body).encode()), dtype=torch.uint8)
     wait(group.broadcast(torch.tensor([header.numel()], dtype=torch.int64), group.rank))
     wait(group.broadcast(header, group.rank))
-    for pieces in _chunks(parts):
-        wait(group.broadcast(torch.cat(pieces).to(device), group.rank))
-    return sum(part.numel() for part in parts)
+    for chunk in chunks(tensors, device):
+        wait(group.broadcast(chunk, group.rank))
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def take(group: Group, root: int, device: torch.device, wait: Wait) -> State:
@@ -77,18 +77,18 @@ def taking() -> Iterator[None]:
 
 
 def describe(state: State) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """A State without its bytes, as JSON values; and its bytes, tied tensors once, in order."""
+    """A State without its bytes, as JSON values; and its tensors, tied ones once, in order."""
     first: dict[tuple[object, ...], str] = {}
     index = {}
-    parts = []
+    tensors = []
     for name, tensor in state.tensors.items():
         original = first.setdefault(identity(tensor), name)
         tied = original if original != name else None
         index[name] = (dtype_name(tensor), list(tensor.shape), tied)
         if tied is None:
-            parts.append(raw_bytes(tensor))
+            tensors.append(tensor)
     body = {"index": index, "meta": state.meta, "parents": state.parents}
-    return (body | {"parts": state.parts} if state.parts else body), parts
+    return (body | {"parts": state.parts} if state.parts else body), tensors
 
 
 def rooms(body: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
@@ -113,7 +113,16 @@ def assemble(body: dict[str, Any], tensors: dict[str, torch.Tensor]) -> State:
     return State(tensors, body["meta"], tuple(Ref(parent) for parent in body["parents"]), parts)
 
 
-def _chunks(parts: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def chunks(tensors: Iterable[torch.Tensor], device: torch.device) -> Iterator[torch.Tensor]:
+    """Their bytes in memory of their own on `device`, at most _CHUNK_BYTES at a time, in order.
+
+    From one GPU to another they do not come by the host's memory.
+    """
+    for pieces in _chunks(map(bytes_in_place, tensors)):
+        yield torch.cat([piece.to(device) for piece in pieces])
+
+
+def _chunks(parts: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Cut flat byte tensors into lists of views of at most _CHUNK_BYTES each, in order.
 
     Many small tensors share a message, and a large one does not need a second copy of itself.

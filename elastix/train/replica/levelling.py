@@ -48,17 +48,18 @@ class Levelling(RoundAlone):
         self._device = device
         shared = {n: t for n, t in state.tensors.items() if not n.startswith("@rng")}
         self._state = State(shared, state.meta)
-        self._body, self._parts = transfer.describe(self._state)
+        self._body, self._tensors = transfer.describe(self._state)
         self._flat = torch.empty(0, dtype=torch.uint8)
         self._source = -1
 
     def launch(self, group: Group) -> Iterator[Pending]:
-        """The source sends what it holds."""
+        """The source sends what it holds, piece by piece."""
         source = source_of(self._processors())
-        flat = torch.cat([part.cpu() for part in self._parts])
-        buffer = flat.to(self._device, copy=True)
-        yield group.broadcast(buffer, group.members.index(source))
-        self._flat, self._source = buffer.cpu(), source
+        received = []
+        for chunk in transfer.chunks(self._tensors, self._device):
+            yield group.broadcast(chunk, group.members.index(source))
+            received.append(chunk.cpu())
+        self._flat, self._source = torch.cat(received), source
 
     def payload(self, group: Group) -> torch.Tensor:
         """Whose State it is."""

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from elastix.comm.network import transfer
 from elastix.comm.protocol.catch_up_messages import Watched
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.state import State
@@ -10,15 +11,17 @@ from elastix.train.replica.levelling import Levelling, source_of
 
 
 class Network:
-    """A group in which the root's bytes are kept for the others."""
+    """A group in which the root's bytes are kept for the others, who come after it."""
 
     def __init__(self, members):
-        self.members, self.sent = members, None
+        self.members, self.sent, self.asked = members, [], 0
 
     def broadcast(self, tensor, root):
-        if self.sent is None:
-            self.sent = tensor.clone()
-        tensor.copy_(self.sent)
+        del root
+        if self.asked == len(self.sent):
+            self.sent.append(tensor.clone())
+        tensor.copy_(self.sent[self.asked])
+        self.asked += 1
 
 
 @pytest.mark.parametrize(
@@ -41,11 +44,15 @@ def levelling(worker, value, adopted):
     return Levelling(worker, state, adopted.append, lambda: {1: 5, 2: 6, 3: 6}, device)
 
 
-def test_all_but_the_source_take_its_tensors_over_and_no_random_numbers():
+@pytest.mark.parametrize("most", [transfer._CHUNK_BYTES, 5])
+def test_all_but_the_source_take_its_tensors_over_and_no_random_numbers(most, monkeypatch):
+    monkeypatch.setattr(transfer, "_CHUNK_BYTES", most)
     group, adopted = Network((1, 2, 3)), {worker: [] for worker in (1, 2, 3, 9)}
     works = {worker: levelling(worker, 10 * worker, adopted[worker]) for worker in (2, 1, 3)}
     for work in works.values():
-        list(work.launch(group))
+        group.asked = 0
+        assert len(list(work.launch(group))) == -(-12 // most)
+    assert max(sent.nbytes for sent in group.sent) <= most
     results = {int(work.payload(group)[0]) for work in works.values()}
     assert results == {2}
     assert len({work.detail() for work in works.values()}) == 1
