@@ -237,9 +237,7 @@ def raw_bytes(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> 
     return bytes_in_place(tensor, start, stop).cpu()
 
 
-def bytes_in_place(
-    tensor: torch.Tensor, start: int = 0, stop: int | None = None
-) -> torch.Tensor:
+def bytes_in_place(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
     """The same on the device of `tensor`; shares memory with one that is contiguous."""
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
