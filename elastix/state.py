@@ -230,18 +230,13 @@ class State:
 
 
 def raw_bytes(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-    """Bytes of the elements in row-major order, from `start` to `stop`: flat uint8 on the CPU.
-
-    Shares memory with a contiguous CPU tensor; copies otherwise.
-    """
+    """As `bytes_in_place`, on the CPU."""
     return bytes_in_place(tensor, start, stop).cpu()
 
 
 def bytes_in_place(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-    """The same on the device of `tensor`; shares memory with one that is contiguous."""
-    plain = tensor.detach()
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
+    """Bytes of these elements in row-major order, flat uint8; a view if they lie so."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.contiguous().view(-1).view(torch.uint8)[start:stop]
 
 
