@@ -425,7 +425,25 @@ def checkpointing_later(ctx):
         model.reentrant = True
 
 
+def hooked_late(ctx):
+    """Gradients were taken when the hook puts others in their place."""
+
+    def put_half(parameter):
+        parameter.grad = parameter.grad * 0.5
+
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(put_half)
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 REFUSED = {
+    hooked_late: "a hook that was registered on them",
     checkpointing_later: "checkpoint from the first step on",
     zeroed_in_every_other_step: "begins with the gradients of the step before",
     other_threads: "worker 0: torch",

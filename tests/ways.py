@@ -5,6 +5,7 @@ after it was built; it returns what its State consists of. `WAYS` says what beco
 """
 
 import contextlib
+import copy
 import itertools
 import multiprocessing
 from collections.abc import Callable
@@ -700,6 +701,13 @@ def without_elements(ctx):
     raise AssertionError("prepared")
 
 
+def expanded(ctx):
+    """A constant that is one number in memory, which torch cannot load from a state_dict."""
+    model = mlp()
+    model.register_buffer("scale", torch.ones(1).double().expand(WIDTH))
+    return plain(ctx, model)
+
+
 def unfreezing(ctx):
     """What was frozen at prepare is trained later."""
     model = mlp()
@@ -895,8 +903,6 @@ def never_outside_of_accumulate(ctx):
     for x, y in batches(ctx):
         with ctx.accumulate():
             F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
     return model, optimizer
 
 
@@ -976,6 +982,138 @@ def clipped_within(ctx):
         model(x).square().mean().backward()
         optimizer.step()
     return model, optimizer
+
+
+# ------------------------------------------------------------------- gradients from elsewhere
+
+
+def _halve(parameter):
+    parameter.grad.mul_(0.5)
+
+
+def _put_half(parameter):
+    parameter.grad = parameter.grad * 0.5
+
+
+def _hooked(ctx, hook, *, late, **options):
+    model = mlp()
+    optimizer = sgd(model)
+    if late:
+        ctx.prepare(model, optimizer)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
+    if not late:
+        ctx.prepare(model, optimizer)
+    for one in batches(ctx, **options):
+        optimizer.zero_grad()
+        for x, y in one if "slices" in options else [one]:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def hook_before_prepare(ctx):
+    return _hooked(ctx, _halve, late=False)
+
+
+def hook_after_prepare(ctx):
+    """It is called after the one of elastix."""
+    return _hooked(ctx, _halve, late=True)
+
+
+def hook_that_replaces(ctx):
+    return _hooked(ctx, _put_half, late=True)
+
+
+def hook_on_sums(ctx):
+    """What it halves is the sum over the slices so far."""
+    return _hooked(ctx, _halve, late=False, slices=5)
+
+
+def hook_that_replaces_sums(ctx):
+    return _hooked(ctx, _put_half, late=True, slices=5)
+
+
+def hook_that_steps(ctx):
+    """An optimizer in the backward pass, which saves the memory of gradients."""
+    model = mlp()
+    optimizers = {parameter: torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()}
+    ctx.prepare(model, *optimizers.values())
+    for parameter, optimizer in optimizers.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, of=optimizer: of.step())
+    for x, y in batches(ctx):
+        F.cross_entropy(model(x), y).backward()
+        model.zero_grad()
+    return (model,)
+
+
+def gradients_by_hand(ctx):
+    """No backward pass tells of them."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        _put_gradients(model, x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def gradients_by_hand_within_backward(ctx):
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        with ctx.backward():
+            _put_gradients(model, x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def _put_gradients(model, x, y):
+    own = list(model.parameters())
+    for parameter, gradient in zip(
+        own, torch.autograd.grad(F.cross_entropy(model(x), y), own), strict=True
+    ):
+        parameter.grad = gradient
+
+
+def step_on_what_was_added_up(ctx):
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        with ctx.accumulate():
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def copy_trained(ctx):
+    """Of the prepared model, with an optimizer of its own."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    other = copy.deepcopy(model)
+    own = sgd(other)
+    for x, y in batches(ctx):
+        step(other, own, x, y)
+    return model, optimizer
+
+
+class Waves(nn.Module):
+    """Its parameters are complex."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(WIDTH, 8, dtype=torch.complex128))
+        self.last = nn.Parameter(torch.randn(8, CLASSES, dtype=torch.complex128))
+
+    def forward(self, x):
+        return (torch.tanh((x.to(torch.complex128) @ self.first).real) * (1 + 1j) @ self.last).abs()
+
+
+def complex_parameters(ctx):
+    return plain(ctx, Waves())
 
 
 @dataclass(frozen=True)
@@ -1068,6 +1206,11 @@ WAYS = {
                 mixture,
                 tied_embeddings,
                 sparse_embeddings,
+                hook_before_prepare,
+                hook_after_prepare,
+                hook_that_replaces,
+                gradients_by_hand_within_backward,
+                complex_parameters,
             ),
         ),
         (
@@ -1095,8 +1238,15 @@ WAYS = {
             Way(unfreezing, _UNFREEZE),
             Way(layer_added, _UNFREEZE),
             Way(sparse_adam, "sparse=False"),
+            Way(hook_on_sums, "changed or dropped within the loop"),
+            Way(hook_that_replaces_sums, "changed or dropped within the loop"),
+            Way(hook_that_steps, "a hook on a gradient took the step"),
+            Way(gradients_by_hand, "within `with ctx.backward():`"),
+            Way(step_on_what_was_added_up, "no backward pass outside of ctx.accumulate()"),
+            Way(copy_trained, "a copy that is made of one later"),
             Way(buffer_registered_late, "Register buffers before ctx.prepare"),
             Way(without_elements, "to_empty"),
+            Way(expanded, "tensor.clone()"),
             Way(impossible_buffer, "Keep it in another type"),
         ),
     )

@@ -164,7 +164,7 @@ def compare(
     theirs = {name: state.tensors[name] for name in ours}
     worst, relative = "", 0.0
     for name, tensor in theirs.items():
-        if not tensor.is_floating_point():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
             gap = float(not torch.equal(tensor, ours[name]))
         else:
             gap = difference(tensor, ours[name].cpu())
@@ -209,6 +209,11 @@ def store_of(directory: Path) -> Path:
 _current = threading.local()
 
 
+def _within() -> bool:
+    """Whether this thread is in what counts as one backward pass."""
+    return getattr(_current, "within", False)
+
+
 @contextmanager
 def _outermost_backward_ends_the_step() -> Iterator[None]:
     """Checkpoints that re-enter autograd call backward within backward, in the same thread."""
@@ -216,7 +221,7 @@ def _outermost_backward_ends_the_step() -> Iterator[None]:
 
     def backward(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         replica: _Replica | None = getattr(_current, "replica", None)
-        if replica is None or getattr(_current, "within", False):
+        if replica is None or _within():
             plain(*args, **kwargs)
             return
         _current.within = True
@@ -436,13 +441,15 @@ class _Replica:
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        if self._deferred or self._slicing:
-            yield
-            return
-        with self.accumulate():
-            yield
-        self._active = True
-        self.backward_over()
+        within, _current.within = _within(), True
+        try:
+            with self.one_pass():  # whoever puts gradients there, autograd or other code
+                yield
+        finally:
+            _current.within = within
+        if not (self._deferred or self._slicing):
+            self._active = True
+            self.backward_over()
 
     def evaluate(
         self,

@@ -259,7 +259,7 @@ class BufferBucket(Bucket):
             now = f"{tensor.dtype}{list(tensor.shape)} now"
         elif tensor.is_inference():
             now = "a tensor of inference mode now"
-        elif _overlaps(tensor):
+        elif overlaps(tensor):
             now = "expanded from fewer elements now"
         else:
             return
@@ -295,7 +295,7 @@ class BufferBucket(Bucket):
         self._versions = [tensor._version for tensor in tensors]
 
 
-def _overlaps(tensor: torch.Tensor) -> bool:
+def overlaps(tensor: torch.Tensor) -> bool:
     """Whether elements share memory, so that they cannot be written one by one."""
     return any(
         size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

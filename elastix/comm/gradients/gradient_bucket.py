@@ -3,7 +3,7 @@
 import math
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from elastix.state import raw_bytes
 
 COUNTS = (torch.float32, torch.float64)
 """They count samples without rounding."""
+_Mark = tuple[int, int] | bytes | None
+_CHANGED = None
+"""The mark that no gradient has."""
 
 
 class GradientBucket(Bucket):
@@ -49,7 +52,7 @@ class GradientBucket(Bucket):
         self._parts: list[_Parts] = []  # only in a step of several ratios
         self._before: list[torch.Tensor | None] = []  # gradients that a step in slices began with
         self._aside: list[torch.Tensor | None] = []  # while others are computed
-        self._marks: dict[int, int | bytes] = {}  # in such a step: of gradients, when last added to
+        self._marks: dict[int, _Mark] = {}  # in such a step: of gradients, when last added to
         self._used = [False] * len(parameters)
         self._filled = [False] * len(parameters)
         self._spent: list[torch.Tensor | None] = []
@@ -60,7 +63,7 @@ class GradientBucket(Bucket):
         # the memory that they lie in. Some share it.
         self._noted: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._noted_at: dict[int, int] = {}
-        self._noted_parts: dict[int, int | bytes] = {}
+        self._noted_parts: dict[int, _Mark] = {}
         self._idle = 0
         self.unscaled = False
         self.collect: Callable[[int, torch.Tensor | None], None] | None = None
@@ -183,6 +186,16 @@ class GradientBucket(Bucket):
         given = self._given[place] if self._given else None
         return given is not None and given() is self.parameters[place].grad
 
+    def own(self, wanted: Container[int]) -> bool:
+        """Whether one of the parameters with these ids has a gradient that was not handed back."""
+        return any(
+            id(parameter) in wanted
+            and parameter.grad is not None
+            and not self._is_given(place)
+            and (parameter.grad.is_sparse or bool(local(parameter.grad).any()))
+            for place, parameter in enumerate(self.parameters)
+        )
+
     def keep_apart(self, ratio: int) -> None:
         """Gradients of this step so far are of `ratio`, and there will be some of others."""
         if not self._parts:
@@ -259,8 +272,14 @@ class GradientBucket(Bucket):
     def added_in_slice(self, place: int) -> None:
         """What is in `param.grad`, if anything, is as autograd has left it."""
         gradient = self.parameters[place].grad
-        if gradient is not None:
-            self._marks[place] = _mark_of(gradient)
+        if gradient is None:
+            return
+        before, mark = self._marks.get(place), _mark_of(gradient)
+        if isinstance(before, tuple) and isinstance(mark, tuple) and not gradient.is_sparse:
+            memory, version = before
+            if mark[0] == memory and mark[1] > version + 1:
+                mark = _CHANGED  # a hook that comes before ours has changed the sum
+        self._marks[place] = mark
 
     @property
     def carried(self) -> list[torch.nn.Parameter]:
@@ -429,15 +448,15 @@ class _Parts:
         return {**self._aside, self.ratio: gradient}
 
 
-def _mark_of(gradient: torch.Tensor) -> int | bytes:
-    """Another one if somebody has changed it.
+def _mark_of(gradient: torch.Tensor) -> _Mark:
+    """Another one if somebody has changed it, or put another in its place.
 
     Of a DTensor no version tells that: its own stays, and FSDP2's parts share that of their memory.
     Its bytes do, of what this process has.
     """
     if is_sharded(gradient):
         return blake3(raw_bytes(local(gradient)).numpy().data).digest()
-    return gradient._version
+    return id(gradient), gradient._version
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

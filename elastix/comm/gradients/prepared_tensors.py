@@ -1,6 +1,6 @@
 """That what is trained, and what changes, is what was prepared for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -23,6 +23,7 @@ class PreparedTensors:
         buffers: Sequence[BufferBucket],
     ) -> None:
         self._modules = list(modules)
+        self._gradients = gradients
         self._buffers = buffers
         self._averaged = {id(p) for bucket in gradients for p in bucket.parameters}
         self._named = [pair for module in modules for pair in module.named_parameters()]
@@ -66,6 +67,11 @@ class PreparedTensors:
                         "buffers before ctx.prepare, by a forward pass if need be; to one that two "
                         "modules share, write in place."
                     )
+
+    def own(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether one of these has a gradient that is this worker's own, and not all workers'."""
+        wanted = set(map(id, parameters))
+        return any(gradients.own(wanted) for gradients in self._gradients)
 
     def remember(self) -> None:
         """The loop over the slices of a step begins."""

@@ -392,9 +392,10 @@ class Reducer:
         if any(gradients.meddled for gradients in self._gradients):
             raise ConfigError(
                 "gradients were changed or dropped within the loop over a step's slices, by "
-                "zero_grad, say, or by clipping. There they are sums of what this worker has "
-                "computed so far, and no step's. The step was not taken; the run ends. Do it after "
-                "that loop, before or after optimizer.step()."
+                "zero_grad, say, by clipping, or by a hook that was registered on them. There "
+                "they are sums of what this worker has computed so far, and no step's. The step "
+                "was not taken; the run ends. Do it after that loop, before or after "
+                "optimizer.step()."
             )
 
     def end_slices(self) -> bool:
@@ -462,6 +463,10 @@ class Reducer:
             buffers.rebase()
         self.remember_buffers()
 
+    def own(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether one of these has a gradient that no step has handed back."""
+        return self._prepared.own(parameters)
+
     def check(self, thoroughly: bool = False) -> None:
         """Between steps: that the last one has ended, and nothing was left out of it.
 
@@ -500,7 +505,8 @@ class Reducer:
             elif not self._active:
                 self._look_if_changed(bucket, place)
             self._passes.within()
-            if self._fills:
+            # A hook of the user's that comes after this one may still change it.
+            if self._fills and _last_hook(parameter) is gradient_ready:
                 self._fill(bucket, place)
 
         return gradient_ready
@@ -773,6 +779,10 @@ class Reducer:
     def detail(self) -> int | None:
         """Nothing: the vote carries it."""
         return None
+
+
+def _last_hook(parameter: torch.Tensor) -> object:
+    return next(reversed(parameter._post_accumulate_grad_hooks.values()))
 
 
 def _not_given() -> ConfigError:

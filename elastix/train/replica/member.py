@@ -368,6 +368,7 @@ class Member:
             raise refusals.step_not_taken_together("optimizer.step()")
         self._kept = _nothing  # whether or not torch counts what this one changes
         if self._outer is None:
+            self._steps.look_if_averaged(optimizer)
             return
         self._copies.finish()  # the parameters are about to move
         if optimizer is self._outer.optimizer:

@@ -80,6 +80,27 @@ def never_took_a_step() -> ConfigError:
     )
 
 
+def never_ran_backward() -> ConfigError:
+    """Batches were drawn, and no gradient of a prepared parameter was computed."""
+    return ConfigError(
+        "the train function drew batches and never took a step: no backward pass has reached a "
+        "parameter of the modules that ctx.prepare was given. Nothing of it is stored. Train those "
+        "modules: a copy that is made of one later is another model, with an optimizer of its own."
+    )
+
+
+def not_averaged() -> ConfigError:
+    """An optimizer would use what this worker has computed alone."""
+    return ConfigError(
+        "optimizer.step() was called with gradients of this worker's samples alone: a batch was "
+        "drawn, and no backward pass outside of ctx.accumulate() has averaged them over the "
+        "workers. They may come from torch.autograd.grad or torch.func, or a hook on a gradient "
+        "took the step before backward had ended. It was not taken; the run ends. Put gradients "
+        "into param.grad within `with ctx.backward():`, at whose end they are averaged, and call "
+        "optimizer.step() after it."
+    )
+
+
 def never_took_an_inner_step() -> ConfigError:
     """Each batch was one of several that make an inner step, to the end."""
     return ConfigError(

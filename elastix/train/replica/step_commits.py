@@ -49,6 +49,8 @@ from elastix.train.replica.vote import StepVerdict, Vote
 
 logger = logging.getLogger(__name__)
 
+_FAULTS = 3
+"""So often a step is done again for a worker that is alone, and computes a slice in two ways."""
 LEVEL_S = 60.0
 """So long workers with different processors, or such a shadow, go on from what each has rounded."""
 
@@ -105,6 +107,7 @@ class StepCommits:
         self._turns: deque[int] = deque(maxlen=loader_order.REMEMBERED)  # of loaders, step by step
         self._turns_from_before = False  # none of them was taken since the State came
         self._doubted = False  # what a step was about, and it was said
+        self._faulty, self._faults = -1, 0  # the last step that was, for who is alone; how often
         self._plain = plain_loaders.PlainLoaders()
 
     def prepared(self, reducer: Reducer) -> None:
@@ -143,6 +146,23 @@ class StepCommits:
         if self._reducer is not None:
             self._reducer.check(thoroughly)
 
+    def look_if_averaged(self, optimizer: torch.optim.Optimizer) -> None:
+        """That an optimizer that is about to take a step has gradients of the whole group.
+
+        Raises:
+            ConfigError: a batch was drawn, and what it has is of this worker's samples.
+        """
+        if self._settings.alone or self._reducer is None or not self._draws:
+            return
+        groups = optimizer.param_groups
+        if self._reducer.own(parameter for group in groups for parameter in group["params"]):
+            raise refusals.not_averaged()
+
+    @property
+    def _draws(self) -> bool:
+        """Whether a batch was drawn since the last step."""
+        return any(loader.pending for loader in self._tracked.loaders)
+
     def look_if_left_over(self) -> None:
         """The train function is through: whether what it has added up is in a step.
 
@@ -150,6 +170,9 @@ class StepCommits:
             ConfigError: it never took one.
         """
         if not self.window.added_up:
+            idle = self._draws and not (self.step or self._settings.alone)
+            if idle and self._tracked.optimizes:
+                raise refusals.never_ran_backward()
             return
         if not self.step:
             raise refusals.never_took_a_step()
@@ -458,6 +481,10 @@ class StepCommits:
         if not found.apart:
             return  # it is the batch, or somebody who has been lost since
         if len(workers) == 1:
+            self._faults = self._faults + 1 if self._faulty == self.step else 1
+            self._faulty = self.step
+            if self._faults > _FAULTS:
+                self._end(miscalculated(self.step + 1, found))
             logger.warning(
                 "step %d was void: slice %s gave another result than before (%s), and gave the "
                 "same twice when it was computed again. Nothing wrong was taken over. The "

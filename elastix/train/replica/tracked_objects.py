@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from elastix import state as states
+from elastix.comm.gradients.buffer_bucket import overlaps
 from elastix.data.cursor import count
 from elastix.data.loader import Loader
 from elastix.data.rehearsal import ENTRY, Rehearsal
@@ -312,6 +313,11 @@ class TrackedObjects:
         self._unclaimed = states.without(self._unclaimed, {name: other})
         return True
 
+    @property
+    def optimizes(self) -> bool:
+        """Whether there is an optimizer."""
+        return any(isinstance(other, torch.optim.Optimizer) for other in self.others.values())
+
     def optimized(self, parameter: torch.nn.Parameter) -> bool:
         """Whether an optimizer has this parameter."""
         optimizers = (o for o in self.others.values() if isinstance(o, torch.optim.Optimizer))
@@ -418,4 +424,11 @@ def _check_elements(module: torch.nn.Module) -> None:
             raise ConfigError(
                 f"{name} of {type(module).__name__} is on the device meta and has no elements. "
                 "Nothing was prepared. Give it some before ctx.prepare: module.to_empty(device=...)"
+            )
+    for name, tensor in module.state_dict().items():
+        if isinstance(tensor, torch.Tensor) and overlaps(tensor):
+            raise ConfigError(
+                f"{name} of {type(module).__name__} was expanded: several of its elements are one "
+                "place in memory, so it cannot be given to a worker that joins. Nothing was "
+                "prepared. Give the module a copy that has all of its elements: tensor.clone()"
             )

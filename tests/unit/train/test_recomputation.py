@@ -16,7 +16,7 @@ from elastix.comm.gradients.slice_digests import Sum
 from elastix.comm.slice_tree import Node
 from elastix.config import CheckpointConfig, FailureConfig
 from elastix.data.slice_assignment import Assignment
-from elastix.errors import ConfigError, TrainError
+from elastix.errors import ConfigError, ReplicasDiffer, TrainError
 from elastix.train.replica.guard import ABSENT, Alarm
 from elastix.train.replica.link import Settings
 from elastix.train.replica.recomputation import (
@@ -330,6 +330,17 @@ def test_a_gradient_that_flips_once_is_noticed_by_who_is_alone(tmp_path, caplog)
     assert "gave another result than before (gradients)" in caplog.text
     assert torch.equal(quiet.weight, other.weight)
     assert len([step for step in steps if type(step).__name__ == "StepCommitted"]) == 4
+
+
+def test_who_is_alone_and_never_computes_the_same_does_not_go_on_for_ever(tmp_path):
+    """What a slice gives goes by its place in the loop, past what is computed twice in a row."""
+
+    def later(model, place):
+        if place > 1:
+            model.weight.grad.numpy()[0, 0] += 1
+
+    with pytest.raises(ReplicasDiffer, match="again and again"):
+        run(tmp_path, partial(loop, within=later), recompute_every=1)
 
 
 # ----------------------------------------------------------------------------- turns of loaders
