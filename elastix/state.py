@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -28,6 +27,7 @@ from blake3 import blake3
 from elastix import sharding
 from elastix.errors import ConfigError, StateError
 from elastix.lazy_import import later
+from elastix.nested_state import flatten, unflatten
 from elastix.notebook import facts, size, table
 
 if TYPE_CHECKING:
@@ -374,12 +374,12 @@ def _live(
             if isinstance(value, torch.Tensor):
                 live[prefix + name] = value.detach()
             else:  # a module's get_extra_state
-                values[f"@{prefix}{name}"] = _flatten(value, f"@extra/{prefix}{name}", live)
+                values[f"@{prefix}{name}"] = flatten(value, f"@extra/{prefix}{name}", live)
     for name, other in others.items():
         state = other.state_dict()
         if isinstance(other, torch.optim.Optimizer):
             state = _by_name(other, state, names)
-        values[f"@{name}"] = _flatten(state, f"@{name}", live)
+        values[f"@{name}"] = flatten(state, f"@{name}", live)
     return live, values
 
 
@@ -412,7 +412,7 @@ def restore(
             if prefix + name in state.tensors:
                 own[name] = tensors[prefix + name]
             elif f"@{prefix}{name}" in state.meta:
-                own[name] = _unflatten(state.meta[f"@{prefix}{name}"], tensors)
+                own[name] = unflatten(state.meta[f"@{prefix}{name}"], tensors)
             else:
                 raise StateError(f"the State holds no tensor {prefix + name!r}.")
         try:
@@ -434,7 +434,7 @@ def restore_others(
     for name, other in others.items():
         if f"@{name}" not in state.meta:
             raise StateError(f"the State holds nothing for {name!r}.")
-        values = _unflatten(state.meta[f"@{name}"], _fitted_other(state, name, other, names))
+        values = unflatten(state.meta[f"@{name}"], _fitted_other(state, name, other, names))
         if isinstance(other, torch.optim.Optimizer):
             values = _by_index(other, values, names)
         other.load_state_dict(values)
@@ -469,7 +469,7 @@ def _fitted_other(
         owners = {f"@{key}/state/{names[id(p)]}": p for p in parameters}
         return _fitted(state, "", {}, owners)
     live: dict[str, torch.Tensor] = {}
-    _flatten(other.state_dict(), f"@{key}", live)
+    flatten(other.state_dict(), f"@{key}", live)
     return _fitted(state, "", live)
 
 
@@ -521,7 +521,7 @@ def take_place(ancestor: State, others: Mapping[str, Stateful]) -> None:
     for key, other in others.items():
         if f"@{key}" not in ancestor.meta:
             continue
-        theirs = _unflatten(ancestor.meta[f"@{key}"], ancestor.tensors)
+        theirs = unflatten(ancestor.meta[f"@{key}"], ancestor.tensors)
         if isinstance(other, torch.optim.Optimizer):
             _follow_rates(other, theirs["param_groups"])
         elif isinstance(other, torch.optim.lr_scheduler.LRScheduler):
@@ -559,7 +559,7 @@ def _adopt_slots(
     sources: Mapping[str, str],
 ) -> int:
     theirs = ancestor.meta[f"@{key}"]
-    groups = _unflatten(theirs["param_groups"], ancestor.tensors)
+    groups = unflatten(theirs["param_groups"], ancestor.tensors)
     ours = optimizer.state_dict()
     number = 0
     for live, packed in zip(optimizer.param_groups, ours["param_groups"], strict=True):
@@ -570,7 +570,7 @@ def _adopt_slots(
             slot = theirs["state"].get(source)
             if slot is not None:  # the others' tensors are not read
                 tensors = _fitted(ancestor, "", {}, {f"@{key}/state/{source}": parameter})
-                ours["state"][index] = _copied(_unflatten(slot, tensors))
+                ours["state"][index] = _copied(unflatten(slot, tensors))
                 number += 1
     if number:
         optimizer.load_state_dict(ours)
@@ -712,65 +712,6 @@ def _by_index(
         groups.append({**packed, **how, "params": [index[name] for name in here]})
     slots = {index[name]: _copied(slot) for name, slot in state["state"].items()}
     return {**state, "state": slots, "param_groups": groups}
-
-
-def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  # noqa: ANN401
-    """JSON skeleton of a nested state; its tensors are moved to `tensors` under their path."""
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach() if value.requires_grad else value  # slow for parts
-        return {"$tensor": path}
-    if isinstance(value, np.ndarray):
-        tensors[path] = torch.from_numpy(value)
-        return {"$array": path}
-    if isinstance(value, Counter):  # as MultiStepLR has one, and uses what a dict cannot do
-        return {"$counter": _flatten(dict(value), path, tensors)}
-    if isinstance(value, Mapping):
-        if all(isinstance(k, str) and not k.startswith("$") for k in value):
-            return {k: _flatten(v, f"{path}/{k}", tensors) for k, v in value.items()}
-        return {
-            "$items": [
-                [_flatten(k, f"{path}/key{i}", tensors), _flatten(v, f"{path}/{k}", tensors)]
-                for i, (k, v) in enumerate(value.items())
-            ]
-        }
-    if isinstance(value, tuple):
-        return {"$tuple": [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
-    if isinstance(value, list):
-        return [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
-    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
-        # Not a plain number: arithmetic goes on in its type.
-        return {"$scalar": [str(value.dtype), _flatten(value.item(), path, tensors)]}
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": repr(value)}
-    raise StateError(
-        f"{path} is a {type(value).__name__}; a State holds tensors, numbers, text, None, lists "
-        "and dicts of these. Nothing was captured. Leave it out of state_dict or turn it into one."
-    )
-
-
-def _unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401
-    if isinstance(value, list):
-        return [_unflatten(v, tensors) for v in value]
-    if not isinstance(value, Mapping):
-        return value
-    if "$tensor" in value:
-        return tensors[value["$tensor"]]
-    if "$array" in value:
-        return tensors[value["$array"]].numpy().copy()
-    if "$items" in value:
-        return {_unflatten(k, tensors): _unflatten(v, tensors) for k, v in value["$items"]}
-    if "$tuple" in value:
-        return tuple(_unflatten(v, tensors) for v in value["$tuple"])
-    if "$counter" in value:
-        return Counter(_unflatten(value["$counter"], tensors))
-    if "$scalar" in value:
-        kind, number = value["$scalar"]
-        return np.dtype(kind).type(_unflatten(number, tensors))
-    if "$float" in value:
-        return float(value["$float"])
-    return {k: _unflatten(v, tensors) for k, v in value.items()}
 
 
 class RandomState:

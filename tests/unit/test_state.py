@@ -432,6 +432,22 @@ def test_arrays_and_tensors_inside_values_keep_type_and_bits():
     assert other.value[1].dtype == torch.int8
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}},
+        {1: torch.zeros(1), "1": torch.ones(1)},
+        {"x": {2: torch.zeros(1), "key0": torch.ones(1)}, "x/2": np.full(1, 2.0)},
+    ],
+    ids=["a key with a slash", "a number and its text", "several"],
+)
+def test_keys_that_look_alike_keep_their_own_tensors(value):
+    state = capture({}, {"thing": Holds(value)}).clone()
+    other = Holds(None)
+    restore(State(state.tensors, json.loads(json.dumps(state.meta))), {}, {"thing": other})
+    assert repr(other.value) == repr(value)
+
+
 # ----------------------------------------------------------------------------------------- refs
 
 

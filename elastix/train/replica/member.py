@@ -318,8 +318,7 @@ class Member:
         event = self._inheritance.prepared(live)
         if event is not None:
             self._replicated.emit(event)
-        optimizers = [o for o in live.others.values() if isinstance(o, torch.optim.Optimizer)]
-        for optimizer in optimizers if self._inner is None else ():
+        for optimizer in live.optimizers if self._inner is None else ():
             share_loss(optimizer, self._mean_loss)
         self._reducer = self._make_reducer()
         self._steps.prepared(self._reducer)

@@ -171,7 +171,7 @@ class StepCommits:
         """
         if not self.window.added_up:
             idle = self._draws and not (self.step or self._settings.alone)
-            if idle and self._tracked.optimizes:
+            if idle and self._tracked.optimizers:
                 raise refusals.never_ran_backward()
             return
         if not self.step:

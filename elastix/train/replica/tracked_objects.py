@@ -314,14 +314,13 @@ class TrackedObjects:
         return True
 
     @property
-    def optimizes(self) -> bool:
-        """Whether there is an optimizer."""
-        return any(isinstance(other, torch.optim.Optimizer) for other in self.others.values())
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those among `others`."""
+        return [o for o in self.others.values() if isinstance(o, torch.optim.Optimizer)]
 
     def optimized(self, parameter: torch.nn.Parameter) -> bool:
         """Whether an optimizer has this parameter."""
-        optimizers = (o for o in self.others.values() if isinstance(o, torch.optim.Optimizer))
-        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
         return any(parameter is held for group in groups for held in group["params"])
 
     def held(self) -> set[int]:

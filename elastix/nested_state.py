@@ -1,0 +1,99 @@
+"""Nested dicts and lists, as `state_dict` gives them: a skeleton that is JSON, and tensors by path.
+
+Invariant: what comes out is what went in, types of containers and numbers included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elastix.errors import StateError
+from elastix.lazy_import import later
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = later("torch")
+
+
+def flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  # noqa: ANN401
+    """JSON skeleton of a nested state; its tensors are moved to `tensors`.
+
+    Args:
+        value: to be taken apart.
+        path: under which a tensor is to be found, if no other is there already: two keys may look
+            alike, 1 and "1", or "a/b" and "b" within "a".
+        tensors: take what is found in it.
+
+    Raises:
+        StateError: it holds something that is neither; names its path.
+    """
+    if isinstance(value, torch.Tensor):
+        path = _free(path, tensors)
+        tensors[path] = value.detach() if value.requires_grad else value  # slow for parts
+        return {"$tensor": path}
+    if isinstance(value, np.ndarray):
+        path = _free(path, tensors)
+        tensors[path] = torch.from_numpy(value)
+        return {"$array": path}
+    if isinstance(value, Counter):  # as MultiStepLR has one, and uses what a dict cannot do
+        return {"$counter": flatten(dict(value), path, tensors)}
+    if isinstance(value, Mapping):
+        if all(isinstance(k, str) and not k.startswith("$") for k in value):
+            return {k: flatten(v, f"{path}/{k}", tensors) for k, v in value.items()}
+        return {
+            "$items": [
+                [flatten(k, f"{path}/key{i}", tensors), flatten(v, f"{path}/{k}", tensors)]
+                for i, (k, v) in enumerate(value.items())
+            ]
+        }
+    if isinstance(value, tuple):
+        return {"$tuple": [flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
+    if isinstance(value, list):
+        return [flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
+        # Not a plain number: arithmetic goes on in its type.
+        return {"$scalar": [str(value.dtype), flatten(value.item(), path, tensors)]}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    raise StateError(
+        f"{path} is a {type(value).__name__}; a State holds tensors, numbers, text, None, lists "
+        "and dicts of these. Nothing was captured. Leave it out of state_dict or turn it into one."
+    )
+
+
+def _free(path: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    while path in tensors:
+        path += "+"
+    return path
+
+
+def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa: ANN401
+    """What `flatten` was given, of such a skeleton and tensors."""
+    if isinstance(value, list):
+        return [unflatten(v, tensors) for v in value]
+    if not isinstance(value, Mapping):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$array" in value:
+        return tensors[value["$array"]].numpy().copy()
+    if "$items" in value:
+        return {unflatten(k, tensors): unflatten(v, tensors) for k, v in value["$items"]}
+    if "$tuple" in value:
+        return tuple(unflatten(v, tensors) for v in value["$tuple"])
+    if "$counter" in value:
+        return Counter(unflatten(value["$counter"], tensors))
+    if "$scalar" in value:
+        kind, number = value["$scalar"]
+        return np.dtype(kind).type(unflatten(number, tensors))
+    if "$float" in value:
+        return float(value["$float"])
+    return {k: unflatten(v, tensors) for k, v in value.items()}
