@@ -228,7 +228,7 @@ class Campaign:
         Raises:
             EmptySpace, ConfigError: before anything is started.
             NeverReported: the first trial ended without a number for the metric.
-            EveryTrialFailed: the first trials all failed; has the first traceback.
+            EveryTrialFailed: all trials failed, or the first five; has the first traceback.
             Conflict: another process runs this campaign.
             Full, StoreError: the store cannot be written; what is in it stays.
             KeyboardInterrupt: Ctrl-C; `run()` again goes on.

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from elastix.config import Budget
 from elastix.errors import ElastixError, EveryTrialFailed, NeverReported, SearchError, StoreError
@@ -31,7 +31,7 @@ from elastix.search.advisers import Advisers
 from elastix.search.executors import packer
 from elastix.search.executors.executor import Ended, EndedKind, Executor, Work, WorkReport
 from elastix.search.gate import Gate
-from elastix.search.pareto import dominates, order
+from elastix.search.pareto import Front, order
 from elastix.search.rungs import Rungs, Verdict
 from elastix.search.scores import losses, merged
 from elastix.search.trial import (
@@ -172,7 +172,7 @@ class Loop:
         self._began_s = clock()
         self._snapshot_s = clock()
         self._snapshots_apart_s = _SNAPSHOT_S
-        self._front: list[tuple[float, ...]] = []
+        self._front = Front()
 
     # ---------------------------------------------------------- from the trial database
 
@@ -205,7 +205,7 @@ class Loop:
                 case.trial = line.trial.but(state=TrialState.WAITING)
                 self._waiting.append(line.trial.number)
             if line.trial.scored:
-                self._is_best(line.trial)
+                self._front.add(line.trial.losses)
         self._done = max((line.done or 0 for line in lines), default=0)
         anew = self._advisers.restore(
             self._database, lines, same_searcher=same_searcher, same_rungs=same_rungs
@@ -249,6 +249,7 @@ class Loop:
                     break
                 self._await(min(_TICK_S, self._time_left()))
             self._rerank()
+            self._look_for_scores()
         except Exception:  # not Ctrl-C, which may have come in the middle of anything
             self._write(snapshot=False)  # it may have been the searcher's
             raise
@@ -312,7 +313,7 @@ class Loop:
     def _select(self, searcher: Selects) -> None:
         """When all have paused or ended: who goes on, who does not, and who comes instead.
 
-        All of it is one transaction, with the searcher's state.
+        All of it is one transaction, with the searcher's state; or none, if it cannot be done.
         """
         if self._running or self._waiting or self._exhausted or self._spent():
             return
@@ -320,14 +321,19 @@ class Loop:
         paused = [case.trial for _, case in sorted(cases.items())]
         if not paused and not self._trials_left():
             return
-        selected = copy.deepcopy(searcher.select(copy.deepcopy(paused), self._trials_left()))
-        for number in selected.over:
-            ended = Ended(number=number, kind=EndedKind.HALTED, ref=cases[number].trial.ref)
-            self._settle(cases[number], ended, TrialState.STOPPED)
-        for number in selected.on:
-            self._queue(cases[number])
-        for child in selected.children:
-            self._let_in(self._enqueued_or(child))
+        self._write()
+        try:
+            selected = copy.deepcopy(searcher.select(copy.deepcopy(paused), self._trials_left()))
+            for number in selected.over:
+                ended = Ended(number=number, kind=EndedKind.HALTED, ref=cases[number].trial.ref)
+                self._settle(cases[number], ended, TrialState.STOPPED)
+            for number in selected.on:
+                self._queue(cases[number])
+            for child in selected.children:
+                self._let_in(self._enqueued_or(child))
+        except Exception:
+            self._news = _News()  # whoever goes on with the campaign selects again
+            raise
         self._exhausted = not (selected.on or selected.children)
         self._write(snapshot=True)
 
@@ -689,13 +695,23 @@ class Loop:
         self._first_failure = self._first_failure or case.trial
         scored = any(other.trial.scored for other in self._cases.values())
         if self._failures >= self._terms.give_up_after and not scored:
-            first = self._first_failure
-            raise EveryTrialFailed(
-                f"the first {self._failures} trials failed, and none did not. The campaign was "
-                f"stopped; the failed trials are in its journal. The first was trial "
-                f"{first.number} with {dict(first.config)}:\n\n{first.traceback}",
-                first.traceback or "",
-            )
+            what = f"the first {self._failures} trials failed, and none did not"
+            self._give_up(self._first_failure, f"{what}. The campaign was stopped")
+
+    def _give_up(self, first: Trial, what: str) -> NoReturn:
+        raise EveryTrialFailed(
+            f"{what}; the failed trials are in its journal. The first was trial {first.number} "
+            f"with {dict(first.config)}:\n\n{first.traceback}",
+            first.traceback or "",
+        )
+
+    def _look_for_scores(self) -> None:
+        """At the end: none of so few trials that nobody gave up may be fit for anything."""
+        searched = [case.trial for case in self._cases.values() if case.role == "search"]
+        failed = [trial for trial in searched if trial.state is TrialState.FAILED]
+        over = all(trial.state.is_final for trial in searched)
+        if failed and over and not any(trial.scored for trial in searched):
+            self._give_up(failed[0], f"all {len(failed)} trials failed")
 
     def _settle(
         self, case: _Case, ended: Ended, state: TrialState, message: str = "", trace: str = ""
@@ -748,20 +764,11 @@ class Loop:
             lineage_epochs=trial.lineage_epochs,
             inherited=float((trial.inherited or {}).get("share", 0.0)),
             seconds=ended.finished_s - ended.started_s,
-            best=trial.scored and self._is_best(trial),
+            best=trial.scored and self._front.add(trial.losses),
             message=message,
             ignored=ended.ignored,
             peak_bytes=trial.peak_bytes,
         )
-
-    def _is_best(self, trial: Trial) -> bool:
-        """Whether nothing so far is as good or dominates it; keeps the front."""
-        own = tuple(trial.losses)
-        if any(other == own or dominates(other, own) for other in self._front):
-            return False
-        self._front = [other for other in self._front if not dominates(own, other)]
-        self._front.append(own)
-        return True
 
     # ------------------------------------------------------------------ the control from scratch
 

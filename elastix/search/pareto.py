@@ -6,7 +6,7 @@ Source: Deb et al., NSGA-II, 2002.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,26 @@ Losses = Sequence[float]
 def dominates(a: Losses, b: Losses) -> bool:
     """No loss of `a` is higher, and one is lower."""
     return all(x <= y for x, y in zip(a, b, strict=True)) and tuple(a) != tuple(b)
+
+
+class Front:
+    """Those of all losses so far that nothing dominates.
+
+    Args:
+        losses: what it begins with.
+    """
+
+    def __init__(self, losses: Iterable[Losses] = ()) -> None:
+        self.losses: list[Losses] = [tuple(each) for each in losses]
+
+    def add(self, losses: Losses) -> bool:
+        """Whether nothing so far is as good, or dominates it."""
+        own = tuple(losses)
+        if any(known == own or dominates(known, own) for known in self.losses):
+            return False
+        self.losses = [known for known in self.losses if not dominates(own, known)]
+        self.losses.append(own)
+        return True
 
 
 def order(losses: Sequence[Losses]) -> list[int]:

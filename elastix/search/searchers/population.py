@@ -26,7 +26,7 @@ from ConfigSpace import ConfigurationSpace
 from numpy.random import RandomState
 
 from elastix.arguments import checked, require
-from elastix.search.pareto import dominates, order
+from elastix.search.pareto import Front, order
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Selection, Suggestion, Trial
@@ -77,7 +77,7 @@ class Population:
     def _forget(self) -> None:
         self._restarts = 0
         self._stale = 0  # selections without a better loss
-        self._best: list[Sequence[float]] = []  # of the losses those that none dominates
+        self._best = Front()
         self._lost = 0  # members that failed since the last selection
         self._over: list[Trial] = []  # the latest with a score
 
@@ -126,17 +126,8 @@ class Population:
 
     def _stagnates(self, ranked: Sequence[Trial]) -> bool:
         """Take in what is the best now; whether it has been no better for long enough."""
-        better = False
-        for trial in ranked:
-            losses = trial.losses
-            if not trial.scored or any(
-                tuple(known) == losses or dominates(known, losses) for known in self._best
-            ):
-                continue
-            self._best = [known for known in self._best if not dominates(losses, known)]
-            self._best.append(losses)
-            better = True
-        self._stale = 0 if better else self._stale + 1
+        better = [self._best.add(trial.losses) for trial in ranked if trial.scored]
+        self._stale = 0 if any(better) else self._stale + 1
         return self._stale >= self.patience
 
     def _on_one_of(
@@ -195,7 +186,7 @@ class Population:
             "restarts": self._restarts,
             "stale": self._stale,
             "lost": self._lost,
-            "best": [list(map(float, losses)) for losses in self._best],
+            "best": [list(map(float, losses)) for losses in self._best.losses],
             "over": [trial.to_json() for trial in self._over],
         }
 
@@ -204,5 +195,5 @@ class Population:
         self.history.load_state_dict(state_dict)
         self._restarts, self._stale = state_dict["restarts"], state_dict["stale"]
         self._lost = state_dict["lost"]
-        self._best = [tuple(losses) for losses in state_dict["best"]]
+        self._best = Front(state_dict["best"])
         self._over = [Trial.from_json(values) for values in state_dict["over"]]

@@ -4,13 +4,14 @@ Ray keeps large arguments of an actor with the process that gave them, so that a
 not be started again when its driver is gone. It reads the train function from here.
 """
 
+import errno
 import os
 import secrets
 from pathlib import Path
 
 from blake3 import blake3
 
-from elastix.errors import StoreError
+from elastix.errors import Full, StoreError
 
 TRAIN = "train.pkl"
 
@@ -21,15 +22,26 @@ def digest(pickled: bytes) -> str:
 
 
 def keep_code(path: Path, pickled: bytes) -> None:
-    """Write what runs when it is read, all at once and for nobody else to read or change."""
+    """Write what runs when it is read, all at once and for nobody else to read or change.
+
+    Raises:
+        Full, StoreError: it cannot be written; what was there is as it was.
+    """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(pickled)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(pickled)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        kind = Full if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreError
+        raise kind(
+            f"{path} cannot be written: {error}. Nothing was started. Make room, or choose another "
+            "store."
+        ) from error
 
 
 def read_code(path: Path, wanted: str) -> bytes:

@@ -2,9 +2,12 @@
 
 import gc
 import logging
+import os
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -125,7 +128,7 @@ def _raised(member: Member, error: BaseException) -> Outcome:
 def _paused(train: Callable[[Context], None], ctx: Context) -> bool:
     """Run it: whether it was paused before its end."""
     try:
-        train(ctx)
+        _call(train, ctx)
     except Paused:
         return True
     except RuntimeError as error:
@@ -134,6 +137,34 @@ def _paused(train: Callable[[Context], None], ctx: Context) -> bool:
             raise
         raise inner from inner.__cause__
     return False
+
+
+def _call(train: Callable[[Context], None], ctx: Context) -> None:
+    """A process that the function forks ends where the function does: it is no second worker."""
+    own = os.getpid()
+    try:
+        train(ctx)
+    except BaseException as error:
+        if os.getpid() != own:
+            _end(error)
+        raise
+    if os.getpid() != own:
+        _end(SystemExit())
+
+
+def _end(error: BaseException) -> NoReturn:
+    """End this process as Python would, but for what its parent has to see to."""
+    code: Any = 1
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+    else:
+        traceback.print_exception(error)
+    if not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _finish(member: Member, reason: str) -> None:

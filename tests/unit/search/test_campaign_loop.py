@@ -194,6 +194,23 @@ def test_when_every_trial_fails_it_stops_early_with_the_first_traceback(tmp_path
     assert [line.trial.state for line in rig.lines] == [TrialState.FAILED] * 5
 
 
+def test_so_few_trials_that_all_fail_are_no_success(tmp_path):
+    """In this run, and in one that finds them so."""
+
+    def play(work):
+        return [], {"kind": "raised", "summary": "boom", "traceback": f"of {work.number}"}
+
+    rig = Rig(tmp_path, play, slots=1)
+    for ran in ([0, 1], []):
+        with pytest.raises(EveryTrialFailed, match=r"(?s)all 2 trials failed.*of 0") as caught:
+            rig.run(Budget(trials=2))
+        assert (caught.value.traceback, rig.executor.ran) == ("of 0", ran)
+    assert [trial.state for trial in rig.run(Budget(trials=3), play=finishes)] == [
+        *[TrialState.FAILED] * 2,
+        TrialState.FINISHED,
+    ]
+
+
 def test_failures_after_a_success_do_not_end_a_campaign(tmp_path):
     def play(work):
         return finishes(work) if work.number == 0 else ([], "raised")

@@ -1,5 +1,6 @@
 """Populations: what a selection is, in virtual time and in real trials; schedules; kills."""
 
+import functools
 import json
 from itertools import pairwise
 
@@ -14,16 +15,18 @@ from typer.testing import CliRunner
 import elastix
 from elastix import cli
 from elastix.config import Budget
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, SearchError
 from elastix.search.executors.executor import Work
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.serial import Local
+from elastix.search.gate import Foreseen
 from elastix.search.rungs import Asha
 from elastix.search.searchers.population import Population
 from elastix.search.space import Space
 from elastix.search.trial import Selects, Suggestion, Trial, TrialState
 from elastix.testing.searcher_contract import smooth
 from tests.search_parts import data
+from tests.virtual import Rig, climbs
 
 
 def member(number, loss, ref=True, config=None):
@@ -157,6 +160,43 @@ def test_any_selection_accounts_for_all_and_can_be_repeated(
 
 
 # ------------------------------------------------------------------------------- real trials
+
+
+class Breaking:
+    """A gate that raises when it is asked for the so-manieth time."""
+
+    def __init__(self, at=None):
+        self.at, self.asked = at, 0
+
+    def begin(self, idle):
+        pass
+
+    def learn(self, trial):
+        pass
+
+    def foresee(self, config):
+        self.asked += 1
+        if self.asked == self.at:
+            raise SearchError("nothing fits")
+        return Foreseen()
+
+
+@pytest.mark.parametrize("at", [5, 6])  # the first and the second child of a selection
+def test_a_selection_that_cannot_be_finished_is_made_again_as_a_whole(tmp_path, at):
+    def rig(name):
+        (tmp_path / name).mkdir()
+        make = functools.partial(Population, members=4, share=0.5)
+        return Rig(tmp_path / name, climbs(4), searcher=make, slots=2)
+
+    budget = Budget(trials=12)
+    whole = rig("whole").run(budget, gate=Breaking())
+    cut = rig("cut")
+    with pytest.raises(SearchError, match="nothing fits"):
+        cut.run(budget, gate=Breaking(at))
+    assert {line.trial.state for line in cut.lines} == {TrialState.PAUSED}, "nobody was stopped"
+    assert [
+        (trial.suggestion, trial.state, trial.results) for trial in cut.run(budget, gate=Breaking())
+    ] == [(trial.suggestion, trial.state, trial.results) for trial in whole]
 
 
 class Net(torch.nn.Module):

@@ -1,11 +1,12 @@
 """Files that run when they are read are written for their user alone, and through no link."""
 
 import os
+import resource
 
 import pytest
 
 import elastix
-from elastix.errors import StoreError
+from elastix.errors import Full, StoreError
 from elastix.search.executors import campaign_file
 from elastix.train.record.pickled_function import digest, keep_code, read_code
 
@@ -38,6 +39,22 @@ def test_code_that_somebody_else_wrote_is_not_run(tmp_path):
     path.unlink()
     with pytest.raises(StoreError, match=r"cannot be read.*Nothing was started"):
         read_code(path, digest(b"code"))
+
+
+def test_code_that_cannot_be_written_is_a_full_store_and_leaves_what_was_there(tmp_path):
+    path = tmp_path / "train.pkl"
+    keep_code(path, b"code")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    try:
+        with pytest.raises(Full, match=r"train\.pkl cannot be written.*Nothing was started"):
+            keep_code(path, b"x" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert path.read_bytes() == b"code"
+    assert [each.name for each in tmp_path.iterdir()] == ["train.pkl"]
+    with pytest.raises(StoreError, match=r"none/train\.pkl cannot be written"):
+        keep_code(tmp_path / "none" / "train.pkl", b"code")
 
 
 def test_a_detached_run_with_a_large_config_is_refused_before_ray_is_started(tmp_path):
