@@ -171,8 +171,9 @@ class Fire:
         if self._there:
             roles["worker"] = self._there[min(self._there)]
         for role, pid in roles.items():
-            with contextlib.suppress(OSError):
-                self.looks[role, pid].append((time.monotonic(), resources(pid)))
+            with contextlib.suppress(OSError):  # it ends just then
+                used = resources(pid)
+                self.looks[role, pid].append((time.monotonic(), used))
 
     def strike(self, kind: str) -> None:
         """Let it happen, when there is somebody whom it can happen to."""

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.goals import (
     BUFFERS,
     CONDUCTOR,
+    GPU_MODELS,
     ROWS,
     STORE_ASKED,
     Results,
@@ -162,8 +163,8 @@ _LOADS = (
 )
 _GPU = (
     *(
-        (f"{what}, {model}, ms", "{:.1f}", 1e3, ("overhead", model, key), (), *_DDP)
-        for model in ("convnet", "transformer")
+        (f"{what}, {name}, ms", "{:.1f}", 1e3, ("overhead", model, key), (), *_DDP)
+        for model, name in GPU_MODELS.items()
         for key, what in (
             ("step_s", "a step"),
             ("host_s", "of it, until the training thread has issued it"),

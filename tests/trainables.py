@@ -292,8 +292,17 @@ def newest_group(member):
 
 
 def changing(member):
-    """Whether there is to be another group, at the next boundary or in the next operation."""
-    return set(newest_group(member)) != set(member._driver.present)
+    """Whether there is to be another group, at the next boundary or in the next operation.
+
+    As far as this member knows: it is connected with the others of that group.
+    """
+    inbox, driver = member._inbox, member._driver
+    if set(newest_group(member)) == set(driver.present):
+        return False
+    if inbox.urgent.generation > inbox.proposed.generation:
+        return True
+    builder = driver._next_group.look(inbox.proposed.generation)
+    return builder is None or builder.ready or builder.failed is not None
 
 
 def subscribers(member, newcomer=None):

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import elastix
+from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.state import capture
 from tests.trainables import digest, note
 
@@ -917,9 +918,9 @@ def zeroed_in_place(ctx):
         lambda gradient: gradient.mul_(0),
         lambda gradient: gradient.copy_(torch.zeros_like(gradient)),
     )
+    first = True
     for epoch in ctx.loader(data(), batch_size=BATCH).epochs(2):
-        for number, (x, y) in enumerate(epoch):
-            first = number % 2 == 0
+        for x, y in epoch:
             for parameter in model.parameters() if first else ():
                 if parameter.grad is not None:
                     ways[ctx.step % len(ways)](parameter.grad)
@@ -928,6 +929,7 @@ def zeroed_in_place(ctx):
                 F.cross_entropy(model(x), y).backward()
             if not more:
                 optimizer.step()
+            first = not more
     return model, optimizer
 
 
@@ -1255,11 +1257,18 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Noted:
-    """The train function of a way; every worker notes what it ended with."""
+    """The train function of a way; every worker notes what it ended with.
+
+    Attributes:
+        at_once: a bucket of gradients is filled when the last of them has come, as on a GPU.
+    """
 
     name: str
+    at_once: bool = False
 
     def __call__(self, ctx: elastix.Context) -> None:
+        if self.at_once:
+            GradientBucket.at_once = ("cpu",)
         objects = dict(enumerate(WAYS[self.name].train(ctx)))
         modules = {f"{n}/": o for n, o in objects.items() if isinstance(o, nn.Module)}
         others = {str(n): o for n, o in objects.items() if not isinstance(o, nn.Module)}

@@ -6,7 +6,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.models import MODELS, Kind, Terms, block, built, loss_of, optimizer_of, step_of
+from benchmarks.gpu.models import (
+    MODELS,
+    Kind,
+    Terms,
+    block,
+    built,
+    loss_of,
+    models_for,
+    optimizer_of,
+    step_of,
+)
 from benchmarks.gpu.overhead import alone
 from elastix import Context
 from elastix.cost.devices import DEVICES
@@ -30,7 +40,7 @@ def steps(ctx: Context) -> None:
     for _ in range(3):
         step()
     peak = torch.cuda.max_memory_allocated(device) - before if gpu else None
-    took = [block(step, 2 if config["tiny"] else 10, device)[0] for _ in range(_BLOCKS)]
+    took = [block(step, 2 if config["tiny"] else kind.steps, device)[0] for _ in range(_BLOCKS)]
     told = json.dumps({"peak_bytes": peak, "step_s": min(took)})
     Path(config["told"]).write_text(told, encoding="utf-8")
 
@@ -59,7 +69,8 @@ def measure(terms: Terms) -> dict[str, Any]:
     gpu = terms.device.type == "cuda"
     device = device_of(torch.cuda.get_device_name(terms.device) if gpu else "cpu")
     found: dict[str, Any] = {"as": device}
-    for name, kind in MODELS.items():
+    for name in models_for(terms.tiny):
+        kind = MODELS[name]
         told = terms.folder / f"{name}.json"
         config = {"model": name, "tiny": terms.tiny, "device": str(terms.device)}
         alone(steps, {**config, "told": str(told)}, terms.device)

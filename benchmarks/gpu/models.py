@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ class Kind:
         build, batch: take whether they are to be tiny.
         compiled: run it through torch.compile.
         optimizer: as `elastix estimate` knows it.
+        steps: in a row, in one measurement.
     """
 
     build: Callable[[bool], nn.Module]
@@ -102,32 +104,48 @@ class Kind:
     compiled: bool
     channels_last: bool
     optimizer: str
+    steps: int = 10
 
 
-def _images(tiny: bool) -> torch.Tensor:
-    return torch.zeros(4, 3, 16, 16) if tiny else torch.zeros(128, 3, 64, 64)
+def _images(tiny: bool, samples: int = 128) -> torch.Tensor:
+    return torch.zeros(4, 3, 16, 16) if tiny else torch.zeros(samples, 3, 64, 64)
 
 
-def _words(tiny: bool) -> torch.Tensor:
-    return torch.zeros((2, 16) if tiny else (16, 512), dtype=torch.long)
+def _words(tiny: bool, samples: int = 16) -> torch.Tensor:
+    return torch.zeros((2, 16) if tiny else (samples, 512), dtype=torch.long)
+
+
+_CONVNET = Kind(
+    build=lambda tiny: Convnet(4 if tiny else 64),
+    batch=_images,
+    compiled=False,
+    channels_last=True,
+    optimizer="sgd",
+)
+_TRANSFORMER = Kind(
+    build=lambda tiny: Transformer(16, 1, 64) if tiny else Transformer(512, 3, 8192),
+    batch=_words,
+    compiled=True,
+    channels_last=False,
+    optimizer="adamw",
+)
 
 
 MODELS: dict[str, Kind] = {
-    "convnet": Kind(
-        build=lambda tiny: Convnet(4 if tiny else 64),
-        batch=_images,
-        compiled=False,
-        channels_last=True,
-        optimizer="sgd",
-    ),
-    "transformer": Kind(
-        build=lambda tiny: Transformer(16, 1, 64) if tiny else Transformer(512, 3, 8192),
-        batch=_words,
-        compiled=True,
-        channels_last=False,
-        optimizer="adamw",
+    "convnet": _CONVNET,
+    "transformer": _TRANSFORMER,
+    # The GPU is the one that is waited for, and not who launches its kernels.
+    "convnet_large": replace(_CONVNET, batch=partial(_images, samples=1024), steps=4),
+    "transformer_large": replace(
+        _TRANSFORMER, batch=partial(_words, samples=128), compiled=False, steps=4
     ),
 }
+"""The large ones have eight times the batch."""
+
+
+def models_for(tiny: bool) -> list[str]:
+    """The names of those to measure: where all are tiny, none is larger than another."""
+    return [name for name in MODELS if not (tiny and name.endswith("_large"))]
 
 
 def optimizer_of(kind: Kind, model: nn.Module) -> torch.optim.Optimizer:

@@ -14,7 +14,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from benchmarks.gpu.models import MODELS, Terms, block, built, optimizer_of, step_of, wait_for
+from benchmarks.gpu.models import (
+    MODELS,
+    Terms,
+    block,
+    built,
+    models_for,
+    optimizer_of,
+    step_of,
+    wait_for,
+)
 from benchmarks.overhead import data_parallel
 from elastix import CheckpointConfig, Context
 from elastix.errors import ElastixError, TrainError
@@ -67,7 +76,7 @@ def contest(ctx: Context) -> None:
             wait_for(device)
         steps[AGAIN] = steps["torch"]
         warm_s = time.perf_counter() - began
-        found = in_turn(steps, device, 2 if tiny else 10, config["seconds"])
+        found = in_turn(steps, device, 2 if tiny else kind.steps, config["seconds"])
     Path(config["told"]).write_text(json.dumps({**found, "warm_s": warm_s}), encoding="utf-8")
 
 
@@ -120,9 +129,10 @@ def compared(told: Mapping[str, Any]) -> dict[str, Any]:
 def measure(terms: Terms) -> dict[str, Any]:
     """See the package. `alone`: why a whole run of one worker, with its journal, could not be."""
     found: dict[str, Any] = {}
-    for model in MODELS:
+    models = models_for(terms.tiny)
+    for model in models:
         told = terms.folder / f"{model}.json"
-        config = {"model": model, "tiny": terms.tiny, "seconds": terms.seconds / len(MODELS)}
+        config = {"model": model, "tiny": terms.tiny, "seconds": terms.seconds / len(models)}
         config |= {"device": str(terms.device), "told": str(told)}
         if "alone" not in found:
             try:

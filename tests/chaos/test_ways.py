@@ -19,19 +19,20 @@ WORKS = [pytest.param(n, marks=SELDOM[n]) for n, way in WAYS.items() if not way.
 REFUSED = [name for name, way in WAYS.items() if way.advice]
 
 
-def run(directory, name, workers, kills=()):
+def run(directory, name, workers, kills=(), **options):
     logs = directory / "logs"
     logs.mkdir(parents=True)
-    train = with_kills(Noted(name), kills) if kills else Noted(name)
+    noted = Noted(name, **options)
+    train = with_kills(noted, kills) if kills else noted
     return run_local(train, workers, config={"log": str(logs)}, directory=directory / "run")
 
 
-def assert_as_plain_torch(directory, name, workers, kills=()):
+def assert_as_plain_torch(directory, name, workers, kills=(), **options):
     """Survivors bit for bit alike, each sample drawn exactly once, and weights as plain torch's.
 
     Of what a reader of shares would make of the journal, and of what one of whole batches would.
     """
-    result = run(directory, name, workers, kills)
+    result = run(directory, name, workers, kills, **options)
     assert audit(result.events).exact
     ends = notes(directory / "logs")
     assert set(ends) >= set(range(workers)) - set(result.lost)  # one more: killed after its end
@@ -55,6 +56,27 @@ def test_with_a_kill(tmp_path, name):
     """In the fourth step, which is a further one on its batch where there are such."""
     kill = Kill(worker=1, phase="bucket", step=3)
     result = assert_as_plain_torch(tmp_path, name, 3, [kill])
+    assert set(result.lost) == {1}
+
+
+def test_who_is_left_alone_takes_the_step_that_both_have_reduced(tmp_path):
+    kill = Kill(worker=1, phase="round", step=2, after=1)
+    assert set(assert_as_plain_torch(tmp_path, "ppo", 2, [kill]).lost) == {1}
+
+
+AT_ONCE = ["gan", "two_sizes_in_turn", "mixture", "sparse_embeddings", "hook_after_prepare"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n.values[0], marks=() if n.values[0] in AT_ONCE else pytest.mark.slow)
+        for n in WORKS
+    ],
+)
+def test_with_a_kill_where_buckets_are_filled_at_once(tmp_path, name):
+    kill = Kill(worker=1, phase="bucket", step=3)
+    result = assert_as_plain_torch(tmp_path, name, 3, [kill], at_once=True)
     assert set(result.lost) == {1}
 
 

@@ -56,10 +56,7 @@ def test_a_loss_anywhere_in_a_step_leaves_the_same_bytes(tmp_path, phase, backen
     check(result, "convnet")
 
 
-DIFFERS = pytest.mark.xfail(strict=True, reason="it does not, on an H100; why is not known")
-
-
-@pytest.mark.parametrize("program", ["mlp", pytest.param("convnet", marks=DIFFERS), "transformer"])
+@pytest.mark.parametrize("program", ["mlp", "convnet", "transformer"])
 def test_a_replay_gives_the_same_bytes(tmp_path, program):
     result = run(train, 2, program, tmp_path)
     command = [sys.executable, "-m", "elastix.testing.replay", str(result.directory)]

@@ -38,7 +38,10 @@ class Bucket:
         rows: memory of the same length beside it in that room, for sums of slices.
     """
 
-    def __init__(self, like: Sequence[torch.Tensor], reduce: Reduce, dtype: torch.dtype) -> None:
+    def __init__(
+        self, like: Sequence[torch.Tensor], reduce: Reduce, dtype: torch.dtype, aligned: int = 1
+    ) -> None:
+        """`aligned`: places begin at multiples of so many elements; between them are zeros."""
         self.reduce = reduce
         self.dtype = dtype
         self.counts = False
@@ -49,11 +52,12 @@ class Bucket:
         self.rows: list[torch.Tensor] = []
         self._rooms: list[shared_memory.SharedBuffer] = []
         self._like = [local(tensor.detach()) for tensor in like]
+        self._lengths = [-(-tensor.numel() // aligned) * aligned for tensor in self._like]
         self.missing = len(like)
 
     def renew(self) -> None:
         """Take fresh memory, unfilled. The old may still be written by an abandoned operation."""
-        elements = sum(tensor.numel() for tensor in self._like) + len(self._like) + 2
+        elements = sum(self._lengths) + len(self._like) + 2
         self.flat = self._values = self._flags = torch.empty(0, dtype=self.dtype)
         self._stale = self._count = self.flat
         self.views: list[torch.Tensor] = []
@@ -64,14 +68,13 @@ class Bucket:
 
     def _lay_out(self) -> None:
         """Find the places in `flat`."""
-        sizes = [tensor.numel() for tensor in self._like]
-        pieces = torch.split(self.flat, [sum(sizes), len(sizes), 1, 1])
+        pieces = torch.split(self.flat, [sum(self._lengths), len(self._like), 1, 1])
         self._values, self._flags, self._stale, self._count = pieces
         self.views = self._views_of(self._values)
 
     def _views_of(self, values: torch.Tensor) -> list[torch.Tensor]:
         """The places in flat memory, in the shapes of their tensors."""
-        places = torch.split(values, [tensor.numel() for tensor in self._like])
+        places = torch.split(values, self._lengths)
         return [_shaped(piece, like) for piece, like in zip(places, self._like, strict=True)]
 
     def views_in(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -143,7 +146,7 @@ class Bucket:
 
     @property
     def elements(self) -> int:
-        """Of the values, which come before the flags and the count."""
+        """Of the values and what is between them, which come before the flags and the count."""
         return self._values.numel()
 
     def samples(self) -> float:
@@ -174,14 +177,14 @@ class Bucket:
 
 
 def fresh_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory that nobody uses, in huge pages.
+    """Memory that nobody uses, all zeros, in huge pages.
 
     Ordinary pages are mapped in one by one when they are first written. For large buckets that
     takes the survivors of a loss longer than filling them.
     """
     size = elements * dtype.itemsize
     if device.type != "cpu" or size < _HUGE_FROM_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(elements, dtype=dtype, device=device)
+        return torch.zeros(elements, dtype=dtype, device=device)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -189,7 +192,7 @@ def fresh_memory(elements: int, dtype: torch.dtype, device: torch.device) -> tor
 
 
 def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`flat` in the shape of `like`, and in its memory layout if that is dense."""
+    """The first of `flat` in the shape of `like`, and in its memory layout if that is dense."""
     if torch.ops.aten.is_non_overlapping_and_dense(like):
         return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
-    return flat.view(like.shape)
+    return flat[: like.numel()].view(like.shape)

@@ -20,6 +20,10 @@ _Mark = tuple[int, int] | bytes | None
 _CHANGED = None
 """The mark that no gradient has."""
 
+_ALIGNED_BYTES = {"cpu": 64, "cuda": 512}
+"""As torch's allocators align memory. Kernels choose by it in which order they add up (the norm of
+gradients on a GPU, say), so in gradients that lay otherwise they would give other last bits."""
+
 
 class GradientBucket(Bucket):
     """Gradients of some parameters. They come back as views of the bucket, not as copies.
@@ -39,12 +43,23 @@ class GradientBucket(Bucket):
             The memory of the slice before is freed as the next one takes as much.
     """
 
+    at_once = ("cuda",)
+    """On these devices gradients are copied in when the last of them has come. For each by itself a
+    kernel would be launched, which takes longer than it runs."""
+
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], wire: torch.dtype | None = None
     ) -> None:
         own = parameters[0].dtype
+        device = parameters[0].device.type
         self._narrow = wire is not None and own in COUNTS
-        super().__init__(parameters, "sum", wire if wire is not None and self._narrow else own)
+        super().__init__(
+            parameters,
+            "sum",
+            wire if wire is not None and self._narrow else own,
+            aligned=_ALIGNED_BYTES.get(device, 64) // own.itemsize,
+        )
+        self._at_once = device in self.at_once
         self.parameters = list(parameters)
         self._home = torch.empty(0)  # where gradients come back
         self._homes: list[torch.Tensor] = []  # the places in it
@@ -319,6 +334,11 @@ class GradientBucket(Bucket):
                 self._spent[place] = None
             self._fill_in(place)
             return
+        if self._at_once and not self._parts:
+            self._fill_in(place)
+            if not self.missing:
+                self._fill_all(1.0 if self.unscaled else scales[ratio])
+            return
         found = self._parts[place].all(parameter) if self._parts else {ratio: parameter.grad}
         view, used = self.views[place], False
         for of, gradient in found.items():
@@ -335,6 +355,22 @@ class GradientBucket(Bucket):
             view.zero_()
         self._used[place] = used
         self._fill_in(place)
+
+    def _fill_all(self, scale: float) -> None:
+        """The same for all of them."""
+        views, found = [], []
+        for place, parameter in enumerate(self.parameters):
+            gradient = parameter.grad if scale else None  # see `fill`
+            self._used[place] = gradient is not None
+            if gradient is not None:
+                views.append(self.views[place])
+                found.append(_dense(local(gradient)))
+        if not all(self._used):
+            self._values.zero_()
+        if found:
+            torch._foreach_copy_(views, found)
+        if scale != 1:
+            self._values.mul_(scale)
 
     def _fill_in(self, place: int) -> None:
         self.missing -= not self._filled[place]

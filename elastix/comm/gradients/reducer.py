@@ -669,7 +669,9 @@ class Reducer:
 
         None if nobody has samples.
         """
-        samples = self._counter.samples()
+        # Who has reduced them alone need not wait for a GPU; they may stand in a smaller group.
+        alone = not self._slices.open and len(self._driver.members(self._generation)) == 1
+        samples = self._weights.share if alone else self._counter.samples()
         return self._weights.total / samples if samples else None
 
     def norm(self) -> float | None:

@@ -80,3 +80,24 @@ def test_a_gradient_of_the_step_before_is_known_again(bucket):
     bucket.accept(1.0)
     bucket.begin_slices()
     assert bucket.carried == bucket.parameters[:1]
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_come_back_aligned_as_memory_of_their_own(dtype, wire):
+    """Else kernels that go by it would add them up in another order than plain torch does."""
+    sizes = [10, 960, 1, 6, 324, 0, 54]
+    parameters = [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes]
+    bucket = GradientBucket(parameters, wire)
+    for _ in range(2):
+        bucket.renew()
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        bucket.begin()
+        bucket.fill_missing([1.0], 0)
+        bucket.close(1)
+        bucket.accept(0.5)
+        assert [p.grad.data_ptr() % 64 for p in parameters if p.numel()] == [0] * 6
+        assert all(torch.equal(p.grad, torch.full_like(p, 0.5)) for p in parameters)
+        assert float(bucket.flat[: bucket.elements].double().sum()) == 0.5 * sum(sizes)
+        assert bucket.norm() == pytest.approx(0.5 * sum(sizes) ** 0.5)

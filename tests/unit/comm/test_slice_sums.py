@@ -23,16 +23,16 @@ class Model(torch.nn.Module):
 
 
 def slices_of(bucket, present):
-    """Fills the bucket as a slice would, and says with what."""
+    """By slice, what the bucket might be filled with: values at its places, and zeros elsewhere."""
     generator = torch.Generator().manual_seed(3)
-    filled = {}
-    for number in present:
-        if bucket.dtype.is_floating_point:
-            exponents = torch.randint(-20, 20, bucket.flat.shape, generator=generator)
-            values = torch.ldexp(torch.randn(bucket.flat.shape, generator=generator), exponents)
-        else:
-            values = torch.randint(-9, 9, bucket.flat.shape, generator=generator)
-        filled[number] = values.to(bucket.dtype)
+    filled = {number: torch.zeros_like(bucket.flat) for number in present}
+    for flat in filled.values():
+        for view in bucket.views_in(flat):
+            if bucket.dtype.is_floating_point:
+                exponents = torch.randint(-20, 20, view.shape, generator=generator)
+                view.copy_(torch.ldexp(torch.randn(view.shape, generator=generator), exponents))
+            else:
+                view.copy_(torch.randint(-9, 9, view.shape, generator=generator))
     return filled
 
 
@@ -106,7 +106,8 @@ def test_gradients_that_come_one_by_one_add_up_to_the_same_and_the_root_is_scale
                 for place in draws.sample(range(len(bucket.views)), len(bucket.views)):
                     gradient = bucket.views_in(filled[number])[place]
                     sums.add(place, None if place == lacking[number] else gradient)
-                bucket.flat.fill_(7)  # nothing of a gradient lies there
+                for view in bucket.views:
+                    view.fill_(7)  # nothing of a gradient lies there
             bucket.close(number + 1)
             sums.take(number)
         sums.launch(ALONE, Sharing((frozenset(present),), 8)).finish()
