@@ -187,10 +187,11 @@ def run_local(
     kept = _Kept(store or directory / "store", restore or RestoreConfig())
     lead = LocalController
     if settings.crew:
-        if gpus is not None and gpus.backend == "gloo" and scaling.crew.get("pipe", 1) > 1:
+        if gpus is not None and gpus.backend == "gloo":
             raise ConfigError(
-                "run_local was called with gpus=Gpus(\"gloo\") and the axis 'pipe': gloo sends no "
-                'tensors of GPUs from one stage to another. Nothing was started. Use Gpus("nccl").'
+                'run_local was called with crew and gpus=Gpus("gloo"): what the processes of a '
+                "worker compute together needs NCCL, and ends them over gloo. Nothing was started. "
+                'Use Gpus("nccl").'
             )
         from elastix.testing.local_crews import LocalCrewController
 

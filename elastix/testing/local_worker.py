@@ -69,8 +69,8 @@ class Gpus:
             process: its number.
         """
         if self.backend == "nccl":
-            nccl.settle_environment()
-            os.environ.update(NCCL_HOSTID=f"elastix-local-{process}", NCCL_SOCKET_IFNAME="lo")
+            nccl.settle_environment(host=f"elastix-local-{process}")
+            os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         device = torch.device("cuda", process % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device

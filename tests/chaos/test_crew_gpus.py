@@ -1,9 +1,6 @@
 """What of crews on GPUs can be shown without one. Real processes on gloo."""
 
-import os
 import threading
-from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +8,6 @@ import torch
 
 from elastix.comm.gradients.bucket import Bucket
 from elastix.comm.network import crew_gpus
-from elastix.testing.local_worker import Gpus
 from tests import crew_runs
 from tests.crew_runs import checked, kill
 
@@ -63,26 +59,3 @@ def test_nobody_is_given_what_is_wrong_though_the_mate_had_all_it_needed(tmp_pat
     found = checked(tmp_path, 3, {"shard": 2}, [one], **options)
     assert found.outcomes == ["reduced again"] * 2
     assert [(worker, place) for worker, place, _ in found.run.freed] == [(1, 0)]
-
-
-@dataclass(frozen=True)
-class Taken(Gpus):
-    """Notes in a folder which process takes which."""
-
-    log: str = ""
-
-    def take(self, process: int) -> torch.device:
-        (Path(self.log) / f"{process}-{os.getpid()}").touch()
-        return torch.device("cpu")
-
-
-def test_a_process_takes_a_gpu_once_however_many_workers_it_is_of(tmp_path):
-    """Another one for each."""
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    kills = [kill(1, 1, "bucket", detail=0), kill(2, 0, "in forward")]
-    options = {"replace": True, "min_workers": 2, "gpus": Taken(log=str(taken))}
-    found = checked(tmp_path, 3, {"shard": 2}, kills, **options)
-    assert {(worker, place) for worker, place, _ in found.run.freed} == {(1, 0), (2, 1)}
-    processes, ids = zip(*(path.name.split("-") for path in taken.iterdir()), strict=True)
-    assert len(set(processes)) == len(set(ids)) == len(processes) >= 6

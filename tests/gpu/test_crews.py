@@ -1,9 +1,10 @@
 """Workers that are several processes on a GPU that all of them share: FSDP2, tensors, stages.
 
-Over NCCL, which is told that each process is a host, collectives of a lost worker raise nothing
-when they are ended; over gloo they do.
+NCCL is told that each process is on a host of its own.
 """
 
+import gc
+import json
 from pathlib import Path
 
 import pytest
@@ -19,41 +20,63 @@ from tests.gpu.test_ray import cluster  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.timeout(150)
 
-BACKENDS = ["nccl", "gloo"]
 BALLAST = 64 << 20
+GO_ON = {"replace": True, "min_workers": 2}
+"""The others wait for a new worker, so what is left of the lost one is free before the end."""
 
 
-def run(tmp_path, workers, crew, kills=(), backend="nccl", **options):
+def run(tmp_path, workers, crew, kills=(), **options):
     """As one process on the CPU has it, equal along each rail, every sample once."""
-    options = {"gpus": Gpus(backend), "timeout_s": 120.0, **options}
+    options = {"gpus": Gpus("nccl"), "timeout_s": 100.0, **options}
     return checked(tmp_path, workers, crew, kills, **options)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_shards_agree_with_one_process(tmp_path, backend):
-    found = run(tmp_path, 2, {"shard": 2}, backend=backend, samples=46, mean=True)
+def freed(found):
+    return [(worker, place) for worker, place, _ in found.run.freed]
+
+
+def told(found):
+    """What became of processes, for whoever reads why it failed."""
+    return found.run.lost_places, found.run.freed, found.run.lost
+
+
+def test_shards_agree_with_one_process(tmp_path):
+    found = run(tmp_path, 2, {"shard": 2}, samples=46, mean=True)
     assert not found.run.lost
 
 
 @pytest.mark.parametrize(
-    ("place", "phase", "backend"),
-    [
-        (1, "in forward", "nccl"),
-        (0, "in backward", "nccl"),
-        (1, "bucket", "nccl"),
-        (1, "in backward", "gloo"),
-    ],
+    ("place", "phase"), [(1, "in forward"), (0, "in backward"), (1, "bucket"), (1, "held")]
 )
-def test_a_process_is_killed_and_its_mate_comes_out(tmp_path, place, phase, backend):
-    found = run(tmp_path, 2, {"shard": 2}, [kill(1, place, phase)], backend)
-    assert found.outcomes == ["reduced again"]
-    assert [(worker, free) for worker, free, _ in found.run.freed] == [(1, 1 - place)]
+def test_a_process_is_killed_and_its_mate_and_a_fresh_one_are_a_worker(tmp_path, place, phase):
+    found = run(tmp_path, 2, {"shard": 2}, [kill(1, place, phase)], **GO_ON)
+    assert freed(found) == [(1, 1 - place)], told(found)
+    assert set(found.run.outcomes) == {0, 2}
+
+
+def holders(depth=7):
+    """By what models of a life before are referred to, as far as Python knows."""
+    found, ahead = [], [(one, "") for one in gc.get_objects() if type(one).__name__ == "FSDPNet"]
+    seen = {id(one) for one, _ in ahead}
+    for _ in range(depth):
+        further = []
+        for one, path in ahead:
+            for other in gc.get_referrers(one):
+                if id(other) not in seen and other is not ahead and other is not further:
+                    seen.add(id(other))
+                    name = getattr(other, "__qualname__", type(other).__name__)
+                    further.append((other, f"{path} < {name}"))
+        found += [path for _, path in further]
+        ahead = further[:60]
+    return found[-60:]
 
 
 def with_ballast(ctx):
     """Says how much of the device torch has taken when a life begins, and takes much."""
     log = Path(ctx.config["log"])
-    (log / f"taken-{ctx.worker}-{ctx.place}").write_text(str(torch.cuda.memory_reserved()))
+    taken, held = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    told = [taken, held, holders() if taken > BALLAST else []]
+    (log / f"taken-{ctx.worker}-{ctx.place}").write_text(json.dumps(told))
     build = crew_runs.build
 
     def heavy():
@@ -70,32 +93,31 @@ def with_ballast(ctx):
 
 def test_the_halves_of_two_broken_workers_are_a_new_one_on_memory_that_is_free(tmp_path):
     kills = [kill(1, 1, "bucket", detail=0), kill(2, 0, "in forward")]
-    options = {"replace": True, "min_workers": 2, "epochs": 2, "function": with_ballast}
-    found = run(tmp_path, 3, {"shard": 2}, kills, **options)
-    assert {(worker, place) for worker, place, _ in found.run.freed} == {(1, 0), (2, 1)}
+    found = run(tmp_path, 3, {"shard": 2}, kills, **GO_ON, epochs=2, function=with_ballast)
+    assert set(freed(found)) == {(1, 0), (2, 1)}
     assert set(found.run.outcomes) >= {0, 3}
-    taken = {path.name: int(path.read_text()) for path in (tmp_path / "log").glob("taken-*")}
+    taken = {path.name: json.loads(path.read_text()) for path in (tmp_path / "log").glob("taken-*")}
     assert {"taken-3-0", "taken-3-1"} <= taken.keys()
-    assert max(taken.values()) < BALLAST
+    assert max(reserved for reserved, *_ in taken.values()) < BALLAST, taken
 
 
 def test_no_worker_is_whole_and_the_run_goes_on_from_what_their_halves_hold(tmp_path):
     kills = [kill(0, 1, "in backward", step=3), kill(1, 0, "in backward", step=3)]
     found = run(tmp_path, 2, {"shard": 2}, kills, replace=True, epochs=2)
     resumed = [(e.step, e.held) for e in found.run.events if isinstance(e, Resumed)]
-    assert resumed == [(3, True)]
+    assert resumed == [(3, True)], told(found)
 
 
 @pytest.mark.parametrize("phase", ["in forward", "in backward"])
 def test_split_tensors_and_a_kill(tmp_path, phase):
-    found = run(tmp_path, 2, {"tensor": 2}, [kill(1, 1, phase)], samples=36)
-    assert len(found.run.freed) == 1
+    found = run(tmp_path, 2, {"tensor": 2}, [kill(1, 1, phase)], **GO_ON, samples=36)
+    assert freed(found) == [(1, 0)], told(found)
 
 
 def test_stages_and_a_kill(tmp_path):
-    kills = [kill(1, 1, "in forward", after=1)]
-    found = run(tmp_path, 2, {"pipe": 2}, kills, function=pipe_runs.train_with("1f1b"), samples=37)
-    assert len(found.run.freed) == 1
+    kills, function = [kill(1, 1, "in forward", after=1)], pipe_runs.train_with("1f1b")
+    found = run(tmp_path, 2, {"pipe": 2}, kills, **GO_ON, function=function, samples=37)
+    assert freed(found) == [(1, 0)], told(found)
 
 
 def test_an_exact_run_has_the_bytes_of_the_quiet_one(tmp_path):
@@ -125,13 +147,13 @@ def fails(ctx):
 
 
 def test_a_process_whose_gpu_fails_is_ended_and_its_mate_is_free(tmp_path):
-    found = run(tmp_path, 2, {"shard": 2}, function=fails)
+    found = run(tmp_path, 2, {"shard": 2}, **GO_ON, function=fails)
     (lost,) = [event for event in found.run.events if isinstance(event, WorkerLost)]
     assert (lost.worker, lost.cause) == (1, "its GPU failed")
-    assert [(worker, place) for worker, place, _ in found.run.freed] == [(1, 0)]
+    assert freed(found) == [(1, 0)], told(found)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("cluster")
 def test_on_ray_where_processes_share_the_gpu(tmp_path):
     config = configure(tmp_path, [kill(1, 1, "in backward")], epochs=2)

@@ -333,9 +333,9 @@ def test_no_process_of_a_crew_has_more_than_one_gpu():
         ElasticTrainer(print, scaling=scaling)
 
 
-def test_gloo_is_no_pipeline_between_gpus(tmp_path):
-    with pytest.raises(ConfigError, match=r"gloo sends no tensors of GPUs"):
-        run_local(print, 2, crew={"pipe": 2}, gpus=Gpus("gloo"), directory=tmp_path / "run")
+def test_places_of_a_worker_compute_over_nccl_alone(tmp_path):
+    with pytest.raises(ConfigError, match=r"needs NCCL, and ends them over gloo"):
+        run_local(print, 2, crew={"shard": 2}, gpus=Gpus("gloo"), directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

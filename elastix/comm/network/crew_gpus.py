@@ -49,10 +49,11 @@ class MatesGpus:
         """
         pairs = list(pairs)
         for group in groups:
-            tiny, other = (torch.zeros(group.size(), device=self._device) for _ in range(2))
+            size = group.size()
+            tiny, other = (torch.zeros(size, device=self._device) for _ in range(2))
             dist.all_reduce(tiny, group=group)
-            if group in pairs:
-                dist.all_to_all_single(other, tiny, group=group)
+            if group in pairs:  # torch takes what is under way for an error if it is given no sizes
+                dist.all_to_all_single(other, tiny, [1] * size, [1] * size, group=group)
             self.check(wait=True)
 
     def check(self, *, wait: bool = False) -> None:
@@ -84,8 +85,8 @@ class MatesGpus:
                 threading.Thread(target=_abort, args=(group,), name="abort-mates", daemon=True)
                 for group in _groups()
             ]
-        for thread in self._aborts:
-            thread.start()
+            for thread in self._aborts:  # whoever comes next may join them
+                thread.start()
 
     def close(self) -> None:
         """End all, and block until nothing writes to this place's memory any more."""

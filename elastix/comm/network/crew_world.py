@@ -59,11 +59,8 @@ class Inside:
         self.place, self.size = wiring.place, math.prod(axes.values())
         self.mesh: DeviceMesh | None = None
         self._axes = dict(axes)
-        self._device, self._backend = wiring.device, "gloo"
-        self._gpus: MatesGpus | None = None
-        if wiring.device.type != "cpu":
-            self._backend = f"cpu:gloo,{wiring.device.type}:{wiring.backend}"
-            self._gpus = MatesGpus(wiring.device) if wiring.backend == "nccl" else None
+        self._device = wiring.device
+        self._gpus = MatesGpus(wiring.device) if wiring.device.type == "cuda" else None
         self._lock = threading.Lock()
         self._over = self._cut = False
         self._settled = 0
@@ -89,7 +86,7 @@ class Inside:
         self._before = sockets.listening()
         told = self.tell("told", tells)
         dist.init_process_group(
-            self._backend,
+            "gloo" if self._gpus is None else "cpu:gloo,cuda:nccl",
             store=self._meeting,
             rank=self.place,
             world_size=self.size,
@@ -98,8 +95,10 @@ class Inside:
         shape, names = tuple(self._axes.values()), tuple(self._axes)
         self.mesh = mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
         if self._gpus is not None:
+            before = sockets.listening()
             pairs = [mesh.get_group(axis) for axis in names if axis == _BY_PAIRS]
             self._gpus.connect(map(mesh.get_group, names), pairs)
+            self._before |= sockets.listening() - before  # NCCL's are closed by its aborts
         self._counted = self._groups()
         self.settle()
         return told

@@ -439,16 +439,19 @@ class Controller(Shell):
 
     def _make_job(self) -> Job:
         plan = self._plan
-        gpus = plan.scaling.resources_per_process.get("GPU", 0.0)
+        gpus, crew = plan.scaling.resources_per_process.get("GPU", 0.0), bool(plan.scaling.crew)
+        # NCCL refuses two ranks on one GPU, unless it takes their hosts to be different.
+        shares_gpu = crew and 0 < gpus < 1
         return Job(
             train=self._train,
             config=plan.config,
             run=plan.run.name,
             directory=plan.directory,
             store=plan.run.store,
-            crew=bool(plan.scaling.crew),
+            crew=crew,
             address=self._rendezvous.address,
-            backend="nccl" if gpus >= 1 else "gloo",  # NCCL refuses two ranks on one GPU
+            backend="nccl" if gpus >= 1 or shares_gpu else "gloo",
+            shares_gpu=shares_gpu,
             heartbeat_s=min(1.0, plan.failure.hang_timeout_s / 5),
             threads=max(1, int(plan.scaling.resources_per_process.get("CPU", 0.0))),
             affinity=plan.scaling.affinity,

@@ -76,6 +76,7 @@ class Job:
         directory: of the run.
         store: where States are kept.
         crew: workers are several processes each.
+        shares_gpu: NCCL is to be told that each process is on a host of its own.
         address: of the Rendezvous.
         heartbeat_s: seconds between heartbeats.
         affinity: bind the worker to the cores of one NUMA node.
@@ -89,6 +90,7 @@ class Job:
     crew: bool
     address: tuple[str, int]
     backend: Backend
+    shares_gpu: bool
     heartbeat_s: float
     threads: int
     affinity: bool = True
@@ -378,7 +380,8 @@ class Worker:
             return
         self._warm = True
         if self.job.backend == "nccl":
-            nccl.settle_environment()
+            node = ray.get_runtime_context().get_node_id()
+            nccl.settle_environment(f"{node}-{os.getpid()}" if self.job.shares_gpu else "")
         if self.job.affinity:
             affinity.bind(self._process, _device().index)
         torch.set_num_threads(self.job.threads)

@@ -109,6 +109,31 @@ def test_whoever_uses_the_memory_again_waits_until_the_aborts_have_returned(gpus
     assert all(group.returned for group in Nccl.every)
 
 
+def test_whoever_comes_while_they_are_told_waits_for_them_too(gpus, monkeypatch):
+    """A line breaks in one thread while the training thread comes out by itself."""
+    start, told, go_on = threading.Thread.start, threading.Event(), threading.Event()
+
+    def slow(thread):
+        if thread.name == "abort-mates":
+            told.set()
+            assert go_on.wait(60)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", slow)
+    ending, closing = (threading.Thread(target=one) for one in (gpus.end, gpus.close))
+    ending.start()
+    assert told.wait(60)
+    assert gpus.ended
+    closing.start()
+    for group in Nccl.every:
+        group.may_end.set()
+    go_on.set()
+    for thread in (ending, closing):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert all(group.returned for group in Nccl.every)
+
+
 def test_a_device_that_has_failed_ends_nothing_else(gpus, monkeypatch):
     def refuse(_self):
         raise RuntimeError("CUDA error: unspecified launch failure")
@@ -172,11 +197,11 @@ def test_each_group_is_connected_and_pairs_where_they_send(gpus, event, monkeypa
     monkeypatch.setattr(
         crew_gpus.dist,
         "all_to_all_single",
-        lambda _into, _tiny, group: done.append(("pairs", group)),
+        lambda _into, _tiny, *sizes, group: done.append(("pairs", group, sizes)),
     )
     shards, stages = _Sized(3), _Sized(2)
     gpus.connect(iter([shards, stages]), [stages])
-    assert done == [("all", shards, 3), ("all", stages, 2), ("pairs", stages)]
+    assert done == [("all", shards, 3), ("all", stages, 2), ("pairs", stages, ([1, 1], [1, 1]))]
     gpus.ended = True
     with pytest.raises(RuntimeError, match=LOST):
         gpus.connect([shards])
