@@ -42,6 +42,17 @@ class GpuStreams:
             if stream != current and stream.device == device:
                 current.wait_stream(stream)
 
+    def part(self) -> None:
+        """What comes next on any of them comes after the work of the current stream.
+
+        To be called before gradients are freed that it reads: torch's allocator gives memory to
+        the stream again that it was taken on, and does not wait for others.
+        """
+        for stream in self._seen:
+            current = torch.cuda.current_stream(stream.device)
+            if stream != current:
+                stream.wait_stream(current)
+
     def forget(self) -> None:
         """A step begins."""
         self._seen.clear()

@@ -47,6 +47,11 @@ class GradientBucket(Bucket):
     """On these devices gradients are copied in when the last of them has come. For each by itself a
     kernel would be launched, which takes longer than it runs."""
 
+    freed_late = ("cpu",)
+    """On these devices local gradients that are not needed any more are kept until backward is
+    about to take as much memory again: freed before, it goes back to the system, and costs page
+    faults. Elsewhere torch's allocator keeps it, and the next forward pass can have it."""
+
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], wire: torch.dtype | None = None
     ) -> None:
@@ -70,7 +75,8 @@ class GradientBucket(Bucket):
         self._marks: dict[int, _Mark] = {}  # in such a step: of gradients, when last added to
         self._used = [False] * len(parameters)
         self._filled = [False] * len(parameters)
-        self._spent: list[torch.Tensor | None] = []
+        self._spent: list[torch.Tensor | None] = []  # local gradients; see `freed_late`
+        self._late = device in self.freed_late
         self._given: list[weakref.ref[torch.Tensor] | None] = []  # gradients, as handed back
         self._given_at = 0  # version of our memory then
         self.left = False
@@ -108,8 +114,6 @@ class GradientBucket(Bucket):
         super().begin()
         if self._references() != self._idle:
             self._make_home() if self._narrow else self.renew()
-        # Local gradients of the step before are freed here, where backward is about to take as
-        # much memory again; freed at its end, the memory goes back to the system and costs faults.
         if self.collect is None:
             self._spent = []
 
@@ -279,7 +283,7 @@ class GradientBucket(Bucket):
     def forget_slice(self) -> None:
         """What was added to gradients in this step counts for nothing."""
         if self.collect is not None:
-            self._spent = [parameter.grad for parameter in self.parameters]
+            self._keep_spent()
         self._marks = {}
         for parameter in self.parameters:
             parameter.grad = None
@@ -384,7 +388,7 @@ class GradientBucket(Bucket):
 
     def accept(self, factor: float) -> None:
         """`param.grad` becomes the average, or None where nobody has one that counts."""
-        self._spent = [p.grad for p in self.parameters]
+        self._keep_spent()
         self.forget_parts()
         if factor != 1:
             self._values.mul_(factor)
@@ -404,6 +408,9 @@ class GradientBucket(Bucket):
         gradients = [parameter.grad for parameter in self.parameters]
         self._given = [None if g is None else weakref.ref(g) for g in gradients]
         self._given_at, self.left = self._home._version, False
+
+    def _keep_spent(self) -> None:
+        self._spent = [parameter.grad for parameter in self.parameters] if self._late else []
 
     def norm(self) -> float:
         """After the reduction: of all that is in it. Not finite where a gradient is not."""

@@ -649,6 +649,7 @@ class Reducer:
 
     def accept(self, outcome: OperationOutcome) -> None:
         """Gradients and buffers become what was agreed on."""
+        self._streams.part()
         self._void = self._steps.voided(outcome.result)
         if self._void:
             self._leave_no_trace()

@@ -1,0 +1,129 @@
+"""How long a worker holds the gradients that it has computed, beside those agreed on."""
+
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elastix.comm.gradients.gpu_streams import GpuStreams
+from elastix.comm.gradients.gradient_bucket import GradientBucket
+from elastix.config import CheckpointConfig
+from elastix.train.replica.link import Settings
+from elastix.train.replica.solo import run_alone
+
+STEPS = 3
+
+
+class Watched:
+    """A model with one parameter, and which of the gradients are there that autograd has left.
+
+    Attributes:
+        counts: how many were, before each forward pass, that are no `param.grad` any more.
+    """
+
+    def __init__(self):
+        self.model = nn.Linear(4, 3, bias=False)
+        self.counts = []
+        self._left = []
+        self.model.weight.register_post_accumulate_grad_hook(self._note)
+
+    def _note(self, parameter):
+        if parameter.grad is not None:
+            self._left.append(weakref.ref(parameter.grad))
+
+    @property
+    def _alive(self):
+        return {id(one): one for left in self._left if (one := left()) is not None}
+
+    @property
+    def in_place(self):
+        """Whether `param.grad` is one of them."""
+        return id(self.model.weight.grad) in self._alive
+
+    def count(self):
+        self.counts.append(len(self._alive) - self.in_place)
+
+
+def batches(ctx, watched, **options):
+    model, optimizer = ctx.prepare(
+        watched.model, torch.optim.SGD(watched.model.parameters(), lr=0.1)
+    )
+    dataset = TensorDataset(torch.rand(8 * STEPS, 4), torch.arange(8 * STEPS) % 3)
+    for epoch in ctx.loader(dataset, batch_size=8, **options).epochs(1):
+        for batch in epoch:
+            optimizer.zero_grad()
+            yield model, batch
+            optimizer.step()
+
+
+def whole(ctx):
+    watched = ctx.config["watched"]
+    for model, (x, y) in batches(ctx, watched):
+        watched.count()
+        F.cross_entropy(model(x), y).backward()
+
+
+def sliced(ctx):
+    watched = ctx.config["watched"]
+    for model, slices in batches(ctx, watched, slices=4):
+        for x, y in slices:
+            watched.count()
+            F.cross_entropy(model(x), y).backward()
+
+
+def run(tmp_path, train, watched, *, exact=False):
+    settings = Settings(
+        directory=tmp_path,
+        run="solo",
+        min_workers=1,
+        alone=True,
+        seed=3,
+        exact=exact,
+        checkpoint=CheckpointConfig(),
+    )
+    outcome = run_alone(train, {"watched": watched}, settings, lambda _: None)
+    assert outcome.kind == "finished", outcome.traceback
+
+
+WAYS = pytest.mark.parametrize(
+    ("train", "options"),
+    [(whole, {}), (sliced, {}), (sliced, {"exact": True})],
+    ids=["whole", "sliced", "exact"],
+)
+
+
+@WAYS
+def test_on_a_processor_they_stay_until_backward_takes_as_much_memory_again(
+    tmp_path, train, options
+):
+    """Freed before that, it would go back to the system."""
+    watched = Watched()
+    run(tmp_path, train, watched, **options)
+    assert len(watched.counts) >= STEPS
+    assert (watched.counts[0], max(watched.counts)) == (0, 1)
+
+
+@WAYS
+def test_elsewhere_they_are_freed_when_they_are_not_needed_any_more(
+    tmp_path, train, options, monkeypatch
+):
+    monkeypatch.setattr(GradientBucket, "freed_late", ())
+    watched = Watched()
+    run(tmp_path, train, watched, **options)
+    assert len(watched.counts) >= STEPS
+    assert set(watched.counts) == {0}
+
+
+@WAYS
+def test_the_streams_that_computed_them_wait_for_who_has_read_them_before_they_are_freed(
+    tmp_path, train, options, monkeypatch
+):
+    parted = []
+    monkeypatch.setattr(GradientBucket, "freed_late", ())
+    watched = Watched()
+    monkeypatch.setattr(GpuStreams, "part", lambda _: parted.append(watched.in_place))
+    run(tmp_path, train, watched, **options)
+    assert sum(parted) >= STEPS
