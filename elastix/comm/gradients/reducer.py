@@ -519,6 +519,8 @@ class Reducer:
                 "had gone to the other workers. The step was not taken; the run ends. Use "
                 "checkpoint(..., use_reentrant=False), or checkpoint from the first step on."
             )
+        if bucket.missing == 1:  # others are copied as well, which other streams may have computed
+            self._streams.join(bucket.flat.device)
         bucket.fill(place, self._weights.scales, self._ratio)
         if not (bucket.missing or self._passes.nest):
             self._launch_filled()
@@ -700,15 +702,12 @@ class Reducer:
 
     def remember_buffers(self) -> None:
         """Buffers may have to be put back to what they are now, if a step may be void."""
-        if not self._may_void:
-            return
-        for buffers in self._buffers:
+        for buffers in self._buffers if self._may_void else ():
             buffers.remember()
 
     def _remember_accepted(self) -> None:
-        if self._may_void:
-            for buffers in self._buffers:
-                buffers.remember_accepted()
+        for buffers in self._buffers if self._may_void else ():
+            buffers.remember_accepted()
 
     def _leave_no_trace(self) -> None:
         for gradients in self._gradients:

@@ -127,3 +127,26 @@ def test_the_streams_that_computed_them_wait_for_who_has_read_them_before_they_a
     monkeypatch.setattr(GpuStreams, "part", lambda _: parted.append(watched.in_place))
     run(tmp_path, train, watched, **options)
     assert sum(parted) >= STEPS
+
+
+def test_gradients_of_several_streams_are_copied_after_all_of_them(tmp_path, monkeypatch):
+    """A bucket that is filled at once is so on the stream of its last gradient."""
+    called = []
+
+    def noted(kind, name):
+        before = getattr(kind, name)
+
+        def call(*args):
+            called.append(name)
+            return before(*args)
+
+        monkeypatch.setattr(kind, name, call)
+
+    monkeypatch.setattr(GradientBucket, "at_once", ("cpu",))
+    noted(GpuStreams, "join")
+    noted(GradientBucket, "_fill_all")
+    run(tmp_path, whole, Watched())
+    filled = [place for place, name in enumerate(called) if name == "_fill_all"]
+    assert len(filled) == STEPS
+    for place in filled[1:]:  # one is that of the launch before; the first step's waits for its end
+        assert called[place - 2 : place] == ["join", "join"]

@@ -389,7 +389,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("kind", "number"), [("Identity", 1), ("BatchNorm1d", 5)])
+@pytest.mark.parametrize(("kind", "number"), [("Identity", 0), ("BatchNorm1d", 4)])
 def test_a_backward_pass_reads_few_values(tmp_path, kind, number):
     found = []
 
