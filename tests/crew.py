@@ -14,8 +14,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional
+
+from elastix.config import check_torch
+from elastix.errors import ConfigError
 
 TIMEOUT_S = 90.0
 
@@ -27,6 +31,14 @@ MESHES: dict[str, dict[str, int]] = {
     "shard 2, tensor 2": {"shard": 2, "tensor": 2},
     "shard 1, tensor 4": {"shard": 1, "tensor": 4},
 }
+
+
+def skip_if_refused() -> None:
+    """With a torch with which elastix shards no model a test of such models shows nothing."""
+    try:
+        check_torch()
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 class Places:

@@ -25,7 +25,7 @@ from elastix.sharding import (
 )
 from elastix.sharding import whole_of as whole_of_
 from elastix.state import State, capture, restore, warm_start
-from tests.crew import built
+from tests.crew import built, skip_if_refused
 
 
 class Info(NamedTuple):
@@ -180,6 +180,7 @@ def test_plain_tensors_are_handed_through_as_they_are():
 
 @pytest.fixture
 def mesh():
+    skip_if_refused()
     with pretended({"shard": 2, "tensor": 2}) as made:
         yield made
 

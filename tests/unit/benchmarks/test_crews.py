@@ -5,6 +5,7 @@ import pytest
 from benchmarks import crew_parts, crews
 from elastix.events import BatchShares, LoaderOpened, StepCommitted, WorkerJoined
 from elastix.testing.local import LocalRun
+from tests.crew import skip_if_refused
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -54,6 +55,7 @@ def test_a_file_keeps_the_parts_that_are_not_measured_anew(monkeypatch):
 
 
 def test_steps_beside_hsdp():
+    skip_if_refused()
     found = crews.measure_steps(1, width=32, steps=crews.WARM + 3)
     assert found["ratio_median"] > 0
     assert set(found["memory_mb"]) == {"hsdp", "crews", "one process"}

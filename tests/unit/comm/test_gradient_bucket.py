@@ -7,6 +7,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.mesh_check import pretended
 from elastix.sharding import local
+from tests.crew import skip_if_refused
 
 HALF, DOUBLE = 0, 1
 
@@ -14,6 +15,7 @@ HALF, DOUBLE = 0, 1
 @pytest.fixture
 def bucket():
     """Of two parameters, of which this place has one half each."""
+    skip_if_refused()
     with pretended({"shard": 2}) as mesh:
         whole = torch.zeros(4, dtype=torch.float64)
         made = [torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])) for _ in range(2)]

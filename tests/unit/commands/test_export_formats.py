@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from packaging.version import Version
 from typer.testing import CliRunner
 
 from elastix.cli import app
@@ -241,6 +242,8 @@ def test_a_config_that_names_no_model_is_refused(folder, name):
 
 
 def test_a_language_model_as_onnx(folder):
+    if Version(torch.__version__).release < (2, 10):
+        pytest.skip("torch 2.9 does not export it, and elastix says so")
     pytest.importorskip("transformers")
     pytest.importorskip("onnx")
     module = stored(folder, "gpt")
