@@ -18,8 +18,10 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any, Literal, Self
 
+import cloudpickle
 import torch
 from blake3 import blake3
 from ConfigSpace import ConfigurationSpace
@@ -72,6 +74,8 @@ from elastix.search.trial import (
 )
 from elastix.search.trial_database import Role, TrialDatabase, readable
 from elastix.store import Store
+from elastix.train.on_ray.run_settings import UNPICKLABLE
+from elastix.train.record.finished import mark
 from elastix.train.record.loaded_script import refuse_while_loading
 
 logger = logging.getLogger(__name__)
@@ -416,6 +420,7 @@ class Campaign:
             "searcher": type(self._searcher).__name__,
             "space": _fingerprint(self._space),
             "rungs": _kind(self._rungs),
+            "code": _code(self._train),
             "inherit": self._inherit.mode,
             "provider": self._inherit.provider,
             "budget": self._budget.to_dict(),
@@ -437,6 +442,13 @@ class Campaign:
         if before is None:
             database.commit([], {"campaign": facts})
             return facts, (True, True)
+        if facts["code"] and before.get("code", "") not in ("", facts["code"]) and database.count():
+            logger.warning(
+                "campaign %r goes on with another train function than its trials were run with, "
+                "and compares their scores with those of new ones. Choose another name if they "
+                "mean something else.",
+                self.name,
+            )
         same = all(before[key] == facts[key] for key in _THE_SAME)
         return facts, (same, before.get("rungs") == facts["rungs"])
 
@@ -577,6 +589,14 @@ def _kind(rungs: Rungs | None) -> str:
     known = vars(rungs) if hasattr(rungs, "__dict__") else {}
     given = sorted(f"{k}={v!r}" for k, v in known.items() if isinstance(v, str | int | float))
     return f"{type(rungs).__name__}({', '.join(given)})"
+
+
+def _code(train: TrainFunction) -> str:
+    """Equal for equal train functions; "" for one that cannot be pickled."""
+    try:
+        return mark(cloudpickle.dumps(train))
+    except (*UNPICKLABLE, PicklingError):
+        return ""
 
 
 def _fingerprint(space: ConfigurationSpace | Space) -> str:

@@ -1,6 +1,7 @@
 """A campaign in two runs is the campaign in one: what its trial database remembers, and of whom."""
 
 import sqlite3
+import threading
 from contextlib import closing
 
 import pytest
@@ -83,6 +84,36 @@ def test_facts_that_are_of_no_campaign_are_corrupt(tmp_path, facts):
         sql.execute("UPDATE facts SET value = ? WHERE name = 'campaign'", (facts,))
     with pytest.raises(elastix.Corrupt, match="is of no campaign"):
         run(tmp_path, "c", 3)
+
+
+def test_another_train_function_is_told_of(tmp_path, caplog):
+    """Its scores are compared with those of the trials that are there. Never a false alarm."""
+    lock = threading.Lock()
+
+    def go(trials, plus=0.0, held=None):
+        def train(ctx):
+            assert held is None or held.acquire(timeout=1)
+            ctx.report(m=ctx.config["x"] + plus)
+            _ = held is None or held.release()
+
+        caplog.clear()
+        elastix.Campaign(
+            train,
+            space=SPACE,
+            metric="m",
+            budget=elastix.Budget(trials=trials),
+            run=elastix.RunConfig(name="c", store=str(tmp_path)),
+            executor=Local(),
+            quiet=True,
+        ).run()
+        return [r.getMessage() for r in caplog.records if "train function" in r.getMessage()]
+
+    assert go(2) == go(4) == []
+    (told,) = go(6, plus=1.0)
+    assert told.startswith("campaign 'c' goes on with another train function")
+    assert go(8, plus=1.0) == []
+    assert go(10, held=lock) == [], "one that cannot be pickled is not known by anything"
+    assert go(12, plus=1.0) == []
 
 
 @pytest.mark.parametrize("searcher", [elastix.Random(), elastix.DeepHyper()])
