@@ -35,7 +35,7 @@ from elastix.errors import ConfigError, SearchError
 from elastix.flat import flatten, nest
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.space import Space
-from elastix.search.trial import Objectives, Searcher, Trial, TrialState
+from elastix.search.trial import Objectives, Searcher, Selects, Trial, TrialState
 from elastix.state import Ref, State
 from elastix.train.replica.model_source import TrainedModel
 
@@ -55,8 +55,9 @@ class Search(TuneSearcher):
     its scheduler stopped from one that came to its end: both count with their last score.
 
     Args:
-        searcher: any; Evolution by default. Tune does not say how many trials there will be: for
-            fewer than a hundred give `Evolution(population=...)`, a third of them or less.
+        searcher: any but a Population; Evolution by default. Tune does not say how many trials
+            there will be: for fewer than a hundred give `Evolution(population=...)`, a third of
+            them or less.
         space: a ConfigSpace or Space, instead of Tune's param_space.
         metric, mode: as in TuneConfig, which need not repeat them.
         seed: of the suggestions.
@@ -86,6 +87,13 @@ class Search(TuneSearcher):
             from elastix.search.searchers.evolution import Evolution
 
             searcher = Evolution()
+        if isinstance(searcher, Selects):
+            raise ConfigError(
+                f"{type(searcher).__name__} decides which trials go on from whose State, and Tune "
+                "asks its search_alg for configurations alone. Nothing was started. Take "
+                "elastix.Campaign, or Tune's own scheduler PopulationBasedTraining with another "
+                "searcher."
+            )
         self._elastix = searcher
         self._space = space
         self._nested = False

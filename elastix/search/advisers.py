@@ -15,6 +15,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from elastix.errors import SearchError
 from elastix.search.pareto import Losses
 from elastix.search.rungs import Rungs, Verdict
 from elastix.search.trial import Searcher, Selects, Suggestion, Trial, TrialState, ask
@@ -185,6 +186,9 @@ class Advisers:
             lines: its trials.
             same_searcher: the searcher and its space are those that wrote its state.
             same_rungs: so are the rungs.
+
+        Raises:
+            SearchError: one of them cannot read its state.
         """
         of_searcher, of_rungs = database.fact("searcher"), database.fact("rungs")
         rows = database.passed()
@@ -196,7 +200,7 @@ class Advisers:
         trials = {line.trial.number: line for line in lines}
         if same_searcher:
             if of_searcher is not None:
-                self._searcher.load_state_dict(of_searcher["state"])
+                _load(self._searcher, of_searcher["state"])
                 known = of_searcher["done"]
             known = max([known, *self._replay(notes, trials)])
         self.stale = not (same_searcher and same_rungs and base and whole)
@@ -204,7 +208,7 @@ class Advisers:
         if self._noted is not None and same_rungs and base and whole:
             reported = any(note[0] == "report" for note in notes)
             if of_rungs is not None and "place" in of_rungs:
-                self._noted.load_state_dict(of_rungs["state"])
+                _load(self._noted, of_rungs["state"])
                 reported = True
             if reported:
                 self._rungs_again(notes, self._noted)
@@ -247,3 +251,16 @@ class Advisers:
                 rungs.promote(rest[0])
             elif name == "drop":
                 rungs.drop(rest[0])
+
+
+def _load(adviser: Searcher | Rungs, state: Mapping[str, Any]) -> None:
+    try:
+        adviser.load_state_dict(state)
+    except Exception as error:  # whatever a class of now does with a state of then
+        name = type(adviser).__name__
+        raise SearchError(
+            f"{name} cannot read the state that it has in the campaign's database: "
+            f"{type(error).__name__}: {error}. No trial was started, and none is lost. Take the "
+            f"{name} that wrote the state; or give the class another name: one that is new to the "
+            "campaign is told of all its trials."
+        ) from error

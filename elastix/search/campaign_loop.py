@@ -250,10 +250,10 @@ class Loop:
                 self._await(min(_TICK_S, self._time_left()))
             self._rerank()
             self._look_for_scores()
+            self._write(snapshot=True)
         except Exception:  # not Ctrl-C, which may have come in the middle of anything
             self._write(snapshot=False)  # it may have been the searcher's
             raise
-        self._write(snapshot=True)
 
     def _await(self, timeout_s: float) -> None:
         """Wait for what happens next, and take it up."""

@@ -130,6 +130,11 @@ def test_what_it_knows_survives_a_restart(tmp_path):
     assert drawing.told == [1]
 
 
+def test_a_population_is_refused_as_tune_could_not_let_it_select():
+    with pytest.raises(ConfigError, match=r"Population decides which trials go on.*Nothing was"):
+        elastix.tune.Search(elastix.Population())
+
+
 def test_the_end_of_a_space_is_the_end():
     search = begun(Drawing(limit=1))
     search.suggest("a")

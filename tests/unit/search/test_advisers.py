@@ -9,7 +9,7 @@ import pytest
 
 import elastix
 from elastix.config import Budget
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, SearchError
 from elastix.search.advisers import Advisers
 from elastix.search.executors.executor import WorkReport
 from elastix.search.executors.serial import Local
@@ -384,3 +384,39 @@ def test_a_searcher_that_cannot_hear_of_paused_trials_is_refused_where_trials_pa
     else:
         assert len(search(elastix.Optuna())) == 4
     assert len(search(elastix.Random())) == 4, "it makes nothing of what it hears"
+
+
+class Odd(Drawing):
+    def __init__(self, fails=""):
+        super().__init__()
+        self.fails = fails
+
+    def state_dict(self):
+        if self.fails == "state_dict":
+            raise KeyError("mine")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict):
+        if self.fails == "load_state_dict":
+            raise KeyError("mine")
+        super().load_state_dict(state_dict)
+
+
+def test_a_state_that_its_searcher_cannot_read_is_told_of_and_costs_nothing(tmp_path):
+    rig = Rig(tmp_path, searcher=Odd)
+    before = rig.run(Budget(trials=4))
+    rig.make_searcher = lambda: Odd("load_state_dict")
+    with pytest.raises(
+        SearchError, match=r"Odd cannot read the state .* KeyError: 'mine'\. No tri"
+    ):
+        rig.run(Budget(trials=6))
+    assert rig.executor.ran == []
+    assert rig.run(Budget(trials=6), same=False)[:4] == before, "told of all, it reads no state"
+
+
+def test_a_searcher_without_a_state_costs_no_result(tmp_path):
+    rig = Rig(tmp_path, searcher=lambda: Odd("state_dict"), rerank=2)
+    with pytest.raises(KeyError, match="mine"):
+        rig.run(Budget(trials=4))
+    assert [line.trial.state for line in rig.lines] == [TrialState.FINISHED] * 6
+    assert [line.role for line in rig.lines].count("rerank") == 2
