@@ -178,12 +178,12 @@ def _is_box(sharded: Any, start: Shape, stop: Shape) -> bool:  # noqa: ANN401 - 
         ]
         if not any(hasattr(p, "split_factor") for _, p in placed):
             continue  # what is split from left to right is neighbours each time
-        indices = torch.arange(sharded.shape[axis])
+        indices = torch.arange(sharded.shape[axis], device="cpu")
         for at, placement in placed:
             place, places = sharded.device_mesh.get_local_rank(at), sharded.device_mesh.size(at)
             groups = _chunks(indices, getattr(placement, "split_factor", 1))
             indices = torch.cat([_chunks(group, places)[place] for group in groups])
-        if not torch.equal(indices, torch.arange(start[axis], stop[axis])):
+        if not torch.equal(indices, torch.arange(start[axis], stop[axis], device="cpu")):
             return False
     return True
 

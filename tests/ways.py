@@ -1114,6 +1114,13 @@ class Waves(nn.Module):
         return (torch.tanh((x.to(torch.complex128) @ self.first).real) * (1 + 1j) @ self.last).abs()
 
 
+def other_default_device(ctx):
+    """As with torch.set_default_device("cuda"), which no tensor of elastix's own goes by."""
+    model, dataset = mlp(), data()
+    with torch.device("meta"):
+        return plain(ctx, model, dataset=dataset)
+
+
 def complex_parameters(ctx):
     return plain(ctx, Waves())
 
@@ -1213,6 +1220,7 @@ WAYS = {
                 hook_that_replaces,
                 gradients_by_hand_within_backward,
                 complex_parameters,
+                other_default_device,
             ),
         ),
         (

@@ -422,7 +422,7 @@ class GroupDriver:
 
     def _gather(self, group: Group, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Everybody's numbers by rank; as many from each."""
-        mine = torch.tensor(numbers, dtype=torch.int64)
+        mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         everybody = [torch.empty_like(mine) for _ in range(group.size)]
         self._finish(group.all_gather(mine, everybody))
         return [tuple(row.tolist()) for row in everybody]
@@ -500,7 +500,7 @@ class GroupDriver:
 
     def _all_have_state(self, wanted: want.AllHaveState) -> None:
         group: Any = wanted.group
-        self._finish(group.all_reduce(torch.zeros(1)))
+        self._finish(group.all_reduce(torch.zeros(1, device="cpu")))
 
     def _pass_on(self, wanted: want.PassOn) -> torch.Tensor:
         group: Any = wanted.group

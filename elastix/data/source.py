@@ -313,7 +313,7 @@ class Source:
         batch = [tensor.index_select(0, chosen) for tensor in tensors]
         if self.memory is None or self._rehearsed is None:
             return batch
-        places = torch.tensor(self.memory.places(spans), dtype=torch.int64)
+        places = torch.tensor(self.memory.places(spans), dtype=torch.int64, device="cpu")
         olds = (old.index_select(0, places) for old in self._rehearsed)
         return [torch.cat(pair) for pair in zip(batch, olds, strict=True)]
 

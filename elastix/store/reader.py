@@ -325,7 +325,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
     def _gather(self, split: _Split, wanted: Part | None = None) -> torch.Tensor:
         """A tensor, or a part of it, from the parts that it is kept in."""
         into = wanted or _all_of(split.shape)
-        made = torch.empty(into.shape, dtype=split.dtype)
+        made = torch.empty(into.shape, dtype=split.dtype, device="cpu")
         room = _as_bytes(made)
         for part, one in split.parts:
             both = part.overlap(into)
@@ -354,7 +354,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
             self._doubt(payload.digest)
             raise Corrupt(_says(self._ref, wanted.name, str(error))) from error
         if place.length == 0:
-            return torch.empty(shape, dtype=wanted.dtype)
+            return torch.empty(shape, dtype=wanted.dtype, device="cpu")
         if wanted.array is not None:  # half as long as torch takes by itself
             return torch.from_numpy(np.ndarray(shape, wanted.array, memory))
         return torch.frombuffer(memory, dtype=wanted.dtype).view(shape)

@@ -58,7 +58,7 @@ class Bucket:
     def renew(self) -> None:
         """Take fresh memory, unfilled. The old may still be written by an abandoned operation."""
         elements = sum(self._lengths) + len(self._like) + 2
-        self.flat = self._values = self._flags = torch.empty(0, dtype=self.dtype)
+        self.flat = self._values = self._flags = torch.empty(0, dtype=self.dtype, device="cpu")
         self._stale = self._count = self.flat
         self.views: list[torch.Tensor] = []
         self._renew_memory(elements, len(self.rows))

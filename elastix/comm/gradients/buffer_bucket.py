@@ -37,9 +37,9 @@ class BufferBucket(Bucket):
         persistent = [name not in module._non_persistent_buffers_set for module, name in places]
         self._persistent = persistent
         self._held: torch.Tensor | None = None
-        self._remembered = torch.empty(0)
+        self._remembered = torch.empty(0, device="cpu")
         self._kept: list[torch.Tensor] = []  # the places in it
-        self._seen = torch.empty(0)
+        self._seen = torch.empty(0, device="cpu")
         self._seen_places: list[torch.Tensor] = []
         tensors: list[Any] = [module._buffers[name] for module, name in self._places]
         super().__init__(tensors, reduce, WIDER.get(tensors[0].dtype, tensors[0].dtype))
@@ -48,7 +48,7 @@ class BufferBucket(Bucket):
         self._known = tensors  # as they were when last looked at: of these kinds
         self._ends = torch.tensor([0, *(t.numel() for t in tensors)], device=tensors[0].device)
         self._ends = self._ends.cumsum(0)
-        self._base = torch.empty(0)
+        self._base = torch.empty(0, device="cpu")
         self._unbounded: torch.Tensor | None = None  # where these are not finite; None: nowhere
         self._sliced = False  # the step is one in slices
         self._since = self._base  # the values when the ratio of now began

@@ -66,7 +66,7 @@ class GradientBucket(Bucket):
         )
         self._at_once = device in self.at_once
         self.parameters = list(parameters)
-        self._home = torch.empty(0)  # where gradients come back
+        self._home = torch.empty(0, device="cpu")  # where gradients come back
         self._homes: list[torch.Tensor] = []  # the places in it
         self._sharded = any(map(is_sharded, parameters))
         self._parts: list[_Parts] = []  # only in a step of several ratios
@@ -444,7 +444,7 @@ class GradientBucket(Bucket):
         if all(self._used):
             self._flags.fill_(1)
         else:
-            self._flags.copy_(torch.tensor(self._used, dtype=self.dtype))
+            self._flags.copy_(torch.tensor(self._used, dtype=self.dtype, device="cpu"))
 
     def _forget(self) -> None:
         super()._forget()

@@ -27,7 +27,10 @@ def head_of(watched: Watched) -> tuple[dict[str, Any], Sequence[torch.Tensor]]:
 
 def read_watched(head: dict[str, Any], stream: BinaryIO) -> tuple[Watched, int]:
     """The operation of that line, and the bytes of its tensors, which are next in `stream`."""
-    tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for dtype, shape in head["tensors"]]
+    tensors = [
+        torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
+        for dtype, shape in head["tensors"]
+    ]
     for tensor in tensors:
         read_into(stream, raw_bytes(tensor))
     watched = Watched(

@@ -89,7 +89,7 @@ def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _tensor(dtype: str, shape: list[int], bytes: str) -> torch.Tensor:  # noqa: A002 - a field
     raw = bytearray(base64.b64decode(bytes, validate=True))
-    flat = torch.frombuffer(raw, dtype=_DTYPES[dtype]) if raw else torch.empty(0)
+    flat = torch.frombuffer(raw, dtype=_DTYPES[dtype]) if raw else torch.empty(0, device="cpu")
     return flat.to(_DTYPES[dtype]).reshape(shape)
 
 

@@ -50,13 +50,13 @@ def check(group: Group, layout: list[str], wait: Wait) -> None:
     """
     text = json.dumps(layout).encode()
     digest = torch.frombuffer(bytearray(blake3(text).digest()), dtype=torch.int64)
-    mine = torch.cat([digest, torch.tensor([len(text)])])
+    mine = torch.cat([digest, torch.tensor([len(text)], device="cpu")])
     everybody = [torch.empty_like(mine) for _ in range(group.size)]
     wait(group.all_gather(mine, everybody))
     if all(torch.equal(other, everybody[0]) for other in everybody):
         return
     longest = max(int(other[-1].item()) for other in everybody)
-    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     texts = [torch.empty_like(padded) for _ in range(group.size)]
     wait(group.all_gather(padded, texts))

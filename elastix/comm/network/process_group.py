@@ -426,7 +426,7 @@ class Builder:
 
     def _all_see_all(self, group: Group, here: bool) -> bool:
         """Whether it is so for every member: they must all do the same."""
-        blind = torch.tensor([int(not here)])
+        blind = torch.tensor([int(not here)], device="cpu")
         over = threading.Event()
         pending = group.all_reduce(blind, "max")
         pending.on_finish(over.set)

@@ -36,7 +36,9 @@ def give(group: Group, state: State, device: torch.device, wait: Wait) -> int:
     """
     body, tensors = describe(state)
     header = torch.frombuffer(bytearray(json.dumps(body).encode()), dtype=torch.uint8)
-    wait(group.broadcast(torch.tensor([header.numel()], dtype=torch.int64), group.rank))
+    wait(
+        group.broadcast(torch.tensor([header.numel()], dtype=torch.int64, device="cpu"), group.rank)
+    )
     wait(group.broadcast(header, group.rank))
     for chunk in chunks(tensors, device):
         wait(group.broadcast(chunk, group.rank))
@@ -45,9 +47,9 @@ def give(group: Group, state: State, device: torch.device, wait: Wait) -> int:
 
 def take(group: Group, root: int, device: torch.device, wait: Wait) -> State:
     """Receive what rank `root` gives, into new tensors on the CPU."""
-    size = torch.zeros(1, dtype=torch.int64)
+    size = torch.zeros(1, dtype=torch.int64, device="cpu")
     wait(group.broadcast(size, root))
-    header = torch.empty(int(size.item()), dtype=torch.uint8)
+    header = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
     wait(group.broadcast(header, root))
     body = json.loads(header.numpy().tobytes())
     tensors, parts = rooms(body)
@@ -99,7 +101,7 @@ def rooms(body: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[torch.Ten
         if tied is not None:
             tensors[name] = tensors[tied]
             continue
-        tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+        tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
         parts.append(raw_bytes(tensors[name]))
     return tensors, parts
 

@@ -163,8 +163,8 @@ class Stager:
             return kept
         if tensor.is_cuda:
             with contextlib.suppress(torch.AcceleratorError):  # no memory that can be pinned
-                return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+                return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
     def _side_stream(self, begun: list[Late]) -> Any:  # noqa: ANN401
         """A CUDA stream that begins where the training thread's stream is now; None on the CPU."""

@@ -23,6 +23,7 @@ _OF_THE_WAY = {
     "disputed": "a slice that has to be computed again",
     "reports": "those of void steps are counted too",
     "run": "its name",
+    "ended": "the train function was through",
     "exact": "what it was computed with",
 }
 _OF_LOADERS = {"paces": "how fast workers are, and whose slices follow from it"}

@@ -185,7 +185,7 @@ class Mates:
             return dict(values)
         counts = self.within and stage + 1 == stages
         mine = [v * self.within if counts else 0.0 for v in values.values()]
-        sums = torch.tensor(mine, dtype=torch.float64)
+        sums = torch.tensor(mine, dtype=torch.float64, device="cpu")
         self.add_up(sums)
         if stages > 1:
             self._inside.add_up(sums, PIPE)
@@ -193,7 +193,7 @@ class Mates:
 
     def agree(self, *numbers: int) -> bool:
         """Whether all places have called it with the same ones. Collective in the worker."""
-        told = self._inside.gather(torch.tensor(numbers, dtype=torch.int64))
+        told = self._inside.gather(torch.tensor(numbers, dtype=torch.int64, device="cpu"))
         return all(torch.equal(told[0], other) for other in told)
 
     def agree_on(self, said: str) -> bool:
@@ -218,7 +218,7 @@ class Mates:
 
     def _told(self, *numbers: float) -> list[tuple[float, ...]]:
         """Of each number what every place has of it, by place. Collective in the worker."""
-        mine = torch.tensor(numbers, dtype=torch.float64)
+        mine = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         return list(zip(*(one.tolist() for one in self._inside.gather(mine)), strict=True))
 
     def _check_norms(self, max_norm: float, norm: float) -> None:
@@ -237,9 +237,9 @@ class Mates:
 
     def tell(self, said: str) -> list[str]:
         """What each place has said, by place. Collective in the worker."""
-        mine = torch.tensor(list(said.encode()), dtype=torch.uint8)
-        sizes = [int(size) for size in self._inside.gather(torch.tensor([len(mine)]))]
-        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+        mine = torch.tensor(list(said.encode()), dtype=torch.uint8, device="cpu")
+        sizes = [int(size) for size in self._inside.gather(torch.tensor([len(mine)], device="cpu"))]
+        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8, device="cpu")
         padded[: len(mine)] = mine
         told = zip(self._inside.gather(padded), sizes, strict=True)
         return [bytes(text[:size].tolist()).decode() for text, size in told]

@@ -240,7 +240,7 @@ class Evaluation(RoundAlone):
         batch = to_device(self._collate([self._dataset[i] for i in where]), self._device)
         if self._ignored:
             self._metric(self._model, batch)
-            return torch.zeros(1, dtype=torch.float64)
+            return torch.zeros(1, dtype=torch.float64, device="cpu")
         found = measure(self._metric, self._model, batch)
         before = self.names or list(found)
         if before != list(found):
@@ -250,7 +250,7 @@ class Evaluation(RoundAlone):
                 "for each batch."
             )
         self.names = list(found)
-        return torch.tensor([1.0, *found.values()], dtype=torch.float64) * len(where)
+        return torch.tensor([1.0, *found.values()], dtype=torch.float64, device="cpu") * len(where)
 
 
 class ExactEvaluation(Evaluation):
@@ -282,7 +282,7 @@ class ExactEvaluation(Evaluation):
     def _sums(self, share: range, index: int = 0, parts: int = 1) -> torch.Tensor:
         rows = [self._row(number, index, parts) for number in share]
         width = len(rows[0]) if rows else len(self._nothing())
-        table = torch.zeros(self._of_batches, width, dtype=torch.float64)
+        table = torch.zeros(self._of_batches, width, dtype=torch.float64, device="cpu")
         if rows:
             table[share.start : share.stop] = torch.stack(rows)
         return table

@@ -49,7 +49,7 @@ class Levelling(RoundAlone):
         shared = {n: t for n, t in state.tensors.items() if not n.startswith("@rng")}
         self._state = State(shared, state.meta)
         self._body, self._tensors = transfer.describe(self._state)
-        self._flat = torch.empty(0, dtype=torch.uint8)
+        self._flat = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._source = -1
 
     def launch(self, group: Group) -> Iterator[Pending]:
@@ -64,7 +64,7 @@ class Levelling(RoundAlone):
     def payload(self, group: Group) -> torch.Tensor:
         """Whose State it is."""
         del group
-        return torch.tensor([self._source], dtype=torch.int64)
+        return torch.tensor([self._source], dtype=torch.int64, device="cpu")
 
     def detail(self) -> int:
         """What a State consists of."""

@@ -510,8 +510,7 @@ class Member:
             TrainError: what has ended the run; user code may have caught it once.
             ConfigError: workers take steps by themselves, and no loader counts them.
         """
-        if self._steps.ended is not None:
-            raise self._steps.ended
+        self._steps.look_if_ended()
         self._steps.metrics.refuse("ctx.boundary, or a loader for its next batch,")
         self._steps.check()
         self._steps.slices.put_back()
@@ -524,6 +523,7 @@ class Member:
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
         self._link.await_controller()
+        self._state.look_at_beginning()
         self._steps.rewind.restore(self._tracked.others)
         if self._steps.level_due:
             self._state.level()
@@ -780,8 +780,7 @@ class Member:
             ReplicasDiffer: the workers hold different States.
             TrainError: what has ended the run before.
         """
-        if self._steps.ended is not None:
-            raise self._steps.ended
+        self._steps.look_if_ended()
         self._steps.slices.refuse("the end of the train function")
         if self._driver.shadow:
             self._driver.await_succession()

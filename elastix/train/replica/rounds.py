@@ -33,7 +33,7 @@ class Finish(RoundAlone):
         """Nothing to tell; that all are here is enough."""
         if group.rank == 0:
             self._before()
-        return torch.zeros(1)
+        return torch.zeros(1, device="cpu")
 
 
 class RollCall(RoundAlone):
@@ -53,8 +53,8 @@ class RollCall(RoundAlone):
 
     def payload(self, group: Group) -> torch.Tensor:
         """One row for each member, of which this worker fills its own."""
-        table = torch.full((group.size, len(self._row)), torch.iinfo(torch.int64).min)
-        table[group.rank] = torch.tensor(self._row)
+        table = torch.full((group.size, len(self._row)), torch.iinfo(torch.int64).min, device="cpu")
+        table[group.rank] = torch.tensor(self._row, device="cpu")
         return table
 
 
@@ -72,7 +72,7 @@ class Regroup(RoundAlone):
     def payload(self, group: Group) -> torch.Tensor:
         """A number that nobody looks at."""
         del group
-        return torch.zeros(1, dtype=torch.int64)
+        return torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
 class GroupMean(RoundAlone):
@@ -95,7 +95,7 @@ class GroupMean(RoundAlone):
         """The size of the share, and the sums over it."""
         del group
         sums = [v * self._samples if self._samples else 0.0 for v in self._values.values()]
-        return torch.tensor([self._samples, *sums], dtype=torch.float64)
+        return torch.tensor([self._samples, *sums], dtype=torch.float64, device="cpu")
 
     def detail(self) -> int:
         """The names."""

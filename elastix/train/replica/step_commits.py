@@ -128,8 +128,7 @@ class StepCommits:
 
     def load_state_dict(self, meta: Mapping[str, Any]) -> None:
         """As the metadata of a State have it, which was adopted just now."""
-        if self._reducer is not None:
-            self._reducer.rebase()
+        self.rebase()
         self.step = meta["step"]
         self.window.load_state_dict(meta.get("window", {}))
         self.checks.load_state_dict(meta)
@@ -279,7 +278,7 @@ class StepCommits:
             **self._again.vote(),
             slice_us=self.slices.times(self.step),
         )
-        return torch.tensor(vote.encode(), dtype=torch.int64)
+        return torch.tensor(vote.encode(), dtype=torch.int64, device="cpu")
 
     def _unwatched(self) -> bool:
         """Whether nobody holds a State that this worker's could be compared with."""
@@ -292,10 +291,19 @@ class StepCommits:
         late = time.monotonic() - self._levelled_at > LEVEL_S
         return mixed and (late or self._driver.unlevel)
 
-    def levelled(self) -> None:
-        """All workers have gone on from one State."""
+    def look_if_ended(self) -> None:
+        """Raise what has ended the run, if anything has: user code may have caught it once."""
+        if self.ended is not None:
+            raise self.ended
+
+    def rebase(self) -> None:
+        """Something was loaded."""
         if self._reducer is not None:
             self._reducer.rebase()
+
+    def levelled(self) -> None:
+        """All workers have gone on from one State."""
+        self.rebase()
         self.level_due = False
         self._levelled_at = time.monotonic()
         self._driver.levelled()

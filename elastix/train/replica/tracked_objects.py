@@ -287,6 +287,11 @@ class TrackedObjects:
         others.pop("rng", None)
         states.restore(state, self.modules, others)
 
+    def put_back(self, state: State) -> None:
+        """Become as `state` says once more, but for loaders and random numbers, which go on."""
+        others = {n: o for n, o in self.others.items() if f"@{n}" in state.meta and n != "rng"}
+        states.restore(state, self.modules, others)
+
     def take_place(self, state: State, *, whole: bool) -> None:
         """Go on where an ancestor stands; see `state.take_place`.
 

@@ -16,6 +16,7 @@ from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId, holder
 from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
+from elastix.train.replica.beginning import ENDED, Beginning
 from elastix.train.replica.exactness import computes_with, look_at_origin
 from elastix.train.replica.inheritance import Inheritance
 from elastix.train.replica.levelling import Levelling
@@ -25,6 +26,17 @@ from elastix.train.replica.rounds import Finish
 from elastix.train.replica.step_commits import StepCommits
 
 logger = logging.getLogger(__name__)
+DONE_AGAIN = (
+    "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
+    "its first batch. That had been done when the State was captured, so it is done twice now. If "
+    "it is not meant for a run that goes on, do it before ctx.prepare, or where a tracked object "
+    "says that it has not been done. With exact=True it would have been undone."
+)
+PUT_BACK = (
+    "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
+    "its first batch. That had been done when the State was captured, so it was undone, and the "
+    "bytes are those of a run that was not interrupted."
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,8 @@ class WorkerState:
         self._due: int | None = None  # the step that was the last at the report to pause after
         self.begun: int | None = None
         self.given: State | None = None
+        self._beginning: Beginning | None = None  # until the first boundary
+        self._ended = False  # the train function is through, and nothing has begun since
         self._metrics: dict[str, Any] = {}  # that were reported last
         self._passes_before = 0.0  # over the data, of the ancestor whose place this run has taken
         self._parts = parts
@@ -130,6 +144,7 @@ class WorkerState:
             "reports": self.reports,
             "passes_before": self._passes_before,
             "stored_step": self._schedule.stored_step,
+            **({ENDED: True} if self._ended else {}),
             **({"own": list(self._tracked.own)} if self._tracked.own else {}),
             **exact,
         }
@@ -140,12 +155,33 @@ class WorkerState:
 
     def adopt(self, state: State) -> None:
         """Become equal to whoever has captured `state`."""
+        looked_at = not (self._settings.alone or self._settings.crew or self._driver.watching)
+        self._ended = bool(state.meta.get(ENDED))  # whoever is given it from here is told so
+        again = looked_at and state.meta["step"] > 0 and not self._ended
+        self._beginning = Beginning(state, self._tracked) if again else None
         self._tracked.adopt(state)
         self._steps.load_state_dict(state.meta)
         self._schedule.stored(state.meta["stored_step"])
         self._parts.replicated.sequence = state.meta["serial"]
         self.reports = state.meta["reports"]
         self._passes_before = state.meta.get("passes_before", 0.0)
+
+    def look_at_beginning(self) -> None:
+        """At the first boundary: whether the way to it has changed the State that this began from.
+
+        Of an exact run that is undone: in the undisturbed run it was done once.
+        """
+        beginning, self._beginning, self._ended = self._beginning, None, False
+        if beginning is None or self._driver.watching or beginning.step != self._steps.step:
+            return
+        changed = beginning.changed()
+        if not changed:
+            return
+        if self._settings.exact:
+            beginning.put_back()
+            self._steps.rebase()
+        if self._driver.rank == 0:
+            logger.warning(PUT_BACK if self._settings.exact else DONE_AGAIN, ", ".join(changed))
 
     def begin(self) -> None:
         """Go on from what this is given or the run has stored, or from where an ancestor stands."""
@@ -319,6 +355,7 @@ class WorkerState:
             StoreError: it could not be stored.
             ReplicasDiffer: the workers hold different States.
         """
+        self._ended = reason == "final"
         if self._inheritance.takes_final:
             if len(self._driver.present) > 1:
                 mark = CheckpointId(self._steps.step, 2)

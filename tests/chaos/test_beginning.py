@@ -1,0 +1,126 @@
+"""What stands before the first batch is done to a State once, however often a run begins from one.
+
+A State is captured in the midst of the train function. Whoever begins from it comes to that place
+anew, over code that has been run before.
+"""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import elastix
+from elastix.config import CheckpointConfig
+from elastix.events import Resumed
+from elastix.testing.chaos import Kill, with_kills
+from elastix.testing.local import run_local
+from tests.run_bytes import final
+from tests.trainables import samples
+
+STEPS = 6  # of an epoch
+
+
+def loss(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y)
+
+
+def epochs_of(ctx, model, optimizer, epochs):
+    data = samples(46)
+    for epoch in ctx.loader(data, batch_size=8, slices=4).epochs(epochs):
+        yield epoch, data
+        for step in epoch:
+            for x, y in step:
+                loss(model, (x, y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def made(ctx):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+    return ctx.prepare(model, optimizer, scheduler)
+
+
+def between_loaders(ctx: elastix.Context) -> None:
+    """The last layer begins anew with the second one, at half the rate."""
+    model, optimizer, _ = made(ctx)
+    for _ in epochs_of(ctx, model, optimizer, 1):
+        pass
+    with torch.no_grad():
+        model[-1].weight.mul_(0.5)
+    optimizer.param_groups[0]["lr"] *= 0.5
+    for _ in epochs_of(ctx, model, optimizer, ctx.config.get("epochs", 2) - 1):
+        pass
+
+
+def at_the_beginning_of_epochs(ctx: elastix.Context) -> None:
+    """Weights are moved by noise, and a scheduler goes by an evaluation."""
+    model, optimizer, scheduler = made(ctx)
+    for _, data in epochs_of(ctx, model, optimizer, ctx.config.get("epochs", 2)):
+        scheduler.step(ctx.evaluate(loss, data, batch_size=16)["loss"])
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.01)
+
+
+def before_all(ctx: elastix.Context) -> None:
+    """A scheduler is told how good the model is that nobody has trained yet."""
+    model, optimizer, scheduler = made(ctx)
+    first = ctx.evaluate(loss, samples(20), batch_size=16)["loss"]
+    scheduler.step(first)
+    scheduler.step(first + 1)
+    for _ in epochs_of(ctx, model, optimizer, 2):
+        pass
+
+
+def run(directory, train, workers=1, kills=(), **options):
+    if kills:
+        train = with_kills(train, kills)
+    every = CheckpointConfig(every_steps=3, wait=True)
+    return run_local(train, workers, directory=directory, checkpoint=every, exact=True, **options)
+
+
+def same(one, other):
+    (digest, tensors), (other_digest, others) = final(one), final(other)
+    assert not [name for name in tensors if not torch.equal(others[name], tensors[name])]
+    assert digest == other_digest
+
+
+@pytest.mark.parametrize("train", [between_loaders, at_the_beginning_of_epochs, before_all])
+@pytest.mark.parametrize("step", [STEPS - 2, STEPS, STEPS + 5], ids=["in", "between", "after"])
+def test_all_are_lost_and_what_was_done_is_not_done_again(tmp_path, train, step):
+    quiet = run(tmp_path / "quiet", train)
+    kills = [Kill(worker=worker, phase="bucket", step=step) for worker in (0, 1)]
+    fired = run(tmp_path / "fire", train, 2, kills, replace=True)
+    assert [event.step for event in fired.events if isinstance(event, Resumed)] == [step // 3 * 3]
+    same(quiet, fired)
+
+
+def test_a_run_that_had_ended_does_what_it_had_not_done_yet(tmp_path):
+    """Its State is that of the end: the beginning of the next epoch comes after it."""
+    train = at_the_beginning_of_epochs
+    quiet = run(tmp_path / "quiet", train, config={"epochs": 4})
+    run(tmp_path / "longer", train, config={"epochs": 2})
+    same(quiet, run(tmp_path / "longer", train, 2, config={"epochs": 4}))
+
+
+def told(ctx: elastix.Context) -> None:
+    logging.getLogger("elastix").addHandler(logging.FileHandler(Path(ctx.config["log"])))
+    between_loaders(ctx)
+
+
+def test_what_is_done_again_in_a_run_that_is_not_exact_is_said(tmp_path):
+    kills = [Kill(worker=worker, phase="bucket", step=STEPS + 1) for worker in (0, 1)]
+    options = {
+        "config": {"log": str(tmp_path / "log")},
+        "checkpoint": CheckpointConfig(every_steps=STEPS + 1, wait=True),
+    }
+    run_local(with_kills(told, kills), 2, directory=tmp_path, replace=True, **options)
+    said = (tmp_path / "log").read_text()
+    assert "has changed model, optimizer between ctx.prepare" in said
+    assert said.count("done twice now") == 1
