@@ -8,6 +8,8 @@ import contextlib
 import copy
 import itertools
 import multiprocessing
+import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -1102,6 +1104,25 @@ def copy_trained(ctx):
     return model, optimizer
 
 
+def drawn_in_a_thread(ctx):
+    """To have the next batch ready; there the error stays, and training goes on."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    ready = queue.Queue()
+
+    def draw():
+        try:
+            for batch in batches(ctx):
+                ready.put(batch)
+        finally:
+            ready.put(None)
+
+    threading.Thread(target=draw, daemon=True).start()
+    while (batch := ready.get()) is not None:
+        step(model, optimizer, *batch)
+    return model, optimizer
+
+
 class Waves(nn.Module):
     """Its parameters are complex."""
 
@@ -1253,6 +1274,7 @@ WAYS = {
             Way(hook_that_steps, "a hook on a gradient took the step"),
             Way(gradients_by_hand, "within `with ctx.backward():`"),
             Way(step_on_what_was_added_up, "no backward pass outside of ctx.accumulate()"),
+            Way(drawn_in_a_thread, "in another thread than ctx.prepare"),
             Way(copy_trained, "a copy that is made of one later"),
             Way(buffer_registered_late, "Register buffers before ctx.prepare"),
             Way(without_elements, "to_empty"),

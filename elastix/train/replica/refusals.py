@@ -101,6 +101,16 @@ def not_averaged() -> ConfigError:
     )
 
 
+def other_thread() -> ConfigError:
+    """A thread of the user's draws batches ahead."""
+    return ConfigError(
+        "a loader was asked for a batch in another thread than ctx.prepare was called in, so "
+        "nobody could say which batches a backward pass is about. Nothing was drawn; the run ends. "
+        "Draw batches in the thread that trains; to load ahead give "
+        "ctx.loader(..., num_workers=2)."
+    )
+
+
 def never_took_an_inner_step() -> ConfigError:
     """Each batch was one of several that make an inner step, to the end."""
     return ConfigError(

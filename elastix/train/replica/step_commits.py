@@ -9,6 +9,7 @@ Not here: what is looked at for the vote (step_checks), what travels (vote), the
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.data import loader_order
 from elastix.data.backward_window import Window
-from elastix.errors import TrainError
+from elastix.errors import ConfigError, TrainError
 from elastix.events import SamplesLeftOut, StepCommitted, StepVoided
 from elastix.sharding import let_go_of_gathered
 from elastix.train.checkpoint.comparison import compare_kinds, diverged
@@ -90,11 +91,12 @@ class StepCommits:
         self.rewind = Rewind()
         self.metrics = MetricsUnderWay()
         self.rate: RateScaling | None = None
-        self.ended: TrainError | None = None
+        self.ended: ConfigError | TrainError | None = None
         self.processor = 0
         self.foreign = self.level_due = False
         self._levelled_at = self._copied_at = time.monotonic()
         self._me = parts.me
+        self._thread = threading.get_ident()
         self._settings = settings
         self._link = parts.link
         self._driver = driver
@@ -112,7 +114,7 @@ class StepCommits:
 
     def prepared(self, reducer: Reducer) -> None:
         """The objects are tracked, and their gradients are averaged by `reducer`."""
-        self._reducer = reducer
+        self._reducer, self._thread = reducer, threading.get_ident()
         self.checks.prepared(reducer)
         plain_loaders.watch()
 
@@ -292,7 +294,13 @@ class StepCommits:
         return mixed and (late or self._driver.unlevel)
 
     def look_if_ended(self) -> None:
-        """Raise what has ended the run, if anything has: user code may have caught it once."""
+        """Raise what has ended the run, if anything has: user code may have caught it once.
+
+        Raises:
+            ConfigError: this is not the thread that trains.
+        """
+        if self.ended is None and threading.get_ident() != self._thread:
+            self.ended = refusals.other_thread()  # the one that trains ends with it, too
         if self.ended is not None:
             raise self.ended
 
