@@ -3,8 +3,6 @@
 NCCL is told that each process is on a host of its own.
 """
 
-import gc
-import json
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,8 @@ from tests.gpu.test_ray import cluster  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.timeout(150)
 
-BALLAST = 64 << 20
+BALLAST = 512 << 20
+"""Far above the workspaces of cuBLAS, which torch keeps: 32 MiB for each of some streams."""
 GO_ON = {"replace": True, "min_workers": 2}
 """The others wait for a new worker, so what is left of the lost one is free before the end."""
 
@@ -54,29 +53,10 @@ def test_a_process_is_killed_and_its_mate_and_a_fresh_one_are_a_worker(tmp_path,
     assert set(found.run.outcomes) == {0, 2}
 
 
-def holders(depth=7):
-    """By what models of a life before are referred to, as far as Python knows."""
-    found, ahead = [], [(one, "") for one in gc.get_objects() if type(one).__name__ == "FSDPNet"]
-    seen = {id(one) for one, _ in ahead}
-    for _ in range(depth):
-        further = []
-        for one, path in ahead:
-            for other in gc.get_referrers(one):
-                if id(other) not in seen and other is not ahead and other is not further:
-                    seen.add(id(other))
-                    name = getattr(other, "__qualname__", type(other).__name__)
-                    further.append((other, f"{path} < {name}"))
-        found += [path for _, path in further]
-        ahead = further[:60]
-    return found[-60:]
-
-
 def with_ballast(ctx):
     """Says how much of the device torch has taken when a life begins, and takes much."""
     log = Path(ctx.config["log"])
-    taken, held = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
-    told = [taken, held, holders() if taken > BALLAST else []]
-    (log / f"taken-{ctx.worker}-{ctx.place}").write_text(json.dumps(told))
+    (log / f"taken-{ctx.worker}-{ctx.place}").write_text(str(torch.cuda.memory_reserved()))
     build = crew_runs.build
 
     def heavy():
@@ -98,7 +78,7 @@ def test_the_halves_of_two_broken_workers_are_a_new_one_on_memory_that_is_free(t
     assert set(found.run.outcomes) >= {0, 3}
     taken = {path.name: json.loads(path.read_text()) for path in (tmp_path / "log").glob("taken-*")}
     assert {"taken-3-0", "taken-3-1"} <= taken.keys()
-    assert max(reserved for reserved, *_ in taken.values()) < BALLAST, taken
+    assert max(taken.values()) < BALLAST, taken
 
 
 def test_no_worker_is_whole_and_the_run_goes_on_from_what_their_halves_hold(tmp_path):

@@ -309,12 +309,15 @@ def test_what_crews_do_not_do_yet_is_refused_before_anything_starts(options, sai
     [
         ({"scaling": {"shadows": 1}}, "shadows=1"),
         (
-            {"scaling": {"gpus_per_worker": 2}, "run": RunConfig(exact=True)},
+            {"scaling": {"gpus_per_worker": 2, "crew": {"shard": 3}}, "run": RunConfig(exact=True)},
             "exact=True with gpus_per_worker=2",
         ),
         (
-            {"scaling": {"gpus_per_worker": 0.5, "crew": {"pipe": 2}}},
-            "gpus_per_worker=0.5 for the axis 'pipe'",
+            {
+                "scaling": {"gpus_per_worker": 0.5, "crew": {"pipe": 2}},
+                "run": RunConfig(exact=True),
+            },
+            "exact=True with gpus_per_worker=0.5",
         ),
         ({"scaling": {"placement": "STRICT_PACK"}}, "placement='STRICT_PACK'"),
         (
@@ -331,6 +334,15 @@ def test_what_crews_do_not_do_on_ray_is_refused_before_anything_starts(options, 
     scaling = ScalingConfig(**{"crew": {"shard": 2}, **options.pop("scaling", {})})
     with pytest.raises(ConfigError, match=f"{said}.* does not work with crew"):
         ElasticTrainer(print, scaling=scaling, **options)
+
+
+@pytest.mark.parametrize(
+    ("crew", "exact"),
+    [({"shard": 2, "tensor": 2}, True), ({"shard": 3}, False), ({"pipe": 2}, False)],
+)
+def test_crews_may_have_gpus(crew, exact):
+    scaling = ScalingConfig(crew=crew, gpus_per_worker=1)
+    ElasticTrainer(print, scaling=scaling, run=RunConfig(exact=exact))
 
 
 def test_no_process_of_a_crew_has_more_than_one_gpu():
