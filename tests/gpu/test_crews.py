@@ -76,7 +76,7 @@ def test_the_halves_of_two_broken_workers_are_a_new_one_on_memory_that_is_free(t
     found = run(tmp_path, 3, {"shard": 2}, kills, **GO_ON, epochs=2, function=with_ballast)
     assert set(freed(found)) == {(1, 0), (2, 1)}
     assert set(found.run.outcomes) >= {0, 3}
-    taken = {path.name: json.loads(path.read_text()) for path in (tmp_path / "log").glob("taken-*")}
+    taken = {path.name: int(path.read_text()) for path in (tmp_path / "log").glob("taken-*")}
     assert {"taken-3-0", "taken-3-1"} <= taken.keys()
     assert max(taken.values()) < BALLAST, taken
 

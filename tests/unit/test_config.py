@@ -309,7 +309,10 @@ def test_what_crews_do_not_do_yet_is_refused_before_anything_starts(options, sai
     [
         ({"scaling": {"shadows": 1}}, "shadows=1"),
         (
-            {"scaling": {"gpus_per_worker": 2, "crew": {"shard": 3}}, "run": RunConfig(exact=True)},
+            {
+                "scaling": {"gpus_per_worker": 2, "crew": {"shard": 3}},
+                "run": RunConfig(exact=True),
+            },
             "exact=True with gpus_per_worker=2",
         ),
         (
