@@ -72,8 +72,13 @@ def test_packing(tmp_path):
 
 
 def test_a_trial_that_fails_is_no_measurement(monkeypatch, tmp_path):
+    begun = []
+
     def broken(ctx):
-        raise ValueError("no such luck")
+        begun.append(ctx)
+        if len(begun) > 1:
+            raise ValueError("no such luck")
+        ctx.report(loss=1.0)
 
     monkeypatch.setattr(packing, "trial", broken)
 
