@@ -570,7 +570,7 @@ def _adopt_slots(
             slot = theirs["state"].get(source)
             if slot is not None:  # the others' tensors are not read
                 tensors = _fitted(ancestor, "", {}, {f"@{key}/state/{source}": parameter})
-                ours["state"][index] = _copied(unflatten(slot, tensors))
+                ours["state"][index] = _copied(unflatten(slot, tensors), parameter)
                 number += 1
     if number:
         optimizer.load_state_dict(ours)
@@ -583,9 +583,23 @@ def _averaging(group: Mapping[str, Any]) -> dict[str, str]:
     return {key: repr(value) for key, value in group.items() if key not in free}
 
 
-def _copied(slot: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer adopts the very tensors of matching dtype that it is given."""
-    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in slot.items()}
+def _copied(slot: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+    """An optimizer adopts the very tensors of matching dtype that it is given.
+
+    What has an element for each of the parameter's lies in memory as that does: fused kernels go
+    through both in the order of memory. A State that has travelled has lost that order.
+    """
+    return {
+        key: _laid_out(value, parameter) if isinstance(value, torch.Tensor) else value
+        for key, value in slot.items()
+    }
+
+
+def _laid_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    if value.shape != parameter.shape or sharding.is_sharded(parameter):
+        return value.clone()
+    laid = torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False)
+    return laid.copy_(value)
 
 
 def without_stage(state: State, names: Collection[str]) -> list[str]:
@@ -691,6 +705,7 @@ def _by_index(
 ) -> dict[str, Any]:
     """Number the entries as this optimizer's parameters stand, whatever their order was."""
     index: dict[str, int] = {}
+    owners: dict[str, torch.Tensor] = {}
     groups = []
     if len(state["param_groups"]) != len(optimizer.param_groups):
         raise StateError(
@@ -708,9 +723,10 @@ def _by_index(
                 f"State; the first that differs is {odd!r}."
             )
         index |= {name: len(index) + place for place, name in enumerate(here)}
+        owners |= zip(here, live["params"], strict=True)
         how = {key: live[key] for key in _HOW if key in live}
         groups.append({**packed, **how, "params": [index[name] for name in here]})
-    slots = {index[name]: _copied(slot) for name, slot in state["state"].items()}
+    slots = {index[name]: _copied(slot, owners[name]) for name, slot in state["state"].items()}
     return {**state, "state": slots, "param_groups": groups}
 
 

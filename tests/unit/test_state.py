@@ -92,6 +92,47 @@ def test_a_restored_model_and_optimizer_go_on_to_the_same_bits(make):
     assert not same_bits(later, state)
 
 
+class Strides(torch.nn.Module):
+    """Its parameters do not lie in memory in the order of their elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.turned = torch.nn.Parameter(torch.randn(3, 5).t())
+        self.body = torch.nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        return self.body((x @ self.turned)[:, :, None, None].expand(-1, -1, 2, 2))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_lie_in_memory_as_their_parameters_do_whichever_way_they_came(fused):
+    """A fused kernel goes through both in that order."""
+    made = []
+    for _ in range(2):
+        model = Strides()
+        made.append((model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)))
+    (model, optimizer), (other, other_optimizer) = made
+
+    def train(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.linspace(-1, 1, 20).view(4, 5)).square().mean().backward()
+        optimizer.step()
+
+    train(model, optimizer)
+    state = capture({"": model}, {"optimizer": optimizer})
+    travelled = {
+        name: tensor.detach().contiguous().clone() for name, tensor in state.tensors.items()
+    }
+    restore(State(travelled, state.meta), {"": other}, {"optimizer": other_optimizer})
+    for one, its in made:
+        for parameter, slot in its.state.items():
+            assert slot["exp_avg"].stride() == parameter.stride()
+        train(one, its)
+    later, others = (capture({"": one}, {"optimizer": its}) for one, its in made)
+    assert same_bits(later, others)
+
+
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimizer_takes_over_what_was_gathered_on_inherited_tensors(make):
     model = Net(0)
