@@ -7,7 +7,6 @@ Invariant: a result is in the database whole or not at all, and what `commit` re
 whatever process is killed when. One process writes; others may read meanwhile.
 """
 
-import fcntl
 import json
 import shutil
 import sqlite3
@@ -17,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, Literal, Self
 
-from elastix.errors import Conflict, Corrupt, Full, NotFound, ReadOnly, StoreError, TooNew
+from elastix.errors import Corrupt, Full, NotFound, ReadOnly, StoreError, TooNew
+from elastix.observe.run_lock import Lock
 from elastix.search.trial import Trial
 from elastix.state import Ref
 
@@ -68,31 +68,22 @@ class TrialDatabase:
         """
         self.directory = directory
         self._path = directory / FILE
-        self._lock: BinaryIO | None = None
+        self._lock: Lock | None = None
         if read_only and not self._path.is_file():
             raise NotFound(f"there is no campaign in {directory}.")
         if not read_only:
             with _errors(self._path):
-                directory.mkdir(parents=True, exist_ok=True)
-                self._own()
+                self._lock = Lock(
+                    self._path.with_suffix(".lock"),
+                    f"the campaign in {directory} is run",
+                    refusal="Nothing was started. Stop it, or choose another name.",
+                )
         try:
             with _errors(self._path):
                 self._open(read_only)
         except BaseException:
             self._release()
             raise
-
-    def _own(self) -> None:
-        """The lock ends with this object or the process, however that ends."""
-        self._lock = self._path.with_suffix(".lock").open("ab")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._release()
-            raise Conflict(
-                f"another process runs the campaign in {self.directory}. Nothing was started. "
-                "Stop it, or choose another name."
-            ) from error
 
     def _open(self, read_only: bool) -> None:
         self._sql = _reader(self._path) if read_only else _connect(self._path, "rwc")

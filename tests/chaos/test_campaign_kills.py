@@ -196,6 +196,51 @@ def test_a_new_searcher_that_is_killed_leaves_the_old_one_its_own_state(tmp_path
     assert len(go(16)) == 16
 
 
+ORPHAN = """
+import os, signal, time
+import elastix
+from elastix.search.executors.serial import Local
+from tests.search_parts import SPACE
+
+def train(ctx):
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+    print(pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+elastix.Campaign(
+    train, space=SPACE, searcher=elastix.Random(), metric="score", executor=Local(), quiet=True,
+    budget=elastix.Budget(trials=2), run=elastix.RunConfig(name="hunted", store={store!r}),
+).run()
+"""
+
+
+def test_what_a_killed_driver_has_forked_does_not_keep_its_campaign(tmp_path):
+    words = ["-c", ORPHAN.format(store=str(tmp_path))]
+    driver = Script(words, ROOT, {**os.environ, "PYTHONPATH": str(ROOT)})
+    orphan = int(driver.stdout.readline())
+    try:
+        assert driver.wait() == -signal.SIGKILL
+        os.kill(orphan, 0)  # it is there
+        assert len(campaign(search_parts.noop, tmp_path, 2, executor=Local()).run()) == 2
+        os.kill(orphan, 0)
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+        driver.stdout.close()
+        driver.stderr.close()
+
+
+def test_two_drivers_of_one_campaign_are_told_of_each_other(tmp_path):
+    def looks(ctx):
+        with pytest.raises(elastix.Conflict, match=f"is run by process {os.getpid()} on .*Stop it"):
+            campaign(search_parts.noop, tmp_path, 2, executor=Local()).run()
+        search_parts.noop(ctx)
+
+    results = campaign(looks, tmp_path, 2, executor=Local()).run()
+    assert [trial.state for trial in results] == [TrialState.FINISHED] * 2
+
+
 def wait_an_instant(seconds):
     """So that the victim is not always at the same place; nothing depends on it."""
     subprocess.run(["sleep", f"{seconds:.4f}"], check=True)
