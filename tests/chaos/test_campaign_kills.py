@@ -231,16 +231,6 @@ def test_what_a_killed_driver_has_forked_does_not_keep_its_campaign(tmp_path):
         driver.stderr.close()
 
 
-def test_two_drivers_of_one_campaign_are_told_of_each_other(tmp_path):
-    def looks(ctx):
-        with pytest.raises(elastix.Conflict, match=f"is run by process {os.getpid()} on .*Stop it"):
-            campaign(search_parts.noop, tmp_path, 2, executor=Local()).run()
-        search_parts.noop(ctx)
-
-    results = campaign(looks, tmp_path, 2, executor=Local()).run()
-    assert [trial.state for trial in results] == [TrialState.FINISHED] * 2
-
-
 def wait_an_instant(seconds):
     """So that the victim is not always at the same place; nothing depends on it."""
     subprocess.run(["sleep", f"{seconds:.4f}"], check=True)
