@@ -616,18 +616,19 @@ def _axes(crew: Mapping[str, int]) -> dict[str, Any]:
     return sizes
 
 
-def check_torch() -> None:
+def check_torch(
+    since: str = "2.11", what: str = "a worker of several processes, or an estimate of one,"
+) -> None:
     """Refuse to shard a model with an old torch: gradients are weighed within its FSDP2.
 
     Raises:
-        ConfigError: it is older than 2.11.
+        ConfigError: it is older than that.
     """
     installed = version("torch")
     require(
-        Version(installed).release >= (2, 11),
-        "a worker of several processes, or an estimate of one, needs torch 2.11 or newer; "
-        f"{installed} is installed. Nothing was started. Install a newer torch, or leave crew or "
-        "mesh out.",
+        Version(installed).release >= Version(since).release,
+        f"{what} needs torch {since} or newer; {installed} is installed. Nothing was started. "
+        "Install a newer torch, or leave crew or mesh out.",
     )
 
 
@@ -650,6 +651,8 @@ def check_crew(
     if not scaling.crew:
         return
     check_torch()
+    if exact and "pipe" in scaling.crew:  # before, a schedule's first use drew random numbers
+        check_torch("2.13", "a pipeline with exact=True")
     gpus = f"gpus_per_worker={scaling.gpus_per_worker:g}" if scaling.gpus_per_worker else ""
     require(
         scaling.gpus_per_worker <= scaling.processes,

@@ -41,7 +41,7 @@ ALL = [
 @pytest.fixture(autouse=True)
 def a_torch_that_shards(monkeypatch):
     """What is refused here is so with any other, too."""
-    monkeypatch.setattr(config, "version", {"torch": "2.11.0"}.get)
+    monkeypatch.setattr(config, "version", {"torch": "2.13.0"}.get)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +371,13 @@ def test_a_model_is_sharded_with_a_torch_of_which_that_is_known(tmp_path, monkey
     monkeypatch.setattr(config, "version", {"torch": "2.11.0.dev1"}.get)
     with pretended({"shard": 2}):
         pass
+
+
+def test_an_exact_pipeline_asks_for_a_torch_that_draws_nothing_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "version", {"torch": "2.12.1"}.get)
+    with pytest.raises(ConfigError, match=r"a pipeline with exact=True needs torch 2.13 or newer"):
+        run_local(print, 2, crew={"pipe": 2}, exact=True, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_trials_and_runs_that_inherit_are_no_crews_yet():
