@@ -733,6 +733,19 @@ def layer_added(ctx):
     return model, optimizer
 
 
+def group_added(ctx):
+    """A joiner's optimizer has one group when it is given the State."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model[-1].parameters(), 0.1)
+    ctx.prepare(model, optimizer)
+    for number, (x, y) in enumerate(batches(ctx)):
+        if number == 2:
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+        step(model, optimizer, x, y)
+        model.zero_grad()
+    return model, optimizer
+
+
 def gradient_surgery(ctx):
     """Two tasks; the gradient of the first is kept by reference, and projected."""
     model = mlp()
@@ -1268,6 +1281,7 @@ WAYS = {
             Way(one_worker_skips, "every worker takes the same batches"),
             Way(unfreezing, _UNFREEZE),
             Way(layer_added, _UNFREEZE),
+            Way(group_added, "Give it all groups before"),
             Way(sparse_adam, "sparse=False"),
             Way(hook_on_sums, "changed or dropped within the loop"),
             Way(hook_that_replaces_sums, "changed or dropped within the loop"),

@@ -54,6 +54,7 @@ class TrackedObjects:
         self.whole: frozenset[str] = frozenset()
         self.before_step: Callable[[torch.optim.Optimizer], None] = lambda _: None
         self._outer: torch.optim.Optimizer | None = None
+        self._groups: dict[torch.optim.Optimizer, int] = {}  # how many each was given with
         self._unclaimed = State({})
 
     @property
@@ -143,6 +144,15 @@ class TrackedObjects:
         if any(optimizer is other for other in self.others.values()):
             names = states.parameter_names(self.modules)
             states.check_optimizer(optimizer, names, "No step was taken; the run ends.")
+            known = self._groups.get(optimizer, len(optimizer.param_groups))
+            if len(optimizer.param_groups) != known:
+                raise ConfigError(
+                    f"the {type(optimizer).__name__} has {len(optimizer.param_groups)} groups of "
+                    f"parameters, and had {known} when it was given to ctx.prepare or ctx.track: "
+                    "whoever joins, or goes on from a stored State, has as many there, and could "
+                    "not take over its state. No step was taken; the run ends. Give it all groups "
+                    "before, and freeze after ctx.prepare what is not to be trained yet."
+                )
             return
         if any(optimizer is held for other in self.others.values() for held in _held(other)):
             return
@@ -219,6 +229,8 @@ class TrackedObjects:
 
     def _add(self, name: str, other: Stateful) -> None:
         hold_at_end(other)
+        if isinstance(other, torch.optim.Optimizer):
+            self._groups[other] = len(other.param_groups)
         taken = sum(key.rstrip("0123456789") == name for key in self.others)
         self.others[name if not taken else f"{name}{taken}"] = other
 
