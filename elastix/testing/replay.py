@@ -441,12 +441,15 @@ class _Replica:
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        within, _current.within = _within(), True
+        if _within():  # a part of the one around it
+            yield
+            return
+        _current.within = True
         try:
             with self.one_pass():  # whoever puts gradients there, autograd or other code
                 yield
         finally:
-            _current.within = within
+            _current.within = False
         if not (self._deferred or self._slicing):
             self._active = True
             self.backward_over()

@@ -155,6 +155,7 @@ class StepCommits:
         """
         if self._settings.alone or self._reducer is None or not self._draws:
             return
+        self._reducer.check()  # if backward was left by an exception, that is why
         groups = optimizer.param_groups
         if self._reducer.own(parameter for group in groups for parameter in group["params"]):
             raise refusals.not_averaged()
