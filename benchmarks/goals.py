@@ -174,9 +174,9 @@ GPU_MODELS = {
     "convnet": "convnet",
     "transformer": "transformer",
     "convnet_large": "convnet, 8 times the batch",
-    "transformer_large": "transformer, 8 times the batch",
+    "transformer_large": "transformer, 8 times the batch, not compiled",
 }
-"""What benchmarks.gpu takes steps of, and how the documents say it."""
+"""The models of benchmarks.gpu, and their names in documents."""
 
 _GPU: tuple[tuple[str, str, Callable[[Results], float], Callable[[float, Results], bool]], ...] = (
     *(

@@ -632,9 +632,6 @@ def check_torch(
     )
 
 
-_TWO = {("shard", 1), ("shard", 2), ("tensor", 1), ("tensor", 2)}
-
-
 def check_crew(
     scaling: ScalingConfig,
     failure: FailureConfig,
@@ -660,6 +657,14 @@ def check_crew(
         f"crew={scaling.crew} makes, and each computes on one. Nothing was started. Give "
         f"gpus_per_worker={scaling.processes}, or less to share them.",
     )
+    require(
+        not 0.5 < scaling.gpus_per_worker / scaling.processes < 1,
+        f"{gpus} is {scaling.gpus_per_worker / scaling.processes:.2g} for each of the "
+        f"{scaling.processes} processes of a worker, and no two of them fit on one GPU. Nothing "
+        f"was started. Give gpus_per_worker={scaling.processes}, or at most "
+        f"{scaling.processes / 2:g}.",
+    )
+    exact_gpus = f"exact=True with {gpus} and more than two processes, or with stages,"
     for wrong, what in (
         (scaling.shadows > 0, f"shadows={scaling.shadows}"),
         (failure.recovery != "forward", f"recovery={failure.recovery!r}"),
@@ -670,7 +675,7 @@ def check_crew(
         ),
         (checkpoint.best is not None, f"best={checkpoint.best!r}"),
         # Of two numbers a sum is the same in any order; of more NCCL chooses one.
-        (gpus and exact and not set(scaling.crew.items()) <= _TWO, f"exact=True with {gpus}"),
+        (gpus and exact and (scaling.processes > 2 or "pipe" in scaling.crew), exact_gpus),
         (scaling.placement != "SPREAD", f"placement={scaling.placement!r}"),
         (profile is not None, "profile=ProfileConfig(...)"),
     ):

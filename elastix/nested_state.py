@@ -1,6 +1,7 @@
 """Nested dicts and lists, as `state_dict` gives them: a skeleton that is JSON, and tensors by path.
 
-Invariant: what comes out is what went in, types of containers and numbers included.
+Invariant: what comes out is what went in. Counters, tuples and NumPy's numbers keep their types;
+other mappings become dicts.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class Search(TuneSearcher):
             raise ConfigError(
                 f"{type(searcher).__name__} decides which trials go on from whose State, and Tune "
                 "asks its search_alg for configurations alone. Nothing was started. Take "
-                "elastix.Campaign, or Tune's own scheduler PopulationBasedTraining with another "
-                "searcher."
+                "elastix.Campaign, or Tune's own scheduler PopulationBasedTraining without a "
+                "search_alg."
             )
         self._elastix = searcher
         self._space = space

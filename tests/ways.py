@@ -11,6 +11,7 @@ import multiprocessing
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -1305,15 +1306,23 @@ class Noted:
 
     Attributes:
         at_once: a bucket of gradients is filled when the last of them has come, as on a GPU.
+        threaded: it prepares and trains in another thread than the one that it is called in.
     """
 
     name: str
     at_once: bool = False
+    threaded: bool = False
 
     def __call__(self, ctx: elastix.Context) -> None:
         if self.at_once:
             GradientBucket.at_once = ("cpu",)
-        objects = dict(enumerate(WAYS[self.name].train(ctx)))
+        train = WAYS[self.name].train
+        if self.threaded:
+            with ThreadPoolExecutor(1) as threads:
+                found = threads.submit(train, ctx).result()
+        else:
+            found = train(ctx)
+        objects = dict(enumerate(found))
         modules = {f"{n}/": o for n, o in objects.items() if isinstance(o, nn.Module)}
         others = {str(n): o for n, o in objects.items() if not isinstance(o, nn.Module)}
         log = Path(ctx.config["log"]) / f"{ctx.worker}.jsonl"

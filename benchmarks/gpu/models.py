@@ -134,13 +134,13 @@ _TRANSFORMER = Kind(
 MODELS: dict[str, Kind] = {
     "convnet": _CONVNET,
     "transformer": _TRANSFORMER,
-    # The GPU is the one that is waited for, and not who launches its kernels.
+    # Here the GPU is the bottleneck, not the thread that launches kernels.
     "convnet_large": replace(_CONVNET, batch=partial(_images, samples=1024), steps=4),
     "transformer_large": replace(
         _TRANSFORMER, batch=partial(_words, samples=128), compiled=False, steps=4
     ),
 }
-"""The large ones have eight times the batch."""
+"""The large ones have eight times the batch, and are not compiled."""
 
 
 def models_for(tiny: bool) -> list[str]:

@@ -18,7 +18,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pickle import PicklingError
 from typing import Any, Literal, Self
 
 import cloudpickle
@@ -74,7 +73,6 @@ from elastix.search.trial import (
 )
 from elastix.search.trial_database import Role, TrialDatabase, readable
 from elastix.store import Store
-from elastix.train.on_ray.run_settings import UNPICKLABLE
 from elastix.train.record.finished import mark
 from elastix.train.record.loaded_script import refuse_while_loading
 
@@ -439,14 +437,15 @@ class Campaign:
                         "another name."
                     )
             facts["began_s"] = known["began_s"]
+            facts["code"] = facts["code"] or before.get("code", "")
         if before is None:
             database.commit([], {"campaign": facts})
             return facts, (True, True)
         if facts["code"] and before.get("code", "") not in ("", facts["code"]) and database.count():
             logger.warning(
-                "campaign %r goes on with another train function than its trials were run with, "
-                "and compares their scores with those of new ones. Choose another name if they "
-                "mean something else.",
+                "campaign %r goes on with another train function than its trials were run with, or "
+                "one that holds other values or whose modules have changed, and compares their "
+                "scores with those of new ones. Choose another name if they mean something else.",
                 self.name,
             )
         same = all(before[key] == facts[key] for key in _THE_SAME)
@@ -549,7 +548,7 @@ def _check_selects(searcher: Searcher, inherit: InheritConfig, rungs: Rungs | No
 
 def _check_hears(searcher: Searcher, rungs: Rungs | None, objectives: Objectives) -> None:
     """Started: some hear of rungs with one objective only."""
-    pauses = bool(getattr(rungs, "levels", ()))
+    pauses = bool(getattr(rungs, "levels", ())) and len(objectives.names) > 1
     require(
         not pauses or getattr(searcher, "hears_of_paused", None) is not False,
         f"rungs={rungs!r} with {type(searcher).__name__} and {len(objectives.names)} objectives: "
@@ -595,7 +594,7 @@ def _code(train: TrainFunction) -> str:
     """Equal for equal train functions; "" for one that cannot be pickled."""
     try:
         return mark(cloudpickle.dumps(train))
-    except (*UNPICKLABLE, PicklingError):
+    except Exception:  # noqa: BLE001 - whatever user code raises there: it is for a warning alone
         return ""
 
 

@@ -331,11 +331,11 @@ class Loop:
                 self._queue(cases[number])
             for child in selected.children:
                 self._let_in(self._enqueued_or(child))
+            self._exhausted = not (selected.on or selected.children)
+            self._write(snapshot=True)
         except Exception:
             self._news = _News()  # whoever goes on with the campaign selects again
             raise
-        self._exhausted = not (selected.on or selected.children)
-        self._write(snapshot=True)
 
     def _enqueued_or(self, child: Suggestion) -> Suggestion:
         """What a user wants to be tried, where anything fresh is to be."""
@@ -675,7 +675,8 @@ class Loop:
         try:
             found = self._objectives.losses(merged(case.results))
         except SearchError as error:
-            if not any(other.trial.losses for other in self._cases.values()):
+            others = self._cases.values()
+            if not any(c.trial.losses or losses(self._objectives, c.results) for c in others):
                 self._restart(case)  # the train function is to be mended; then this one counts
                 raise NeverReported(
                     f"{error} That was trial {case.trial.number}, {which}; it will run "

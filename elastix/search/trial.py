@@ -381,7 +381,8 @@ class Searcher(Protocol):
     the state PAUSED, its losses at that rung and the State stored there, and `reach` says which it
     is. It is told again at each further rung and when it is final; the latest counts. Losses of
     trials that have come equally far can be compared, others cannot (pareto.furthest). One that
-    says `hears_of_paused = False` once it is started is refused where trials pause at rungs.
+    says `hears_of_paused = False` once it is started for several objectives is refused where trials
+    pause at rungs.
     """
 
     def start(

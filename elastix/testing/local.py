@@ -190,7 +190,7 @@ def run_local(
         if gpus is not None and gpus.backend == "gloo":
             raise ConfigError(
                 'run_local was called with crew and gpus=Gpus("gloo"): what the processes of a '
-                "worker compute together needs NCCL, and ends them over gloo. Nothing was started. "
+                "worker compute together needs NCCL; over gloo it ended them. Nothing was started. "
                 'Use Gpus("nccl").'
             )
         from elastix.testing.local_crews import LocalCrewController

@@ -64,6 +64,15 @@ def test_who_is_left_alone_takes_the_step_that_both_have_reduced(tmp_path):
     assert set(assert_as_plain_torch(tmp_path, "ppo", 2, [kill]).lost) == {1}
 
 
+def test_a_thread_of_the_users_may_prepare_and_train(tmp_path):
+    ends = []
+    for threaded in (False, True):
+        directory = tmp_path / str(threaded)
+        assert audit(run(directory, "accumulation", 2, threaded=threaded).events).exact
+        ends.append(notes(directory / "logs"))
+    assert ends[0] == ends[1]
+
+
 AT_ONCE = ["gan", "two_sizes_in_turn", "mixture", "sparse_embeddings", "hook_after_prepare"]
 
 

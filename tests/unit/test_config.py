@@ -310,10 +310,10 @@ def test_what_crews_do_not_do_yet_is_refused_before_anything_starts(options, sai
         ({"scaling": {"shadows": 1}}, "shadows=1"),
         (
             {
-                "scaling": {"gpus_per_worker": 2, "crew": {"shard": 3}},
+                "scaling": {"gpus_per_worker": 4, "crew": {"shard": 2, "tensor": 2}},
                 "run": RunConfig(exact=True),
             },
-            "exact=True with gpus_per_worker=2",
+            "exact=True with gpus_per_worker=4",
         ),
         (
             {
@@ -341,7 +341,7 @@ def test_what_crews_do_not_do_on_ray_is_refused_before_anything_starts(options, 
 
 @pytest.mark.parametrize(
     ("crew", "exact"),
-    [({"shard": 2, "tensor": 2}, True), ({"shard": 3}, False), ({"pipe": 2}, False)],
+    [({"shard": 2}, True), ({"tensor": 2}, True), ({"shard": 3}, False), ({"pipe": 2}, False)],
 )
 def test_crews_may_have_gpus(crew, exact):
     scaling = ScalingConfig(crew=crew, gpus_per_worker=1)
@@ -354,8 +354,14 @@ def test_no_process_of_a_crew_has_more_than_one_gpu():
         ElasticTrainer(print, scaling=scaling)
 
 
+def test_two_processes_of_a_crew_share_a_gpu_only_if_they_fit_on_it():
+    scaling = ScalingConfig(crew={"shard": 4}, gpus_per_worker=3)
+    with pytest.raises(ConfigError, match=r"0\.75 for each of the 4 .* at most 2\."):
+        ElasticTrainer(print, scaling=scaling)
+
+
 def test_places_of_a_worker_compute_over_nccl_alone(tmp_path):
-    with pytest.raises(ConfigError, match=r"needs NCCL, and ends them over gloo"):
+    with pytest.raises(ConfigError, match=r"needs NCCL"):
         run_local(print, 2, crew={"shard": 2}, gpus=Gpus("gloo"), directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

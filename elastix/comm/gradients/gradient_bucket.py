@@ -338,7 +338,7 @@ class GradientBucket(Bucket):
                 self._spent[place] = None
             self._fill_in(place)
             return
-        if self._at_once and not self._parts:
+        if self._at_once and not (self._parts or self._narrow):  # those are rounded once, scaled
             self._fill_in(place)
             if not self.missing:
                 self._fill_all(1.0 if self.unscaled else scales[ratio])

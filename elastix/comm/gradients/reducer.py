@@ -519,7 +519,7 @@ class Reducer:
                 "had gone to the other workers. The step was not taken; the run ends. Use "
                 "checkpoint(..., use_reentrant=False), or checkpoint from the first step on."
             )
-        if bucket.missing == 1:  # others are copied as well, which other streams may have computed
+        if bucket.missing <= 1:  # others are copied as well, which other streams may have computed
             self._streams.join(bucket.flat.device)
         bucket.fill(place, self._weights.scales, self._ratio)
         if not (bucket.missing or self._passes.nest):

@@ -511,6 +511,7 @@ class Member:
             ConfigError: workers take steps by themselves, and no loader counts them.
         """
         self._steps.look_if_ended()
+        self._steps.look_at_thread()
         self._steps.metrics.refuse("ctx.boundary, or a loader for its next batch,")
         self._steps.check()
         self._steps.slices.put_back()

@@ -96,7 +96,7 @@ class StepCommits:
         self.foreign = self.level_due = False
         self._levelled_at = self._copied_at = time.monotonic()
         self._me = parts.me
-        self._thread = threading.get_ident()
+        self._thread: int | None = None  # that which trains
         self._settings = settings
         self._link = parts.link
         self._driver = driver
@@ -155,9 +155,10 @@ class StepCommits:
         """
         if self._settings.alone or self._reducer is None or not self._draws:
             return
-        self._reducer.check()  # if backward was left by an exception, that is why
         groups = optimizer.param_groups
         if self._reducer.own(parameter for group in groups for parameter in group["params"]):
+            if torch._C._current_graph_task_id() < 0:  # not in a hook of a backward pass
+                self._reducer.check()  # if one was left by an exception, that is why
             raise refusals.not_averaged()
 
     @property
@@ -295,14 +296,18 @@ class StepCommits:
         return mixed and (late or self._driver.unlevel)
 
     def look_if_ended(self) -> None:
-        """Raise what has ended the run, if anything has: user code may have caught it once.
+        """Raise what has ended the run, if anything has: user code may have caught it once."""
+        if self.ended is not None:
+            raise self.ended
+
+    def look_at_thread(self) -> None:
+        """That this is the thread that called ctx.prepare.
 
         Raises:
-            ConfigError: this is not the thread that trains.
+            ConfigError: it is not.
         """
-        if self.ended is None and threading.get_ident() != self._thread:
+        if self._thread not in (None, threading.get_ident()):
             self.ended = refusals.other_thread()  # the one that trains ends with it, too
-        if self.ended is not None:
             raise self.ended
 
     def rebase(self) -> None:

@@ -149,7 +149,7 @@ class TrackedObjects:
                 raise ConfigError(
                     f"the {type(optimizer).__name__} has {len(optimizer.param_groups)} groups of "
                     f"parameters, and had {known} when it was given to ctx.prepare or ctx.track: "
-                    "whoever joins, or goes on from a stored State, has as many there, and could "
+                    "whoever joins, or goes on from a stored State, has the latter, and could "
                     "not take over its state. No step was taken; the run ends. Give it all groups "
                     "before, and freeze after ctx.prepare what is not to be trained yet."
                 )

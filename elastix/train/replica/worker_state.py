@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 DONE_AGAIN = (
     "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
     "its first batch. That had been done when the State was captured, so it is done twice now. If "
-    "it is not meant for a run that goes on, do it before ctx.prepare, or where a tracked object "
-    "says that it has not been done. With exact=True it would have been undone."
+    "it is not meant for a run that goes on, do it before ctx.prepare, or only if a tracked object "
+    "says that it was not done yet. With exact=True it would have been undone."
 )
 PUT_BACK = (
     "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
-    "its first batch. That had been done when the State was captured, so it was undone, and the "
-    "bytes are those of a run that was not interrupted."
+    "its first batch. That had been done when the State was captured, so it was undone. To change "
+    "something on purpose as a run goes on, do it within the loop over batches."
 )
 
 
@@ -174,6 +174,8 @@ class WorkerState:
         beginning, self._beginning, self._ended = self._beginning, None, False
         if beginning is None or self._driver.watching or beginning.step != self._steps.step:
             return
+        if not (self._settings.exact or self._driver.rank == 0):
+            return  # one says it for all
         changed = beginning.changed()
         if not changed:
             return
@@ -195,6 +197,7 @@ class WorkerState:
             self._take_place()
             return
         self.adopt(state)
+        self._metrics = dict(state.meta.get("metrics", {}))  # of a trial that was paused
         if self._settings.exact:
             look_at_origin(state.meta.get("exact"), self._computes_with)
         self._steps.window.forget()  # its workers were those of another run of the group

@@ -103,3 +103,20 @@ def test_gradients_come_back_aligned_as_memory_of_their_own(dtype, wire):
         assert all(torch.equal(p.grad, torch.full_like(p, 0.5)) for p in parameters)
         assert float(bucket.flat[: bucket.elements].double().sum()) == 0.5 * sum(sizes)
         assert bucket.norm() == pytest.approx(0.5 * sum(sizes) ** 0.5)
+
+
+@pytest.mark.parametrize("at_once", [(), ("cpu",)])
+def test_what_travels_as_half_is_scaled_before_it_is_rounded(monkeypatch, at_once):
+    """Rounded first, a gradient that fits with its scale would be infinite."""
+    monkeypatch.setattr(GradientBucket, "at_once", at_once)
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (3, 5)]
+    bucket = GradientBucket(parameters, torch.float16)
+    bucket.renew()
+    bucket.begin()
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e5)
+    bucket.fill_missing([0.25], 0)
+    bucket.close(1)
+    bucket.accept(1.0)
+    half = float(torch.tensor(25000.0).half())
+    assert [p.grad.tolist() for p in parameters] == [[half] * 3, [half] * 5]

@@ -89,6 +89,28 @@ def test_a_model_whose_last_report_is_none_is_stored_under_the_number_before(tmp
     assert best.load().meta["metrics"]["accuracy"] == best.values["accuracy"]
 
 
+def test_a_trial_that_says_nothing_new_after_a_rung_leaves_its_last_model(tmp_path):
+    def train(ctx):
+        model = torch.nn.Linear(2, 1)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        samples = torch.utils.data.TensorDataset(torch.ones(8, 2))
+        for epoch in ctx.loader(samples, batch_size=8).epochs(2):
+            for (x,) in epoch:
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+            ctx.report(m=None if epoch.number else ctx.config["x"])
+
+    results = search(tmp_path, train, 4, rungs=elastix.Asha(first=1, eta=2, last=2))
+    with elastix.Store(tmp_path) as store:
+        last = [
+            store.get(one.trial.ref).meta for one in results.top(4) if len(one.trial.results) == 2
+        ]
+    assert last
+    for meta in last:
+        assert (meta["epochs"], meta["metrics"]) == (2, {"m": meta["config"]["x"]})
+
+
 @pytest.mark.parametrize("first", ["None", "absent"])
 def test_a_trial_without_a_number_at_a_rung_is_not_let_through(tmp_path, first):
     """It would go on unjudged: the first is told of, later ones fail."""

@@ -163,7 +163,7 @@ def test_any_selection_accounts_for_all_and_can_be_repeated(
 
 
 class Breaking:
-    """A gate that raises when it is asked for the so-manieth time."""
+    """A gate that raises when it is asked for the n-th time."""
 
     def __init__(self, at=None):
         self.at, self.asked = at, 0
@@ -197,6 +197,41 @@ def test_a_selection_that_cannot_be_finished_is_made_again_as_a_whole(tmp_path, 
     assert [
         (trial.suggestion, trial.state, trial.results) for trial in cut.run(budget, gate=Breaking())
     ] == [(trial.suggestion, trial.state, trial.results) for trial in whole]
+
+
+class Unwritten(Population):
+    """Its state cannot be had after a selection, once for each entry in `fails`."""
+
+    def __init__(self, fails, **options):
+        super().__init__(**options)
+        self.fails, self.selected = fails, False
+
+    def select(self, paused, left):
+        self.selected = bool(paused)  # else these are the founders
+        return super().select(paused, left)
+
+    def state_dict(self):
+        if self.selected and self.fails:
+            self.fails.pop()
+            raise RuntimeError("no state")
+        return super().state_dict()
+
+
+def test_a_selection_is_not_written_without_the_searchers_state(tmp_path):
+    def rig(name, *fails):
+        (tmp_path / name).mkdir()
+        make = functools.partial(Unwritten, list(fails), members=4, share=0.5)
+        return Rig(tmp_path / name, climbs(4), searcher=make, slots=2)
+
+    budget = Budget(trials=12)
+    whole = rig("whole").run(budget)
+    cut = rig("cut", "once")
+    with pytest.raises(Exception, match="no state"):
+        cut.run(budget)
+    assert {line.trial.state for line in cut.lines} == {TrialState.PAUSED}, "nobody was stopped"
+    assert [(trial.suggestion, trial.state, trial.results) for trial in cut.run(budget)] == [
+        (trial.suggestion, trial.state, trial.results) for trial in whole
+    ]
 
 
 class Net(torch.nn.Module):
