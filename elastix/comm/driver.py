@@ -340,8 +340,8 @@ class GroupDriver:
         Raises:
             Released: this worker was to leave, and the others know that it does so here.
         """
-        self.check_within(wait=True)
         self.watch.come(_FIRST + 2 * self.operation, batch=True)
+        self.check_within(wait=True)
         try:
             self._drive(self._protocol.boundary())
             self.watch.go()

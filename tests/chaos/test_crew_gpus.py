@@ -1,6 +1,7 @@
 """What of crews on GPUs can be shown without one. Real processes on gloo."""
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -84,6 +85,7 @@ def that_say_nothing(ctx):
                 while not gpus.ended:
                     threading.Event().wait(0.001)
                 into.fill_(7.5)
+                (Path(ctx.config["log"]) / "said-nothing").touch()
                 return None
 
         return call
@@ -116,6 +118,8 @@ def test_whatever_comes_of_collectives_that_say_nothing_nobody_uses_it(tmp_path,
     options = {"replace": True, "min_workers": 2, "function": that_say_nothing}
     found = checked(tmp_path, 2, {"shard": 2}, [kill(1, place, phase)], **options)
     assert [(worker, at) for worker, at, _ in found.run.freed] == [(1, 1 - place)]
+    if phase in ("in forward", "in backward"):
+        assert list(tmp_path.rglob("said-nothing")), "no collective was ended"
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ class ExactReducer(Reducer):
             self._look_again()
         for buffers in self._buffers:
             buffers.end_slice(self._ratio, counts=False)
-        self._streams.part()
+        self._streams.wait_for_current()
         for gradients in self._gradients:
             gradients.forget_slice()
 

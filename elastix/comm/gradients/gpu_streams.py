@@ -42,7 +42,7 @@ class GpuStreams:
             if stream != current and stream.device == device:
                 current.wait_stream(stream)
 
-    def part(self) -> None:
+    def wait_for_current(self) -> None:
         """What comes next on any of them comes after the work of the current stream.
 
         To be called before gradients are freed that it reads: torch's allocator gives memory to

@@ -205,7 +205,7 @@ class GradientBucket(Bucket):
         given = self._given[place] if self._given else None
         return given is not None and given() is self.parameters[place].grad
 
-    def own(self, wanted: Container[int]) -> bool:
+    def has_unaveraged(self, wanted: Container[int]) -> bool:
         """Whether one of the parameters with these ids has a gradient that was not handed back."""
         return any(
             id(parameter) in wanted

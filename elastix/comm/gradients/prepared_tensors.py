@@ -68,10 +68,10 @@ class PreparedTensors:
                         "modules share, write in place."
                     )
 
-    def own(self, parameters: Iterable[torch.Tensor]) -> bool:
+    def has_unaveraged(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether one of these has a gradient that is this worker's own, and not all workers'."""
         wanted = set(map(id, parameters))
-        return any(gradients.own(wanted) for gradients in self._gradients)
+        return any(gradients.has_unaveraged(wanted) for gradients in self._gradients)
 
     def remember(self) -> None:
         """The loop over the slices of a step begins."""

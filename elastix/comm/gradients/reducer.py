@@ -463,9 +463,9 @@ class Reducer:
             buffers.rebase()
         self.remember_buffers()
 
-    def own(self, parameters: Iterable[torch.Tensor]) -> bool:
+    def has_unaveraged(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether one of these has a gradient that no step has handed back."""
-        return self._prepared.own(parameters)
+        return self._prepared.has_unaveraged(parameters)
 
     def check(self, thoroughly: bool = False) -> None:
         """Between steps: that the last one has ended, and nothing was left out of it.
@@ -651,7 +651,7 @@ class Reducer:
 
     def accept(self, outcome: OperationOutcome) -> None:
         """Gradients and buffers become what was agreed on."""
-        self._streams.part()
+        self._streams.wait_for_current()
         self._void = self._steps.voided(outcome.result)
         if self._void:
             self._leave_no_trace()

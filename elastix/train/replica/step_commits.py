@@ -156,7 +156,9 @@ class StepCommits:
         if self._settings.alone or self._reducer is None or not self._draws:
             return
         groups = optimizer.param_groups
-        if self._reducer.own(parameter for group in groups for parameter in group["params"]):
+        if self._reducer.has_unaveraged(
+            parameter for group in groups for parameter in group["params"]
+        ):
             if torch._C._current_graph_task_id() < 0:  # not in a hook of a backward pass
                 self._reducer.check()  # if one was left by an exception, that is why
             raise refusals.not_averaged()

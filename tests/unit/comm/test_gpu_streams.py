@@ -41,7 +41,7 @@ def test_the_current_stream_comes_after_those_of_its_device_that_have_worked(mai
 
 def test_they_come_after_the_current_stream_when_they_part(main):
     side, elsewhere = Stream(), Stream(OTHER)
-    streams(main[GPU], side, elsewhere).part()
+    streams(main[GPU], side, elsewhere).wait_for_current()
     assert side.waits_for == [main[GPU]]
     assert elsewhere.waits_for == [main[OTHER]]
     assert main[GPU].waits_for == main[OTHER].waits_for == []
@@ -52,4 +52,4 @@ def test_on_a_processor_nobody_is_asked(monkeypatch):
     none = streams()
     none.note(torch.zeros(1))
     none.join(torch.device("cpu"))
-    none.part()
+    none.wait_for_current()

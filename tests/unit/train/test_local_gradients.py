@@ -124,7 +124,7 @@ def test_the_streams_that_computed_them_wait_for_who_has_read_them_before_they_a
     parted = []
     monkeypatch.setattr(GradientBucket, "freed_late", ())
     watched = Watched()
-    monkeypatch.setattr(GpuStreams, "part", lambda _: parted.append(watched.in_place))
+    monkeypatch.setattr(GpuStreams, "wait_for_current", lambda _: parted.append(watched.in_place))
     run(tmp_path, train, watched, **options)
     assert sum(parted) >= STEPS
 
