@@ -26,6 +26,8 @@ The class tells what kind of fault it is. A message says what happened, with the
 elastix did about it; and what to do next.
 """
 
+import errno
+
 _SHOWN, _BEGIN, _END = 3000, 2000, 500  # characters of a message
 
 
@@ -72,6 +74,11 @@ class Conflict(StoreError):
 
 class Full(StoreError):
     """There is no space left where the store is kept."""
+
+    @staticmethod
+    def tells(error: OSError) -> bool:
+        """Whether that is what the operating system says: of the disk, or of a quota or limit."""
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ReadOnly(StoreError):

@@ -267,7 +267,7 @@ def _errors(path: Path) -> Iterator[None]:
             raise Corrupt(f"{text} Nothing was changed. Restore it from a backup.") from error
         raise StoreError(f"{text} The last results are not in it; run it again.") from error
     except OSError as error:
-        kind = Full if error.errno == 28 else StoreError  # ENOSPC
+        kind = Full if Full.tells(error) else StoreError
         raise kind(
             f"the campaign's trial database {path} failed: {error}. Nothing was changed."
         ) from error

@@ -146,7 +146,7 @@ class _StorageErrors(AbstractContextManager[None]):  # no generator: it is enter
         if not isinstance(error, OSError):
             return
         text = f"{self._what} failed: {error.strerror or error}."
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if Full.tells(error):
             raise Full(
                 f"{text} Nothing was stored; what was stored before is readable. Make room, or "
                 "retire models and run gc, which needs no free space."

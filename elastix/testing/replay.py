@@ -224,12 +224,8 @@ def _outermost_backward_ends_the_step() -> Iterator[None]:
         if replica is None or _within():
             plain(*args, **kwargs)
             return
-        _current.within = True
-        try:
-            with replica.one_pass():
-                plain(*args, **kwargs)
-        finally:
-            _current.within = False
+        with replica.outermost_pass():
+            plain(*args, **kwargs)
         replica.backward_over()
 
     vars(torch.autograd)["backward"] = backward
@@ -444,12 +440,8 @@ class _Replica:
         if _within():  # a part of the one around it
             yield
             return
-        _current.within = True
-        try:
-            with self.one_pass():  # whoever puts gradients there, autograd or other code
-                yield
-        finally:
-            _current.within = False
+        with self.outermost_pass():  # whoever puts gradients there, autograd or other code
+            yield
         if not (self._deferred or self._slicing):
             self._active = True
             self.backward_over()
@@ -513,7 +505,17 @@ class _Replica:
         self._active = self._active or not self._deferred
 
     @contextmanager
-    def one_pass(self) -> Iterator[None]:
+    def outermost_pass(self) -> Iterator[None]:
+        """What is one backward pass, whatever further ones run within it."""
+        _current.within = True
+        try:
+            with self._one_pass():
+                yield
+        finally:
+            _current.within = False
+
+    @contextmanager
+    def _one_pass(self) -> Iterator[None]:
         """A backward pass, after which its gradients are added as they count."""
         self.boundary()
         self._weigh()

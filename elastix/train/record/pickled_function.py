@@ -4,7 +4,6 @@ Ray keeps large arguments of an actor with the process that gave them, so that a
 not be started again when its driver is gone. It reads the train function from here.
 """
 
-import errno
 import os
 import secrets
 from pathlib import Path
@@ -37,7 +36,7 @@ def keep_code(path: Path, pickled: bytes) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        kind = Full if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreError
+        kind = Full if Full.tells(error) else StoreError
         raise kind(
             f"{path} cannot be written: {error}. Nothing was started. Make room, or choose another "
             "store."

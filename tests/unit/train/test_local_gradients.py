@@ -10,9 +10,8 @@ from torch.utils.data import TensorDataset
 
 from elastix.comm.gradients.gpu_streams import GpuStreams
 from elastix.comm.gradients.gradient_bucket import GradientBucket
-from elastix.config import CheckpointConfig
-from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
+from tests.unit.train.solo import solo
 
 STEPS = 3
 
@@ -75,15 +74,7 @@ def sliced(ctx):
 
 
 def run(tmp_path, train, watched, *, exact=False):
-    settings = Settings(
-        directory=tmp_path,
-        run="solo",
-        min_workers=1,
-        alone=True,
-        seed=3,
-        exact=exact,
-        checkpoint=CheckpointConfig(),
-    )
+    settings = solo(tmp_path, exact=exact)
     outcome = run_alone(train, {"watched": watched}, settings, lambda _: None)
     assert outcome.kind == "finished", outcome.traceback
 

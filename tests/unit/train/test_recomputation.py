@@ -14,11 +14,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 from elastix.comm.gradients.slice_digests import Sum
 from elastix.comm.slice_tree import Node
-from elastix.config import CheckpointConfig, FailureConfig
+from elastix.config import FailureConfig
 from elastix.data.slice_assignment import Assignment
 from elastix.errors import ConfigError, ReplicasDiffer, TrainError
 from elastix.train.replica.guard import ABSENT, Alarm
-from elastix.train.replica.link import Settings
 from elastix.train.replica.recomputation import (
     Computed,
     Recomputation,
@@ -28,6 +27,7 @@ from elastix.train.replica.recomputation import (
     decide,
 )
 from elastix.train.replica.solo import run_alone
+from tests.unit.train.solo import solo
 
 RIGHT, WRONG, WORSE = (Computed(n, 7, 8, 9) for n in (1, 2, 3))
 
@@ -267,16 +267,7 @@ BREACHES = {
 
 
 def run(tmp_path, train, config=None, **options):
-    settings = Settings(
-        directory=tmp_path,
-        run="solo",
-        min_workers=1,
-        alone=True,
-        seed=3,
-        exact=True,
-        checkpoint=CheckpointConfig(),
-        **options,
-    )
+    settings = solo(tmp_path, exact=True, **options)
     steps = []
     outcome = run_alone(train, config or {}, settings, steps.append)
     if outcome.error is not None:

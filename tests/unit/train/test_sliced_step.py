@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from elastix.config import CheckpointConfig
 from elastix.data.audit import audit
 from elastix.errors import ConfigError
 from elastix.events import StepCommitted
-from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
+from tests.unit.train.solo import solo
 
 WIDTH, SAMPLES, BATCH, SLICES = 6, 70, 16, 4  # the last batch has 6 samples, in slices of two
 
@@ -33,14 +32,7 @@ def build(norm=False):
 
 def run(tmp_path, train, **config):
     events = []
-    settings = Settings(
-        directory=tmp_path,
-        run="solo",
-        min_workers=1,
-        alone=True,
-        seed=3,
-        checkpoint=CheckpointConfig(),
-    )
+    settings = solo(tmp_path)
     config.setdefault("models", [])
     outcome = run_alone(train, config, settings, events.append)
     if outcome.error is not None:
