@@ -13,10 +13,12 @@ Afterwards the best five are trained until validation accuracy has not risen for
 from their own weights, and from scratch. `store_bytes_ratio` is the store's folder over one
 safetensors file per model; `match_cpu_ms` the CPU time of a candidate for finding an ancestor,
 matching layers, reading and copying tensors, `warm_start_cpu_ms` that for its optimizer's.
+What FILE has of variants that are not run stays.
 """
 
 import argparse
 import gc
+import json
 import os
 import statistics
 import tempfile
@@ -306,11 +308,12 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=CANDIDATES, help=f"more than {FIRST}")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    results = measure(
-        arguments.variants, arguments.seeds, arguments.processes, arguments.candidates
-    )
+    out, names = arguments.out, arguments.variants
+    known = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    known |= measure(names, arguments.seeds, arguments.processes, arguments.candidates)
+    results = {name: known[name] for name in VARIANTS if name in known}
     print(*verdicts(results), sep="\n")
-    save(arguments.out, results)
+    save(out, results, parts=names)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ says what a step, a recovery, a start and a join took. elastix.testing.simulate 
 the moments of the kills, and says what goodput comes of it. The error is that of the loss:
 |predicted - measured| / (1 - measured).
 
-Each run is kept when it ends, and the runs that FILE has already are kept too, so that `--runs 1`,
-said five times, needs no machine that is quiet for long.
+Each run is kept when it ends, in FILE.runs.jsonl, and a second call of the same goes on there.
+Remove that file to begin anew.
 """
 
 import argparse
@@ -55,12 +55,17 @@ def main() -> None:
     parser.add_argument("--kill-every", type=float, default=15.0, help="seconds")
     parser.add_argument("--minutes", type=float, default=1.0, help="of a run")
     options = parser.parse_args()
-    before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-    runs = list(before.get("runs", []))
-    for number in range(options.runs):
-        runs.append(measure_elastix(options.kill_every, options.minutes, seed=len(runs)))
+    kept = options.out.with_name(f"{options.out.name}.runs.jsonl")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    every_s, minutes = options.kill_every, options.minutes
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+    runs = [run for *of, run in map(json.loads, lines) if of == [every_s, minutes]]
+    for number in range(len(runs), options.runs):
+        runs.append(measure_elastix(every_s, minutes, seed=number))
+        with kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([every_s, minutes, runs[-1]]) + "\n")
         print(f"{number + 1} of {options.runs}: error {error(runs[-1]):.2f}", flush=True)
-        save(options.out, summary(runs))
+    save(options.out, summary(runs))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 A result file holds the numbers and nothing else, under the keys that the benchmark documents.
 Date, versions, machine size and the command stand beside them, in `about.json` of the same folder.
+Neither says where anything lies on this machine.
 """
 
 import json
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -18,6 +20,7 @@ from typing import Any
 import psutil
 
 ABOUT = "about.json"
+_ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = (
     *("elastix", "torch", "ray", "numpy", "torchft", "deephyper", "optuna", "ConfigSpace"),
     *("safetensors", "h5py"),
@@ -33,7 +36,7 @@ def save(out: Path, results: Mapping[str, Any], parts: Iterable[str] = ()) -> No
         parts: which of these were measured now, if the others are older; each keeps its own date.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    out.write_text(without_places(json.dumps(results, indent=2)) + "\n", encoding="utf-8")
     path = out.parent / ABOUT
     about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     now = circumstances()
@@ -47,7 +50,8 @@ def save(out: Path, results: Mapping[str, Any], parts: Iterable[str] = ()) -> No
 def circumstances() -> dict[str, Any]:
     """Date, command, time taken, size of the machine, and versions of what is measured."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    command = [f"python -m {module.name}" if module else "python", *sys.argv[1:]]
+    package = module.name.removesuffix(".__main__") if module else ""
+    command = [f"python -m {package}" if module else "python", *map(_without_place, sys.argv[1:])]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(command),
@@ -56,6 +60,28 @@ def circumstances() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "versions": {"python": platform.python_version(), **_versions()},
     }
+
+
+def without_places(text: str) -> str:
+    """`text` with no folder of this machine that a message of a benchmark may name."""
+    places = {
+        f"{_ROOT}/": "",
+        sys.prefix: "ENVIRONMENT",
+        sys.base_prefix: "PYTHON",
+        tempfile.gettempdir(): "TEMPORARY",
+        str(Path.home()): "HOME",
+    }
+    for place, said in sorted(places.items(), key=lambda item: -len(item[0])):
+        text = text.replace(place, said) if len(place) > 1 else text
+    return text
+
+
+def _without_place(argument: str) -> str:
+    """An argument as it would be said in the repository; of a path elsewhere its last part."""
+    path = Path(argument)
+    if not path.is_absolute():
+        return argument
+    return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
 
 
 def _versions() -> dict[str, str]:

@@ -19,7 +19,7 @@ step, a start and a recovery take is what benchmarks.recovery found in real runs
 - `workers`: real processes (`--workers`), one of which is killed each second for a minute
   (`--seconds`); see benchmarks.many_workers.
 
-`--parts` runs some of these; what FILE has of the others stays.
+`--parts` runs some of these; what FILE has of other parts, and of other sizes, stays.
 """
 
 import argparse
@@ -400,11 +400,14 @@ def main() -> None:
         "start_s": costs.start_s,
     }
     for part in options.parts:
-        found[part] = {}
         for size, figures in measured(part, options, costs):
             print(part, size or "", figures, flush=True)
-            found[part] = figures if size is None else {**found[part], size: figures}
-            save(options.out, found)
+            if size is None:
+                found[part] = figures
+            else:
+                sizes = {**found.get(part, {}), size: figures}
+                found[part] = dict(sorted(sizes.items(), key=lambda item: int(item[0])))
+            save(options.out, found, parts=[part if size is None else f"{part} {size}"])
 
 
 if __name__ == "__main__":

@@ -472,8 +472,10 @@ def _when(about: Results, benchmark: str, results: Results | None) -> str:
     if benchmark not in about:
         return ""
     entry = about[benchmark]
+    dates = sorted(one["date"][:10] for one in (entry, *entry.get("parts", {}).values()))
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     gpu = (results or {}).get("device", {}).get("name")
-    return f"({entry['date'][:10]}, {entry['cores']} cores{f', one {gpu}' if gpu else ''})"
+    return f"({when}, {entry['cores']} cores{f', one {gpu}' if gpu else ''})"
 
 
 def _read(path: Path) -> Any:  # noqa: ANN401
@@ -494,6 +496,15 @@ def updated(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 
+def update() -> None:
+    """Write every table into its document."""
+    for path, shown in DOCUMENTS.items():
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for name, table in shown.items():
+            text = updated(text, name, table())
+        (ROOT / path).write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -502,11 +513,7 @@ def main() -> None:
         tables = (table() for shown in DOCUMENTS.values() for table in shown.values())
         sys.stdout.write("\n\n".join(tables) + "\n")
         return
-    for path, shown in DOCUMENTS.items():
-        text = (ROOT / path).read_text(encoding="utf-8")
-        for name, table in shown.items():
-            text = updated(text, name, table())
-        (ROOT / path).write_text(text, encoding="utf-8")
+    update()
 
 
 if __name__ == "__main__":

@@ -290,7 +290,7 @@ def main() -> int:
             known[str(row)] = found = {"asked": asdict(row)} | tried(row, wheel, folder, fetched)
             bad += not passed(found)
             print(f"{row}: {json.dumps(found)}", flush=True)
-            save(options.out, known)
+            save(options.out, known, parts=[str(row)])
     return bad
 
 

@@ -2,8 +2,8 @@
 
 What counts (schedules, flips, faults, quiet steps, all workers killed, compilations) may run on a
 busy machine; what takes times needs a quiet one. `--parts` names what to measure; what else is in
-the file stays there, so that one file may be made bit by bit. `--resume` goes on with counts that
-did not come to their end.
+the file stays there, so that one file may be made bit by bit. Counts so far are kept beside it, in
+FILE.PART.runs.jsonl, until all parts are done: a second call of the same goes on there.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import importlib.util
 import json
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,16 +134,36 @@ class Measured:
         self._out = out
         out.parent.mkdir(parents=True, exist_ok=True)
 
-    def part(self, name: str) -> Any:  # noqa: ANN401 - JSON
-        """What is there of it."""
-        return self._details().get(name)
-
     def tell(self, name: str, found: Any) -> None:  # noqa: ANN401 - JSON
         """Put one part there."""
         with self._out.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             details = {**self._details(), name: found}
-            save(self._out, {**summary(details), "details": details})
+            save(self._out, {**summary(details), "details": details}, parts=[name])
+
+    def counted(self, name: str, case: Case, amount: int, each: int) -> Counts:
+        """The counts of a part, from where an earlier call was stopped that wanted as many."""
+        kept = self._kept(name)
+        known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+        so_far = known["counts"] if known.get("amount") == amount else None
+        if so_far:
+            print(f"{name}: goes on after {so_far['done']:g} of {amount}", flush=True)
+
+        def keep(counts: Counts) -> None:
+            text = json.dumps({"amount": amount, "counts": counts})
+            new = kept.with_suffix(".new")
+            new.write_text(text, encoding="utf-8")
+            new.replace(kept)
+
+        return counted(case, amount, each, so_far=so_far, tell=keep)
+
+    def ended(self, names: Iterable[str]) -> None:
+        """All of these are in the file: the next call begins anew."""
+        for name in names:
+            self._kept(name).unlink(missing_ok=True)
+
+    def _kept(self, name: str) -> Path:
+        return self._out.with_name(f"{self._out.name}.{name}.runs.jsonl")
 
     def _details(self) -> dict[str, Any]:
         if not self._out.exists():
@@ -157,7 +177,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(";")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
-    parser.add_argument("--resume", action="store_true", help="counts that are not at their end")
     parser.add_argument("--rounds", type=int, default=20, help="blocks of steps; kills are half")
     parser.add_argument("--steps", type=int, default=20, help="in a block")
     parser.add_argument("--schedules", type=int, default=50, help="of kills, byte by byte")
@@ -171,16 +190,14 @@ def main() -> None:
     for part in options.parts:
         if part in COUNTED:
             case, each, amount = COUNTED[part]
-            so_far: Counts | None = file.part(part) if options.resume else None
-            tell = partial(file.tell, part)
-            found: Any = counted(case, getattr(options, amount), each, so_far=so_far, tell=tell)
+            found: Any = file.counted(part, case, getattr(options, amount), each)
         elif part in COMPILED:
             found = compiled.measure(COMPILED[part], options.losses)
-            file.tell(part, found)
         else:
             found = TIMED[part](options)
-            file.tell(part, found)
+        file.tell(part, found)
         print(f"{part}: {json.dumps(found)}", flush=True)
+    file.ended(options.parts)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """benchmarks.exact: its keys, and counts that are gone on with."""
 
+import json
+
 import pytest
 
 from benchmarks.exact.__main__ import PARTS, Measured, summary
@@ -47,8 +49,12 @@ def test_a_file_keeps_the_parts_that_are_not_measured_anew(tmp_path):
     out = tmp_path / "exact.json"
     Measured(out).tell("pace", {"over_ideal": 1.1})
     Measured(out).tell("torchft", None)
-    assert Measured(out).part("pace") == {"over_ideal": 1.1}
-    assert Measured(out).part("stall") is None
+    found = json.loads(out.read_text())
+    assert found["slow_over_ideal"] == 1.1
+    assert found["details"] == {"pace": {"over_ideal": 1.1}, "torchft": None}
+    assert list(json.loads((tmp_path / "about.json").read_text())["exact"]["parts"]) == [
+        *("pace", "torchft")
+    ]
 
 
 def case(seed, amount):
@@ -63,3 +69,22 @@ def test_counts_that_are_gone_on_with_are_those_of_one_go(stop):
     assert whole == {"done": 17, "runs": 4, "sum": 3 + 8 + 13 + 18 + 17, "longest_s": 18}
     assert told[-1] == whole
     assert counted(case, 17, 5, seed=3, so_far=told[stop]) == whole
+
+
+def test_a_second_call_goes_on_where_the_first_was_stopped_and_a_third_begins_anew(tmp_path):
+    file, ran = Measured(tmp_path / "exact.json"), []
+
+    def stopped(seed, amount):
+        ran.append(seed)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        return case(seed, amount)
+
+    with pytest.raises(KeyboardInterrupt):
+        file.counted("flips", stopped, 17, 5)
+    assert file.counted("flips", stopped, 17, 5) == counted(case, 17, 5)
+    assert ran == [0, 5, 10, 10, 15]
+    assert file.counted("flips", case, 12, 5) == counted(case, 12, 5)  # as many were not asked for
+    file.ended(["flips"])
+    assert file.counted("flips", stopped, 5, 5) == counted(case, 5, 5)
+    assert ran[5:] == [0]

@@ -127,6 +127,17 @@ def test_a_part_that_fails_leaves_its_traceback_and_the_others_are_measured(monk
     assert found["device"]["torch"] == torch.__version__
 
 
+def test_other_parts_stay_if_they_are_of_the_same_device(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "Apart", Apart)
+    out = tmp_path / "gpu.json"
+    gpu.measure(["read", "stall"], "cpu", tiny=True, budget_s=100.0, out=out)
+    found = gpu.measure(["packing"], "cpu", tiny=True, budget_s=100.0, out=out)
+    assert found.keys() == {"device", "seconds", "stall", "packing"}
+    monkeypatch.setattr(gpu, "about_device", lambda device: {"name": "another"})
+    found = gpu.measure(["packing"], "cpu", tiny=True, budget_s=100.0, out=out)
+    assert found.keys() == {"device", "seconds", "packing"}
+
+
 def test_a_process_that_takes_too_long_is_ended_and_said_to_be():
     apart = gpu.Apart("stall", "cpu", tiny=True, seconds=0.1)
     found = apart.measured(longest_s=0.01)

@@ -1,6 +1,7 @@
 """The fleet around the conductor does what a fleet does; counted, not timed."""
 
 import json
+import sys
 
 import pytest
 
@@ -30,6 +31,24 @@ def test_half_an_hour_of_a_hundred_workers_in_which_one_is_lost_each_minute():
     assert heard["Entered"] == 100 + 30 * 99 + heard["CaughtUp"] * 100
     assert found["steps"] == 180
     assert len(fleet.conductor.holders) >= 99
+
+
+def test_other_parts_and_sizes_stay_in_the_file(tmp_path, monkeypatch):
+    out = tmp_path / "size.json"
+
+    def measured(part, options, costs):
+        sizes = (None,) if part == "hour" else map(str, options.workers)
+        yield from ((size, {"cpu": 1}) for size in sizes)
+
+    monkeypatch.setattr(size, "measured", measured)
+    for given in ("workers --workers 16 64", "workers --workers 32", "hour"):
+        monkeypatch.setattr(sys, "argv", ["size", "--out", str(out), "--parts", *given.split()])
+        size.main()
+    found = json.loads(out.read_text())
+    assert list(found["workers"]) == ["16", "32", "64"]
+    assert found["hour"] == {"cpu": 1}
+    parts = json.loads((tmp_path / "about.json").read_text())["size"]["parts"]
+    assert list(parts) == ["workers 16", "workers 64", "workers 32", "hour"]
 
 
 def test_what_one_event_costs_is_taken_for_each_kind():

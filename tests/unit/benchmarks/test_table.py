@@ -126,6 +126,15 @@ def test_parts_of_a_gpu_that_are_missing_were_not_measured(tmp_path):
     assert lines[held].endswith("| 5.6 | DCP: 93.1 |")
 
 
+def test_parts_of_different_days_are_said_to_be(tmp_path):
+    parts = {"a": {"date": "2026-11-24T15:46:00+00:00"}, "b": {"date": "2026-11-26T01:00:00+00:00"}}
+    about = {"date": "2026-11-26T15:46:00+00:00", "cores": 2}
+    (tmp_path / "about.json").write_text(json.dumps({"crews": {**about, "parts": parts}}))
+    (tmp_path / "crews.json").write_text("{}")
+    title = "| **`python -m benchmarks.crews`** (2026-11-24 to 2026-11-26, 2 cores) | | | |"
+    assert title in goals(tmp_path).splitlines()
+
+
 def test_text_without_markers_is_refused():
     with pytest.raises(ValueError, match="no <!-- benchmarks: begin -->"):
         updated("<!-- benchmarks: begin --> but no end", "benchmarks", "x")
