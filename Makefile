@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Python keeps what it compiles: tests start hundreds of processes that import elastix.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test coverage mutants check bench bench-short chaos gpu examples versions screenshots docs wheel pins clean
+.PHONY: help demo test coverage mutants check bench bench-counts bench-short endurance chaos gpu examples versions screenshots docs wheel pins clean
 
 help:
 	@echo "make demo      search a convnet, then train the winner while workers are killed and stopped"
@@ -21,7 +21,9 @@ help:
 	@echo "make docs      the documents as a site, in build/site"
 	@echo "make wheel     dist/elastix-VERSION-py3-none-any.whl, for pip install elsewhere"
 	@echo "make chaos     the long failure tests"
-	@echo "make bench     the benchmarks, beside torch DDP, torchft and Ray Train"
+	@echo "make bench     what is timed, beside torch DDP, torchft and Ray Train (100 minutes, on a quiet machine)"
+	@echo "make bench-counts  what is counted or follows from a seed (four hours, beside other work; it can be stopped)"
+	@echo "make endurance a run under fire for half an hour, on a quiet machine"
 	@echo "make gpu       tests and measurements that need one GPU; without one the tests are skipped and the measurements refused"
 	@echo "make examples  every example, as CI runs them"
 	@echo "make versions  the fast tests with other Pythons, torch and Ray, each in an environment of its own"
@@ -80,33 +82,16 @@ chaos: $(READY)
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest tests/chaos -m "not slow"
 
-bench: $(READY)
+# What runs, and how long it takes: .venv/bin/python -m benchmarks --list. make bench ONLY="exact crews" takes some.
+bench: TARGET := timed
+bench-counts: TARGET := counted
+endurance: TARGET := endurance
+bench bench-counts endurance: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	mkdir -p benchmarks/results
-	$(BIN)/python -m benchmarks.overhead --out benchmarks/results/overhead.json
-	$(BIN)/python -m benchmarks.recovery --out benchmarks/results/recovery.json
-	$(BIN)/python -m benchmarks.goodput --out benchmarks/results/goodput.json
-	$(BIN)/python -m benchmarks.checkpoint --out benchmarks/results/checkpoint.json
-	$(BIN)/python -m benchmarks.store --out benchmarks/results/store.json
-	$(BIN)/python -m benchmarks.search --out benchmarks/results/search.json
-	$(BIN)/python -m benchmarks.executor --out benchmarks/results/executor.json
-	$(BIN)/python -m benchmarks.executor --out benchmarks/results/executor_waiting.json --waiting 1000 10000 100000
-	$(BIN)/python -m benchmarks.packing --out benchmarks/results/packing.json
-	$(BIN)/python -m benchmarks.inherit --out benchmarks/results/inherit.json
-	$(BIN)/python -m benchmarks.ensemble --out benchmarks/results/ensemble.json
-	$(BIN)/python -m benchmarks.data --out benchmarks/results/data.json
-	$(BIN)/python -m benchmarks.formats --out benchmarks/results/formats.json
-	$(BIN)/python -m benchmarks.rehearsal --out benchmarks/results/rehearsal.json
-	$(BIN)/python -m benchmarks.estimate --out benchmarks/results/estimate.json
-	$(BIN)/python -m benchmarks.install --out benchmarks/results/install.json
-	$(BIN)/python -m benchmarks.startup --out benchmarks/results/startup.json
-	$(BIN)/python -m benchmarks.exact --out benchmarks/results/exact.json
-	$(BIN)/python -m benchmarks.adapters --out benchmarks/results/adapters.json
-	$(BIN)/python -m benchmarks.prediction --out benchmarks/results/prediction.json
-	$(BIN)/python -m benchmarks.size --out benchmarks/results/size.json
-	$(BIN)/python -m benchmarks.endurance --out benchmarks/results/endurance.json
-	$(BIN)/python -m benchmarks.crews --out benchmarks/results/crews.json
-	$(BIN)/python -m benchmarks.table --update
+	$(BIN)/python -m benchmarks $(TARGET) $(if $(ONLY),--only $(ONLY))
+
+bench-short: $(READY)
+	$(BIN)/python -m benchmarks short $(if $(ONLY),--only $(ONLY))
 
 # Where there is a CUDA device. CI has none. With another Python's packages: make gpu READY= BIN=/usr/bin
 gpu: $(READY)
@@ -118,15 +103,6 @@ gpu: $(READY)
 versions: $(READY)
 	$(BIN)/python -m benchmarks.versions --out benchmarks/results/versions.json
 	$(BIN)/python -m benchmarks.table --update
-
-bench-short: $(READY)
-	$(BIN)/python -m benchmarks.overhead --rounds 4 --steps 3 --out build/overhead.json
-	$(BIN)/python -m benchmarks.recovery --repeats 1 --systems elastix --out build/recovery.json
-	$(BIN)/python -m benchmarks.exact --rounds 2 --steps 3 --schedules 2 --flips 2 --faults 2 --kills 1 --out build/exact.json \
-		--parts byte_equal flips guard all_killed cost_mlp cost_convnet stall pace shares shadow dcp
-	$(BIN)/python -m benchmarks.endurance --seconds 40 --harms 10 --out build/endurance.json
-	$(BIN)/python -m benchmarks.size --parts store campaign workers --models 1000 3000 --trials 100 400 --workers 6 \
-		--seconds 3 --out build/size.json
 
 pins: $(READY)
 	@{ head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable \
