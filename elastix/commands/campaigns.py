@@ -44,6 +44,8 @@ def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
     """List the campaigns of a store, the latest first."""
     from elastix.search.results import Results, names
 
+    if not Path(store).is_dir():
+        raise NotFound(f"there is no directory {store}. Name the store with --store.")
     values = []
     broken: StoreError | None = None
     for name in names(store):
@@ -55,6 +57,8 @@ def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
             broken = broken or error
     columns = ("campaign", "trials", "running", "failed", "best", "searcher", "began")
     print_table(as_json, values, columns, ([v[c] for c in columns] for v in values))
+    if not values and broken is None and not as_json:
+        complain(f"{store} has no campaigns")
     if broken is not None:
         raise broken
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import math
 import sys
@@ -16,6 +15,7 @@ import typer
 from rich.filesize import decimal
 
 from elastix.commands.output import AsJson, print_table, undisturbed
+from elastix.commands.run import load
 from elastix.cost.devices import DEVICES, this_machine
 from elastix.errors import ConfigError
 from elastix.lazy_import import later
@@ -370,12 +370,7 @@ def _cutter(
 def _module(name: str) -> Any:  # noqa: ANN401 - a module has whatever it has
     path = Path(name)
     if path.suffix == ".py":
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise ConfigError(f"there is no file {name}.")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        return load(path, path.stem)
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,9 @@ import typer
 
 from elastix.commands.output import AsJson, print_table, undisturbed
 from elastix.config import RunConfig, ScalingConfig
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, ElastixError
+
+_NOT_THE_USERS = (__file__, "<frozen importlib")
 
 Script = Annotated[Path, typer.Argument(help="Python file with the train function.")]
 Function = Annotated[str, typer.Option(help="Its name; it takes one argument, ctx.")]
@@ -48,7 +51,8 @@ def run(
         cpus_per_worker=cpus,
         gpus_per_worker=gpus,
     )
-    chosen = RunConfig(name=name or script.stem, store=store, seed=seed)
+    _require_file(script)
+    chosen = _run_config(name, script, store, seed)
     settings = pairs(config or [])
     with undisturbed(as_json):
         train = train_function(script, function)
@@ -61,6 +65,17 @@ def run(
         found = {"ref": result.ref, "metrics": dict(result.metrics), "exact": result.audit.exact}
         found["replicas_equal"] = result.audit.replicas.equal
         print_table(True, found, (), [])
+
+
+def _run_config(name: str, script: Path, store: str, seed: int) -> RunConfig:
+    try:
+        return RunConfig(name=name or script.stem, store=store, seed=seed)
+    except ConfigError as error:
+        if name:
+            raise
+        raise ConfigError(
+            f"{error} A run has its script's name unless --name says another."
+        ) from error
 
 
 def train_function(script: Path, name: str) -> Callable[..., None]:
@@ -84,18 +99,53 @@ def train_function(script: Path, name: str) -> Callable[..., None]:
     return found
 
 
-def load(script: Path) -> ModuleType:
+def load(script: Path, name: str = "") -> ModuleType:
     """The module in a file. Not under its own name, so that workers are sent what is in it.
 
+    Args:
+        script: the file.
+        name: of the module, if it is to have another.
+
     Raises:
-        ConfigError: there is no such Python file.
+        ConfigError: there is no such Python file, or its code fails, for which the user's own
+            lines are told.
     """
-    spec = importlib.util.spec_from_file_location(f"elastix_run_{script.stem}", script)
-    if not script.is_file() or spec is None or spec.loader is None:
+    _require_file(script)
+    name = name or f"elastix_run_{script.stem}"
+    spec = importlib.util.spec_from_file_location(name, script)
+    if spec is None or spec.loader is None:
         raise ConfigError(f"{script} is not a Python file. Nothing was started.")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ElastixError:
+        raise
+    except SystemExit as error:
+        raise ConfigError(
+            f"{script} ended itself when it was loaded, with sys.exit({error.code!r}). Nothing was "
+            "started. What is not for workers, such as reading arguments, belongs under "
+            '`if __name__ == "__main__":`.'
+        ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"{script} cannot be loaded. Nothing was started.\n{_what_failed(error)}"
+        ) from error
     return module
+
+
+def _require_file(script: Path) -> None:
+    if script.is_dir():
+        raise ConfigError(f"{script} is a directory, not a Python file. Nothing was started.")
+    if not script.is_file():
+        raise ConfigError(f"there is no file {script}. Nothing was started.")
+
+
+def _what_failed(error: Exception) -> str:
+    """The traceback without the lines of elastix and of Python's own importing."""
+    told = traceback.TracebackException.from_exception(error)
+    own = [frame for frame in told.stack if not frame.filename.startswith(_NOT_THE_USERS)]
+    told.stack = traceback.StackSummary.from_list(own)
+    return "".join(told.format()).rstrip()
 
 
 def _may_bind(script: Path, name: str) -> bool:

@@ -184,7 +184,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path, phase):
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
-        (["nowhere.py"], "nowhere.py is not a Python file"),
+        (["nowhere.py"], "there is no file nowhere.py"),
         ([SCRIPT, "--workers", "none"], "give numbers of workers"),
         ([SCRIPT, "--seconds", "0"], "--seconds is a number of seconds from"),
         ([SCRIPT, "--kill", "-1"], "--kill is a number of kills"),

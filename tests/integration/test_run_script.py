@@ -50,7 +50,7 @@ def test_the_elastic_script_runs(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
-        (["nowhere.py"], "nowhere.py is not a Python file"),
+        (["nowhere.py"], "there is no file nowhere.py"),
         ([str(PLAIN / "after.py"), "--function", "fit"], "has no 'fit'"),
         ([str(PLAIN / "after.py"), "--workers", "many"], "give a number, or MIN:MAX"),
         ([str(PLAIN / "after.py"), "--set", "lr"], "give KEY=VALUE"),
@@ -60,6 +60,32 @@ def test_bad_calls_say_what_is_wrong(words, fact):
     done = CliRunner().invoke(app, ["run", *words])
     assert done.exit_code == 2
     assert fact in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "facts"),
+    [
+        ("a.py", "def train(ctx:\n", ["a.py", "line 1", "was never closed", "cannot be loaded"]),
+        ("b.py", "def train(ctx): ...\nimport nowhere\n", ["b.py", "line 2", "'nowhere'"]),
+        ("c.py", "def train(ctx): ...\n1 / 0\n", ["c.py", "line 2", "ZeroDivisionError"]),
+        ("d.py", "def train(ctx): ...\nraise SystemExit(2)\n", ["d.py ended itself", "(2)"]),
+        ("e", "def train(ctx): ...\n", ["e is not a Python file"]),
+        ("f g.py", "def train(ctx): ...\n", ["'f g'", "--name"]),
+        (".", "", [". is a directory"]),
+    ],
+)
+def test_a_script_that_cannot_be_loaded_is_told_with_the_users_own_lines(
+    tmp_path, monkeypatch, name, text, facts
+):
+    monkeypatch.chdir(tmp_path)
+    if text:
+        Path(name).write_text(text)
+    done = CliRunner().invoke(app, ["run", name])
+    assert done.exit_code == 2
+    assert [fact for fact in facts if fact not in done.output] == []
+    assert "Nothing was started" in done.output
+    assert "elastix/commands" not in done.output
+    assert "importlib" not in done.output
 
 
 @pytest.mark.parametrize(

@@ -205,3 +205,12 @@ def test_a_campaign_leads_to_the_run_of_its_best_trial_and_back(store):
     finally:
         for name in (trial, other, "mixed-1", "lonely-00001"):
             shutil.rmtree(store / "runs" / name)
+
+
+def test_a_store_without_campaigns_is_said_to_be_and_a_wrong_folder_too(tmp_path):
+    missing = CliRunner().invoke(cli.app, ["campaign", "list", "--store", str(tmp_path / "none")])
+    assert missing.exit_code == 1
+    assert "there is no directory" in missing.output
+    empty = CliRunner().invoke(cli.app, ["campaign", "list", "--store", str(tmp_path)])
+    assert empty.exit_code == 0
+    assert f"{tmp_path} has no campaigns" in empty.stderr
