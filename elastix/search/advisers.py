@@ -33,6 +33,7 @@ class Advisers:
         rungs: None: nobody is paused.
 
     Attributes:
+        searcher_name: of its class.
         selects: the searcher, if it is one that selects.
         untold: trials that the searcher has not heard of yet.
         stale: what is written does not lead to where they stand: their states must be written next.
@@ -41,6 +42,7 @@ class Advisers:
     def __init__(self, searcher: Searcher, rungs: Rungs | None) -> None:
         self._searcher = searcher
         self._rungs = rungs
+        self.searcher_name = type(searcher).__name__
         self.selects = searcher if isinstance(searcher, Selects) else None
         hears = getattr(searcher, "hears_of_paused", False)
         self._hears = bool(hears) and self.selects is None

@@ -189,8 +189,8 @@ def test_a_campaign_that_is_killed_goes_on_as_if_nothing_had_happened(
 
 
 def test_the_same_with_the_states_written_in_between(tmp_path, monkeypatch):
-    monkeypatch.setattr("elastix.search.campaign_loop._SNAPSHOT_S", 3.0)  # of virtual time
-    monkeypatch.setattr("elastix.search.campaign_loop._SNAPSHOTS_APART", 0)
+    monkeypatch.setattr("elastix.search.trial_book._SNAPSHOT_S", 3.0)  # of virtual time
+    monkeypatch.setattr("elastix.search.trial_book._SNAPSHOTS_APART", 0)
     for name in SEARCHERS:
         test_a_campaign_that_is_killed_goes_on_as_if_nothing_had_happened(
             tmp_path / name, monkeypatch, 31, name

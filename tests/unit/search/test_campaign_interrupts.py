@@ -9,7 +9,14 @@ import pytest
 
 from elastix.config import Budget
 from elastix.errors import NotFound
-from elastix.search import advisers, campaign_loop, rungs, trial_database
+from elastix.search import (
+    advisers,
+    campaign_loop,
+    rungs,
+    trial_book,
+    trial_database,
+    trial_endings,
+)
 from elastix.search.trial_database import TrialDatabase
 from tests.interrupts import CtrlC
 from tests.search_parts import Drawing
@@ -17,7 +24,7 @@ from tests.virtual import Rig, climbs, state_of
 
 BUDGET = Budget(trials=9)
 LEVELS = (1, 2, 4)
-MODULES = (advisers, campaign_loop, rungs, trial_database)
+MODULES = (advisers, campaign_loop, rungs, trial_book, trial_database, trial_endings)
 FILES = (*(module.__file__ for module in MODULES), __file__)
 
 

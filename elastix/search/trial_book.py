@@ -1,0 +1,235 @@
+"""All trials of a campaign as they stand, and what of it is still to be written and said.
+
+A unit of work: whatever has changed since the last transaction goes into the database with the
+next one, beside what has passed between the loop and its advisers. Events are said after it.
+
+Not here: what is tried (campaign_loop), what becomes of a trial (trial_endings), and how a
+transaction is made (trial_database).
+
+Invariant: nothing is said of a trial that its database does not hold.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastix.events import Event
+from elastix.search.advisers import Advisers
+from elastix.search.trial import Suggestion, Trial, TrialState
+from elastix.search.trial_database import Role, TrialDatabase, TrialRow
+from elastix.state import Ref
+
+_SNAPSHOT_S = 5.0
+_SNAPSHOTS_APART = 20  # times what one takes: they hold all that was tried, and get longer
+
+
+@dataclass
+class Case:
+    """A trial with what is known of it beside.
+
+    Attributes:
+        done: see TrialRow.
+        results: its reports by their place, from 0.
+        losses_of_workers: how often its worker died.
+        raised: how often its train function did.
+        stop: rungs stop it, so that it is halted for good.
+        rung: after how many reports its run pauses; None: it does not.
+        kept: reports up to the State from which a run that is cut short begins again.
+    """
+
+    trial: Trial
+    role: Role = "search"
+    done: int | None = None
+    results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    losses_of_workers: int = 0
+    raised: int = 0
+    stop: bool = False
+    rung: int | None = None
+    kept: int = 0
+
+    @property
+    def line(self) -> TrialRow:
+        """As it is to stand in the database."""
+        return TrialRow(self.trial, self.role, self.done)
+
+
+@dataclass
+class _News:
+    """What has happened since the last transaction."""
+
+    changed: dict[int, Case] = field(default_factory=dict)
+    outgrown: list[Ref] = field(default_factory=list)
+    said: list[Event] = field(default_factory=list)
+
+
+class TrialBook:
+    """One campaign's.
+
+    Args:
+        database: open for writing.
+        advisers: what passes between them and the loop is written with the trials.
+        emit: is called with what happens.
+        clock: seconds, for the times at which states are written.
+
+    Attributes:
+        cases: by number, in that order.
+        keys: of all that searchers have proposed; see Suggestion.
+        waiting: numbers of those that are to run, in order.
+        running: numbers of those that do.
+        searched: how many proposals count for the budget.
+        epochs: of all trials.
+    """
+
+    def __init__(
+        self,
+        database: TrialDatabase,
+        advisers: Advisers,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.cases: dict[int, Case] = {}
+        self.keys: set[str] = set()
+        self.waiting: deque[int] = deque()
+        self.running: set[int] = set()
+        self.searched = 0
+        self.epochs = 0.0
+        self._done = 0
+        self._parents: set[Ref] = set()  # States that trials go on from
+        self._news = _News()
+        self._database = database
+        self._advisers = advisers
+        self._emit = emit
+        self._clock = clock
+        self._snapshot_s = clock()
+        self._snapshots_apart_s = _SNAPSHOT_S
+
+    def restore(self) -> list[TrialRow]:
+        """Take up what the database has. Who was running waits, to run again."""
+        lines = self._database.lines()
+        for line in lines:
+            trial = line.trial
+            case = Case(trial, line.role, line.done, dict(enumerate(trial.results)))
+            case.kept = 0 if trial.state.is_final else len(case.results)
+            self.cases[trial.number] = case
+            self.epochs += trial.epochs
+            self._keep_parent(trial.suggestion)
+            if line.role == "search":
+                self.searched += trial.state is not TrialState.REFUSED
+                self.keys.add(trial.suggestion.key)
+            if trial.state in (TrialState.RUNNING, TrialState.WAITING):
+                case.trial = trial.but(state=TrialState.WAITING)
+                self.waiting.append(trial.number)
+        self._done = max((line.done or 0 for line in lines), default=0)
+        return lines
+
+    # ------------------------------------------------------------------ what changes
+
+    def enter(
+        self,
+        suggestion: Suggestion,
+        role: Role = "search",
+        *,
+        predicted_bytes: int = 0,
+        memory_bytes: int = 0,
+    ) -> Case:
+        """Make a trial of a suggestion, numbered after the last: somebody may have taken some out.
+
+        It neither runs nor counts for the budget.
+        """
+        number = next(reversed(self.cases), -1) + 1
+        trial = Trial(
+            number,
+            suggestion,
+            asked_s=time.time(),
+            predicted_bytes=predicted_bytes,
+            memory_bytes=memory_bytes,
+        )
+        case = self.cases[number] = Case(trial, role)
+        if role == "search":
+            self.keys.add(suggestion.key)
+        return case
+
+    def add(
+        self,
+        suggestion: Suggestion,
+        role: Role = "search",
+        *,
+        predicted_bytes: int = 0,
+        memory_bytes: int = 0,
+    ) -> None:
+        """Make a trial of a suggestion, which is to run."""
+        case = self.enter(
+            suggestion, role, predicted_bytes=predicted_bytes, memory_bytes=memory_bytes
+        )
+        self._keep_parent(suggestion)
+        self.searched += role == "search"
+        self.queue(case)
+
+    def queue(self, case: Case) -> None:
+        """It is to run, after those that wait."""
+        if case.trial.state is not TrialState.WAITING:
+            case.trial = case.trial.but(state=TrialState.WAITING)
+        self.waiting.append(case.trial.number)
+        self._news.changed[case.trial.number] = case
+
+    def change(self, case: Case, trial: Trial) -> None:
+        """Something has become of it; a trial that is final now gets its place among these."""
+        self.epochs += trial.epochs - case.trial.epochs
+        case.trial = trial
+        if trial.state.is_final:
+            self._done += 1
+            case.done = self._done
+        self._news.changed[trial.number] = case
+
+    def outgrow(self, ref: Ref) -> None:
+        """A trial has a later State than that one; it may go, unless others go on from it."""
+        if ref not in self._parents:
+            self._news.outgrown.append(ref)
+
+    def say(self, event: Event) -> None:
+        """Emit it after the next transaction."""
+        self._news.said.append(event)
+
+    def _keep_parent(self, suggestion: Suggestion) -> None:
+        if suggestion.in_place and suggestion.parent is not None:
+            self._parents.add(suggestion.parent)
+
+    # ------------------------------------------------------------------ the transaction
+
+    def write(
+        self, *, snapshot: bool | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Put what has changed into the database, and only then say so.
+
+        Args:
+            facts: further ones.
+            snapshot: with the states of searcher and rungs; None: if it is time for it. To write
+                them every time, or every so many seconds, would cost the square of the number of
+                trials. Without them what has passed since is written, and passes again.
+        """
+        news = self._news
+        lines = [case.line for case in news.changed.values()]
+        facts = dict(facts or {})
+        if snapshot is None:
+            due = self._clock() - self._snapshot_s > self._snapshots_apart_s
+            snapshot = bool(lines) and due
+        began_s = self._clock()
+        if snapshot:
+            facts |= self._advisers.states(self._done)
+        if snapshot or lines or facts:
+            passed = self._advisers.passed(after_states=snapshot)
+            self._database.commit(lines, facts, news.outgrown, passed, forget_passed=snapshot)
+            self._advisers.written(passed)
+        if snapshot:
+            self._snapshot_s = self._clock()
+            took_s = self._snapshot_s - began_s
+            self._snapshots_apart_s = max(_SNAPSHOT_S, _SNAPSHOTS_APART * took_s)
+        self._news = _News()
+        for event in news.said:
+            self._emit(event)
+
+    def forget_unwritten(self) -> None:
+        """What has changed since the last transaction never was, for whoever goes on after this."""
+        self._news = _News()
