@@ -7,21 +7,24 @@ over the tree (network.tree_reduction), and the bucket holds the root.
 
 Sums that this worker is going to end with lie from the start where the others read them, if they
 share memory, so nothing is copied in the end. Who is handed slices of a lost worker ends with other
-sums, and copies.
+sums, and copies. A gradient that one of the next slice is going to be added to is not copied at
+all: it stays as autograd has left it until then.
 
 Invariant: what was taken stays, whatever becomes of the group, until the next step begins.
 """
 
 from collections.abc import Collection, Sequence
-from functools import cached_property
 
 import torch
 
 from elastix.comm.gradients.bucket import Bucket, fresh_memory
+from elastix.comm.gradients.slice_rows import Combine, FlatRow, KeptGradients
 from elastix.comm.network import tree_reduction
 from elastix.comm.network.process_group import Group
 from elastix.comm.network.tree_reduction import Root, Sharing, TreeReduction
 from elastix.comm.slice_tree import Node, PartialSums
+
+_Sum = FlatRow | KeptGradients
 
 
 class SliceSums:
@@ -31,20 +34,26 @@ class SliceSums:
         scale: what the values of the root are multiplied by.
     """
 
+    keeps = ("cpu",)
+    """On these devices gradients stay. A GPU's memory is freed for the stream it was taken on."""
+
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._combine = tree_reduction.combining(bucket.reduce)
-        self._sums: PartialSums[_Row] = PartialSums((), 1, self._merge)
+        self._combine: Combine = tree_reduction.combining(bucket.reduce)
+        self._sums: PartialSums[_Sum] = PartialSums((), 1, self._merge)
+        self._present: Collection[int] = ()
         self._taken: set[int] = set()
-        self._spare: list[_Row] = []  # memory of sums that are not needed any more
-        self._beside: list[_Row] = []  # what the bucket has for sums
+        self._spare: list[FlatRow] = []  # memory of sums that are not needed any more
+        self._beside: list[FlatRow] = []  # what the bucket has for sums
         self._places: dict[int, int] = {}  # which of it is for the sum that begins with a slice
+        self._single: set[int] = set()  # slices that are such a sum by themselves
         self.scale = 1.0
         self._collecting: int | None = None  # the slice whose gradients come one by one
-        self._path: list[tuple[_Row, bool]] = []  # what it is added to; whether that comes before
-        self._first: _Row | None = None  # where it goes if there is nothing
-        self._start = 0  # what of it was not collected begins there
-        self._value: _Row | None = None  # the sum that it has come to
+        self._path: list[
+            tuple[_Sum, bool]
+        ] = []  # what it is added to, and whether that comes first
+        self._first: _Sum | None = None  # where it goes if there is nothing
+        self._value: _Sum | None = None  # the sum that it has come to
 
     def begin(
         self, present: Collection[int], slices: int, nodes: Sequence[Node] = (), scale: float = 1.0
@@ -59,13 +68,12 @@ class SliceSums:
         """
         self._keep(self._sums.sums.values())
         self._sums = PartialSums(present, slices, self._merge)
-        self._taken, self.scale = set(), scale
+        self._present, self._taken, self.scale = present, set(), scale
         self.begin_slice()
         self._bucket.provide(len(nodes))
-        self._places = {
-            min(number for number in node.slices if number in present): place
-            for place, node in enumerate(nodes)
-        }
+        within = [[number for number in node.slices if number in present] for node in nodes]
+        self._places = {numbers[0]: place for place, numbers in enumerate(within)}
+        self._single = {numbers[0] for numbers in within if len(numbers) == 1}
 
     def begin_slice(self) -> None:
         """Nothing was collected, or it was a placeholder's."""
@@ -77,33 +85,48 @@ class SliceSums:
 
     def collect(self, number: int) -> None:
         """Gradients of that slice, which is lacking, come one by one: see `add`."""
-        self._meet(number)
+        met = self._meet(number)
+        for node in met:
+            row, first = self._sums.sums[node], self._first_in(node)
+            if isinstance(row, KeptGradients) and first in self._places:
+                row.into = self._memory(first)
+        if not met:
+            keeps = self._bucket.flat.device.type in self.keeps and number not in self._single
+            self._first = KeptGradients(self._bucket) if keeps else self._memory(number)
+        self._path = self._rows_of(met, number)
         self._collecting = number
 
     def add(self, place: int, gradient: torch.Tensor | None) -> None:
-        """One of them, each once; None for zeros."""
+        """One of them, each once; None for zeros.
+
+        Raises:
+            ConfigError: somebody has changed that of an earlier slice since.
+        """
         if self._first is not None:
-            into = self._first.views[place]
-            into.zero_() if gradient is None else into.copy_(gradient)
+            self._first.put(place, gradient)
+        added: _Sum | None = None
         for row, before in self._path:
-            mine = row.views[place]
-            if gradient is None:
-                gradient = mine.add_(0)  # -0.0 becomes 0.0
-            else:
-                left, right = (mine, gradient) if before else (gradient, mine)
-                gradient = self._combine(left, right, out=mine)
+            gradient = row.add(place, gradient, self._combine, before=before)
+            if isinstance(added, KeptGradients):
+                added.drop(place)
+            added = row
 
     def take(self, number: int) -> None:
         """The bucket is closed, and holds what slice `number` gave, but for what was collected.
 
         Only of one that is lacking.
+
+        Raises:
+            ConfigError: see `add`.
         """
         if self._collecting != number:
-            self._meet(number)
-        self._start = self._bucket.elements if self._collecting == number else 0
-        self._value = _Row(self._bucket, self._bucket.flat, beside=True)
+            self._collecting = None
+            met = self._meet(number)
+            self._settle(met)
+            self._first = None if met else self._memory(number)
+        self._value = FlatRow(self._bucket, self._bucket.flat, beside=True)
         if self._first is not None:
-            self._first.flat[self._start :].copy_(self._value.flat[self._start :])
+            self._lacking(self._first).copy_(self._lacking(self._value))
             self._value = self._first
         self._taken.add(number)
         self._sums.insert(number, self._value)
@@ -112,7 +135,8 @@ class SliceSums:
     @property
     def rows(self) -> Sequence[tuple[Node, torch.Tensor]]:
         """The sums that this worker has, by the slices in them: the same for each bucket."""
-        return [(node, row.flat) for node, row in self._sums.in_order()]
+        self._settle(list(self._sums.sums))
+        return [(node, row.flat) for node, row in self._sums.in_order() if isinstance(row, FlatRow)]
 
     def launch(self, group: Group, sharing: Sharing) -> TreeReduction:
         """Start the reduction of all sums into the bucket."""
@@ -127,56 +151,59 @@ class SliceSums:
         room = bucket.room if seen else None
         return tree_reduction.begin(group, rows, sharing, bucket.reduce, root, room)
 
-    def _meet(self, number: int) -> None:
-        """Nothing of that slice was added yet."""
-        met = self._sums.path(number)[1]
-        self._path = [(self._sums.sums[node], node.slices.start < number) for node in met]
+    def _meet(self, number: int) -> list[Node]:
+        """Nothing of that slice was added yet. Returns what it is added to."""
         if self._first is not None:
             self._keep([self._first])
-        self._first = None if met else self._memory(number)
+            self._first = None
+        return self._sums.path(number)[1]
 
-    def _merge(self, left: "_Row", right: "_Row") -> "_Row":
+    def _rows_of(self, met: Sequence[Node], number: int) -> list[tuple[_Sum, bool]]:
+        return [(self._sums.sums[node], node.slices.start < number) for node in met]
+
+    def _merge(self, left: _Sum, right: _Sum) -> _Sum:
         """What was not collected, into the memory of what the slice meets."""
-        value, start = self._value, self._start
+        value = self._value
         met = right if left is value else left
-        self._combine(left.flat[start:], right.flat[start:], out=met.flat[start:])
+        into = met.into
+        self._combine(self._lacking(left), self._lacking(right), out=self._lacking(into))
         if value is not None:
             self._keep([value])
-        self._value = met
-        return met
+        self._value = into
+        return into
 
-    def _memory(self, number: int) -> "_Row":
+    def _lacking(self, row: _Sum) -> torch.Tensor:
+        """What of it was not collected."""
+        return row.flat if self._collecting is None and isinstance(row, FlatRow) else row.tail
+
+    def _settle(self, nodes: Sequence[Node]) -> None:
+        """Sums of these nodes lie in flat memory."""
+        for node in nodes:
+            kept = self._sums.sums[node]
+            if isinstance(kept, KeptGradients):
+                row = self._memory(self._first_in(node))
+                kept.copy_into(row)
+                self._sums.sums[node] = row
+
+    def _first_in(self, node: Node) -> int:
+        return next(number for number in node.slices if number in self._present)
+
+    def _memory(self, number: int) -> FlatRow:
+        """For a sum that begins with that slice."""
         rows = self._bucket.rows
         if not _same([row.flat for row in self._beside], rows):
-            self._beside = [_Row(self._bucket, flat, beside=True) for flat in rows]
+            self._beside = [FlatRow(self._bucket, flat, beside=True) for flat in rows]
         place = self._places.get(number)
         if place is not None and place < len(rows):
             return self._beside[place]
         if self._spare:
             return self._spare.pop()
         like = self._bucket.flat
-        return _Row(self._bucket, fresh_memory(len(like), like.dtype, like.device))
+        return FlatRow(self._bucket, fresh_memory(len(like), like.dtype, like.device))
 
-    def _keep(self, rows: Collection["_Row"]) -> None:
+    def _keep(self, rows: Collection[_Sum]) -> None:
         """What is in these is not needed any more."""
-        self._spare += [row for row in rows if not row.beside]
-
-
-class _Row:
-    """Memory like that of a bucket.
-
-    Attributes:
-        beside: it is the bucket's.
-    """
-
-    def __init__(self, bucket: Bucket, flat: torch.Tensor, *, beside: bool = False) -> None:
-        self.flat = flat
-        self.beside = beside
-        self._bucket = bucket
-
-    @cached_property
-    def views(self) -> list[torch.Tensor]:
-        return self._bucket.views_in(self.flat)
+        self._spare += [row for row in rows if isinstance(row, FlatRow) and not row.beside]
 
 
 def _same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from elastix.comm.gradients.buckets import build_buckets
 from elastix.comm.gradients.slice_sums import SliceSums
 from elastix.comm.network.process_group import Alone, Wiring
 from elastix.comm.network.tree_reduction import Sharing
+from elastix.comm.slice_tree import held_nodes
 from elastix.errors import ConfigError
 from tests.unit.comm.slice_sums import bits, tree_total
 
@@ -114,6 +116,118 @@ def test_gradients_that_come_one_by_one_add_up_to_the_same_and_the_root_is_scale
         wanted = tree_total(leaves, bucket.reduce, 0, 8)
         wanted[: bucket.elements].mul_(1 / 8)  # and not flags and counts
         assert torch.equal(bits(bucket.flat), bits(wanted))
+
+
+def nodes_of(rank, draws, present):
+    """What a worker of two ends with, for slices of a random half."""
+    held = frozenset(draws.sample(present, max(1, len(present) // 2)))
+    both = held, frozenset(present) - held
+    return both[rank], held_nodes(both[rank], frozenset(present), 8)
+
+
+@pytest.mark.parametrize("absent", [(), (2, 5, 6, 7)])
+def test_gradients_that_are_kept_as_autograd_left_them_add_up_to_the_same(absent):
+    """Of some slices; some share memory, and some of the slices are taken over from another."""
+    present = [number for number in range(8) if number not in absent]
+    draws = random.Random(1)
+    bucket = build_buckets([Model()])[0]
+    sums = SliceSums(bucket)
+    for _ in range(20):
+        filled = slices_of(bucket, present)
+        leaves = {n: complete(filled[n], bucket, n + 1) for n in present}
+        mine, nodes = nodes_of(0, draws, present)
+        sums.begin(present, 8, nodes, scale=1 / 8)
+        for number in [*sorted(mine), *draws.sample(present, len(present))]:
+            if not sums.lacks(number):
+                continue
+            sums.begin_slice()
+            gradients = [view.clone() for view in bucket.views_in(filled[number])]
+            if draws.random() < 0.2:
+                flat = filled[number].clone()
+                gradients = bucket.views_in(flat)  # each in memory of them all
+            bucket.flat.copy_(filled[number])
+            if draws.random() < 0.8:
+                sums.collect(number)
+                for place in draws.sample(range(len(gradients)), len(gradients)):
+                    sums.add(place, gradients[place])
+            bucket.close(number + 1)
+            sums.take(number)
+            if draws.random() < 0.2:
+                assert [node for node, _ in sums.rows]  # whoever asks changes nothing
+        sums.launch(ALONE, Sharing((frozenset(present),), 8)).finish()
+        wanted = tree_total(leaves, bucket.reduce, 0, 8)
+        wanted[: bucket.elements].mul_(1 / 8)
+        assert torch.equal(bits(bucket.flat), bits(wanted))
+
+
+def test_gradients_in_one_memory_are_not_added_up_in_it():
+    """Autograd gives two parameters the same memory if it sends both the same gradient."""
+    bucket = build_buckets([torch.nn.ParameterList([torch.zeros(6), torch.zeros(2, 3)])])[0]
+    sums = SliceSums(bucket)
+    sums.begin(range(2), 2)
+    shared = torch.ones(6)
+    for number in range(2):
+        sums.begin_slice()
+        sums.collect(number)
+        for place, view in enumerate(bucket.views):
+            sums.add(place, shared.view_as(view))
+        bucket.close(1)
+        sums.take(number)
+    assert torch.equal(shared, torch.ones(6))
+    ((_, row),) = sums.rows
+    assert all(torch.equal(view, torch.full_like(view, 2)) for view in bucket.views_in(row))
+
+
+def test_memory_that_is_not_torchs_is_copied():
+    bucket = build_buckets([torch.nn.ParameterList([torch.zeros(6)])])[0]
+    sums, foreign = SliceSums(bucket), numpy.ones(6, dtype=numpy.float32)
+    sums.begin(range(2), 2)
+    for number in range(2):
+        foreign[:] = number + 1  # a backward function of the user's that has one array
+        sums.begin_slice()
+        sums.collect(number)
+        sums.add(0, torch.from_numpy(foreign))
+        bucket.close(1)
+        sums.take(number)
+    ((_, row),) = sums.rows
+    assert torch.equal(bucket.views_in(row)[0], torch.full((6,), 3.0))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_gradient_that_is_changed_when_its_slice_is_over_is_an_error(asked):
+    bucket = build_buckets([torch.nn.ParameterList([torch.zeros(6)])])[0]
+    sums, gradient = SliceSums(bucket), torch.ones(6)
+    sums.begin(range(2), 2)
+    sums.collect(0)
+    sums.add(0, gradient)
+    bucket.close(1)
+    sums.take(0)
+    gradient.mul_(2)
+    sums.begin_slice()
+    if not asked:
+        sums.collect(1)
+    with pytest.raises(ConfigError, match="changed in place"):
+        sums.rows if asked else sums.add(0, torch.ones(6))
+
+
+def test_what_a_worker_ends_with_lies_where_the_others_read_it():
+    """Of two workers with a batch of eight slices, the second; without a copy at the end."""
+    bucket = build_buckets([torch.nn.Linear(1, 1 << 20)])[0]
+    bucket.shared = True
+    bucket.renew()
+    sums = SliceSums(bucket)
+    sums.begin(range(8), 8, held_nodes(frozenset(range(4, 8)), frozenset(range(8)), 8))
+    for number in range(4, 8):
+        sums.begin_slice()
+        sums.collect(number)
+        for place, view in enumerate(bucket.views):
+            sums.add(place, torch.full_like(view, number))
+        bucket.close(1)
+        sums.take(number)
+    ((node, row),) = sums.rows
+    assert node.slices == range(4, 8)
+    assert row.is_set_to(bucket.rows[0])
+    assert all(torch.equal(view, torch.full_like(view, 22)) for view in bucket.views_in(row))
 
 
 def test_gradients_that_are_zeroed_in_place_leave_the_bucket_its_memory():

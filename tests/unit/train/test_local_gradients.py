@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from elastix.comm.gradients.gpu_streams import GpuStreams
 from elastix.comm.gradients.gradient_bucket import GradientBucket
+from elastix.comm.gradients.slice_sums import SliceSums
 from elastix.train.replica.solo import run_alone
 from tests.unit.train.solo import solo
 
@@ -102,6 +103,7 @@ def test_elsewhere_they_are_freed_when_they_are_not_needed_any_more(
     tmp_path, train, options, monkeypatch
 ):
     monkeypatch.setattr(GradientBucket, "freed_late", ())
+    monkeypatch.setattr(SliceSums, "keeps", ())
     watched = Watched()
     run(tmp_path, train, watched, **options)
     assert len(watched.counts) >= STEPS
