@@ -112,7 +112,7 @@ def run(entries: Sequence[Entry], ended: Callable[[Sequence[str]], int] = ended_
     """All of them, then how long each took: 0, 1 if one failed, 130 after Ctrl-C."""
     said, worst = [""], 0
     for number, entry in enumerate(entries):
-        print(f"== {shlex.join(entry.command[1:])}", flush=True)
+        print(f"== python {shlex.join(entry.command[1:])}", flush=True)
         began = time.monotonic()
         try:
             status = ended(entry.command)

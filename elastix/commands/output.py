@@ -8,11 +8,14 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from elastix.observe.event_text import plain, plain_lines
+
+_LONG = 20  # of a word: digests, paths and names may be folded
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -52,12 +55,38 @@ def print_table(
         for row in rows:
             typer.echo("\t".join(plain(str(cell)) for cell in row))
         return
-    table = Table(box=None, header_style="bold")
-    for column in columns:
-        table.add_column(Text(plain(column)), overflow="fold")  # a narrow terminal cuts nothing
-    for row in rows:
-        table.add_row(*(Text(plain(str(cell))) for cell in row))
-    Console().print(table)
+    console, cells = Console(), [[plain(str(cell)) for cell in row] for row in rows]
+    for gap in (2, 1):
+        widths = _widths(columns, cells, console.width - gap * (len(columns) - 1))
+        if widths:
+            table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
+            for column, width in zip(columns, widths, strict=True):
+                table.add_column(Text(plain(column)), overflow="fold", width=width)
+            for row in cells:
+                table.add_row(*map(Text, row))
+            console.print(table)
+            return
+    for number, row in enumerate(cells):  # in columns words would be broken
+        block = Table.grid(padding=(0, 2, 0, 0))
+        for column, cell in zip(columns, row, strict=True):
+            block.add_row(Text(plain(column)), Text(cell, overflow="fold"))
+        console.print(*[""] * (number > 0), block, sep="\n")
+
+
+def _widths(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], room: int
+) -> Sequence[int] | None:
+    """Of the columns, so that they fit and no word is broken that is not long; None: none are."""
+    whole = [list(column) for column in zip(columns, *rows, strict=True)]
+    widths = [min(room, max(map(cell_len, column))) for column in whole]
+    words = [max(map(cell_len, " ".join(column).split()), default=0) for column in whole]
+    least = [min(_LONG, word) for word in words]
+    if sum(least) > room:
+        return None
+    while sum(widths) > room:
+        spare = [width if width > word else 0 for width, word in zip(widths, least, strict=True)]
+        widths[spare.index(max(spare))] -= 1
+    return widths
 
 
 def strict(value: Any) -> Any:  # noqa: ANN401 - any JSON
