@@ -20,9 +20,10 @@ from blake3 import blake3
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.bucket import Bucket
 from elastix.comm.gradients.gradient_bucket import GradientBucket
-from elastix.comm.gradients.reducer import Reducer, Steps
+from elastix.comm.gradients.reducer import Reducer
 from elastix.comm.gradients.slice_digests import SliceDigest, Sum
 from elastix.comm.gradients.slice_sums import SliceSums
+from elastix.comm.gradients.steps import Steps
 from elastix.comm.network.pending import Pending
 from elastix.comm.network.process_group import Group
 from elastix.comm.network.tree_reduction import TreeReduction
@@ -43,8 +44,17 @@ class ExactReducer(Reducer):
         may_void: bool,
         measured: bool = False,
         wire: torch.dtype | None = None,
+        piped: bool = False,
     ) -> None:
-        super().__init__(modules, driver, steps, may_void=may_void, measured=measured, wire=wire)
+        super().__init__(
+            modules,
+            driver,
+            steps,
+            may_void=may_void,
+            measured=measured,
+            wire=wire,
+            piped=piped,
+        )
         self._sums = [SliceSums(bucket) for bucket in self._buckets]
         self._under_way: list[TreeReduction] = []  # of the buckets that are launched, in order
         self._number = 0  # of the slice in hand
@@ -72,14 +82,14 @@ class ExactReducer(Reducer):
     def begin_slice(self, number: int, ratio: int, last: bool) -> None:
         """See Reducer. Nothing of another slice is in gradients and buckets."""
         self._slices.begin_slice(last)
-        self._number, self._ratio = number, ratio
+        self._number, self._local.ratio = number, ratio
         self._digest, self._again = None, False
         one_by_one = (
             self._slices.usual == 1
             and self._passes.nest is False
             and all(bucket.unscaled and bucket.comes_once for bucket in self._gradients)
             and self._sums[0].lacks(number)
-            and not (self.piped or self._driver.watching)
+            and not (self._piped or self._driver.watching)
         )
         for bucket, sums in zip(self._buckets, self._sums, strict=True):
             sums.begin_slice()
@@ -140,7 +150,7 @@ class ExactReducer(Reducer):
         scales, samples = self._steps.weights(()).scales, self._steps.samples()[self._number]
         for bucket in self._buckets:
             bucket.begin()
-            bucket.fill_missing(scales, self._ratio)
+            bucket.fill_missing(scales, self._local.ratio)
             bucket.close(samples)
             self._digest.add(bucket)
 
@@ -150,12 +160,12 @@ class ExactReducer(Reducer):
             scales = self._steps.weights(()).scales
             for bucket, sums in zip(self._buckets, self._sums, strict=True):
                 if sums.lacks(self._number):
-                    bucket.fill_missing(scales, self._ratio)
+                    bucket.fill_missing(scales, self._local.ratio)
                     self._take(bucket, sums)
         elif self._again and not self._early:
             self._look_again()
         for buffers in self._buffers:
-            buffers.end_slice(self._ratio, counts=False)
+            buffers.end_slice(self._local.ratio, counts=False)
         self._streams.wait_for_current()
         for gradients in self._gradients:
             gradients.forget_slice()

@@ -27,7 +27,8 @@ from typing import Any
 import torch
 
 from elastix.comm.driver import GroupDriver
-from elastix.comm.gradients.reducer import Reducer, Steps
+from elastix.comm.gradients.reducer import Reducer
+from elastix.comm.gradients.steps import Steps
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.errors import ConfigError
 from elastix.sharding import like, local
@@ -59,8 +60,9 @@ class OuterReducer(Reducer):
         momentum: float,
         held: Callable[[], Collection[int]],
         wire: torch.dtype | None = None,
+        piped: bool = False,
     ) -> None:
-        super().__init__(modules, driver, steps, may_void=True, wire=wire)
+        super().__init__(modules, driver, steps, may_void=True, wire=wire, piped=piped)
         self._moving = [p for bucket in self._gradients for p in bucket.parameters]
         self._rates = {"lr": lr, "momentum": momentum, "nesterov": momentum > 0}
         # One by one: sharded parameters and others cannot be told apart to torch's faster ways.
@@ -71,7 +73,7 @@ class OuterReducer(Reducer):
         self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # A few of their values: after the last inner step; and, from an outer step to the boundary,
         # after the inner step before it and after itself.
-        self._own: list[torch.Tensor] = []
+        self._after_inner: list[torch.Tensor] = []
         self._left: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self._frozen_at: list[int] = []  # versions, at the last boundary
 
@@ -83,10 +85,10 @@ class OuterReducer(Reducer):
             held = self._held()
             inner = [parameter for parameter in self._moving if id(parameter) in held]
             self._looked_at = inner[:: max(1, -(-len(inner) // _LOOKED_AT))]
-            self._own, self._left = [], ([], [])
+            self._after_inner, self._left = [], ([], [])
 
     def _has_moved(self, *_: Any) -> None:  # noqa: ANN401 - a hook of torch
-        self._own = self._look()
+        self._after_inner = self._look()
 
     def _look(self) -> list[torch.Tensor]:
         tensors = [local(parameter.detach()) for parameter in self._looked_at]
@@ -169,7 +171,7 @@ class OuterReducer(Reducer):
         self.optimizer.step()
         for parameter, gradient in zip(self._moving, gradients, strict=True):
             parameter.grad = gradient
-        self._left, self._own = (self._own, self._look()), []
+        self._left, self._after_inner = (self._after_inner, self._look()), []
 
     def accept(self, outcome: OperationOutcome) -> None:
         """See Reducer. If nobody who is left has samples, buffers do not change either."""

@@ -9,9 +9,8 @@ failure all buckets can be filled and reduced again by whoever is left.
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 VLDB 2020, algorithm 1 (buckets in reverse order of parameters, overlapped with backward).
 
-A step may be about batches that are split over the workers in different ratios, each with passes of
-its own. Their local gradients are then kept apart until buckets are filled, each with the scale of
-its ratio (GradientBucket.turn_to); which ratio a pass has is said when a batch is drawn (`turn`).
+Not here: gradients before buckets take them (local_gradients), passes that are no step by
+themselves (accumulation), how much a worker counts and what follows from a step (steps).
 
 A backward pass may run further ones inside it (see backward_passes). Where that happens a parameter
 may get its gradient in several pieces, so buckets are launched at the end.
@@ -24,92 +23,31 @@ Invariant: no `param.grad` and no buffer of a module changes before the step is 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from elastix.comm.driver import GroupDriver
-from elastix.comm.gradients import pipeline_scales
+from elastix.comm.gradients.accumulation import Accumulation
 from elastix.comm.gradients.backward_passes import BackwardPasses, abandoned
 from elastix.comm.gradients.bucket import Bucket
 from elastix.comm.gradients.buckets import build_buckets
 from elastix.comm.gradients.buffer_bucket import BufferBucket
 from elastix.comm.gradients.gpu_streams import GpuStreams
 from elastix.comm.gradients.gradient_bucket import GradientBucket
+from elastix.comm.gradients.local_gradients import LocalGradients
 from elastix.comm.gradients.prepared_tensors import PreparedTensors
 from elastix.comm.gradients.slice_digests import Sum
 from elastix.comm.gradients.slice_passes import SlicePasses
+from elastix.comm.gradients.steps import Steps, Weights
 from elastix.comm.network.pending import Pending
 from elastix.comm.network.process_group import Group, Reduce
-from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.catch_up_messages import Watched
 from elastix.comm.protocol.operation import OperationOutcome
 from elastix.comm.slice_tree import Node
 from elastix.errors import ConfigError, TrainError
-
-
-@dataclass(frozen=True)
-class Weights:
-    """How much this worker's gradients of a step count.
-
-    Attributes:
-        scales: by ratio, what its gradients of such passes are multiplied by.
-        share: its samples in the step, those of all ratios together.
-        total: of these, how many all of the group have.
-    """
-
-    scales: Sequence[float]
-    share: int
-    total: int
-
-
-class Steps(Protocol):
-    """Whoever keeps count of steps and samples."""
-
-    def weights(self, members: Sequence[int]) -> Weights:
-        """Of the step in hand, if these take part."""
-        ...
-
-    def lacks(self, members: Sequence[int]) -> bool:
-        """Whether slices fall to this worker that it has not computed, if these take part."""
-        ...
-
-    def carried(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """A step adds to what the step before has left as their gradients."""
-        ...
-
-    def samples(self) -> Sequence[int]:
-        """By slice of the step in hand; an epoch's last batch may have empty ones."""
-        ...
-
-    def sharing(self, members: Sequence[int]) -> Sharing:
-        """Who of these, if they take part, has computed which slices of the step in hand."""
-        ...
-
-    def watched(self, result: torch.Tensor) -> None:
-        """A step that others agreed on is about to be taken over; the result of its round."""
-        ...
-
-    def passed(self) -> None:
-        """There was, or might have been, a backward pass that is no step."""
-        ...
-
-    def vote(self) -> torch.Tensor:
-        """This worker's part of the commit round; reduced by maximum."""
-        ...
-
-    def voided(self, result: torch.Tensor) -> bool:
-        """Whether a commit round with this result says that the step is to be done again."""
-        ...
-
-    def committed(self, outcome: OperationOutcome) -> None:
-        """The step counts and gradients are in place; or it is void, and there are none."""
-        ...
 
 
 class Reducer:
@@ -122,10 +60,10 @@ class Reducer:
         may_void: a step may turn out void, so that buffers must be put back.
         measured: `norm` is going to be asked for.
         wire: what gradients of float32 and float64 travel as; None: as they are.
+        piped: see Accumulation.
 
     Attributes:
-        piped: a backward pass is about a part of the batch, and steps are taken by
-            `step_at_exit` alone.
+        accumulation: of passes that are no step by themselves.
 
     Raises:
         ConfigError: nothing requires a gradient, or a tensor is of a type that cannot be averaged.
@@ -145,8 +83,9 @@ class Reducer:
         may_void: bool,
         measured: bool = False,
         wire: torch.dtype | None = None,
+        piped: bool = False,
     ) -> None:
-        self.piped = False
+        self._piped = piped
         self._driver = driver
         self._steps = steps
         self._may_void = may_void
@@ -163,24 +102,21 @@ class Reducer:
         self._counter = next(bucket for bucket in self._buckets if bucket.counts)
         self._weights = Weights([1.0], 1, 1)
         self._slices = SlicePasses()
-        self._ratio = 0  # by which passes are weighed now: a place in these
+        self._local = LocalGradients(self._gradients, steps, piped=piped)
+        self.accumulation = Accumulation(
+            self._local, steps, self._slices, self._take_step, piped=piped
+        )
         self._counts = True  # this worker has a share in it
         self._told = False  # that there was a pass since the last batch
-        self._apart: list[RemovableHandle] = []
         self._hooks: list[RemovableHandle] = []
         self._generation = 0  # of the group in which buckets are being launched
         self._launched = 0
-        self._deferred = False
-        self._by_itself = False  # passes run whose gradients are added to others after them
-        self._ran = False  # the last of these has given gradients
-        self._added_up = False  # such ones were, and the step is not taken
         self._active = False  # a step has begun and not ended
         # Gradients are final and count, so buckets take them; what they lack `prepare` sees to.
         self._fills = False
         self._passes = BackwardPasses(self._within, self._end)
         self._streams = GpuStreams()
         self._void = False  # the last step was
-        self._set_out = False  # at a boundary, and there was no gradient since
         self._prepared = PreparedTensors(modules, self._gradients, self._buffers)
         for bucket in self._gradients:
             bucket.measured = measured
@@ -199,98 +135,6 @@ class Reducer:
             hook.remove()
         self._step_over()
 
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Within it backward adds to the local gradients, and no step is taken.
-
-        Raises:
-            ConfigError: they were changed since the last time.
-        """
-        self._look_if_changed()
-        before, self._deferred = self._deferred, True
-        try:
-            with pipeline_scales.refused() if self.piped else nullcontext():
-                yield
-        finally:
-            self._deferred = before
-            # Whether or not this worker had anything to learn from, so that all say it alike.
-            self._steps.passed()
-
-    @contextmanager
-    def step_at_exit(self) -> Iterator[None]:
-        """Within it backward adds to the local gradients; the step is taken at its exit.
-
-        There, whatever gradient a parameter has is one of this step, whoever has put it there: a
-        pipeline's schedule scales them, and may compute them without any hook being called. In a
-        step of slices all of its passes are one.
-
-        Raises:
-            ConfigError: see `deferred`.
-        """
-        deferred = self._deferred
-        if not (self.piped or self._slices.open):
-            if deferred:  # a further pass of a step that is added up
-                yield
-                return
-            with self.deferred(), self._left_at_no_exception():
-                yield
-        elif self._slices.open:
-            self._look_if_meddled()
-            with self._alone():
-                yield
-            if not self._ran:
-                return  # as where there was no pass
-        else:
-            if not self._added_up:
-                left = [p for bucket in self._gradients for p in bucket.not_zero()]
-                self._steps.carried(left)
-            with self.deferred(), self._alone():
-                yield
-            self._added_up = deferred
-        if deferred:
-            return
-        for gradients in self._gradients:
-            gradients.forget_notes()
-        with self._passes.as_nested():  # nothing is filled before all is there
-            self._begin()
-            self._end()
-
-    @contextmanager
-    def _left_at_no_exception(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._active = True  # for ever: see `check`
-            raise
-
-    @property
-    def _given(self) -> bool:
-        """Whether there is a gradient, or no parameter is trained."""
-        every = (p for bucket in self._gradients for p in bucket.parameters if p.requires_grad)
-        gradients = [parameter.grad for parameter in every]
-        return not gradients or any(gradient is not None for gradient in gradients)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Gradients so far are added after it, as schedules scale whatever there is.
-
-        Raises:
-            ConfigError: a stage was given none.
-        """
-        for gradients in self._gradients:
-            gradients.set_aside()
-        self._by_itself, before = True, self._by_itself
-        with self._left_at_no_exception():
-            with pipeline_scales.once() if self.piped else nullcontext():
-                yield
-            self._ran = self._given
-            if self.piped and not self._ran:
-                raise _not_given()
-        self._by_itself = before
-        for gradients in self._gradients:
-            gradients.put_together(self._ratio)
-            gradients.added_anywhere()
-
     def turn(self, ratio: int, counts: bool) -> None:
         """A batch was drawn that further passes are about; they have this ratio of the step.
 
@@ -302,14 +146,11 @@ class Reducer:
         Raises:
             ConfigError: gradients of the step so far were changed.
         """
-        self._look_if_changed()
-        if ratio != self._ratio:
+        self._local.look_if_changed()
+        if ratio != self._local.ratio:
             for buffers in self._buffers:
-                buffers.turn_from(self._ratio) if self._counts else buffers.undo()
-            for gradients in self._gradients:
-                gradients.keep_apart(self._ratio)
-            self._tell_apart()
-            self._ratio = ratio
+                buffers.turn_from(self._local.ratio) if self._counts else buffers.undo()
+            self._local.turn_to(ratio)
         self._counts, self._told = counts, False
         for buffers in self._buffers:
             buffers.let_go() if counts else buffers.hold()
@@ -342,12 +183,10 @@ class Reducer:
         """
         del number  # all that this worker has computed is one sum
         self._slices.begin_slice(last)
-        if ratio != self._ratio:
+        if ratio != self._local.ratio:
+            self._local.turn_to(ratio)
             for gradients in self._gradients:
-                gradients.keep_apart(self._ratio)
                 gradients.turn_all_to(ratio)
-            self._tell_apart()
-            self._ratio = ratio
 
     def digest_slice(self) -> None:
         """Nothing: gradients of slices are one sum here, and are not compared."""
@@ -377,26 +216,16 @@ class Reducer:
         """
         self.check()
         self._slices.end_slice()
-        self._look_if_meddled()
+        self._local.look_if_meddled()
         self._keep_slice(counts)
 
     def _keep_slice(self, counts: bool) -> None:
         """Its gradients stay in the sum, if it counts, and so does what it has done to buffers."""
         for buffers in self._buffers:
-            buffers.end_slice(self._ratio, counts)
+            buffers.end_slice(self._local.ratio, counts)
         if not counts:
             for gradients in self._gradients:
                 gradients.forget_slice()
-
-    def _look_if_meddled(self) -> None:
-        if any(gradients.meddled for gradients in self._gradients):
-            raise ConfigError(
-                "gradients were changed or dropped within the loop over a step's slices, by "
-                "zero_grad, say, by clipping, or by a hook that was registered on them. There "
-                "they are sums of what this worker has computed so far, and no step's. The step "
-                "was not taken; the run ends. Do it after that loop, before or after "
-                "optimizer.step()."
-            )
 
     def end_slices(self) -> bool:
         """All slices that fall to this worker are computed: do the rest of the step. Collective.
@@ -424,30 +253,11 @@ class Reducer:
         self._steps.committed(outcome)
         return True
 
-    def _tell_apart(self) -> None:
-        """From now on be called before a gradient is added to one that may have another ratio."""
-        if self._apart or self.piped:  # whose schedules give gradients by themselves
-            return
-        for bucket in self._gradients:
-            for place, parameter in enumerate(bucket.parameters):
-                if parameter.requires_grad:
-                    hook = self._turning_hook(bucket, place)
-                    self._apart.append(parameter.register_hook(hook))
-
-    def _turning_hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
-        def turn(_gradient: torch.Tensor) -> None:
-            if not self._by_itself:
-                bucket.turn_to(place, self._ratio)
-
-        return turn
-
     def _step_over(self) -> None:
         self._streams.forget()
-        for handle in self._apart:
-            handle.remove()
-        self._apart = []
-        self._ratio, self._told = 0, False
-        self._added_up = False
+        self._local.over()
+        self.accumulation.over()
+        self._told = False
 
     @property
     def passes(self) -> int:
@@ -457,8 +267,7 @@ class Reducer:
     def rebase(self) -> None:
         """All workers hold the same buffers now. Call it whenever a State was loaded."""
         self._step_over()
-        for gradients in self._gradients:
-            gradients.forget_parts()
+        self._local.forget()
         for buffers in self._buffers:
             buffers.rebase()
         self.remember_buffers()
@@ -478,23 +287,26 @@ class Reducer:
             ConfigError: backward was left by an exception, a parameter is trained that was not
                 prepared for it, or a buffer was not.
         """
-        if self._active:
+        if self._active or self.accumulation.left:
             raise abandoned()
         self._prepared.check(thoroughly)
 
     # --------------------------------------------------------------------- during backward
 
     def _hook(self, bucket: GradientBucket, place: int) -> Callable[[torch.Tensor], None]:
+        gradients, accumulation = self._local, self.accumulation
+
         def gradient_ready(parameter: torch.Tensor) -> None:
             self._streams.note(parameter)
-            if self._by_itself:
+            if gradients.aside:
                 return  # it is looked at when all are there
-            self._refuse_if_piped()
-            if self._set_out or bucket.left:
-                self._look_for_left(bucket, place)
-            if self._apart:
+            if self._piped:
+                raise _outside_of_backward()
+            if gradients.set_out or bucket.left:
+                gradients.look_for_left(bucket, place)
+            if gradients.apart:
                 bucket.added(place)
-            if self._deferred:
+            if accumulation.deferred:
                 bucket.note(place)
                 if not self._told:
                     self._told = True
@@ -503,7 +315,7 @@ class Reducer:
             if self._slices.open:
                 bucket.added_in_slice(place)
             elif not self._active:
-                self._look_if_changed(bucket, place)
+                gradients.look_if_changed(bucket, place)
             self._passes.within()
             # A hook of the user's that comes after this one may still change it.
             if self._fills and _last_hook(parameter) is gradient_ready:
@@ -521,40 +333,9 @@ class Reducer:
             )
         if bucket.missing <= 1:  # others are copied as well, which other streams may have computed
             self._streams.join(bucket.flat.device)
-        bucket.fill(place, self._weights.scales, self._ratio)
+        bucket.fill(place, self._weights.scales, self._local.ratio)
         if not (bucket.missing or self._passes.nest):
             self._launch_filled()
-
-    def _refuse_if_piped(self) -> None:
-        if self.piped:
-            raise ConfigError(
-                "a backward pass was run outside of ctx.backward(), and crew has an axis "
-                "'pipe': a pass may be that of one micro-batch. The step was not taken; the "
-                "run ends. Write: with ctx.backward(): schedule.step(...)"
-            )
-
-    def _look_for_left(self, bucket: GradientBucket, place: int) -> None:
-        if self._set_out:
-            self._set_out = False
-            for other in self._gradients:
-                other.look_for_left(place if other is bucket else None)
-        if not bucket.adds_to_left(place):
-            return
-        # What is left of this one cannot be told from what was added: see what the others have.
-        if any(other.still_left(place if other is bucket else None) for other in self._gradients):
-            self._steps.carried([bucket.parameters[place]])
-        for other in self._gradients:
-            other.forget_left()
-
-    def _look_if_changed(self, bucket: GradientBucket | None = None, place: int = -1) -> None:
-        if any(other.changed(place if other is bucket else None) for other in self._gradients):
-            raise ConfigError(
-                "gradients were changed within a step that is added up by ctx.accumulate(), by "
-                "clipping, say. There each worker has those of its own samples, so all would have "
-                "changed others. The step was not taken; the run ends. Do it after the last "
-                "backward pass, which is outside of ctx.accumulate(); with Accelerate within `if "
-                "accelerator.sync_gradients:`."
-            )
 
     def _within(self) -> None:
         """A backward pass brings a gradient, or comes to one."""
@@ -578,12 +359,12 @@ class Reducer:
         self._fills = self._passes.nest is False
         if self._fills and not self._slices.open:
             for buffers in self._buffers:
-                buffers.fill_early(self._weights.scales, self._ratio)
+                buffers.fill_early(self._weights.scales, self._local.ratio)
         self._launch_filled()
 
     def _begin_slice_pass(self) -> None:
         self._slices.begin_pass()
-        self._look_if_meddled()
+        self._local.look_if_meddled()
         if self._slices.fresh:
             self._slices.fresh = False
             for bucket in self._buckets:
@@ -631,6 +412,12 @@ class Reducer:
         self._launched += 1
 
     # ------------------------------------------------------------------- the end of backward
+
+    def _take_step(self) -> None:
+        """All gradients of it are there."""
+        with self._passes.as_nested():  # nothing is filled before
+            self._begin()
+            self._end()
 
     def _end(self) -> None:
         self._active = False
@@ -697,7 +484,7 @@ class Reducer:
 
     def set_out(self) -> None:
         """At a boundary: a State is captured as things are now, and has no gradients."""
-        self._set_out = True
+        self._local.set_out = True
         self.remember_buffers()
 
     def remember_buffers(self) -> None:
@@ -754,7 +541,7 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.restart()
         for bucket in self._order[self._launched :]:
-            bucket.fill_missing(self._weights.scales, self._ratio)
+            bucket.fill_missing(self._weights.scales, self._local.ratio)
 
     def launch(self, group: Group) -> Iterator[Pending]:
         """Launch what is not yet launched in `group`.
@@ -769,7 +556,7 @@ class Reducer:
         if self._ahead and self._order[-1].anybody_stale():
             for buffers in self._buffers:
                 buffers.renew()
-                buffers.fill_missing(self._weights.scales, self._ratio)
+                buffers.fill_missing(self._weights.scales, self._local.ratio)
                 buffers.launch(group, self._weights.share)
             yield from _pendings(self._buffers)
 
@@ -787,12 +574,11 @@ def _last_hook(parameter: torch.Tensor) -> object:
     return next(reversed(parameter._post_accumulate_grad_hooks.values()))
 
 
-def _not_given() -> ConfigError:
+def _outside_of_backward() -> ConfigError:
     return ConfigError(
-        "no parameter of this stage was given a gradient within ctx.backward(), so its "
-        "samples would have counted as if their gradients were zero. The step was not "
-        "taken; the run ends. Run one schedule in each ctx.backward(), zero gradients "
-        "after it, and let exceptions of the schedule through."
+        "a backward pass was run outside of ctx.backward(), and crew has an axis "
+        "'pipe': a pass may be that of one micro-batch. The step was not taken; the "
+        "run ends. Write: with ctx.backward(): schedule.step(...)"
     )
 
 

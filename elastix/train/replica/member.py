@@ -35,12 +35,7 @@ from elastix.data.random_numbers import seed_generators
 from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source
 from elastix.errors import ConfigError, TrainError
-from elastix.events import (
-    EpochsPlanned,
-    Recovered,
-    ShadowDiffers,
-    WorkerJoined,
-)
+from elastix.events import EpochsPlanned, Recovered, ShadowDiffers, WorkerJoined
 from elastix.state import State, Stateful
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.saver import Saver
@@ -326,8 +321,7 @@ class Member:
         layout = layout_of(live.modules, self._computes_with if self.settings.exact else "")
         if self._mates is not None:
             self._mates.settle(live.modules, live.others)
-            self._reducer.piped, live.staged = self._mates.piped, self._mates.stages > 1
-            live.whole = self._mates.whole
+            live.staged, live.whole = self._mates.stages > 1, self._mates.whole
             self._steps.slices.mates, self._steps.random.part = self._mates, self._mates.stream[0]
             self._driver.assemble()
         elif not self.settings.alone:
@@ -347,15 +341,18 @@ class Member:
         settings, exchange = self.settings, self.settings.exchange
         to_reduce = (list(self._tracked.modules.values()), self._driver, self._steps)
         wire = getattr(torch, exchange.wire) if exchange.wire else None
+        piped = self._mates is not None and self._mates.piped
         if exchange.diloco:
             lr, momentum = exchange.outer_lr, exchange.outer_momentum
             held = self._tracked.held
-            self._outer = OuterReducer(*to_reduce, lr=lr, momentum=momentum, held=held, wire=wire)
+            self._outer = OuterReducer(
+                *to_reduce, lr=lr, momentum=momentum, held=held, wire=wire, piped=piped
+            )
             self._tracked.keep_outer(self._outer.optimizer)
             return self._outer
         reducer = ExactReducer if settings.exact else Reducer
-        measured = settings.guard is not None
-        return reducer(*to_reduce, may_void=settings.may_void, measured=measured, wire=wire)
+        void, measured = settings.may_void, settings.guard is not None
+        return reducer(*to_reduce, may_void=void, measured=measured, wire=wire, piped=piped)
 
     def _say_ready(self) -> None:
         address = self._catch_up.address if self._catch_up is not None else None
@@ -677,7 +674,7 @@ class Member:
             raise ConfigError("ctx.accumulate was used before ctx.prepare.")
         self._steps.slices.refuse_accumulation()
         adding = nullcontext() if self._inner is None else self._inner.adding()
-        with adding, self._reducer.deferred():
+        with adding, self._reducer.accumulation.adding():
             yield
 
     def backward(self) -> AbstractContextManager[None]:
@@ -685,7 +682,7 @@ class Member:
         assert self._reducer is not None  # noqa: S101 - asked for after `prepare`
         if self._inner is not None:
             raise refusals.not_with_inner_steps("ctx.backward", "loss.backward()")
-        return self._reducer.step_at_exit()
+        return self._reducer.accumulation.step_at_exit()
 
     def evaluate(
         self,

@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 import torch
 
 from elastix.comm.driver import GroupDriver
-from elastix.comm.gradients.reducer import Reducer, Weights
+from elastix.comm.gradients.reducer import Reducer
 from elastix.comm.gradients.slice_passes import LOOP
+from elastix.comm.gradients.steps import Weights
 from elastix.comm.network.tree_reduction import Sharing
 from elastix.data.cursor import Cursor, count
 from elastix.data.drawn_batch import SlicedDraw

@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from elastix.comm.gradients.reducer import Reducer, Weights
+from elastix.comm.gradients.reducer import Reducer
+from elastix.comm.gradients.steps import Weights
 from elastix.comm.network.tree_reduction import Sharing
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.operation import OperationOutcome
