@@ -11,6 +11,7 @@ from rich.filesize import decimal
 
 from elastix.commands.exit_codes import says
 from elastix.commands.output import AsJson, complain, print_table, undisturbed
+from elastix.commands.store_arguments import require_folder
 from elastix.errors import NotFound, StoreError
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
     """List the campaigns of a store, the latest first."""
     from elastix.search.results import Results, names
 
-    if not Path(store).is_dir():
-        raise NotFound(f"there is no directory {store}. Name the store with --store.")
+    require_folder(store)
     values = []
     broken: StoreError | None = None
     for name in names(store):

@@ -20,7 +20,7 @@ def report(
     browse: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page of a run, also while it is still going on.
+    """Write one HTML page of a run or a campaign, even while it is still going on.
 
     The page has its plots and data inside and needs no network. Calling this again makes it anew.
     """

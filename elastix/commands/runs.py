@@ -14,6 +14,7 @@ from rich.filesize import decimal
 
 from elastix.commands.exit_codes import says
 from elastix.commands.output import AsJson, complain, print_table
+from elastix.commands.store_arguments import require_folder
 from elastix.errors import ConfigError, Conflict, NotFound, StoreError
 from elastix.observe import catalogue, notes
 from elastix.observe.journal import lock_of
@@ -71,8 +72,7 @@ def list_as_command(
 
 
 def _list(store: str, tag: str | None, as_json: bool) -> None:
-    if not Path(store).exists():
-        raise NotFound(f"there is no directory {store}. Name the store with --store.")
+    require_folder(store)
     found = [s for s in catalogue.summaries(Path(store)) if tag is None or tag in s.tags]
     found.sort(key=lambda summary: -summary.last_t)
     sizes = _sizes(store)

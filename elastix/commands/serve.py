@@ -2,13 +2,12 @@
 
 import webbrowser
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from elastix.commands.output import AsJson, print_table, say
-from elastix.errors import NotFound
+from elastix.commands.store_arguments import require_folder
 
 
 def serve(
@@ -30,8 +29,7 @@ def serve(
     from elastix.report.serving import serve as serving  # not for --help
     from elastix.report.site import Site
 
-    if not Path(store).is_dir():
-        raise NotFound(f"there is no directory {store}. Nothing is served. Name it with --store.")
+    require_folder(store)
 
     def told(address: str) -> None:
         if as_json:

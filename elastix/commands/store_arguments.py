@@ -1,10 +1,12 @@
-"""What the verbs of `elastix store` are given: a store, and a model in it."""
+"""What verbs are given: a store, and a model in it."""
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from elastix.errors import ElastixError
+from elastix.errors import ElastixError, NotFound, StoreError
 
 STORE = "runs/store"
 
@@ -12,6 +14,23 @@ Where = Annotated[
     str,
     typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory or URI of the store."),
 ]
+
+
+def require_folder(store: str) -> None:
+    """That there is such a store and its runs may be looked at: one that may not looks empty.
+
+    Raises:
+        NotFound, StoreError: it is not so.
+    """
+    if not Path(store).is_dir():
+        raise NotFound(f"there is no directory {store}. Name the store with --store.")
+    for folder in (Path(store), Path(store) / "runs"):
+        try:
+            os.scandir(folder).close()
+        except FileNotFoundError:
+            pass  # it has no runs
+        except OSError as error:
+            raise StoreError(f"reading {folder} failed: {error.strerror}.") from error
 
 
 def _names(ctx: typer.Context, incomplete: str) -> list[str]:

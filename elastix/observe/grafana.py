@@ -7,7 +7,7 @@ watch that directory; a file put there appears in the folder "Ray" within second
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +193,7 @@ def alerts() -> dict[str, Any]:
 
 def write_alerts(directory: Path) -> Path:
     """Write the alerting rules; Prometheus' `rule_files` has to name the file."""
-    path = directory / ALERTS
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(alerts(), indent=1))
-    draft.replace(path)
-    return path
+    return _written(directory / ALERTS, alerts())
 
 
 def dashboard() -> dict[str, Any]:
@@ -219,7 +215,7 @@ def write_dashboard(directory: Path) -> Path:
     """Write it as a file; whoever reads sees the old one or the new one.
 
     Raises:
-        ConfigError: there is no such directory.
+        ConfigError: there is no such directory, or it may not be written to.
     """
     if not directory.is_dir():
         raise ConfigError(
@@ -227,10 +223,18 @@ def write_dashboard(directory: Path) -> Path:
             "dashboard first (ray start --head), or name the directory that Grafana provisions "
             "from with --out."
         )
-    path = directory / FILE
+    return _written(directory / FILE, dashboard())
+
+
+def _written(path: Path, content: Mapping[str, Any]) -> Path:
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(dashboard(), indent=1))
-    draft.replace(path)
+    try:
+        draft.write_text(json.dumps(content, indent=1))
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}. Name another directory with --out."
+        ) from error
     return path
 
 

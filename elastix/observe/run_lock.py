@@ -140,7 +140,7 @@ def holder(path: Path) -> Holder | None:
         StoreError: there can be no lock here.
     """
     try:
-        file = _open(path, 0)
+        file = _open(path, os.O_RDONLY)  # others may only read
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -155,7 +155,7 @@ def _created(path: Path) -> int:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return _open(path, os.O_CREAT)
+            return _open(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             continue  # the folder was removed in between
         except OSError as error:
@@ -170,7 +170,7 @@ def _in_place(file: int, path: Path) -> bool:
 
 
 def _open(path: Path, flags: int) -> int:
-    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o644)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
 
 def _taken(file: int, kind: int, path: Path) -> bool:

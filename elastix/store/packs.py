@@ -127,6 +127,9 @@ class Packs(Protocol):
 def storage_errors(what: str) -> AbstractContextManager[None]:
     """Turn an OSError into the StoreError that says whose fault it is.
 
+    Args:
+        what: was done, such as "opening PATH".
+
     Raises:
         Full: ENOSPC, EDQUOT. ReadOnly: EROFS, EACCES, EPERM. StoreError: anything else.
     """
@@ -152,7 +155,10 @@ class _StorageErrors(AbstractContextManager[None]):  # no generator: it is enter
                 "retire models and run gc, which needs no free space."
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise ReadOnly(f"{text} Nothing was changed. Open it with read_only=True.") from error
+            hint = (
+                " To read it only, give read_only=True." if self._what.startswith("opening") else ""
+            )
+            raise ReadOnly(f"{text} Nothing was changed.{hint}") from error
         hint = " Raise the limit of open files (ulimit -n)." if error.errno == errno.EMFILE else ""
         raise StoreError(
             f"{text} This operation had no effect; what was stored before is readable.{hint}"

@@ -35,7 +35,7 @@ from elastix.store.index import Missing
 from elastix.store.ledger import Ledger
 from elastix.store.lineage import Diff, Mode, Signature
 from elastix.store.local_packs import LocalPacks
-from elastix.store.packs import SEAL_AT_BYTES, Packs
+from elastix.store.packs import SEAL_AT_BYTES, Packs, storage_errors
 from elastix.store.reader import Reader
 from elastix.store.records import Header, Kind, Model
 from elastix.store.remote import RemotePacks, locate
@@ -726,11 +726,14 @@ class Store:
 
 
 def _check_folder(root: Path, index: Path, begin: bool) -> None:
-    if root.exists() and not root.is_dir():
+    with storage_errors(f"reading {root}"):
+        is_file = root.exists() and not root.is_dir()
+        empty = not (root / "packs").is_dir() and not (index / "index.sqlite").exists()
+    if is_file:
         raise ConfigError(
             f"{root} is a file; a store is a directory. Nothing was changed. Give another path."
         )
-    if not begin and not (root / "packs").is_dir() and not (index / "index.sqlite").exists():
+    if empty and not begin:
         raise NotFound(f"there is no store at {root}: it has neither packs nor an index.")
 
 

@@ -1,0 +1,78 @@
+"""A store of somebody else is shown as it is, and what may not be written says so."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import elastix
+from elastix.observe.journal import Journal
+from tests.report_data import run_events
+
+_WITHOUT = "-dac_override,-dac_read_search"
+"""What lets root read and write everything."""
+AS_ANYBODY = ["setpriv", f"--bounding-set={_WITHOUT}", f"--inh-caps={_WITHOUT}"]
+PREFIX = AS_ANYBODY if os.geteuid() == 0 else []
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def called(*words):
+    command = [*PREFIX, sys.executable, "-m", "elastix", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A store with a model and a run, nothing of which may be written."""
+    root = tmp_path / "store"
+    with elastix.Store(root) as store:
+        store.tag("best", store.put(elastix.State({})))
+    with Journal(root / "runs" / "digits" / "journal.jsonl") as journal:
+        for event in run_events(steps=20):
+            journal.append(event)
+    folders = [path for path in root.rglob("*") if path.is_dir()]
+    files = [path for path in root.rglob("*") if path.is_file()]
+    for path in (root, *folders, *files):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    yield root
+    for path in (root, *folders):
+        path.chmod(0o755)
+
+
+def test_a_run_of_somebody_else_is_not_damaged(theirs):
+    shown = called("runs", "--store", theirs)
+    assert shown.returncode == 0, shown.stderr
+    assert "finished" in shown.stdout
+    assert "damaged" not in shown.stdout
+    assert called("store", "log", "--store", theirs).stdout.count("best") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (
+            ["store", "tag", "new", "best", "--store", "{}"],
+            "Permission denied. Nothing was changed.",
+        ),
+        (["store", "export", "best", "{}/x", "--store", "{}"], "/x failed: Permission denied."),
+        (["grafana", "--out", "{}"], ".json cannot be written: Permission denied."),
+        (["report", "digits", "--store", "{}"], "Permission denied"),
+    ],
+)
+def test_what_may_not_be_written_is_named(theirs, words, fact):
+    done = called(*(word.format(theirs) for word in words))
+    assert done.returncode in (1, 2)
+    assert fact in done.stderr
+    assert "not foreseen" not in done.stderr
+    assert "read_only=True" not in done.stderr or words[1] == "tag"
+
+
+@pytest.mark.parametrize("words", [["store", "log"], ["runs"], ["campaign", "list"]])
+def test_a_folder_that_may_not_be_looked_into_is_named(theirs, words):
+    theirs.chmod(0o000)
+    done = called(*words, "--store", theirs)
+    assert done.returncode == 1
+    assert f"{theirs} failed: Permission denied" in done.stderr
+    assert "not foreseen" not in done.stderr
