@@ -3,7 +3,7 @@
 The survivors finish that very step from the gradients they hold, a replacement is given the State
 by a live peer, and the audit shows that every sample of every epoch was used exactly once.
 
-Run it with `make demo`, or `python examples/survive_a_kill.py`. About a minute on two cores.
+Run it with `python examples/survive_a_kill.py`. About a minute on two cores.
 """
 
 import os
