@@ -18,6 +18,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -40,6 +41,7 @@ BY_PARAMETER = ("params", "param_names")
 """Lists in a group of an optimizer, with an entry for each parameter."""
 _HOW = ("foreach", "fused")  # the same numbers in other ways, of which a mesh may refuse some
 _FEW_BYTES = 1 << 20  # of a tensor that is copied in every step
+_SAMPLE = 64  # elements of a tensor, at the most
 
 
 class Ref(str):
@@ -240,6 +242,25 @@ def bytes_in_place(tensor: torch.Tensor, start: int = 0, stop: int | None = None
     return plain.contiguous().view(-1).view(torch.uint8)[start:stop]
 
 
+def sample_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Elements of a grid: the same of a tensor and of its copy. On a GPU nothing waits for it."""
+    grid = tuple(slice(None, None, step) for step in _steps(tuple(tensor.shape)))
+    sample = tensor.detach()[grid].clone(memory_format=torch.contiguous_format)
+    return sample.resolve_conj().resolve_neg()
+
+
+@lru_cache(maxsize=4096)
+def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """By dimension, between elements of a grid that has _SAMPLE of them at the most."""
+    steps = [1] * len(shape)
+    picked = list(shape)
+    while math.prod(picked) > _SAMPLE:
+        longest = max(range(len(shape)), key=picked.__getitem__)
+        steps[longest] *= 2
+        picked[longest] = -(-shape[longest] // steps[longest])
+    return tuple(steps)
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     """As manifests have it: `float32`, `bfloat16`."""
     return str(tensor.dtype).removeprefix("torch.")
@@ -312,7 +333,8 @@ def capture(
 class HeldState:
     """What `capture` would give, if nobody has touched the tensors until it is asked for.
 
-    Its metadata are those of now; only small tensors are copied, and little is computed.
+    Its metadata are those of now; only small tensors are copied, and little is computed. Of what an
+    optimizer steps a sample is kept: that sees what changes all of a tensor or much of it.
     """
 
     def __init__(
@@ -324,8 +346,8 @@ class HeldState:
         """Arguments and errors are those of `capture`."""
         self._live, self._meta = _live(modules, others, meta)
         self._versions = [_version(tensor) for tensor in self._live.values()]
-        # Changes of arrays, and by `tensor.data`, go past torch's count: bytes are compared. Not of
-        # what an optimizer steps, for whoever holds this hears of the step.
+        # Changes of arrays, and by `tensor.data`, go past torch's count: bytes are compared. Not
+        # all of what an optimizer steps, for whoever holds this hears of the step.
         stepped = {n: o for n, o in others.items() if isinstance(o, torch.optim.Optimizer)}
         theirs = {id(p) for o in stepped.values() for g in o.param_groups for p in g["params"]}
         left_alone = {
@@ -342,6 +364,10 @@ class HeldState:
             and name not in left_alone
             and not name.startswith(moments)
         }
+        self._samples = {
+            name: sample_of(sharding.local(self._live[name]))
+            for name in left_alone & set(self._live)
+        }
 
     def state(self) -> State | None:
         """It; None if something was changed in place since, as steps of optimizers do."""
@@ -350,6 +376,9 @@ class HeldState:
         state = _of_this_process(self._live, self._meta)
         for name, copied in self._copies.items():
             if not torch.equal(raw_bytes(state.tensors[name]), raw_bytes(copied)):
+                return None
+        for name, sample in self._samples.items():
+            if not torch.equal(raw_bytes(sample_of(state.tensors[name])), raw_bytes(sample)):
                 return None
         return state
 

@@ -7,7 +7,6 @@ import gc
 import multiprocessing
 import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +42,7 @@ from elastix.train.control.messages import (
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import FollowersLink, Life, Link, Settings
 from elastix.train.replica.member import Member
+from elastix.train.replica.notice import on_notice
 from elastix.train.replica.train_function import let_go_of_memory, run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
 from elastix.train.replica.worker_state import KeptState
@@ -96,8 +96,7 @@ class _PipeLink:
             self._line.send(message)
 
     def leave(self) -> None:
-        # Not from the handler's own thread: a signal may come while it holds the lock.
-        threading.Thread(target=self.send, args=(Leave("notice"),), daemon=True).start()
+        self.send(Leave("notice"))
 
     def emit(self, event: Event, sequence: int | None = None) -> None:
         self.send(RecordEvents(((sequence, event),)))
@@ -171,7 +170,7 @@ def work(
     listener.start()
     link.send(Started(pid=os.getpid(), device=str(device)))
     threading.Thread(target=_pulse, args=(link, member), daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: link.leave())
+    on_notice(link.leave)
     outcome = run_train(train, member, config)
     leave()
     member.saver.close()
@@ -220,7 +219,7 @@ class _OneLife:
         link.send(Started(pid=os.getpid(), device=str(self.wiring.device)))
         pulse = threading.Thread(target=_pulse, args=(link, member), daemon=True)
         pulse.start()
-        signal.signal(signal.SIGTERM, lambda *_: link.leave())
+        on_notice(link.leave)
         outcome = run_train(train, member, config, before=lambda: member.assemble(self.wiring))
         link.over = True
         pulse.join()

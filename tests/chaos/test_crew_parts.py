@@ -124,6 +124,32 @@ def test_what_an_optimizer_may_have_changed_is_not_gone_on_from(tmp_path):
     assert went_on_from(found) == [(0, False)]
 
 
+def decays_by_hand(ctx):
+    """Weights change in mid-step by `parameter.data`, which torch does not count."""
+    prepare = ctx.prepare
+
+    def prepared(*objects):
+        made = prepare(*objects)
+
+        def decay(phase, _):
+            if phase == "bucket" and ctx.step == 4 and ctx.worker < 2:
+                for parameter in made[0].parameters():
+                    parameter.data.mul_(0.99)
+
+        ctx.on_phase(decay)
+        return made
+
+    ctx.prepare = prepared
+    train(ctx)
+
+
+@pytest.mark.slow
+def test_weights_that_were_changed_by_hand_since_the_boundary_are_not_gone_on_from(tmp_path):
+    kills = [kill(0, 1, "filled", step=4), kill(1, 0, "filled", step=4)]
+    found = run(tmp_path, 2, {"shard": 2}, kills, function=decays_by_hand)
+    assert went_on_from(found) == [(0, False)]
+
+
 class Table:
     """What was seen, in an array, as those who count with NumPy have it."""
 

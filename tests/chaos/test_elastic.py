@@ -1,5 +1,7 @@
 """Spares, notices, hangs and partitions on real processes; laws 1 throughout."""
 
+import multiprocessing
+import threading
 from signal import SIGSTOP, SIGTERM
 
 import pytest
@@ -89,6 +91,27 @@ def test_two_notices_and_a_kill_in_one_step(tmp_path):
     assert set(result.lost) == {1}
     assert {event.worker for event in of(WorkerLeft, result)} == {0, 3}
     assert committed(result.events)[-1].world_size == 2
+
+
+def with_a_helper(ctx):
+    """A process of the train function's own is ended as `with multiprocessing.Pool()` ends its."""
+    helper = multiprocessing.get_context("fork").Process(target=threading.Event().wait, daemon=True)
+
+    def end(phase, _detail):
+        if phase == "bucket" and ctx.step == 4 and helper.pid is None:
+            helper.start()
+            helper.terminate()
+            helper.join(10)
+            assert helper.exitcode == -SIGTERM
+
+    ctx.on_phase(end)
+    train(ctx)
+
+
+def test_a_process_that_a_worker_forks_is_ended_and_no_notice_is_taken_of_it(tmp_path):
+    result = run(tmp_path, with_a_helper)
+    assert not of(WorkerLeft, result)
+    assert {event.world_size for event in committed(result.events)} == {3}
 
 
 @pytest.mark.parametrize(

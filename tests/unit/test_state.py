@@ -602,6 +602,15 @@ def test_what_was_changed_past_torchs_count_is_held_no_longer(change):
     assert held.state() is None
 
 
+def test_what_an_optimizer_steps_is_not_held_if_it_was_changed_by_hand():
+    """Weights that are decayed or clamped by `.data` before a step: torch does not count that."""
+    model, optimizer = held_model()
+    held = HeldState({"": model}, {"optimizer": optimizer}, {})
+    assert held.state() is not None
+    step_by_hand(model, optimizer)
+    assert held.state() is None
+
+
 def test_what_torch_does_not_count_is_not_held():
     with torch.inference_mode():
         model = Net()

@@ -22,19 +22,16 @@ Invariant: a snapshot whose source changed under the copy, or whose copy has not
 """
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from elastix.state import State, identity, raw_bytes
+from elastix.state import State, identity, raw_bytes, sample_of
 
-_SAMPLE = 64  # elements of a tensor, at the most
 _ASIDE_BYTES = 64 << 20  # of a GPU's memory, until they are copied
 
 
@@ -57,7 +54,7 @@ class Late:
         """Whether it did before it was copied; `sample` is that of the boundary, on the CPU."""
         if sample is None:
             return False
-        same = torch.equal(raw_bytes(_sample(self.copy)), raw_bytes(sample))
+        same = torch.equal(raw_bytes(sample_of(self.copy)), raw_bytes(sample))
         return _version(self.source) != self.version or not same
 
 
@@ -138,7 +135,7 @@ class Stager:
                             source=tensor,
                             copy=copy,
                             version=_version(tensor),
-                            sample=_sample(tensor),
+                            sample=sample_of(tensor),
                         )
                     )
                 elif _on_gpu(tensor) and tensor.nbytes <= room:
@@ -202,25 +199,6 @@ def _on_gpu(tensor: torch.Tensor) -> bool:
 def _on_host(sample: torch.Tensor) -> torch.Tensor:
     """Its elements on the CPU, once the current stream is through."""
     return torch.empty_like(sample, device="cpu").copy_(sample, non_blocking=True)
-
-
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Elements of a grid: the same of a tensor and of its copy. On a GPU nothing waits for it."""
-    grid = tuple(slice(None, None, step) for step in _steps(tuple(tensor.shape)))
-    sample = tensor.detach()[grid].clone(memory_format=torch.contiguous_format)
-    return sample.resolve_conj().resolve_neg()
-
-
-@lru_cache(maxsize=4096)
-def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """By dimension, between elements of a grid that has _SAMPLE of them at the most."""
-    steps = [1] * len(shape)
-    picked = list(shape)
-    while math.prod(picked) > _SAMPLE:
-        longest = max(range(len(shape)), key=picked.__getitem__)
-        steps[longest] *= 2
-        picked[longest] = -(-shape[longest] // steps[longest])
-    return tuple(steps)
 
 
 def _version(tensor: torch.Tensor) -> int:

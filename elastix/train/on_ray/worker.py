@@ -8,7 +8,6 @@ Not here: anything about groups or samples (member), and any decision (controlle
 import contextlib
 import os
 import queue
-import signal
 import threading
 import time
 import traceback
@@ -16,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
@@ -56,6 +54,7 @@ from elastix.train.on_ray.placement import SLOT, Slot
 from elastix.train.on_ray.takeover import Presence, remove_groups, run_id
 from elastix.train.replica.link import FollowersLink, Life, Link
 from elastix.train.replica.member import Member
+from elastix.train.replica.notice import on_notice
 from elastix.train.replica.profiler import Profiler
 from elastix.train.replica.train_function import let_go_of_memory, run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
@@ -259,7 +258,7 @@ class Worker:
         self._place = 0
         self._warm = False
         self._kept: KeptState | None = None
-        _on_notice(self._leave)  # here, since `run` is not in the main thread
+        on_notice(self._leave)  # here, since `run` is not in the main thread
 
     def _tell(self, worker: int, message: FromWorker) -> Any:  # noqa: ANN401 - Ray's reference
         return self.controller.hear.remote(self._process, worker, message)
@@ -454,18 +453,6 @@ class Worker:
             if time.monotonic() - measured >= EVERY_S:
                 measured = time.monotonic()
                 link.send(Measured(usage.measure()))
-
-
-def _on_notice(leave: Callable[[], None]) -> None:
-    """The first SIGTERM is a notice, as from a scheduler that wants the node; another is meant."""
-
-    def heed(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # A thread of its own, since the one that was interrupted may hold any lock.
-        threading.Thread(target=leave, name="notice", daemon=True).start()
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, heed)
 
 
 def _device() -> torch.device:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elastix.state import State, capture, raw_bytes
+from elastix import state as states
+from elastix.state import State, capture, raw_bytes, sample_of
 from elastix.train.checkpoint import snapshot as snapshots
 from elastix.train.checkpoint.snapshot import Stager
 
@@ -208,9 +209,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_sample_is_the_same_of_a_tensor_and_its_copy_and_as_large_for_any_shape(layout):
     tensor = LAYOUTS[layout]
-    sample = snapshots._sample(tensor)
-    assert torch.equal(sample, snapshots._sample(tensor.contiguous()))
-    assert min(tensor.numel(), snapshots._SAMPLE // 3) <= sample.numel() <= snapshots._SAMPLE
+    sample = sample_of(tensor)
+    assert torch.equal(sample, sample_of(tensor.contiguous()))
+    assert min(tensor.numel(), states._SAMPLE // 3) <= sample.numel() <= states._SAMPLE
 
 
 class Noted(TorchDispatchMode):
@@ -231,7 +232,7 @@ class Noted(TorchDispatchMode):
 def test_a_sample_needs_nothing_that_the_host_has_to_give_a_gpu(layout):
     """Views and one copy. Places as tensors would come from the host, which waits for that."""
     with Noted() as noted:
-        snapshots._sample(LAYOUTS[layout])
+        sample_of(LAYOUTS[layout])
     assert [f for f, *_ in noted.calls if not f.is_view] in (
         [torch.ops.aten.clone.default],
         [torch.ops.aten.clone.default, torch.ops.aten.copy_.default],
@@ -265,7 +266,7 @@ def test_what_is_on_a_gpu_is_read_in_the_side_stream_alone(monkeypatch):
             source=source,
             copy=torch.empty_like(source),
             version=0,
-            sample=snapshots._sample(source),
+            sample=sample_of(source),
         )
         for name, source in sources.items()
     ]
