@@ -9,13 +9,13 @@ import pytest
 import torch.nn.functional as F
 
 from elastix.comm.network import catch_up_stream
-from elastix.events import GenerationFormed, Recovered
+from elastix.events import GenerationFormed, Recovered, Reported
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from elastix.train.control.messages import OutcomeKind
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
-from tests.trainables import await_worker, make, train, usher
+from tests.trainables import accuracy, await_worker, make, train, usher
 
 CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
 
@@ -109,6 +109,65 @@ class DonorDies:
 
         ctx.on_phase({0: strike, 2: follow}.get(ctx.worker, lambda *_: None))
         train(ctx)
+
+
+@dataclass(frozen=True)
+class Asks:
+    """`train`, with a call before its first batch, and before the first of each epoch."""
+
+    call: str
+
+    def __call__(self, ctx):
+        data = make(ctx.config)[2]
+        calls = {
+            "report": lambda: ctx.report(before=ctx.step),
+            "evaluate": lambda: ctx.report(
+                before=ctx.evaluate(accuracy, data, batch_size=64)["accuracy"]
+            ),
+            "mean": lambda: ctx.report(before=ctx.mean(one=1.0)["one"]),
+        }
+        prepare, open_loader = ctx.prepare, ctx.loader
+
+        def prepared(*objects):
+            made = prepare(*objects)
+            calls[self.call]()
+            return made
+
+        def opened(*given, **options):
+            loader = open_loader(*given, **options)
+            epochs = loader.epochs
+
+            def asks(total):
+                for epoch in epochs(total):
+                    calls[self.call]()
+                    yield epoch
+
+            loader.epochs = asks
+            return loader
+
+        ctx.prepare, ctx.loader = prepared, opened
+        train(ctx)
+
+
+FOLLOWS = {"spares": 1, "max_workers": 3}
+WAITED_FOR = {"replace": True, "min_workers": 2, "newcomers": ()}
+
+
+@pytest.mark.parametrize("call", ["report", "evaluate", "mean"])
+@pytest.mark.parametrize(
+    ("first", "options"), [(20, FOLLOWS), (4, WAITED_FOR)], ids=["follows", "waited for"]
+)
+def test_what_stands_before_the_batch_of_a_joiner_the_group_has_behind_it(
+    tmp_path, call, first, options
+):
+    """The joiner is the first of the group in the end, and tells the journal."""
+    kills = [Kill(worker=1, phase="batch", step=first), Kill(worker=0, phase="batch", step=25)]
+    result = run(tmp_path, with_kills(Asks(call), kills), 2, **options)
+    assert {0, 1} <= set(result.lost)
+    told = [e.metrics.get("before") for e in result.events if isinstance(e, Reported)]
+    told = [before for before in told if before is not None]
+    assert len(told) == 1 + CONFIG["epochs"]
+    assert call != "mean" or set(told) == {1.0}
 
 
 @dataclass(frozen=True)

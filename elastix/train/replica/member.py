@@ -712,7 +712,7 @@ class Member:
         piped = self._mates is not None and self._mates.piped
         modules = self._tracked.modules.values() if piped else ()
         with schedule_runs.gradients_aside(modules):
-            return work.means(self._driver.run(work).result)
+            return work.means(self._state.together(work))
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Scale gradients, so that those of the whole model have at most that norm."""
@@ -746,13 +746,15 @@ class Member:
             values = self._mates.mean(values)
         ratio, samples = self._steps.window.ratio, self._steps.slices.samples
         if samples is None:
-            samples = ratio.get(self.me, 0) if ratio else 1
+            samples = 1 if self._state.on_the_way or not ratio else ratio.get(self.me, 0)
         work = GroupMean(kind, values, samples)
-        return work.means(self._driver.run(work).result, empty)
+        return work.means(self._state.together(work), empty)
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
         self._refuse("ctx.report")
+        if self._state.on_the_way:
+            return  # the group has made it
         self._steps.checks.reported(metrics)
         event = self._state.report(metrics)
         self.phase("report", event.seq)

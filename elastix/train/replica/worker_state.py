@@ -9,6 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from elastix.comm.protocol.operation import Operation
+from elastix.comm.protocol.wants import Seat
 from elastix.errors import StoreError
 from elastix.events import ReplicasLevelled, Reported, take_in
 from elastix.state import State
@@ -32,6 +36,8 @@ DONE_AGAIN = (
     "it is not meant for a run that goes on, do it before ctx.prepare, or only if a tracked object "
     "says that it was not done yet. With exact=True it would have been undone."
 )
+UNDER_WAY = "under_way"
+"""In the metadata of a State: it is that of a boundary, and no run begins with it."""
 PUT_BACK = (
     "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
     "its first batch. That had been done when the State was captured, so it was undone. To change "
@@ -72,6 +78,8 @@ class WorkerState:
         reports: how many were made.
         begun: the step after which this worker took an ancestor's place; None if it did not.
         given: a State to begin from instead of the one that the run has stored; None for none.
+        on_the_way: this worker has come to a group that runs, and not yet to where that is in the
+            train function, which is where a loader is asked for a batch.
     """
 
     def __init__(
@@ -81,6 +89,8 @@ class WorkerState:
         self._due: int | None = None  # the step that was the last at the report to pause after
         self.begun: int | None = None
         self.given: State | None = None
+        self.on_the_way = False
+        self._under_way = False  # this worker has come to a boundary
         self._beginning: Beginning | None = None  # until the first boundary
         self._ended = False  # the train function is through, and nothing has begun since
         self._metrics: dict[str, Any] = {}  # that were reported last
@@ -145,6 +155,7 @@ class WorkerState:
             "passes_before": self._passes_before,
             "stored_step": self._schedule.stored_step,
             **({ENDED: True} if self._ended else {}),
+            **({UNDER_WAY: True} if self._under_way else {}),
             **({"own": list(self._tracked.own)} if self._tracked.own else {}),
             **exact,
         }
@@ -157,6 +168,8 @@ class WorkerState:
         """Become equal to whoever has captured `state`."""
         looked_at = not (self._settings.alone or self._settings.crew or self._driver.watching)
         self._ended = bool(state.meta.get(ENDED))  # whoever is given it from here is told so
+        draws = any(name.startswith("@loader/") for name in state.meta)
+        self.on_the_way = not self._under_way and draws and UNDER_WAY in state.meta
         again = looked_at and state.meta["step"] > 0 and not self._ended
         self._beginning = Beginning(state, self._tracked) if again else None
         self._tracked.adopt(state)
@@ -172,6 +185,7 @@ class WorkerState:
         Of an exact run that is undone: in the undisturbed run it was done once.
         """
         beginning, self._beginning, self._ended = self._beginning, None, False
+        self._under_way, self.on_the_way = True, False
         if beginning is None or self._driver.watching or beginning.step != self._steps.step:
             return
         if not (self._settings.exact or self._driver.rank == 0):
@@ -190,6 +204,7 @@ class WorkerState:
         given, self.given = self.given, None
         if given is not None:
             self.adopt(given)
+            self.on_the_way = False  # all who found the group come to that boundary together
             self._steps.window.forget()
             return
         state = self._newest()
@@ -197,6 +212,7 @@ class WorkerState:
             self._take_place()
             return
         self.adopt(state)
+        self.on_the_way = False
         self._metrics = dict(state.meta.get("metrics", {}))  # of a trial that was paused
         if self._settings.exact:
             look_at_origin(state.meta.get("exact"), self._computes_with)
@@ -228,6 +244,15 @@ class WorkerState:
                     found.append(leaving_out(stored, self._settings.left_out))
         there = [state for state in found if state is not None]
         return max(there, key=lambda state: int(state.meta["step"]), default=None)
+
+    def together(self, work: Operation) -> torch.Tensor:
+        """What a round comes to that the train function asks for; of who is on its way, alone.
+
+        The others have left that one, and are in others.
+        """
+        if self.on_the_way:
+            return work.payload(Seat(0, (self._parts.me,), 0))  # type: ignore[arg-type]
+        return self._driver.run(work).result
 
     def level(self) -> None:
         """All go on from the State of one, as their processors differ. Collective."""
