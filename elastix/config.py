@@ -6,6 +6,7 @@ field. Every class survives `from_dict(to_dict())`.
 
 import inspect
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -196,7 +197,8 @@ class RunConfig(_Config):
     def __post_init__(self) -> None:
         store: Any = self.store
         if isinstance(store, Path) or (isinstance(store, str) and store.startswith("~")):
-            object.__setattr__(self, "store", str(Path(store).expanduser()))
+            # Path's own raises where it is the name of a folder, and no user has it.
+            object.__setattr__(self, "store", os.path.expanduser(store))  # noqa: PTH111
         super().__post_init__()
         require(
             self.store != "" and "\0" not in self.store,

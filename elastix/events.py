@@ -4,6 +4,7 @@ Everything a person sees (console, journal, audit, report) is a reader of these 
 is plain data: it survives `from_record(to_record(event))`, and so a line of JSON.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -355,6 +356,17 @@ class Reported(Event):
 def take_in(known: dict[str, Any], reported: Mapping[str, Any]) -> None:
     """Bring the last values of metrics up to date. None is none: nothing new of that metric."""
     known |= {k: v for k, v in reported.items() if v is not None or k not in known}
+
+
+def comparable(value: Any) -> float | None:  # noqa: ANN401 - whatever was reported
+    """A metric by which models can be ranked: a finite number. None for any other value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond all floats
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, kw_only=True)

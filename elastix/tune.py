@@ -30,7 +30,7 @@ from ray.tune.search import sample
 from torch import nn
 
 from elastix.arguments import single
-from elastix.config import InheritMode, InheritProvider
+from elastix.config import InheritMode, InheritProvider, RunConfig
 from elastix.errors import ConfigError, SearchError
 from elastix.flat import flatten, nest
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
@@ -98,7 +98,9 @@ class Search(TuneSearcher):
         self._space = space
         self._nested = False
         self._seed = seed
-        self._store = str(Path(store).resolve()) if store is not None else None
+        self._store = (
+            None if store is None else str(Path(RunConfig(store=str(store)).store).resolve())
+        )
         self._experiment = f"tune-{uuid4().hex[:12]}"
         self._how: tuple[InheritMode, InheritProvider] = (mode_of_inheritance, provider)
         self._live: dict[str, Trial] = {}

@@ -11,37 +11,30 @@ from rich.filesize import decimal
 
 from elastix.commands.exit_codes import says
 from elastix.commands.output import AsJson, complain, print_table, undisturbed
-from elastix.commands.store_arguments import require_folder
+from elastix.commands.store_arguments import STORE, Folder, require_folder
 from elastix.errors import NotFound, StoreError
 
 if TYPE_CHECKING:
     from elastix.search.results import Best, Results
     from elastix.search.trial import Trial
 
-_STORE = "runs/store"
-
 
 def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
     """Campaigns of the store, for a shell that completes them."""
     from elastix.search.results import names  # not for --help
 
-    found = names(ctx.params.get("store") or _STORE)
+    found = names(ctx.params.get("store") or STORE)
     return [name for name in found if name.startswith(incomplete)]
 
 
 Name = Annotated[str, typer.Argument(help="Name of the campaign.", autocompletion=_completed)]
-Where = Annotated[
-    str,
-    typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory of the store."),
-]
-
 
 app = typer.Typer(no_args_is_help=True, help="Look at searches, and go on with them.")
 
 
 @app.command("list")
 @says
-def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
+def list_(store: Folder = STORE, as_json: AsJson = False) -> None:
     """List the campaigns of a store, the latest first."""
     from elastix.search.results import Results, names
 
@@ -67,7 +60,7 @@ def list_(store: Where = _STORE, as_json: AsJson = False) -> None:
 @says
 def show(
     name: Name,
-    store: Where = _STORE,
+    store: Folder = STORE,
     top: Annotated[
         int, typer.Option("--top", "-n", min=0, help="So many of the best; 0: all by number.")
     ] = 10,
@@ -100,7 +93,7 @@ def show(
 @says
 def resume(
     name: Name,
-    store: Where = _STORE,
+    store: Folder = STORE,
     trials: Annotated[int | None, typer.Option(help="So many trials in all.")] = None,
     time_s: Annotated[float | None, typer.Option(help="For so many seconds.")] = None,
     parallel: Annotated[int | None, typer.Option(help="So many at once.")] = None,

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from elastix.commands.output import AsJson, print_table
-from elastix.commands.runs import STORE, Name, Where
+from elastix.commands.runs import Name
+from elastix.commands.store_arguments import STORE, Folder
 
 
 def report(
     name: Name,
-    store: Where = STORE,
+    store: Folder = STORE,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The file; STORE/runs/NAME/report.html by default."),

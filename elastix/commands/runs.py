@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from elastix.commands.exit_codes import says
 from elastix.commands.output import AsJson, complain, print_table
-from elastix.commands.store_arguments import require_folder
+from elastix.commands.store_arguments import STORE, Folder, require_folder
 from elastix.errors import ConfigError, Conflict, NotFound, StoreError
 from elastix.observe import catalogue, notes
 from elastix.observe.journal import lock_of
@@ -24,7 +24,6 @@ from elastix.observe.run_lock import DRIVER_LOCK, Lock
 if TYPE_CHECKING:
     from elastix.store import Store
 
-STORE = "runs/store"
 _REMOVED = ".removed-"
 
 app = typer.Typer(help="List runs and campaigns, live or over; look at one, compare several.")
@@ -37,17 +36,13 @@ def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 Name = Annotated[str, typer.Argument(help="Name of the run.", autocompletion=_completed)]
-Where = Annotated[
-    str,
-    typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory of the store."),
-]
 
 
 @app.callback(invoke_without_command=True)
 @says
 def list_(
     ctx: typer.Context,
-    store: Where = STORE,
+    store: Folder = STORE,
     tag: Annotated[str | None, typer.Option(help="Only those with this tag.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +58,7 @@ def list_(
 @app.command(name="list")
 @says
 def list_as_command(
-    store: Where = STORE,
+    store: Folder = STORE,
     tag: Annotated[str | None, typer.Option(help="Only those with this tag.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,7 +88,7 @@ def _list(store: str, tag: str | None, as_json: bool) -> None:
 
 @app.command()
 @says
-def show(name: Name, store: Where = STORE, as_json: AsJson = False) -> None:
+def show(name: Name, store: Folder = STORE, as_json: AsJson = False) -> None:
     """Show one run: its state, its metrics, its note, how it was set up."""
     summary = catalogue.summary(Path(store), name)
     value = _value(summary, _sizes(store))
@@ -109,7 +104,7 @@ def show(name: Name, store: Where = STORE, as_json: AsJson = False) -> None:
 def note(
     name: Name,
     text: Annotated[str, typer.Argument(help="The note; '' removes it.")],
-    store: Where = STORE,
+    store: Folder = STORE,
     as_json: AsJson = False,
 ) -> None:
     """Write a note on a run; it replaces the one before."""
@@ -122,7 +117,7 @@ def note(
 def tag(
     name: Name,
     tags: Annotated[list[str], typer.Argument(help="Tags to add.")],
-    store: Where = STORE,
+    store: Folder = STORE,
     delete: Annotated[bool, typer.Option("--delete", "-d", help="Remove them instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -146,7 +141,7 @@ def rm(
     names: Annotated[
         list[str], typer.Argument(help="Names of the runs.", autocompletion=_completed)
     ],
-    store: Where = STORE,
+    store: Folder = STORE,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -170,7 +165,7 @@ def compare(
     names: Annotated[
         list[str], typer.Argument(help="Names of the runs.", autocompletion=_completed)
     ],
-    store: Where = STORE,
+    store: Folder = STORE,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page; STORE/runs/compare.html.")
     ] = None,

@@ -7,14 +7,11 @@ from typing import Annotated
 import typer
 
 from elastix.commands.output import AsJson, print_table, say
-from elastix.commands.store_arguments import require_folder
+from elastix.commands.store_arguments import STORE, Folder, require_folder
 
 
 def serve(
-    store: Annotated[
-        str,
-        typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory of the store."),
-    ] = "runs/store",
+    store: Folder = STORE,
     port: Annotated[
         int, typer.Option("--port", "-p", min=0, max=65535, help="To listen on; 0: a free one.")
     ] = 8377,

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,10 +10,18 @@ from elastix.errors import ElastixError, NotFound, StoreError
 
 STORE = "runs/store"
 
-Where = Annotated[
-    str,
-    typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory or URI of the store."),
-]
+
+def expanded(store: str) -> str:
+    """`--store=~/models`: the shell leaves that as it is."""
+    return os.path.expanduser(store)  # noqa: PTH111 - a URI is no path
+
+
+def _where(what: str) -> Any:  # noqa: ANN401 - as typer.Option
+    return typer.Option("--store", "-s", envvar="ELASTIX_STORE", callback=expanded, help=what)
+
+
+Where = Annotated[str, _where("Directory or URI of the store.")]
+Folder = Annotated[str, _where("Directory of the store.")]
 
 
 def require_folder(store: str) -> None:

@@ -23,6 +23,7 @@ from elastix.events import (
     StepCommitted,
     TrialEnded,
     WorkerLost,
+    take_in,
 )
 from elastix.observe import journal, notes
 from elastix.observe.reported_metrics import BestSoFar
@@ -92,7 +93,8 @@ def find(store: Path, name: str) -> Path:
         ConfigError: no run can have that name.
         NotFound: there is none of that name; names those that are there.
     """
-    path = RunConfig(name=name, store=str(store)).directory / JOURNAL
+    run = RunConfig(name=name, store=str(store))
+    path, store = run.directory / JOURNAL, Path(run.store)
     if not path.is_file():
         raise NotFound(f"there is no run {name!r} in {store}. {known(names(store), name)}")
     return path
@@ -191,7 +193,7 @@ class _Fold:
         self._found.steps = max(self._found.steps, event.known)
 
     def _report(self, event: Reported) -> None:
-        self._found.metrics.update(event.metrics)
+        take_in(self._found.metrics, event.metrics)
         self._found.steps = max(self._found.steps, event.step)
 
     def _resume(self, event: Resumed) -> None:

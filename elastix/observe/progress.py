@@ -27,6 +27,7 @@ from elastix.events import (
     WorkerLost,
     WorkerNotStarted,
     WorkerRaised,
+    take_in,
 )
 from elastix.observe.reported_metrics import BestSoFar
 from elastix.stream_coverage import Stretches
@@ -304,7 +305,7 @@ class Progress:
             self._recent.popleft()
 
     def _report(self, event: Reported) -> None:
-        self.metrics.update(event.metrics)
+        take_in(self.metrics, event.metrics)
         self.metrics_step = event.step
         for name, value in event.metrics.items():
             if isinstance(value, float) and not math.isfinite(value):

@@ -3,12 +3,20 @@
 A report counts as long as its step does: what came after the step that a run went back to is void.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastix.events import Event, Reported, Resumed, RunStarted, StateDropped, StateStored
+from elastix.events import (
+    Event,
+    Reported,
+    Resumed,
+    RunStarted,
+    StateDropped,
+    StateStored,
+    comparable,
+    take_in,
+)
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,9 @@ class BestSoFar:
             case StateDropped():
                 self._mark(event.step, event.ref, "")
 
-    def _report(self, value: Any, step: int) -> None:  # noqa: ANN401 - whatever was reported
-        if not isinstance(value, int | float) or math.isnan(value) or self.metric is None:
+    def _report(self, reported: Any, step: int) -> None:  # noqa: ANN401 - whatever it was
+        value = comparable(reported)
+        if value is None or self.metric is None:
             return
         best = self.value
         if best is None or (value > best.value if self._mode == "max" else value < best.value):
@@ -74,7 +83,8 @@ class BestSoFar:
 def history(events: Iterable[Event]) -> list[dict[str, Any]]:
     """A row for each step with a report: `step`, `seconds` since the run began, the metrics.
 
-    Reports of one step share a row, the later ones counting.
+    Reports of one step share a row, the later ones counting. A metric that is called as one of the
+    other columns is in `reported:NAME`.
     """
     rows: dict[int, dict[str, Any]] = {}
     began: float | None = None
@@ -86,5 +96,9 @@ def history(events: Iterable[Event]) -> list[dict[str, Any]]:
         elif isinstance(event, Reported):
             seconds = event.t - (event.t if began is None else began)
             row = rows.setdefault(event.step, {"step": event.step, "seconds": seconds})
-            row.update(event.metrics)
+            take_in(row, {_column(name): value for name, value in event.metrics.items()})
     return [rows[step] for step in sorted(rows)]
+
+
+def _column(metric: str) -> str:
+    return f"reported:{metric}" if metric in ("step", "seconds") else metric

@@ -12,6 +12,7 @@ given or been told changes no trial.
 """
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -90,7 +91,7 @@ class Advisers:
 
     def report(self, number: int, level: int, losses: Losses) -> Verdict:
         """See Rungs; without any, all go on."""
-        if self._rungs is None:
+        if self._rungs is None or not self._counts(losses):
             return Verdict.CONTINUE
         if self._noted is not None:
             self._notes.append(["report", number, level, [repr(loss) for loss in losses]])
@@ -120,13 +121,21 @@ class Advisers:
         levels: Sequence[int] = getattr(self._rungs, "levels", ())
         return levels
 
+    def _counts(self, losses: Losses) -> bool:
+        """Whether a report counts: where trials pause, one that is no finite number does not.
+
+        So of whatever else a trial fails, at a rung counts who had a number there.
+        """
+        return not self.levels or all(map(math.isfinite, losses))
+
     def judge_anew(self, trial: Trial, reports: Iterable[tuple[int, Losses]]) -> Verdict:
         """All reports of a trial, for rungs that have heard of none; the last verdict."""
         verdict = Verdict.CONTINUE
         if self._rungs is None:
             return verdict
         for level, losses in reports:
-            verdict = self._rungs.report(trial.number, level, losses)
+            if self._counts(losses):
+                verdict = self._rungs.report(trial.number, level, losses)
         if trial.state.is_final:
             self._rungs.drop(trial.number)
         elif trial.state is not TrialState.PAUSED:

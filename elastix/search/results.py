@@ -195,12 +195,12 @@ class Results(Sequence[Trial]):
             NotFound: there is no such campaign (names those that are there), or it was stopped
                 before it began.
         """
-        directory = RunConfig(name=name, store=str(store)).directory
-        if not (directory / FILE).is_file():
-            there = known(names(store), name, "campaigns")
-            raise NotFound(f"there is no campaign {name!r} in {store}. {there}")
-        with TrialDatabase(directory, read_only=True) as database:
-            return cls.of(database, str(store))
+        run = RunConfig(name=name, store=str(store))
+        if not (run.directory / FILE).is_file():
+            there = known(names(run.store), name, "campaigns")
+            raise NotFound(f"there is no campaign {name!r} in {run.store}. {there}")
+        with TrialDatabase(run.directory, read_only=True) as database:
+            return cls.of(database, run.store)
 
     def __repr__(self) -> str:
         best = f", best {best}" if (best := next(iter(self.top(1)), None)) else ""

@@ -111,7 +111,7 @@ class Owner:
         info = self._index.stat()  # and not its path: containers see one directory under many
         name = f"{machine()} {info.st_dev}:{info.st_ino}"
         with storage_errors(f"locking the store of {self._index}"):
-            self._note = f"{name} {self._index.absolute()}\n"
+            self._note = f"{name} {one_line(self._index.absolute())}\n"
             if self._try(fcntl.LOCK_EX):
                 self._sole = True
                 self._write("")
@@ -183,6 +183,11 @@ class Owner:
         finally:
             if self._owner >= 0:
                 self.settle()
+
+
+def one_line(path: Path) -> str:
+    """A path for a note, which has lines: whatever is in its name."""
+    return str(path).encode("unicode_escape").decode()
 
 
 def _files(index: Path) -> str:

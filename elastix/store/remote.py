@@ -18,12 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes
 
 from blake3 import blake3
 
 from elastix.errors import ConfigError, Conflict, NotFound, StoreError
 from elastix.lazy_import import later
+from elastix.store.owner import one_line
 from elastix.store.packs import Buffer, View, check_name, storage_errors
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded
 
@@ -46,23 +47,50 @@ def locate(
 ) -> tuple[str, fs.FileSystem | None, Path]:
     """Root, file system (None: a local directory) and directory of the index.
 
+    Both directories are absolute: a process may change its working folder while a store is open.
+
     Raises:
         ConfigError: no such scheme.
     """
     text = os.fspath(path)
-    scheme = urlsplit(text).scheme
-    if filesystem is None and scheme == "file":
-        text, scheme = urlsplit(text).path, ""
-    if filesystem is None and "://" not in text:
-        return text, None, Path(index) if index else Path(text)
+    if filesystem is None and (text.lower().startswith("file:") or "://" not in text):
+        folder = _directory(_of_uri(text) if text.lower().startswith("file:") else text)
+        return str(folder), None, _directory(index) if index else folder
     root = text
     if filesystem is None:
         try:
             filesystem, root = fs.FileSystem.from_uri(text)
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"{text!r} is no place that pyarrow.fs knows: {error}.") from error
-    name = blake3(f"{filesystem.type_name}:{text}".encode()).hexdigest()[:16]
-    return root, filesystem, Path(index) if index else Path.home() / ".cache" / "elastix" / name
+    whole = f"{filesystem.type_name}:{text.rstrip('/')}"  # two names of one store have one index
+    name = blake3(os.fsencode(whole)).hexdigest()[:16]
+    return root, filesystem, _directory(index or Path.home() / ".cache" / "elastix" / name)
+
+
+def _directory(path: str | os.PathLike[str]) -> Path:
+    """As a shell takes it: `~nobody` without such a user is a name like any other."""
+    return Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 - Path's own raises there
+
+
+def _of_uri(text: str) -> str:
+    """The path in a file URI, with or without an empty host.
+
+    Raises:
+        ConfigError: it names a host, or no path.
+    """
+    path = text[len("file:") :]
+    if path.startswith("//"):
+        host, slash, rest = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise ConfigError(
+                f"{text!r} names the host {host!r}. No store was opened. A file URI has three "
+                "slashes, as in file:///home/me/store."
+            )
+        path = slash + rest
+    path = os.fsdecode(unquote_to_bytes(path))
+    if not path or "\0" in path:
+        raise ConfigError(f"{text!r} names no directory. No store was opened.")
+    return path
 
 
 @contextmanager
@@ -178,8 +206,9 @@ class RemoteClaims:
         self._fs = filesystem
         self._folder = f"{root.rstrip('/')}/owners"
         host = socket.gethostname()
-        self._about = f"{host}, index in {index.absolute()}, since {time.ctime()}"
-        self._name = blake3(f"{host}:{index.absolute()}".encode()).hexdigest()[:16]
+        where = index.resolve()  # one index, by whatever name it was given
+        self._about = f"{host}, index in {one_line(where)}, since {time.ctime()}"
+        self._name = blake3(os.fsencode(f"{host}:{where}")).hexdigest()[:16]
 
     def enter(self, first: bool) -> None:
         """As Claims.enter."""

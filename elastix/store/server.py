@@ -251,8 +251,8 @@ class StoreServer:
         Raises:
             Conflict: another process uses this store.
         """
-        text = os.fspath(path) if "://" in os.fspath(path) else os.path.abspath(path)  # noqa: PTH100
-        place = os.fspath(path) if filesystem else text
+        root, remote, folder = locate(path, filesystem, index)
+        place = os.fspath(path) if remote else root  # the actor has a working folder of its own
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
 
         def actor(suffix: str) -> Any:  # noqa: ANN401 - Ray's handles have no type
@@ -265,7 +265,7 @@ class StoreServer:
                 num_cpus=0,
                 scheduling_strategy=here,
             )
-            return options.remote(place, filesystem, os.fspath(index) if index else None)
+            return options.remote(place, filesystem, str(folder) if index else None)
 
         server = cls(actor(""), place, filesystem, actor("-standby"))
         try:

@@ -53,6 +53,7 @@ else:
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@-]{0,199}")
 _ATTEMPTS = 16
+_PATH_BYTES = 504  # SQLite's 512, less what it adds for its journal
 _SHOWN = 10  # models in a notebook
 SHARES_SEAL_AT_BYTES = 16 << 20  # of a run's checkpoints most are dropped soon: packs that go whole
 
@@ -733,6 +734,13 @@ def _check_folder(root: Path, index: Path, begin: bool) -> None:
         raise ConfigError(
             f"{root} is a file; a store is a directory. Nothing was changed. Give another path."
         )
+    length = len(os.fsencode(index / "index.sqlite"))
+    require(
+        not begin or length <= _PATH_BYTES,
+        f"the path of the index in {index} would have {length} bytes, and SQLite takes "
+        f"{_PATH_BYTES}. No store was opened. Give a shorter path, or another directory for the "
+        "index (index=).",
+    )
     if empty and not begin:
         raise NotFound(f"there is no store at {root}: it has neither packs nor an index.")
 

@@ -10,6 +10,7 @@ from ConfigSpace import Beta, Categorical, ConfigurationSpace, Float, Integer, N
 
 import elastix
 from elastix.errors import ConfigError
+from elastix.search.executors.serial import Local
 from elastix.search.searchers import deephyper
 from elastix.search.searchers.evolution import Evolution
 from elastix.search.searchers.population import Population
@@ -24,6 +25,7 @@ from elastix.testing.searcher_contract import (
     drive,
     failed,
     finished,
+    paused,
     smooth,
 )
 
@@ -181,6 +183,104 @@ class TestDeepHyper(SearcherContract):
 
     def make(self):
         return elastix.DeepHyper(initial=8)
+
+    @pytest.mark.parametrize("rungs", [False, True])
+    def test_weights_of_objectives_count_at_rungs_too(self, rungs):
+        """Of `a` and `1 - a` the one that has all the weight gets small."""
+        last = []
+        for weight in ([1.0, 0.0], [0.0, 1.0]):
+            searcher = elastix.DeepHyper(
+                initial=8, moo_scalarization_strategy="Linear", moo_scalarization_weight=weight
+            )
+            searcher.start(smooth(), objectives=2)
+            asked = []
+            for number in range(24):
+                (suggestion,) = searcher.ask(1)
+                asked.append(suggestion.config["a"])
+                losses = asked[-1], 1 - asked[-1]
+                ended = finished(suggestion, number, losses)
+                searcher.tell([paused(suggestion, number, losses, 1) if rungs else ended])
+            last.append(sum(asked[-10:]) / 10)
+        assert last[0] < 0.25, last
+        assert last[1] > 0.75, last
+
+    def test_bounds_of_objectives_are_among_the_places_of_trials(self):
+        searcher = elastix.DeepHyper(initial=8, moo_lower_bounds=[None, -0.4])
+        searcher.start(smooth(), objectives=2)
+        first, second, third, fourth = searcher.ask(4)
+        searcher.tell([finished(first, 0, (0.5, 0.3)), finished(second, 1, (0.4, 0.6))])
+        assert (searcher._losses(), searcher._bounds()) == ([[0.5, 0.3], [0.4, 0.6]], {})
+        searcher.tell([paused(third, 2, (0.1, 0.1), 1), failed(fourth, 3)])
+        assert searcher._losses() == [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0], None]
+        assert searcher._bounds() == {"moo_lower_bounds": [None, 0.0]}  # the first keeps it alone
+
+    def test_bounds_of_objectives_keep_trials_at_rungs_within_them(self):
+        searcher = elastix.DeepHyper(
+            initial=8,
+            moo_lower_bounds=[None, -0.3],
+            moo_scalarization_strategy="Linear",
+            moo_scalarization_weight=[0.9, 0.1],
+        )
+        searcher.start(smooth(), objectives=2)
+        asked = []
+        for number in range(30):  # the first loss falls with `a`, and the second is bounded
+            (suggestion,) = searcher.ask(1)
+            asked.append(suggestion.config["a"])
+            searcher.tell([paused(suggestion, number, (1 - asked[-1], asked[-1]), 1)])
+        assert sum(a < 0.4 for a in asked[-10:]) >= 7, asked
+
+    @pytest.mark.parametrize(
+        ("options", "named"),
+        [
+            ({"moo_scalarization_weight": [1.0]}, "moo_scalarization_weight"),
+            ({"moo_lower_bounds": [0.1, 0.2, 0.3]}, "moo_lower_bounds"),
+            ({"moo_lower_bounds": ["low", 0.2]}, "moo_lower_bounds"),
+            ({"moo_scalarization_strategy": "Best"}, "moo_scalarization_strategy"),
+            ({"surrogate_model": "tea leaves"}, "surrogate_model"),
+            ({"acq_func": "hope"}, "acq_func"),
+            ({"colour": "blue"}, "colour"),
+            ({"log_dir": "here"}, "log_dir"),
+        ],
+    )
+    def test_options_that_cannot_be_are_refused_before_anything_starts(self, options, named):
+        with pytest.raises(ConfigError, match=rf"(?s){named}.*Nothing was started"):
+            elastix.DeepHyper(**options).start(smooth(), objectives=2)
+
+    def test_an_object_in_the_place_of_a_strategy_is_refused(self):
+        strategy = deephyper.MoScalarFunction.__subclasses__()[0](n_objectives=2)
+        with pytest.raises(ConfigError, match="the name of a strategy"):
+            elastix.DeepHyper(moo_scalarization_strategy=strategy)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"moo_scalarization_strategy": "Quadratic", "moo_scalarization_weight": [0.3, 0.7]},
+            {"moo_scalarization_strategy": "PBI", "moo_lower_bounds": [0.2, None]},
+        ],
+    )
+    @pytest.mark.parametrize("rungs", [elastix.Asha(first=1, eta=2, last=4), elastix.Median()])
+    def test_a_campaign_of_several_objectives_with_rungs(self, tmp_path, options, rungs):
+        def train(ctx):
+            for report in range(4):
+                a, n = ctx.config["a"], ctx.config["n"]
+                bad = report == 1 and ctx.config["kind"] == "bad" and n > 15
+                ctx.report(score=math.nan if bad else a + report, size=n)
+
+        results = elastix.Campaign(
+            train,
+            space=smooth(),
+            searcher=elastix.DeepHyper(initial=6, **options),
+            metric=["score", "size"],
+            mode=["max", "min"],
+            rungs=rungs,
+            budget=elastix.Budget(trials=16),
+            run=elastix.RunConfig(name="several", store=str(tmp_path)),
+            executor=Local(),
+            quiet=True,
+        ).run()
+        assert len(results) == 16
+        assert sum(trial.state == "finished" for trial in results) >= 2
 
     def test_a_lie_keeps_pending_points_apart(self):
         """DeepHyper itself proposes what is pending again and again until it is told of it."""

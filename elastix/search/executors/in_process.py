@@ -1,7 +1,9 @@
 """One piece of work in this process, at world size 1. No Ray: the executors' common core."""
 
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from elastix.train.replica.solo import run_alone
 
 _NOWHERE = Path("/nonexistent")  # States go to the model source; nothing is written to a directory
 _CHECKPOINT = CheckpointConfig()
+_TO_RETURN = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY  # without the right to read it
 
 
 class Findings:
@@ -55,7 +58,8 @@ def execute(
 ) -> Ended:
     """Run a piece of work to its end, here. Raises nothing but KeyboardInterrupt.
 
-    The train function has the very config of `work`, and may change it.
+    The train function has the very config of `work`, and may change it. It may change the working
+    folder as well: the next one begins in the folder in which this one began.
     """
     settings = Settings(
         directory=_NOWHERE,
@@ -71,7 +75,8 @@ def execute(
     found = Findings(work.number, tell)
     started_s = time.time()
     memory = PeakMemory(device or torch.device("cpu"))
-    outcome = run_alone(train, work.config, settings, found.hear, device=device, halted=halted)
+    with _folder_kept():
+        outcome = run_alone(train, work.config, settings, found.hear, device=device, halted=halted)
     kind, peak = _kind(outcome), memory.read()
     if kind is EndedKind.STARVED and peak:
         peak += refused_bytes(_summary(outcome))  # what it would have come to
@@ -92,6 +97,21 @@ def execute(
         peak_bytes=peak,
         base_bytes=memory.base,
     )
+
+
+@contextmanager
+def _folder_kept() -> Iterator[None]:
+    """Leave the working folder as it was; it may have been renamed or removed meanwhile."""
+    try:
+        folder = os.open(".", _TO_RETURN)
+    except OSError:  # there is none to come back to
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.fchdir(folder)
+        os.close(folder)
 
 
 def _kind(outcome: Outcome) -> EndedKind:

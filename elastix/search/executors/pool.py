@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -113,7 +114,7 @@ class Pool:
         self._parallel = parallel
         self._checkpoint = checkpoint or CheckpointConfig()
         self._failure = failure or FailureConfig()
-        self._store = store
+        self._store = str(Path(store).resolve())  # workers may be elsewhere
         self._train: Any = None
         self._handles: dict[int, _WorkerHandle] = {}
         self._next = 0

@@ -13,8 +13,8 @@ Source: Ginsbourger et al., Kriging is well-suited to parallelize optimization, 
 import math
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,9 +27,10 @@ from ConfigSpace import (
 )
 from deephyper.hpo import CBO, HpProblem
 from deephyper.hpo.utils import get_inactive_value_of_hyperparameter
+from deephyper.skopt.moo import MoScalarFunction
 from deephyper.skopt.optimizer.optimizer import is_not_improving
 
-from elastix.arguments import checked
+from elastix.arguments import checked, require
 from elastix.errors import ConfigError
 from elastix.search.config_values import choices, generator, plain
 from elastix.search.pareto import furthest
@@ -45,6 +46,7 @@ _UNKNOWN = (
     NormalFloatHyperparameter,
     NormalIntegerHyperparameter,
 )
+_STRATEGY = "moo_scalarization_strategy"
 _LONG_S = 60.0
 _POINTS = 3_000
 _POINTS_WITH_CONDITIONS = 250  # these are drawn and checked one by one
@@ -75,7 +77,10 @@ class DeepHyper:
         acq_optimizer: how the next point is found. "mixedga", DeepHyper's default, takes about
             0.7 s of CPU time per suggestion; "sampling" takes 0.05 s, and its results were no
             worse. "auto" uses "mixedga" for trials of a minute or longer.
-        options: further arguments of CBO, such as surrogate_model or acq_func.
+        options: further arguments of CBO, such as surrogate_model or acq_func. Of those for several
+            objectives, bounds and weights are in DeepHyper's sense: more is better, so a metric of
+            mode "min" counts by its negative. If trials are paused or stopped early, it is given
+            places in place of values, see `_losses`.
     """
 
     history = HistoryOnceStarted()
@@ -99,6 +104,12 @@ class DeepHyper:
         chosen = "mixedga" if trial_s >= _LONG_S else "sampling"
         self.acq_optimizer = chosen if acq_optimizer == "auto" else acq_optimizer
         self.options = options
+        require(
+            not isinstance(options.get(_STRATEGY), MoScalarFunction),
+            f"{_STRATEGY}={options.get(_STRATEGY)!r}: an object that remembers what it was asked, "
+            "so a campaign that goes on would ask it something else. Nothing was started. Give the "
+            f"name of a strategy, and moo_scalarization_weight.",
+        )
         self._observed: list[_Observed] = []
 
     def start(
@@ -108,7 +119,8 @@ class DeepHyper:
 
         Raises:
             ConfigError: a hyperparameter has a normal or beta distribution, which DeepHyper
-                cannot convert for its surrogate, or text beside numbers. The message names it.
+                cannot convert for its surrogate, or text beside numbers; or DeepHyper does not take
+                the options. The message names them.
         """
         self.history = SearchHistory.begin(space, objectives, seed)
         for name, hyperparameter in self.history.space.flat.items():
@@ -131,6 +143,43 @@ class DeepHyper:
         }
         if self.initial is None:
             self.initial = 2 * len(self._inactive) + 1
+        if self.options:
+            self._check_options(objectives)
+
+    def _check_options(self, objectives: int) -> None:
+        """Now, and not after the first random trials."""
+        for name in ("moo_lower_bounds", "moo_scalarization_weight"):
+            given = self.options.get(name)
+            require(
+                not isinstance(given, list | tuple) or len(given) == objectives,
+                f"{name}={given!r} with {objectives} objectives: one number for each. Nothing was "
+                "started.",
+            )
+        try:
+            with self._search({}) as search:
+                search._setup_optimizer()
+        except Exception as error:  # pydantic's own among others
+            raise ConfigError(
+                f"DeepHyper does not take {self.options}: {error}. Nothing was started."
+            ) from error
+
+    @contextmanager
+    def _search(self, options: Mapping[str, Any]) -> Iterator[CBO]:
+        """A CBO that has been told nothing.
+
+        Args:
+            options: take the place of others.
+        """
+        history = self.history
+        with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield CBO(
+                self._problem,
+                random_state=int(generator(history.seed, history.count).randint(2**31)),
+                log_dir=scratch,
+                checkpoint_history_to_csv=False,
+                **{**self._settings(), **options},
+            )
 
     def ask(self, n: int = 1) -> list[Suggestion]:
         """See Searcher."""
@@ -158,15 +207,7 @@ class DeepHyper:
         told = [losses for losses in observed if losses is not None]
         lie = _objective(np.max(told, axis=0).tolist())  # the worst: stay away from what is pending
         results += [(self._values(pending.config), lie) for pending in history.pending.values()]
-        with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            search = CBO(
-                self._problem,
-                random_state=int(generator(history.seed, history.count).randint(2**31)),
-                log_dir=scratch,
-                checkpoint_history_to_csv=False,
-                **self._settings(),
-            )
+        with self._search(self._bounds()) as search:
             # What these would hold if it had been asked for all of it: where its schedules of
             # exploration and of the surrogate stand, and what it must not propose again.
             search._num_asked = len(results)
@@ -212,17 +253,36 @@ class DeepHyper:
     def _losses(self) -> list[list[float] | None]:
         """Of each, None if it failed; places from 0 instead, if some did not run to their end.
 
-        DeepHyper's own scaling of what a forest learns makes places of losses as well. Of several
-        objectives there is one place too, by Pareto rank.
+        Losses of trials that have come equally far can be compared, others cannot. DeepHyper's own
+        scaling of what a forest learns makes places of losses as well. There is a place for each
+        objective: how DeepHyper weighs them is a matter of its options.
         """
         losses = [each.losses for each in self._observed]
         scored = [place for place, each in enumerate(losses) if each is not None]
         reach = [self._observed[place].reach for place in scored]
         if all(each is None for each in reach):
             return losses
-        for rank, i in enumerate(furthest([losses[place] or () for place in scored], reach)):
-            losses[scored[i]] = [float(rank)]
+        columns = zip(*(losses[place] or () for place in scored), strict=True)
+        places = zip(*(_places(column, reach) for column in columns), strict=True)
+        for place, found in zip(scored, places, strict=True):
+            losses[place] = list(found)
         return losses
+
+    def _bounds(self) -> dict[str, Any]:
+        """`moo_lower_bounds` among places: after the last of the furthest trials that keeps it."""
+        bounds = self.options.get("moo_lower_bounds")
+        there = [each for each in self._observed if each.losses is not None]
+        if bounds is None or all(each.reach is None for each in there):
+            return {}
+        most = max(_far(each.reach) for each in there)
+        columns = zip(
+            *(each.losses or () for each in there if _far(each.reach) == most), strict=True
+        )
+        kept = [
+            None if bound is None else 1.0 - sum(loss <= -bound for loss in column)
+            for bound, column in zip(bounds, columns, strict=True)
+        ]
+        return {"moo_lower_bounds": kept}
 
     def _settings(self) -> dict[str, Any]:
         conditions = bool(self._problem.space.conditions or self._problem.space.forbidden_clauses)
@@ -260,6 +320,21 @@ class DeepHyper:
         """See Searcher."""
         self.history.load_state_dict(state_dict)
         self._observed = [_Observed(*values) for values in state_dict["observed"]]
+
+
+def _places(losses: Sequence[float], reach: Sequence[int | None]) -> list[float]:
+    """Of each the number of those that are better; see pareto.furthest."""
+    ranked = furthest([(loss,) for loss in losses], reach)
+    found = [0.0] * len(losses)
+    for rank, i in enumerate(ranked):
+        ahead = ranked[rank - 1] if rank else i
+        tied = rank and (losses[ahead], reach[ahead]) == (losses[i], reach[i])
+        found[i] = found[ahead] if tied else float(rank)
+    return found
+
+
+def _far(reach: int | None) -> float:
+    return math.inf if reach is None else reach
 
 
 def _objective(losses: Sequence[float]) -> Any:  # noqa: ANN401 - one number or several

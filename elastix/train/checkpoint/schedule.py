@@ -4,12 +4,12 @@ Steps and reports are the same everywhere. Time is not, nor is who has seen whom
 rank 0 says in the commit round that something is due.
 """
 
-import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from elastix.config import CheckpointConfig
+from elastix.events import comparable
 
 
 class Schedule:
@@ -76,9 +76,9 @@ class Schedule:
 
     def reported(self, step: int, metrics: Mapping[str, Any]) -> None:
         """`ctx.report` was called."""
-        value = metrics.get(self._config.best or "")
-        if isinstance(value, int | float) and not math.isnan(value):
-            self._score = (step, float(value if self._config.mode == "max" else -value))
+        value = comparable(metrics.get(self._config.best or ""))
+        if value is not None:
+            self._score = (step, value if self._config.mode == "max" else -value)
 
     def score(self, step: int) -> float | None:
         """Of the State of this step; None if nothing was reported for it."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from elastix.data.audit import Audit, audit
 from elastix.errors import NotFound
-from elastix.events import Event, Reported, RunStarted, StateStored
+from elastix.events import Event, RunStarted, StateStored
 from elastix.notebook import facts
 from elastix.observe import catalogue, journal, reported_metrics
 from elastix.observe.progress import Progress, shown
@@ -44,7 +44,7 @@ class Result:
     @classmethod
     def of(cls, directory: Path, losses: int | None = None) -> Self:
         """Of the run that has its journal in this directory; `losses` if not all of them count."""
-        progress, metrics, ref = Progress(), dict[str, Any](), Ref("")
+        progress, ref = Progress(), Ref("")
 
         def noted() -> Iterator[Event]:
             nonlocal ref
@@ -52,13 +52,11 @@ class Result:
                 progress.add(event)
                 if isinstance(event, StateStored):
                     ref = Ref(event.ref)
-                elif isinstance(event, Reported):
-                    metrics.update(event.metrics)
                 yield event
 
         account = audit(noted())
         lost = len(progress.losses) if losses is None else losses
-        return cls(ref, metrics, account, lost, directory, str(directory.parents[1]))
+        return cls(ref, progress.metrics, account, lost, directory, str(directory.parents[1]))
 
     @classmethod
     def open(cls, store: str | Path, name: str) -> Self:
@@ -115,8 +113,8 @@ class Result:
             )
         known = ", ".join(self.metrics) or "nothing"
         raise NotFound(
-            f"run {self.name!r} has no best State: best={best.metric!r} was never reported; "
-            f"reported: {known}."
+            f"run {self.name!r} has no best State: no finite number was ever reported as "
+            f"best={best.metric!r}; reported: {known}."
         )
 
     def load(self) -> State:

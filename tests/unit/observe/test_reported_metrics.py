@@ -69,7 +69,32 @@ def test_what_came_after_the_step_that_a_run_went_back_to_is_no_best():
     assert best_of(*events, Resumed(step=4, ref="x")).value.step == 1
 
 
-def test_nan_text_and_silence_are_no_best():
-    assert best_of(started(best="a"), said(1, a=math.nan), said(2, a="good")).value is None
+ODD = [math.nan, math.inf, -math.inf, "good", True, None, 10**400]
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_what_is_no_finite_number_is_no_best(mode, odd):
+    assert best_of(started(best="a", mode=mode), said(1, a=odd)).value is None
+    best = best_of(started(best="a", mode=mode), said(1, a=0.5), said(2, a=odd)).value
+    assert (best.step, best.value) == (1, 0.5)
+
+
+def test_none_in_a_report_says_nothing_new_of_its_step():
+    rows = history([said(1, a=0.5), said(1, a=None, b=None), said(2, a=None)])
+    assert [{**row, "seconds": 0} for row in rows] == [
+        {"step": 1, "seconds": 0, "a": 0.5, "b": None},
+        {"step": 2, "seconds": 0, "a": None},
+    ]
+
+
+def test_a_metric_that_is_called_as_a_column_has_one_of_its_own():
+    said_so = Reported(t=1.0, seq=1, step=7, metrics={"step": 70, "seconds": 0.5, "a": 1})
+    assert history([said_so]) == [
+        {"step": 7, "seconds": 0.0, "reported:step": 70, "reported:seconds": 0.5, "a": 1}
+    ]
+
+
+def test_silence_is_no_best():
     assert best_of(started(), said(1, a=1.0)).value is None
     assert best_of(started(best="a"), said(1, b=1.0)).metric == "a"

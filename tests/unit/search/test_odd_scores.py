@@ -136,6 +136,32 @@ def test_a_trial_without_a_number_at_a_rung_is_not_let_through(tmp_path, first):
     assert {(t.state, len(t.results)) for t in results if t.config["x"] < 0.5} == {("failed", 2)}
 
 
+def test_what_a_trial_fails_of_at_a_rung_makes_no_difference_to_the_others(tmp_path):
+    """Nor does it after a kill, with rungs that hear of all reports anew."""
+
+    def ends(odd):
+        def train(ctx):
+            for report in range(1, LAST + 1):
+                bad = report == 2 and ctx.config["x"] < 0.5
+                if bad and odd is None:
+                    raise ValueError("of something else")
+                ctx.report(m=odd if bad else ctx.config["x"])
+
+        return train
+
+    found = {}
+    for name, odd in {"raised": None, "nan": math.nan, "text": "0.7", "infinite": math.inf}.items():
+        results = search(tmp_path / name, ends(odd), 12)
+        again = search(tmp_path / name, ends(odd), 16, rungs=elastix.Asha(first=2, eta=2, last=8))
+        found[name] = [
+            [(t.state, len(t.results)) for t in run if t.config["x"] >= 0.5]
+            for run in (results, again)
+        ]
+        assert any(trial.state == "failed" for trial in results)
+        assert any(trial.state == "paused" for trial in results)
+    assert found["nan"] == found["text"] == found["infinite"] == found["raised"]
+
+
 def test_where_all_scores_at_a_rung_are_no_numbers_the_campaign_says_so(tmp_path):
     with pytest.raises(EveryTrialFailed, match="not finite"):
         search(tmp_path, lambda ctx: [ctx.report(m=math.nan) for _ in range(LAST)])

@@ -1,6 +1,8 @@
 """Trials that do what no train function should: the campaign goes on, and its tables are true."""
 
+import os
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -70,6 +72,31 @@ def test_what_a_train_function_does_to_its_config_is_not_what_was_tried(tmp_path
 
     results = search(tmp_path, train)
     assert [trial.config["x"] for trial in results] == [trial.metrics["m"] for trial in results]
+
+
+def test_a_trial_that_changes_its_working_folder_leaves_the_next_one_its_own(tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    monkeypatch.chdir(here)
+    (here / "data").write_text("1")
+    begun = []
+
+    def train(ctx):
+        begun.append(Path.cwd())
+        model = torch.nn.Linear(2, 2)
+        ctx.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        ctx.report(m=float(Path("data").read_text()) + ctx.config["x"])
+        os.chdir(there)
+        if ctx.config["x"] < 0.5:
+            raise ValueError("elsewhere")
+
+    results = search("runs/store", train, 8)
+    assert begun == [here] * 8
+    assert Path.cwd() == here
+    assert list(there.iterdir()) == []
+    assert results.best.load().tensors
+    assert {t.state for t in results} == {"finished", "failed"}
 
 
 def test_numbers_and_text_that_no_column_holds_are_written_as_json(tmp_path):

@@ -7,7 +7,9 @@ from torch import nn
 import elastix
 from elastix.errors import ConfigError, NotFound, StateError
 from elastix.events import Reported, RunEnded, RunStarted, StateStored
+from elastix.observe import catalogue
 from elastix.observe.journal import Journal
+from elastix.observe.progress import Progress
 from elastix.state import State
 from elastix.store import Store
 
@@ -60,6 +62,24 @@ def test_a_run_is_opened_again_by_its_name(run):
         elastix.Result.open(store, "../digits")
 
 
+def test_none_says_nothing_new_to_whoever_reads_a_run(tmp_path):
+    """Of a run as of a trial: the value before it counts."""
+    with Journal(tmp_path / "runs" / "some" / "journal.jsonl") as journal:
+        journal.append(RunStarted(name="some", seed=0, config={}, scaling={}, versions={}))
+        reported = [{"a": 0.5, "note": "x"}, {"a": None, "b": None}, {"note": None}]
+        for seq, metrics in enumerate(reported):
+            journal.append(Reported(seq=seq, step=seq, metrics=metrics))
+    progress = Progress()
+    for event in elastix.Result.open(tmp_path, "some").events:
+        progress.add(event)
+    for metrics in (
+        elastix.Result.open(tmp_path, "some").metrics,
+        catalogue.summary(tmp_path, "some").metrics,
+        progress.summary(0.0)["metrics"],
+    ):
+        assert metrics == {"a": 0.5, "note": "x", "b": None}
+
+
 def test_history_is_a_table_by_step(run):
     history = elastix.Result.open(run[0], "digits").history
     assert list(history.index) == [1, 2, 3]
@@ -93,7 +113,7 @@ def test_without_a_best_it_says_why(tmp_path):
             journal.append(Reported(seq=1, step=1, metrics={"acc": 0.5, "loss": 1.0}))
     with pytest.raises(NotFound, match="no metric was named"):
         _ = elastix.Result.open(tmp_path, "unnamed").best
-    with pytest.raises(NotFound, match="'acuracy' was never reported; reported: acc, loss"):
+    with pytest.raises(NotFound, match="as best='acuracy'; reported: acc, loss"):
         _ = elastix.Result.open(tmp_path, "mistyped").best
     assert elastix.Result.open(tmp_path, "unnamed").history["acc"].tolist() == [0.5]
 

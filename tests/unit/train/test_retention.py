@@ -102,7 +102,7 @@ def test_a_reported_metric_makes_its_state_due_with_its_score(mode, expected):
     assert schedule.score(5) is None
 
 
-@pytest.mark.parametrize("value", [float("nan"), "good", None])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), True, "good", None])
 def test_a_metric_that_cannot_be_compared_is_no_score(value):
     schedule = Schedule(CheckpointConfig(best="accuracy"))
     schedule.reported(4, {"accuracy": value})
