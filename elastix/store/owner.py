@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastix.errors import Conflict, Corrupt
-from elastix.store.packs import storage_errors
+from elastix.store.packs import one_line, storage_errors
 
 _PARTS = ("packs", "writers", "owner.lock", "reserve", "reserve.draft")
 _INDEX = ("index.lock", *(f"index.sqlite{end}" for end in ("", "-wal", "-shm", "-journal")))
@@ -183,11 +183,6 @@ class Owner:
         finally:
             if self._owner >= 0:
                 self.settle()
-
-
-def one_line(path: Path) -> str:
-    """A path for a note, which has lines: whatever is in its name."""
-    return str(path).encode("unicode_escape").decode()
 
 
 def _files(index: Path) -> str:

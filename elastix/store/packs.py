@@ -165,6 +165,11 @@ class _StorageErrors(AbstractContextManager[None]):  # no generator: it is enter
         ) from error
 
 
+def one_line(path: Path) -> str:
+    """A path for a note, which has lines: whatever is in its name."""
+    return str(path).encode("unicode_escape").decode()
+
+
 @lru_cache(maxsize=4096)
 def check_name(pack: str) -> str:
     """`pack` if it is a pack's name, and so cannot lead out of the folder.

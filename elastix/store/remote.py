@@ -24,8 +24,7 @@ from blake3 import blake3
 
 from elastix.errors import ConfigError, Conflict, NotFound, StoreError
 from elastix.lazy_import import later
-from elastix.store.owner import one_line
-from elastix.store.packs import Buffer, View, check_name, storage_errors
+from elastix.store.packs import Buffer, View, check_name, one_line, storage_errors
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded
 
 if TYPE_CHECKING:
