@@ -11,6 +11,8 @@ from ray._private.utils import read_ray_address
 
 from elastix.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 _TOKENS = "ray._private.authentication.authentication_token_setup"
 
 
@@ -19,9 +21,17 @@ def find_or_start_ray() -> None:
 
     Ray notes in a file where the host's cluster is. Where that has ended without taking the note
     away, ray.init() waits for it for minutes. Here one that no connection can be made to is gone.
+    Where the user has named one that does not answer, a warning says what is waited for.
     """
     logging.getLogger(_TOKENS).addFilter(_is_news)
-    gone = not os.environ.get("RAY_ADDRESS") and _is_gone(read_ray_address())
+    told = os.environ.get("RAY_ADDRESS")
+    if told and _is_gone(told.removeprefix("ray://")):  # it may be about to start
+        logger.warning(
+            "nobody answers at RAY_ADDRESS=%s. Ray waits for it, for some minutes. If there is "
+            "none, correct or unset RAY_ADDRESS.",
+            told,
+        )
+    gone = not told and _is_gone(read_ray_address())
     init_ray("local" if gone else None, logging_level=logging.WARNING)
 
 

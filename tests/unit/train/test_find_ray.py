@@ -67,12 +67,19 @@ def test_without_a_note_ray_decides(monkeypatch, asked):
     assert asked == [None]
 
 
-def test_an_address_that_was_given_is_left_to_ray(monkeypatch, asked, listener):
-    note(monkeypatch, listener)
-    listener.close()
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_that_was_given_is_left_to_ray_and_named_if_nobody_answers(
+    monkeypatch, asked, listener, caplog, scheme
+):
+    note(monkeypatch, None)
+    address = f"{scheme}127.0.0.1:{listener.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
     find_ray.find_or_start_ray()
-    assert asked == [None]
+    assert caplog.messages == []
+    listener.close()
+    find_ray.find_or_start_ray()
+    assert f"nobody answers at RAY_ADDRESS={address}." in caplog.text
+    assert asked == [None, None]
 
 
 def test_a_folder_whose_path_is_too_long_for_sockets_is_named(monkeypatch, tmp_path):
