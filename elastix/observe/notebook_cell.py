@@ -5,8 +5,11 @@ beneath it. What is printed stays; the block goes when it is stopped. All is tex
 """
 
 import io
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from html import escape
 from typing import Any, Protocol
 
@@ -83,7 +86,20 @@ def terminal_of(cell: NotebookCell | None, quiet: bool) -> Terminal:
     """What prints into the cell; to standard output where there is none."""
     if cell is not None:
         return cell.terminal(quiet=quiet)
-    return Terminal(quiet=quiet, highlight=False, soft_wrap=True)
+    return _Output(quiet=quiet, highlight=False, soft_wrap=True)
+
+
+class _Output(Terminal):
+    """Standard output. rich ends the process if nobody reads it; training goes on without it."""
+
+    def on_broken_pipe(self) -> None:
+        """Say so, once, where somebody may still read."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # Python flushes it at its end
+        os.close(nowhere)
+        with suppress(OSError):
+            sys.stderr.write("elastix: nobody reads the output any more; the run goes on\n")
 
 
 def here() -> NotebookCell | None:

@@ -1,6 +1,9 @@
 """The console: a block of at most 12 lines on a terminal, lines in a log, first failures last."""
 
 import io
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console as Terminal
@@ -352,3 +355,28 @@ def test_a_metric_that_the_guard_waits_for_in_vain_is_told_of():
     hint = "Guard.metric='los' was not reported (but loss; did you mean 'loss'?)"
     assert file.getvalue().count(hint) == 1
     assert "the guard judges gradients alone until it is" in file.getvalue()
+
+
+_PRINTED = """
+from elastix.observe.console import Console
+from tests.report_data import run_events
+
+with Console("digits", "runs/store") as console:
+    for event in run_events(steps=300):
+        console.show(event)
+open("done", "w").close()
+"""
+
+
+def test_a_run_goes_on_if_nobody_reads_its_output(tmp_path):
+    """Of itself, rich would end the process, silently."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-c", _PRINTED]
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=writes, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writes)
+    assert done.returncode == 0
+    assert (tmp_path / "done").exists()
+    assert done.stderr == "elastix: nobody reads the output any more; the run goes on\n"
