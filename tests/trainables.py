@@ -277,13 +277,14 @@ def shadow_hold(ctx):
 
 def tell_level(ctx, tell):
     """Have `tell` called whenever this shadow has said that it has a State."""
-    level = ctx._member.level
+    news = ctx._member._driver._listener
+    level = news.level
 
     def say(*, equal):
         level(equal=equal)
         tell(equal)
 
-    ctx._member.level = say
+    news.level = say
 
 
 def newest_group(member):

@@ -30,7 +30,13 @@ from elastix.comm.protocol.follower import Follower
 from elastix.comm.protocol.group_protocol import GroupProtocol
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.protocol.operation import Operation, OperationOutcome
-from elastix.comm.protocol.participant import Joined, Participant, Recovery, Released
+from elastix.comm.protocol.participant import (
+    GroupListener,
+    Joined,
+    Participant,
+    Recovery,
+    Released,
+)
 from elastix.comm.protocol.recovery import Position
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.errors import TrainError
@@ -74,6 +80,7 @@ class GroupDriver:
         self._say_to_crew: Callable[[Word], None] = _nobody_to_tell
         self._joiner = self._protocol.joiner
         self._participant = participant
+        self._listener: GroupListener  # see tell
         self._inbox = inbox
         self._wiring = wiring
         self._begun: want.Course[OperationOutcome]  # the operation in hand, when it was suspended
@@ -147,6 +154,10 @@ class GroupDriver:
     def say_by(self, say: Callable[[Word], None]) -> None:
         """How words go to the other processes of this worker."""
         self._say_to_crew = say
+
+    def tell(self, listener: GroupListener) -> None:
+        """Who is told of this worker's way; to be said before it enters a group."""
+        self._listener = listener
 
     def assemble(self) -> None:
         """Block until all processes of this worker are up to `prepare`."""
@@ -362,7 +373,7 @@ class GroupDriver:
         if builder is None:
             return False
         if builder.failed is not None and self._protocol.doubts(proposed.generation):
-            self._participant.doubt(proposed.generation, builder.failed, builder.unreachable)
+            self._listener.doubt(proposed.generation, builder.failed, builder.unreachable)
         return builder.ready
 
     # ------------------------------------------------------------------ driving
@@ -555,15 +566,15 @@ class GroupDriver:
     # ------------------------------------------------------------------ reports
 
     def _entered(self, wanted: want.TellEntered) -> None:
-        self._participant.entered(wanted.generation, wanted.joined)
+        self._listener.entered(wanted.generation, wanted.joined)
 
     def _recovered(self, wanted: want.TellRecovered) -> None:
         generation, kind, outcome, since = wanted
         stall_s = time.monotonic() - self._inbox.heard_at[since]
-        self._participant.recovered(Recovery(generation, kind, outcome, self._rebuild_s, stall_s))
+        self._listener.recovered(Recovery(generation, kind, outcome, self._rebuild_s, stall_s))
 
     def _doubt(self, wanted: want.Doubt) -> None:
-        self._participant.doubt(wanted.generation, wanted.error, wanted.unreachable)
+        self._listener.doubt(wanted.generation, wanted.error, wanted.unreachable)
 
     def _announce_entry(self, wanted: want.AnnounceEntry) -> None:
         if self._catch_up is not None:
@@ -632,10 +643,10 @@ _ANSWERS: dict[type, Callable[[GroupDriver, Any], Any]] = {
     want.Subscribe: GroupDriver._subscribe,
     want.Adopt: GroupDriver._adopt,
     want.TakeDigest: GroupDriver._take_digest,
-    want.Unequal: lambda self, wanted: self._participant.unequal(*wanted),
-    want.Level: lambda self, wanted: self._participant.level(equal=wanted.equal),
-    want.Lonely: lambda self, _wanted: self._participant.lonely(),
-    want.Succeed: lambda self, wanted: self._participant.succeed(equal=wanted.equal),
+    want.Unequal: lambda self, wanted: self._listener.unequal(*wanted),
+    want.Level: lambda self, wanted: self._listener.level(equal=wanted.equal),
+    want.Lonely: lambda self, _wanted: self._listener.lonely(),
+    want.Succeed: lambda self, wanted: self._listener.succeed(equal=wanted.equal),
     want.Imitate: GroupDriver._imitate,
 }
 """What is done about each thing that a course wants. One table: drivers are made for each trial."""

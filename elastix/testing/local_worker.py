@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,8 @@ class _OneLife:
         pulse = threading.Thread(target=_pulse, args=(link, member), daemon=True)
         pulse.start()
         on_notice(link.leave)
-        outcome = run_train(train, member, config, before=lambda: member.assemble(self.wiring))
+        together = partial(member.processes.assemble, self.wiring)
+        outcome = run_train(train, member, config, before=together)
         link.over = True
         pulse.join()
         member.saver.close()
@@ -269,7 +271,7 @@ def work_in_crews(
                     current[0] = _OneLife(heard, *run)
                     lives.put(current[0])
                 elif isinstance(heard, Disband):
-                    current[0].member.break_up()
+                    current[0].member.processes.break_up()
                 else:
                     _heed(heard, current[0].inbox, current[0].member.saver)
         except (EOFError, OSError):
@@ -322,7 +324,7 @@ def _pulse(link: _PipeLink, member: Member) -> None:
     usage, measured = Usage(parts, member.device), time.monotonic()
     while not link.over:
         time.sleep(0.1)
-        member.look_at_mates()
+        member.processes.look()
         try:
             link.send(link.heartbeat(member))
             if time.monotonic() - measured >= EVERY_S:

@@ -83,8 +83,7 @@ def test_a_process_of_a_worker_is_not_free_for_another_when_its_gpu_has_failed()
     member = SimpleNamespace(
         seed=lambda: None,
         settings=settings,
-        await_broken=lambda _s: True,
-        parted=None,
+        processes=SimpleNamespace(await_broken=lambda _s: True, parted=None),
         step=3,
         me=1,
     )

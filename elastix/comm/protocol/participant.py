@@ -80,6 +80,14 @@ class Participant(Protocol):
         """Of the State as it is, equal for equal replicas."""
         ...
 
+    def phase(self, name: str, detail: int) -> None:
+        """Where this worker is: for heartbeats, traces, and tests that kill it there."""
+        ...
+
+
+class GroupListener(Protocol):
+    """What is told of this worker's way in the group. Called in the training thread."""
+
     def level(self, *, equal: bool) -> None:
         """This joiner is level, or shall be given the State in the group instead; see Level."""
         ...
@@ -110,8 +118,4 @@ class Participant(Protocol):
         `unreachable`: members that could not be reached when it was to be connected; this worker
         itself, if it could reach no meeting.
         """
-        ...
-
-    def phase(self, name: str, detail: int) -> None:
-        """Where this worker is: for heartbeats, traces, and tests that kill it there."""
         ...

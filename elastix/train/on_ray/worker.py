@@ -306,7 +306,7 @@ class Worker:
             case Disband():
                 life.disbanded = True
                 if life.member is not None:
-                    life.member.break_up()
+                    life.member.processes.break_up()
             case _ if life.member is not None:
                 life.member.saver.tell(message)
 
@@ -319,11 +319,12 @@ class Worker:
         # Another controller takes none for the founder; so this process would go on from a State
         # of which the journal knows nothing.
         lost_founder = life.founds and not (member is not None and member.holder)
+        lost_process = member is not None and member.processes.broken
         return Presence(
             process=self._process,
             worker=self._now,
             place=self._place,
-            broken=life.disbanded or (member is not None and member.broken) or lost_founder,
+            broken=life.disbanded or lost_process or lost_founder,
             slot=self._slot,
             pid=os.getpid(),
             node=ray.get_runtime_context().get_node_id(),
@@ -413,7 +414,7 @@ class Worker:
         mine.link, mine.member = link, member
         member.adopted(self._address)  # a controller that came meanwhile found no member
         if mine.disbanded:  # before there was a member
-            member.break_up()
+            member.processes.break_up()
         profiler = self._profile(member)
         link.started()
         stop = threading.Event()
@@ -421,7 +422,7 @@ class Worker:
         pulse.start()
         try:
             train = ray.cloudpickle.loads(self.job.train)
-            together = partial(member.assemble, wiring)
+            together = partial(member.processes.assemble, wiring)
             outcome = run_train(train, member, self.job.config, before=together)
             if outcome.kind is OutcomeKind.FREE:
                 self._kept = member.disband()
@@ -448,7 +449,7 @@ class Worker:
         member.on_phase(parts.phase)
         usage, measured = Usage(parts, member.device), time.monotonic()
         while not stop.wait(self.job.heartbeat_s):
-            member.look_at_mates()
+            member.processes.look()
             link.beat(link.heartbeat(member), _PATIENCE_S)
             if time.monotonic() - measured >= EVERY_S:
                 measured = time.monotonic()

@@ -1,9 +1,11 @@
 """One worker's side of a run: ties the group, the data and the State together. No Ray.
 
-It is the Participant of GroupDriver and the Pace of the Loaders. What it needs from the process
-around it is a Link.
+It is the Participant of GroupDriver, the Pace of the Loaders, and what a Context speaks to. What it
+needs from the process around it is a Link.
 
-Not here: what becomes of a step (step_commits), and of the State as a whole (worker_state).
+Not here: what becomes of a step (step_commits) and of the State as a whole (worker_state), this
+worker's processes (worker_processes), steps that it takes by itself (outer_steps), what the train
+function asks of the group (group_calls), and what is said of the group (group_news).
 """
 
 import logging
@@ -14,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
 from elastix.comm.driver import GroupDriver
 from elastix.comm.gradients.exact_reducer import ExactReducer
@@ -24,8 +25,7 @@ from elastix.comm.network.catch_up_stream import CatchUpSender
 from elastix.comm.network.crew_world import DeviceMesh
 from elastix.comm.network.model_layout import layout_of
 from elastix.comm.network.process_group import Wiring
-from elastix.comm.protocol.calls import OperationKind
-from elastix.comm.protocol.participant import Fenced, Joined, Recovery, Released
+from elastix.comm.protocol.participant import Fenced, Released
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.data.backward_window import Ratio
 from elastix.data.cursor import Cursor, subtract
@@ -33,34 +33,36 @@ from elastix.data.drawn_batch import SlicedDraw
 from elastix.data.loader import Loader
 from elastix.data.random_numbers import seed_generators
 from elastix.data.rehearsal import Rehearsal
-from elastix.data.source import Collate, Source
-from elastix.errors import ConfigError, TrainError
-from elastix.events import EpochsPlanned, Recovered, ShadowDiffers, WorkerJoined
+from elastix.data.source import Source
+from elastix.errors import ConfigError
+from elastix.events import EpochsPlanned
 from elastix.state import State, Stateful
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.saver import Saver
 from elastix.train.checkpoint.schedule import Schedule
-from elastix.train.control.messages import CaughtUp, Entered, Ready, Succeeded, Suspect
-from elastix.train.replica import refusals, schedule_runs
+from elastix.train.control.messages import CaughtUp, Ready
+from elastix.train.replica import refusals
 from elastix.train.replica.crew_mates import Mates
-from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, Metric
 from elastix.train.replica.exactness import (
     check_loader,
     check_rate_scaling,
     computes_with,
     kind_number,
 )
+from elastix.train.replica.group_calls import GroupCalls
+from elastix.train.replica.group_news import GroupNews
 from elastix.train.replica.inheritance import Inheritance
-from elastix.train.replica.inner_steps import InnerSteps
 from elastix.train.replica.learning_rate import RateScaling
 from elastix.train.replica.link import Link, Settings
+from elastix.train.replica.outer_steps import OuterSteps
 from elastix.train.replica.parts import WorkerParts
 from elastix.train.replica.replicated_events import ReplicatedEvents
-from elastix.train.replica.rounds import GroupMean, share_loss
+from elastix.train.replica.rounds import share_loss
 from elastix.train.replica.sliced_step import Step
 from elastix.train.replica.state_copies import StateCopies
 from elastix.train.replica.step_commits import StepCommits
 from elastix.train.replica.tracked_objects import TrackedObjects
+from elastix.train.replica.worker_processes import WorkerProcesses
 from elastix.train.replica.worker_state import KeptState, WorkerState
 
 logger = logging.getLogger(__name__)
@@ -78,7 +80,13 @@ def _nothing() -> None:
 
 
 class Member:
-    """See the module. All methods are called in the training thread."""
+    """See the module. All methods are called in the training thread, unless they say otherwise.
+
+    Attributes:
+        processes: of this worker.
+        saver: stores States.
+        evaluate, clip, mean: see GroupCalls.
+    """
 
     def __init__(
         self,
@@ -97,17 +105,14 @@ class Member:
         redo = Reducer.kind if settings.rollback else 0
         crew = settings.processes
         self._driver = GroupDriver(self, inbox, wiring, settings.min_workers, redo, crew)
+        self.processes = WorkerProcesses(self.me, settings, self._driver, inbox)
         self._reducer: Reducer | None = None
-        every = settings.exchange.every_steps
-        self._inner = InnerSteps(every) if every is not None else None
-        self._outer: OuterReducer | None = None
         self._tracked = TrackedObjects()
         self._inheritance = Inheritance(settings.model_source)
         self._catch_up: CatchUpSender | None = None
         self._schedule = Schedule(settings.checkpoint)
         self.saver = Saver(link.send, link.open_store)
         self._copies = StateCopies(self._tracked, self.saver)
-        self._distance: tuple[tuple[str, ...], int] | None = None  # as a shadow, from the group
         self._replicated = ReplicatedEvents(
             link.emit,
             self._first,
@@ -129,40 +134,18 @@ class Member:
         )
         self._steps = StepCommits(parts)
         self._state = WorkerState(parts, self._steps, self.saver, self._inheritance)
+        every = settings.exchange.every_steps
+        self._outer = OuterSteps(parts, self._steps, every) if every is not None else None
+        self._driver.tell(GroupNews(parts, self._steps, self._lonely))
+        own = self._steps, self._state, self.processes
+        self._calls = calls = GroupCalls(parts, *own, self._step_together)
+        self.evaluate, self.clip, self.mean = calls.evaluate, calls.clip, calls.mean
         inbox.on_urgent(self._heard_urgent)
-        self._mates: Mates | None = None
         self._kept: Callable[[], KeptState | None] = _nothing
         self._computes_with = ""
         self._listeners: list[Callable[[str, int], None]] = []
 
     # ------------------------------------------------------------------ this worker's processes
-
-    def assemble(self, wiring: Wiring) -> None:
-        """Come together with the other processes of this worker; blocks until all are here.
-
-        Raises:
-            OSError, RuntimeError: one of them is lost.
-        """
-        if self.settings.crew:
-            self._mates = Mates(self._driver, wiring, self.settings.crew, self._inbox)
-            self._mates.assemble()
-
-    def break_up(self) -> None:
-        """A process of this worker is lost: come out of whatever this one is in. Any thread."""
-        self._driver.break_up()
-        if self._mates is not None:
-            self._mates.cut()
-        self._inbox.notify()
-
-    def look_at_mates(self) -> None:
-        """See whether they and this process wait for each other. Now and then, in one thread."""
-        if self._mates is not None:
-            self._mates.look()
-
-    @property
-    def parted(self) -> TrainError | None:
-        """What is wrong if they do."""
-        return self._mates.parted if self._mates is not None else None
 
     def disband(self) -> KeptState | None:
         """This worker is no more, and its processes are free to be others.
@@ -188,33 +171,17 @@ class Member:
     @property
     def mesh(self) -> DeviceMesh | None:
         """Of this worker's processes; None if it is one."""
-        return self._mates.mesh if self._mates is not None else None
+        return self.processes.mesh
 
     @property
-    def speaks(self) -> bool:
-        """Whether this process speaks for its worker: it stores, and writes to the journal."""
-        return self.place == 0
-
-    @property
-    def broken(self) -> bool:
-        """Whether a process of this worker is lost, or the worker was taken out. Any thread."""
-        urgent = self._inbox.urgent
-        # A newcomer that was left out of a generation is let in by a later one.
-        outdated = self._driver.has_state and urgent.generation > self._driver.generation
-        fenced = outdated and self.me not in urgent.members
-        return bool(self.settings.crew) and (self._driver.broken or fenced)
-
-    def await_broken(self, timeout_s: float) -> bool:
-        """Whether this worker is broken, as is heard within that time."""
-        self._inbox.wait(lambda: self.broken, timeout_s)
-        return self.broken
+    def _mates(self) -> Mates | None:
+        return self.processes.mates
 
     def _heard_urgent(self) -> None:
         """The group has changed. In the thread that heard it."""
         self._driver.unblock()
         self._replicated.send_again()
-        if self._mates is not None and self.broken:
-            self._mates.cut()
+        self.processes.cut_if_broken()
 
     # ------------------------------------------------------------------ the group as it is
 
@@ -313,8 +280,8 @@ class Member:
         event = self._inheritance.prepared(live)
         if event is not None:
             self._replicated.emit(event)
-        for optimizer in live.optimizers if self._inner is None else ():
-            share_loss(optimizer, self._mean_loss)
+        for optimizer in live.optimizers if self._outer is None else ():
+            share_loss(optimizer, self._calls.mean_loss)
         self._reducer = self._make_reducer()
         self._steps.prepared(self._reducer)
         self._computes_with = computes_with(self.device)
@@ -342,14 +309,15 @@ class Member:
         to_reduce = (list(self._tracked.modules.values()), self._driver, self._steps)
         wire = getattr(torch, exchange.wire) if exchange.wire else None
         piped = self._mates is not None and self._mates.piped
-        if exchange.diloco:
+        if self._outer is not None:
             lr, momentum = exchange.outer_lr, exchange.outer_momentum
             held = self._tracked.held
-            self._outer = OuterReducer(
+            outer = OuterReducer(
                 *to_reduce, lr=lr, momentum=momentum, held=held, wire=wire, piped=piped
             )
-            self._tracked.keep_outer(self._outer.optimizer)
-            return self._outer
+            self._tracked.keep_outer(outer.optimizer)
+            self._outer.reducer = outer
+            return outer
         reducer = ExactReducer if settings.exact else Reducer
         void, measured = settings.may_void, settings.guard is not None
         return reducer(*to_reduce, may_void=void, measured=measured, wire=wire, piped=piped)
@@ -358,23 +326,19 @@ class Member:
         address = self._catch_up.address if self._catch_up is not None else None
         self._link.send(Ready(address, self._computes_with))
 
+    def _lonely(self) -> None:
+        if self._catch_up is not None:
+            self._say_ready()
+
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._refuse("optimizer.step()")
+        self._calls.refuse("optimizer.step()")
         if self._tracked.staged and any(loader.pending for loader in self._tracked.loaders):
             raise refusals.step_not_taken_together("optimizer.step()")
         self._kept = _nothing  # whether or not torch counts what this one changes
         if self._outer is None:
             self._steps.look_if_averaged(optimizer)
-            return
-        self._copies.finish()  # the parameters are about to move
-        if optimizer is self._outer.optimizer:
-            return
-        self._outer.watch(optimizer)
-        if any(x.pending for x in self._tracked.loaders):
-            return
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        if any(parameter.grad is not None for parameter in parameters):
-            raise refusals.steps_between_outer_steps()
+        else:
+            self._outer.before_optimizer(optimizer)
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""
@@ -407,8 +371,8 @@ class Member:
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer; if it need not be exact, but for the random numbers to come."""
         self._state.adopt(state)
-        if self._inner is not None:
-            self._inner.over()
+        if self._outer is not None:
+            self._outer.over()
         if not self.settings.exact:
             index, streams = self._mates.stream if self._mates is not None else (0, 1)
             state_digests.diverge(self.me * streams + index)
@@ -422,64 +386,6 @@ class Member:
         self._state.await_stored(self._state.save(reason))
 
     # ------------------------------------------------------------------ Participant of GroupDriver
-
-    def level(self, *, equal: bool) -> None:
-        """This joiner can come in, or this shadow has the State."""
-        self._link.send(CaughtUp(equal=equal))
-
-    def lonely(self) -> None:
-        """Nobody is left whom this joiner could watch."""
-        if self._catch_up is not None:
-            self._say_ready()
-
-    def unequal(self, operation: int, followed: int, mine: str, theirs: str) -> None:
-        """The State is not that of the worker that this one follows."""
-        self.phase("unequal", operation)
-        parts = state_digests.apart(mine, theirs)
-        if self._driver.shadow and (parts, followed) != self._distance:
-            self._distance = parts, followed
-            self._link.emit(
-                ShadowDiffers(worker=self.me, step=self.step, followed=followed, parts=parts)
-            )
-
-    def succeed(self, *, equal: bool) -> None:
-        """All members are lost, and this shadow goes on in their place."""
-        since, sequence = self._replicated.since, self._replicated.sequence
-        equal = equal and not self._steps.foreign
-        self._link.send(Succeeded(step=self.step, since=since, sequence=sequence, equal=equal))
-
-    def entered(self, generation: int, joined: Joined | None) -> None:
-        """In the group of `generation`, with the State."""
-        self._link.send(Entered(generation))
-        if joined is not None and self.step > 0:
-            self._link.emit(
-                WorkerJoined(
-                    worker=self.me,
-                    generation=generation,
-                    step=self.step,
-                    copy_s=joined.copy_s,
-                    copy_bytes=joined.copy_bytes,
-                    watched_steps=joined.watched_steps,
-                )
-            )
-        self._replicated.send_again()
-
-    def recovered(self, recovery: Recovery) -> None:
-        """Through with a change of the group."""
-        self._link.emit(
-            Recovered(
-                worker=self.me,
-                generation=recovery.generation,
-                step=self.step + (recovery.kind == Reducer.kind),
-                outcome=recovery.outcome,
-                rebuild_s=recovery.rebuild_s,
-                stall_s=recovery.stall_s,
-            )
-        )
-
-    def doubt(self, generation: int, error: BaseException, unreachable: frozenset[int]) -> None:
-        """An operation failed, or these could not be reached."""
-        self._link.send(Suspect(generation, repr(error), unreachable))
 
     def phase(self, name: str, detail: int) -> None:
         """Where the training thread is."""
@@ -512,11 +418,8 @@ class Member:
         self._steps.metrics.refuse("ctx.boundary, or a loader for its next batch,")
         self._steps.check()
         self._steps.slices.put_back()
-        if self._inner is not None:
-            if loader is None:
-                raise refusals.not_with_inner_steps("ctx.boundary", "ctx.loader")
-            if self._inner.asked(loader):
-                self._step_together()
+        if self._outer is not None:
+            self._outer.asked(loader)
         if any(loader.pending for loader in self._tracked.loaders):
             return  # a further micro-batch of a step, or a second loader
         self.phase("boundary", self.step)
@@ -547,11 +450,7 @@ class Member:
 
     def _step_together(self) -> None:
         """Take the outer step, if there were inner ones. Collective."""
-        if self._inner is None or self._outer is None:
-            return
-        self._inner.over()
-        if any(loader.pending for loader in self._tracked.loaders):
-            self._copies.finish()  # the parameters are about to move
+        if self._outer is not None:
             self._outer.step()
 
     def _look_if_overtaken(self) -> None:
@@ -577,31 +476,24 @@ class Member:
 
     def drawn(self, loader: int, size: int, ratio: Ratio) -> None:
         """A batch begins."""
-        if self._inner is not None:
-            self._drawn_for_inner(self._inner, loader, size, ratio)
+        within = self._tracked.loaders[loader].within
+        if self._outer is not None:
+            self._outer.drawn(loader, size, ratio)
+            if self._mates is not None:
+                self._mates.within = within
+            self.phase("batch", self.step)
             return
         first = self._steps.window.fresh
         self._steps.window.drawn(loader, size, ratio)
         if self._mates is not None:
-            within = self._tracked.loaders[loader].within
             # The pass is about both batches, or FSDP2 adds up gradients before they are weighed.
             otherwise = within != self._mates.within and (not first or self._mates.waits)
-            # Those of one schedule are apart from those of another: see Reducer.
+            # Those of one schedule are apart from those of another: see Accumulation.
             if otherwise or (self._steps.window.now and not self._mates.piped):
                 raise refusals.ratios_in_crew()
             self._mates.within = within
         if first and self._reducer is not None:
             self._reducer.turn(self._steps.window.now, self.me in ratio)
-        self.phase("batch", self.step)
-
-    def _drawn_for_inner(self, inner: InnerSteps, loader: int, size: int, ratio: Ratio) -> None:
-        """A batch of an inner step begins, which is split as if there were no others."""
-        self._steps.window.drawn(loader, size, ratio)
-        self._steps.passed()
-        inner.drawn(loader)
-        self._tracked.void = self.me not in ratio  # what it computes on placeholders
-        if self._mates is not None:
-            self._mates.within = self._tracked.loaders[loader].within
         self.phase("batch", self.step)
 
     def begin_step(self, loader: Loader, draw: SlicedDraw, at: Cursor) -> Step:
@@ -616,10 +508,7 @@ class Member:
     def exhausted(self, loader: int) -> bool:
         """At the end of an epoch other weights are tried, say."""
         over = self._tracked.loaders[loader]
-        for_good = over.pending and over.in_last_epoch
-        together = self._inner is not None and self._inner.ends(loader, for_good=for_good)
-        if together:
-            self._step_together()
+        together = self._outer is not None and self._outer.exhausted(over)
         self._copies.finish()
         return together
 
@@ -638,10 +527,8 @@ class Member:
         """
         if self.settings.exact:
             check_loader(source)
-        if self._inner is not None:
-            if source.slices is not None:
-                raise refusals.not_with_inner_steps("ctx.loader(slices=...)", "ctx.loader without")
-            source = replace(source, tiny_whole=True)
+        if self._outer is not None:
+            source = self._outer.source(source)
             if self._mates is not None and self._tracked.loaders:
                 raise refusals.not_in_crew("a second loader with ExchangeConfig(every_steps=...)")
         if self._mates is not None:
@@ -673,86 +560,20 @@ class Member:
         if self._reducer is None:
             raise ConfigError("ctx.accumulate was used before ctx.prepare.")
         self._steps.slices.refuse_accumulation()
-        adding = nullcontext() if self._inner is None else self._inner.adding()
+        adding = nullcontext() if self._outer is None else self._outer.adding()
         with adding, self._reducer.accumulation.adding():
             yield
 
     def backward(self) -> AbstractContextManager[None]:
         """Defer the step to its exit."""
         assert self._reducer is not None  # noqa: S101 - asked for after `prepare`
-        if self._inner is not None:
+        if self._outer is not None:
             raise refusals.not_with_inner_steps("ctx.backward", "loss.backward()")
         return self._reducer.accumulation.step_at_exit()
 
-    def evaluate(
-        self,
-        metric: Metric,
-        dataset: Dataset[Any],
-        batch_size: int,
-        collate: Collate,
-        microbatch: int | None = None,
-    ) -> dict[str, float]:
-        """Means of a metric over a dataset that the group shares out. Collective."""
-        self._refuse("ctx.evaluate")
-        parts = self._mates.part[1] if self._mates is not None else 1
-        if self._tracked.staged:
-            metric = schedule_runs.required(metric)
-            if microbatch is None:
-                raise refusals.evaluation_needs_microbatch()
-        if microbatch is not None and batch_size % (microbatch * parts):
-            raise refusals.odd_batches(batch_size, microbatch, parts)
-        self._step_together()
-        self._steps.check(thoroughly=True)
-        metric = self._steps.metrics.watched(metric)
-        model, seed = self._tracked.model, self.settings.seed
-        given = (model, metric, dataset, batch_size, collate, self.device, self._mates, microbatch)
-        work = ExactEvaluation(*given, seed=seed) if self.settings.exact else Evaluation(*given)
-        self._copies.finish()
-        self.phase("evaluate", self.step)
-        piped = self._mates is not None and self._mates.piped
-        modules = self._tracked.modules.values() if piped else ()
-        with schedule_runs.gradients_aside(modules):
-            return work.means(self._state.together(work))
-
-    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """Scale gradients, so that those of the whole model have at most that norm."""
-        self._refuse("ctx.clip_grad_norm_")
-        if self._mates is None:
-            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        if self._tracked.staged and any(loader.pending for loader in self._tracked.loaders):
-            raise refusals.step_not_taken_together("ctx.clip_grad_norm_")
-        return self._mates.clip(parameters, max_norm)
-
-    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Over the group, by the shares of the last batch. Collective."""
-        self._refuse("ctx.mean")
-        self._steps.check()
-        self.phase("mean", self.step)
-        return self._mean(OperationKind.MEAN, values)
-
-    def _refuse(self, call: str) -> None:
-        """Where it would be made another number of times at each worker, or of what is wrong."""
-        self._driver.check_within(wait=False)
-        self._steps.metrics.refuse(call)
-        self._steps.slices.refuse(call)
-
-    def _mean_loss(self, loss: float) -> float:
-        return self._mean(OperationKind.MEAN_LOSS, {"loss": loss}, empty=0.0)["loss"]
-
-    def _mean(
-        self, kind: OperationKind, values: Mapping[str, float], empty: float = math.nan
-    ) -> dict[str, float]:
-        if self._mates is not None:
-            values = self._mates.mean(values)
-        ratio, samples = self._steps.window.ratio, self._steps.slices.samples
-        if samples is None:
-            samples = 1 if self._state.on_the_way or not ratio else ratio.get(self.me, 0)
-        work = GroupMean(kind, values, samples)
-        return work.means(self._state.together(work), empty)
-
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Hand metrics to the journal."""
-        self._refuse("ctx.report")
+        self._calls.refuse("ctx.report")
         if self._state.on_the_way:
             return  # the group has made it
         self._steps.checks.reported(metrics)
@@ -786,8 +607,8 @@ class Member:
             self._driver.await_succession()
         if self._driver.watching:
             return  # a joiner that never came in has no part in the end
-        if self._inner is not None and self._inner.none and not self.step:
-            raise refusals.never_took_an_inner_step()
+        if self._outer is not None:
+            self._outer.look_if_none()
         self._step_together()
         self._steps.look_if_left_over()
         self._steps.check(thoroughly=True)

@@ -98,8 +98,8 @@ def let_go_of_memory() -> None:
 
 def _cut(member: Member, error: BaseException) -> Outcome:
     """The others of this worker are lost, or wait for this one for ever, as it does for them."""
-    if member.parted is not None:  # at once: the others raise soon, and do not know why
-        return _raised(member, member.parted.with_traceback(error.__traceback__))
+    if member.processes.parted is not None:  # at once: the others raise soon, and do not know why
+        return _raised(member, member.processes.parted.with_traceback(error.__traceback__))
     return Outcome(kind=OutcomeKind.FREE, step=member.step, summary=_said(error))
 
 
@@ -182,7 +182,7 @@ def _finish(member: Member, reason: str) -> None:
 def _was_cut(member: Member, error: BaseException) -> bool:
     """Whether a collective with mates has failed, as one of them is lost."""
     own = isinstance(error, ElastixError) or not isinstance(error, Exception)
-    return bool(member.settings.crew) and not own and member.await_broken(_NEWS_S)
+    return bool(member.settings.crew) and not own and member.processes.await_broken(_NEWS_S)
 
 
 def _said(error: BaseException) -> str:
