@@ -16,7 +16,8 @@ from elastix.data.rehearsal import ENTRY, Rehearsal
 from elastix.errors import NotFound, SearchError
 from elastix.search.inherit import Inherited, inherit
 from elastix.search.trial import Config, Objectives
-from elastix.state import Ref, State, Stateful, entries_of, warm_start
+from elastix.state import Ref, State, Stateful, warm_start
+from elastix.state_entries import entries_of
 from elastix.store import Signature, Store, signature
 from elastix.train.replica.model_source import TrainedModel
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -16,8 +16,6 @@ from elastix.state import (
     State,
     capture,
     check_optimizer,
-    meta_of_stages,
-    of_stage,
     parameter_names,
     restore,
     warm_start,
@@ -283,45 +281,6 @@ def test_an_optimizer_is_restored_by_parameter_name_not_by_place():
         for key, value in optimizer.state[one].items():
             assert torch.equal(backwards.state[two][key], value), (name, key)
     assert "@optimizer/state/first.weight/exp_avg" in state.tensors
-
-
-def by_groups(layers):
-    """An optimizer with a group for weights, and one for biases."""
-    weights, biases = [x.weight for x in layers.values()], [x.bias for x in layers.values()]
-    return torch.optim.AdamW([{"params": weights}, {"params": biases, "lr": 0.5}])
-
-
-def by_name(layers):
-    return torch.optim.AdamW(torch.nn.ModuleDict(layers).named_parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize("of_layers", [by_groups, by_name])
-def test_stages_make_up_the_state_of_the_whole_model_and_each_takes_its_own_back(of_layers):
-    layers = {"a": torch.nn.Linear(3, 4), "b": torch.nn.Linear(4, 2)}
-    whole = torch.nn.Sequential(OrderedDict(layers))
-    optimizer = of_layers(layers)
-    train(whole, optimizer)
-    want = capture({"": whole}, {"optimizer": optimizer})
-    parts = []
-    for name, layer in layers.items():
-        stage, own = torch.nn.ModuleDict({name: layer}), of_layers({name: layer})
-        names = set(parameter_names({"": stage}).values())
-        restore(of_stage(want, names), {"": stage}, {"optimizer": own})
-        assert len(own.state) == 2
-        parts.append(capture({"": stage}, {"optimizer": own}))
-    assert meta_of_stages([part.meta for part in parts]) == want.meta
-    assert {name for part in parts for name in part.tensors} == want.tensors.keys()
-
-
-def test_metadata_of_replicas_that_are_no_stages_is_that_of_the_first():
-    one, other = Net(0), Net(1)
-    metas = []
-    for model in (one, other):
-        optimizer = torch.optim.AdamW(model.parameters())
-        if model is other:
-            train(model, optimizer)
-        metas.append(capture({"": model}, {"optimizer": optimizer}, {"step": len(metas)}).meta)
-    assert meta_of_stages(metas) == metas[0]
 
 
 def test_restored_objects_share_no_memory_with_the_state():

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from elastix.errors import ElastixError, StoreError
-from elastix.state import meta_of_stages
+from elastix.state_entries import meta_of_stages
 from elastix.store import Share
 
 

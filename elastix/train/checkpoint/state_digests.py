@@ -8,7 +8,8 @@ import torch
 from blake3 import blake3
 
 from elastix.data.random_numbers import seed_generators
-from elastix.state import BY_PARAMETER, Manifest, State, Stateful, is_optimizer
+from elastix.state import BY_PARAMETER, Manifest, State, Stateful
+from elastix.state_entries import is_optimizer
 
 _OWN = "rng"
 """Each worker has random numbers of its own, or all would draw the same dropout masks."""

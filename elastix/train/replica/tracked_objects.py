@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from elastix import state as states
+from elastix import state_entries
 from elastix.comm.gradients.buffer_bucket import overlaps
 from elastix.data.cursor import count
 from elastix.data.loader import Loader
@@ -268,7 +269,9 @@ class TrackedObjects:
         try:
             if self.staged:
                 self._look_for_stages(state)
-                state = states.of_stage(state, set(states.parameter_names(self.modules).values()))
+                state = state_entries.of_stage(
+                    state, set(states.parameter_names(self.modules).values())
+                )
             states.restore(state, self.modules, there)
         except StateError as error:
             raise StateError(
@@ -276,7 +279,7 @@ class TrackedObjects:
                 "stored. To begin anew choose another RunConfig.name, or remove STORE/runs/NAME; "
                 "to go on give the model and the optimizer that it was stored with."
             ) from error
-        self._unclaimed = states.without(state, self.others)
+        self._unclaimed = state_entries.without(state, self.others)
         # A joiner that began anew in the middle of its loop has some of these.
         for name, memory in self._remembered.items():
             self._claim(name, memory)
@@ -285,7 +288,7 @@ class TrackedObjects:
 
     def _look_for_stages(self, state: State) -> None:
         """As one process whose optimizer lacks them: they would not be in what is stored next."""
-        lost = states.without_stage(state, self.whole)
+        lost = state_entries.without_stage(state, self.whole)
         if lost:
             raise StateError(
                 f"the State has trained {len(lost)} parameters, {lost[0]!r} among them, that are "
@@ -319,15 +322,15 @@ class TrackedObjects:
             n: other for n, other in self.others.items() if whole or isinstance(other, follow)
         }
         states.take_place(state, others)
-        rest = states.without(state, self.others)
-        self._unclaimed = rest if whole else states.entries_of(rest, "loader/")
+        rest = state_entries.without(state, self.others)
+        self._unclaimed = rest if whole else state_entries.entries_of(rest, "loader/")
 
     def _claim(self, name: str, other: Stateful) -> bool:
         """Give an object its part of the State; False if that has none."""
         if f"@{name}" not in self._unclaimed.meta:
             return False
         states.restore_others(self._unclaimed, self.modules, {name: other})
-        self._unclaimed = states.without(self._unclaimed, {name: other})
+        self._unclaimed = state_entries.without(self._unclaimed, {name: other})
         return True
 
     @property
