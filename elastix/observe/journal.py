@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from elastix.errors import Corrupt, NotFound, StoreError
-from elastix.events import Event, from_record, to_record
+from elastix.event_records import from_record, to_record
+from elastix.events import Event
 from elastix.observe.run_lock import Lock
 
 _LOOK_EVERY_S = 0.05  # a look gives up the interpreter lock, which others take

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from elastix import cli
 from elastix.errors import Conflict, StoreError
+from elastix.event_records import to_record
 from elastix.events import (
     CampaignEnded,
     CampaignStarted,
@@ -21,7 +22,6 @@ from elastix.events import (
     RunEnded,
     RunStarted,
     TrialEnded,
-    to_record,
 )
 from elastix.observe import catalogue, notes
 from elastix.observe.journal import Journal, read

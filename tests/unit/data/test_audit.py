@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from elastix.data.audit import audit
 from elastix.data.cursor import Cursor, split
 from elastix.errors import Corrupt
+from elastix.event_records import from_record, to_record
 from elastix.events import (
     BatchShares,
     LoaderOpened,
@@ -19,8 +20,6 @@ from elastix.events import (
     RunStarted,
     StateStored,
     StepCommitted,
-    from_record,
-    to_record,
 )
 
 

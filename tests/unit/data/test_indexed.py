@@ -15,7 +15,8 @@ from elastix.data.loader import Loader
 from elastix.data.sample_order import order_in_blocks
 from elastix.data.source import Source
 from elastix.errors import ConfigError
-from elastix.events import LoaderOpened, StepCommitted, from_record, to_record
+from elastix.event_records import from_record, to_record
+from elastix.events import LoaderOpened, StepCommitted
 from tests.unit.data.test_loader import Pace
 
 

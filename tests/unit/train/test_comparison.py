@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastix.errors import ReplicasDiffer, TrainError
-from elastix.events import ReplicasCompared, from_record, to_record
+from elastix.event_records import from_record, to_record
+from elastix.events import ReplicasCompared
 from elastix.state import RandomState, State, capture
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId

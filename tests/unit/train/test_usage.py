@@ -2,7 +2,8 @@
 
 import torch
 
-from elastix.events import WorkersMeasured, from_record, to_record
+from elastix.event_records import from_record, to_record
+from elastix.events import WorkersMeasured
 from elastix.train.control.usage_events import Measures
 from elastix.train.replica.usage import Parts, Usage
 
