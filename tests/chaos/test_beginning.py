@@ -124,3 +124,23 @@ def test_what_is_done_again_in_a_run_that_is_not_exact_is_said(tmp_path):
     said = (tmp_path / "log").read_text()
     assert "has changed model, optimizer between ctx.prepare" in said
     assert said.count("done twice now") == 1
+
+
+def reports_its_last_loss(ctx: elastix.Context) -> None:
+    """A run that goes on from the end of an epoch has no batch of it, and so no loss."""
+    model, optimizer, _ = made(ctx)
+    for epoch in ctx.loader(samples(48), batch_size=8).epochs(2):
+        for batch in epoch:
+            last = loss(model, batch)
+            last.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ctx.report(last=last)
+
+
+def test_an_epoch_without_a_batch_is_named_where_what_its_loop_sets_is_not_there(tmp_path):
+    options = {"replace": True, "checkpoint": CheckpointConfig(every_steps=STEPS, wait=True)}
+    doomed = with_kills(reports_its_last_loss, [Kill(worker=0, phase="bucket", step=STEPS + 1)])
+    with pytest.raises(elastix.WorkerFailed, match="where an epoch had no batch left") as caught:
+        run_local(doomed, 1, directory=tmp_path, **options)
+    assert "UnboundLocalError" in str(caught.value)

@@ -191,6 +191,11 @@ class Member:
         return self._reducer is not None
 
     @property
+    def came_to_none(self) -> bool:
+        """Whether a loop over an epoch began where that had no batch left."""
+        return any(loader.came_to_none for loader in self._tracked.loaders)
+
+    @property
     def step(self) -> int:
         """How many steps count."""
         return self._steps.step

@@ -36,6 +36,12 @@ OTHER_TURN = (
 )
 
 
+CAME_TO_NONE = (
+    "This worker began where an epoch had no batch left: it joined there, or the run goes on from "
+    "a State of there. So the loop over the epoch was not run, and what it sets is not there. Set "
+    "it before that loop too, or use it within."
+)
+
 LEFT_OVER = (
     "the train function came to its end after step %d, and what it has added up within "
     "ctx.accumulate() since is in no step: the samples of these batches were not used. Run the "

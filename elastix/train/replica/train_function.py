@@ -114,6 +114,8 @@ def _failed(member: Member, error: BaseException) -> Outcome:
 
 
 def _raised(member: Member, error: BaseException) -> Outcome:
+    if isinstance(error, NameError) and member.came_to_none:
+        error.add_note(refusals.CAME_TO_NONE)
     return Outcome(
         kind=OutcomeKind.RAISED,
         epochs=member.epochs,
