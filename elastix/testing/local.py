@@ -306,8 +306,10 @@ class LocalController(Shell):
             if self._conductor.phase is Phase.GOING_BACK:
                 self._go_back()
             by_line = {line: worker for worker, line in self._lines.items()}
-            for line in wait(list(by_line), timeout=_TICK_S):
-                self._serve(by_line[line], line)  # type: ignore[index,arg-type]
+            ends = {self._processes[worker].sentinel: line for line, worker in by_line.items()}
+            for ready in wait([*by_line, *ends], timeout=_TICK_S):
+                line: Any = ends.get(ready, ready)  # type: ignore[arg-type]
+                self._serve(by_line[line], line)
         if self._conductor.error is not None:
             raise self._conductor.error
 
@@ -326,10 +328,7 @@ class LocalController(Shell):
         """Hear what a worker has to say, unless it was ended just now."""
         if self._lines.get(worker) is not line:
             return
-        try:
-            message: FromWorker | Outcome | None = line.recv()
-        except (EOFError, ConnectionError):
-            message = None
+        message: FromWorker | Outcome | None = heard(line)
         if message is None and worker not in self._conductor.state.started:
             self._look_why(self._processes[worker])
         with self._lock:
@@ -391,3 +390,14 @@ class LocalController(Shell):
                     line.send(message)
                 except OSError:
                     continue  # it is dead, and `wait` will say so
+
+
+def heard(line: Connection) -> Any:  # noqa: ANN401 - what a worker says
+    """What there is on a line; None if its worker has ended.
+
+    A process that it has forked may hold its end of the line open.
+    """
+    try:
+        return line.recv() if line.poll() else None
+    except (EOFError, ConnectionError):
+        return None

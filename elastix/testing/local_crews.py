@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from elastix.testing.local import LocalController
+from elastix.testing.local import LocalController, heard
 from elastix.testing.local_worker import work_in_crews
 from elastix.train.control.actions import Vacated
 from elastix.train.control.crews import Crews
@@ -38,10 +38,7 @@ class LocalCrewController(CrewShell, LocalController):
     def _serve(self, process: int, line: Connection) -> None:
         if self._lines.get(process) is not line:
             return
-        try:
-            message: Any = line.recv()
-        except (EOFError, ConnectionError):
-            message = None
+        message = heard(line)
         at = self._crews.at(process)
         if message is None and at is not None and at[0] not in self._conductor.state.started:
             self._look_why(self._processes[process])

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import threading
+from pathlib import Path
 from signal import SIGSTOP, SIGTERM
 
 import pytest
@@ -10,7 +11,7 @@ from elastix.events import GenerationFormed, Recovered, WorkerLeft, WorkerLost, 
 from elastix.testing.chaos import CUT, HANG, HOLD_GIL, Kill, with_kills
 from elastix.testing.local import run_local
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
-from tests.trainables import train
+from tests.trainables import await_worker, train
 
 CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 2}
 
@@ -112,6 +113,24 @@ def test_a_process_that_a_worker_forks_is_ended_and_no_notice_is_taken_of_it(tmp
     result = run(tmp_path, with_a_helper)
     assert not of(WorkerLeft, result)
     assert {event.world_size for event in committed(result.events)} == {3}
+
+
+def with_one_that_stays(ctx):
+    """A process of the train function's own outlives a worker that is killed."""
+    target, over = await_worker, Path(ctx.config["over"])
+    multiprocessing.get_context("fork").Process(target=target, args=[over]).start()
+    train(ctx)
+
+
+def test_a_death_is_noticed_though_a_process_that_the_worker_has_forked_lives_on(tmp_path):
+    over = tmp_path / "over"
+    doomed = with_kills(with_one_that_stays, [Kill(worker=1, phase="bucket", step=4)])
+    try:
+        result = run(tmp_path, doomed, config={"over": str(over)})
+    finally:
+        over.touch()
+    assert set(result.lost) == {1}
+    assert committed(result.events)[-1].world_size == 2
 
 
 @pytest.mark.parametrize(
