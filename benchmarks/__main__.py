@@ -60,7 +60,7 @@ ENTRIES = (
     Entry("timed", "executor", 3, "--repeats 5"),
     Entry("timed", "executor_waiting", 2, "--waiting 1000 10000 100000"),
     Entry("timed", "data", 4),
-    Entry("timed", "estimate", 1),
+    Entry("timed", "estimate", 2),
     Entry("timed", "install", 4),
     Entry("timed", "startup", 2),
     Entry("timed", "exact", 10, f"--rounds 8 --steps 10 --parts {_EXACT_TIMED} torchft"),
