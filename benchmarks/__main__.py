@@ -76,7 +76,7 @@ ENTRIES = (
     Entry("counted", "ensemble", 12, "--seeds 4 --trials 16"),
     Entry("counted", "rehearsal", 32),
     Entry("counted", "population", 72),
-    Entry("counted", "packing", 15),
+    Entry("counted", "packing", 6),
     Entry("counted", "size", 30, "--parts day journal store"),
     Entry("endurance", "endurance", 39, "--seconds 2100 --harms 400"),
     Entry("short", "overhead", 0.5, "--rounds 4 --steps 3"),
