@@ -218,8 +218,13 @@ class Evaluation(RoundAlone):
 
     def _nothing(self) -> torch.Tensor:
         """The names of the metrics are needed even so, not their values."""
-        few = range(len(self._dataset))[: self._micro]  # type: ignore[arg-type]
-        return torch.zeros_like(self._batch(few))
+        return torch.zeros_like(self._batch(self._first))
+
+    @property
+    def _first(self) -> range:
+        """A batch as any other: a metric need not know what to do with a single sample."""
+        size = self._micro if self._unit > 1 else self._batch_size
+        return range(len(self._dataset))[:size]  # type: ignore[arg-type]
 
     def means(self, result: torch.Tensor) -> dict[str, float]:
         """By name, from what the round gave."""
@@ -232,9 +237,9 @@ class Evaluation(RoundAlone):
         return int.from_bytes(blake3(told.encode()).digest(8)) >> 2
 
     def imitate(self, watched: Watched) -> None:
-        """The names of the metrics come from a small sample, their values from the others."""
+        """The names of the metrics come from a batch, their values from the others."""
         with evaluating(self._model):
-            self._batch(range(1))
+            self._batch(self._first)
 
     def _batch(self, where: range) -> torch.Tensor:
         batch = to_device(self._collate([self._dataset[i] for i in where]), self._device)
