@@ -114,7 +114,8 @@ class Campaign:
         mode: whether the "max" or the "min" is best; one for all metrics, or one for each.
         budget: when the campaign ends.
         inherit: what a trial inherits from models that are already trained, and from which.
-        run: name, store and seed. The same name and store continue a campaign.
+        run: name, store and seed. The same name and store continue a campaign, with the seed that
+            it began with.
         rungs: Asha or Median: which trials are continued.
         rerank: train this many of the best again at the end, without inheritance; "scratch" means
             5.
@@ -238,16 +239,12 @@ class Campaign:
         refuse_while_loading("run()")
         if self._gate is not None:
             self._gate.check(self._checked_space.get_default_configuration())
-        searcher = copy.deepcopy(self._searcher)
-        if isinstance(searcher, Selects):
-            self._check_first(searcher)
-        if isinstance(searcher, ExpectsTrials):
-            searcher.expect(self._budget.most_trials)
-        searcher.start(self._space, objectives=len(self.objectives.names), seed=self._run.seed)
-        _check_hears(searcher, self._rungs, self.objectives)
+        searcher = self._begun(self._run.seed)
         directory = self._run.directory
         with TrialDatabase(directory) as database:
             facts, same = self._introduce(database)
+            if facts["seed"] != self._run.seed:
+                searcher = self._begun(facts["seed"])
             with Store(self._run.store):
                 pass  # it can be opened and written, or says why not before anything is started
             executor = self._executor or self._pool()
@@ -257,6 +254,17 @@ class Campaign:
                 return self._carry_out(database, searcher, executor, facts, same)
             finally:
                 executor.close()
+
+    def _begun(self, seed: int) -> Searcher:
+        """The searcher, started and not told of anything yet."""
+        searcher = copy.deepcopy(self._searcher)
+        if isinstance(searcher, Selects):
+            self._check_first(searcher)
+        if isinstance(searcher, ExpectsTrials):
+            searcher.expect(self._budget.most_trials)
+        searcher.start(self._space, objectives=len(self.objectives.names), seed=seed)
+        _check_hears(searcher, self._rungs, self.objectives)
+        return searcher
 
     def _check_first(self, searcher: Selects) -> None:
         """Refuse what is enqueued beyond the first members: only these are no children."""
@@ -298,7 +306,7 @@ class Campaign:
                     objectives=self.objectives,
                     budget=self._budget,
                     enqueued=self._enqueued,
-                    seed=self._run.seed,
+                    seed=facts["seed"],
                     max_losses=self._losses_allowed(),
                     retries=self._retries,
                     rerank=self._rerank,
@@ -307,7 +315,7 @@ class Campaign:
                 searcher,
                 copy.deepcopy(self._rungs),
                 executor,
-                self._work_maker(opener),
+                self._work_maker(opener, facts["seed"]),
                 bus.emit,
                 gate=copy.deepcopy(self._gate),
             )
@@ -368,7 +376,9 @@ class Campaign:
             store=self._run.store,
         )
 
-    def _work_maker(self, opener: StoreOpener) -> Callable[[Trial, Role, int | None], Work]:
+    def _work_maker(
+        self, opener: StoreOpener, seed: int
+    ) -> Callable[[Trial, Role, int | None], Work]:
         terms = InheritTerms(
             store=opener,
             campaign=self.name,
@@ -393,8 +403,8 @@ class Campaign:
                 number=trial.number,
                 name=run_of(self.name, trial.number),
                 config=trial.config,
-                seed=(self._run.seed + trial.number) % 2**63,
-                order_seed=self._run.seed,
+                seed=(seed + trial.number) % 2**63,
+                order_seed=seed,
                 model_source=model_source,
                 until_reports=rung,
                 memory_bytes=trial.memory_bytes,
@@ -437,6 +447,7 @@ class Campaign:
                         "another name."
                     )
             facts["began_s"] = known["began_s"]
+            facts["seed"] = before.get("seed", facts["seed"])
             facts["code"] = facts["code"] or before.get("code", "")
         if before is None:
             database.commit([], {"campaign": facts})
@@ -447,6 +458,12 @@ class Campaign:
                 "one that holds other values or whose modules have changed, and compares their "
                 "scores with those of new ones. Choose another name if they mean something else.",
                 self.name,
+            )
+        if facts["seed"] != self._run.seed:
+            logger.warning(
+                "campaign %r goes on with seed %s, with which it began, and not with %s: all its "
+                "trials have their samples in one order.",
+                *(self.name, facts["seed"], self._run.seed),
             )
         same = all(before[key] == facts[key] for key in _THE_SAME)
         return facts, (same, before.get("rungs") == facts["rungs"])

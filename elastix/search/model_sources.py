@@ -3,6 +3,7 @@
 Not here: which tensors match (inherit.py), or what the campaign makes of it.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,13 +14,15 @@ import torch
 
 from elastix.config import InheritMode, InheritProvider
 from elastix.data.rehearsal import ENTRY, Rehearsal
-from elastix.errors import NotFound, SearchError
+from elastix.errors import Corrupt, NotFound, SearchError
 from elastix.search.inherit import Inherited, inherit
 from elastix.search.trial import Config, Objectives
 from elastix.state import Ref, State, Stateful, warm_start
 from elastix.state_entries import entries_of
 from elastix.store import Signature, Store, signature
 from elastix.train.replica.model_source import TrainedModel
+
+logger = logging.getLogger(__name__)
 
 
 class StoreOpener(Protocol):
@@ -139,9 +142,20 @@ class TrialModelSource(_FromStore):
         return self._terms.provider == "store" or self._parent is not None
 
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
-        """See ModelSource. One that was paused inherits from the same ancestor again."""
+        """See ModelSource. One that was paused inherits from the same ancestor again.
+
+        One whose ancestor is damaged begins afresh, as if it were gone: all others whose best match
+        that is would fail with it.
+        """
         if not self.has_ancestor:
             return None
+        try:
+            return self._inherit(model)
+        except Corrupt as error:
+            logger.warning("trial=%d inherits nothing: %s", self._number, error)
+            return None
+
+    def _inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         terms = self._terms
         provider, parent = terms.provider, self._parent
         if self._before is not None:

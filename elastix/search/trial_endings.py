@@ -14,7 +14,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NoReturn
 
-from elastix.errors import EveryTrialFailed, NeverReported, SearchError, StoreError
+from elastix.errors import (
+    Corrupt,
+    EveryTrialFailed,
+    NeverReported,
+    NotFound,
+    SearchError,
+    StoreError,
+)
 from elastix.events import TrialEnded, TrialLost, TrialStarved
 from elastix.search.advisers import Advisers
 from elastix.search.executors import packer
@@ -76,9 +83,11 @@ class Endings:
 
     def end(self, case: Case, ended: Ended) -> None:
         """Decide what becomes of a trial whose run is over."""
-        if isinstance(ended.error, StoreError):
+        error = ended.error
+        # A model that is gone or damaged is its heirs' affair; a store that is full, everybody's.
+        if isinstance(error, StoreError) and not isinstance(error, NotFound | Corrupt):
             self._restart(case)
-            raise ended.error
+            raise error
         match EndedKind(ended.kind):  # an executor of somebody's own may say anything
             case EndedKind.LOST:
                 self._lost(case, ended)

@@ -170,6 +170,8 @@ def counted(self, *given, **more):
         os.kill(os.getpid(), signal.SIGKILL)
 
 TrialDatabase.commit = counted
+if {after} == 0:  # at its first word, before it has written any
+    TrialDatabase.commit = lambda *given, **more: os.kill(os.getpid(), signal.SIGKILL)
 elastix.Campaign(
     noop, space=SPACE, searcher=elastix.Random(), metric="score", executor=Local(), quiet=True,
     budget=elastix.Budget(trials=12), run=elastix.RunConfig(name="hunted", store={store!r}),
@@ -177,9 +179,9 @@ elastix.Campaign(
 """
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
 def test_a_new_searcher_that_is_killed_leaves_the_old_one_its_own_state(tmp_path, after):
-    """The driver is killed by SIGKILL right after a commit of its own."""
+    """The driver is killed by SIGKILL right after a commit of its own, or before its first."""
 
     def go(trials):
         return campaign(search_parts.noop, tmp_path, trials, executor=Local()).run()
@@ -197,15 +199,19 @@ def test_a_new_searcher_that_is_killed_leaves_the_old_one_its_own_state(tmp_path
 
 
 ORPHAN = """
-import os, signal, time
+import os, signal
 import elastix
 from elastix.search.executors.serial import Local
 from tests.search_parts import SPACE
 
 def train(ctx):
+    there, told = os.pipe()
     pid = os.fork()
     if pid == 0:
-        time.sleep(600)
+        os.write(told, b"!")  # it has come through everything that a fork does
+        while True:
+            signal.pause()
+    os.read(there, 1)
     print(pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -219,14 +225,17 @@ elastix.Campaign(
 def test_what_a_killed_driver_has_forked_does_not_keep_its_campaign(tmp_path):
     words = ["-c", ORPHAN.format(store=str(tmp_path))]
     driver = Script(words, ROOT, {**os.environ, "PYTHONPATH": str(ROOT)})
-    orphan = int(driver.stdout.readline())
+    orphan = 0
     try:
+        orphan = int(driver.stdout.readline())
         assert driver.wait() == -signal.SIGKILL
         os.kill(orphan, 0)  # it is there
         assert len(campaign(search_parts.noop, tmp_path, 2, executor=Local()).run()) == 2
         os.kill(orphan, 0)
     finally:
-        os.kill(orphan, signal.SIGKILL)
+        if orphan:
+            os.kill(orphan, signal.SIGKILL)
+        driver.kill()
         driver.stdout.close()
         driver.stderr.close()
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.forked_scripts import Script
+
+ROOT = Path(__file__).parents[3]
 
 FORKS = """
 import json, os, sys
@@ -44,7 +47,7 @@ print(json.dumps([[t.state.value, t.metrics["code"]] for t in results] + right))
 )
 def test_what_a_train_function_forks_ends_with_it_and_runs_no_campaign(tmp_path, ends, code):
     text = FORKS.format(ends=ends, store=str(tmp_path))
-    script = Script(["-c", text], ".", dict(os.environ))
+    script = Script(["-c", text], tmp_path, {**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         printed, errors = script.stdout.read(), script.stderr.read()
         assert script.wait() == 0, errors
