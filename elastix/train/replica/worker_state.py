@@ -170,7 +170,8 @@ class WorkerState:
         self._ended = bool(state.meta.get(ENDED))  # whoever is given it from here is told so
         draws = any(name.startswith("@loader/") for name in state.meta)
         self.on_the_way = not self._under_way and draws and UNDER_WAY in state.meta
-        again = looked_at and state.meta["step"] > 0 and not self._ended
+        # Who is given it at a boundary goes on from just there.
+        again = looked_at and state.meta["step"] > 0 and not (self._ended or self._under_way)
         self._beginning = Beginning(state, self._tracked) if again else None
         self._tracked.adopt(state)
         self._steps.load_state_dict(state.meta)
