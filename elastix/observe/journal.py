@@ -39,9 +39,9 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, stays: bool = False, patience_s: float = 0.0) -> None:
-        self.path = path.absolute()  # whoever writes may change its working folder
         what = f"the journal {path} is written"
         self._lock = Lock(lock_of(path), what, stays=stays, patience_s=patience_s)
+        self.path = path = path.absolute()  # whoever writes may change its working folder
         is_new = not path.exists()
         self._torn: StoreError | None = None
         self._looked_s = -math.inf

@@ -24,6 +24,7 @@ DRIVER_LOCK = "driver.lock"
 """In the folder of a run: held by the process that trains it, before there is a journal."""
 
 _AGAIN_S = 0.1
+_ATTEMPTS = 100  # to make a folder that others remove
 _NOT_STARTED = "Nothing was started. Wait for it, stop it, or choose another name."
 _REFUSED = (errno.EAGAIN, errno.EACCES)
 
@@ -152,13 +153,16 @@ def holder(path: Path) -> Holder | None:
 
 
 def _created(path: Path) -> int:
+    attempt = 0
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return _open(path, os.O_RDWR | os.O_CREAT)
-        except FileNotFoundError:
-            continue  # the folder was removed in between
         except OSError as error:
+            attempt += 1
+            # The folder was removed in between; or there can be none: the kernel says the same.
+            if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS:
+                continue
             raise StoreError(f"{path} cannot be locked: {error}. Nothing was changed.") from error
 
 

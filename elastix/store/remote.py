@@ -68,7 +68,14 @@ def locate(
 
 def _directory(path: str | os.PathLike[str]) -> Path:
     """As a shell takes it: `~nobody` without such a user is a name like any other."""
-    return Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 - Path's own raises there
+    named = Path(os.path.expanduser(path))  # noqa: PTH111 - Path's own raises there
+    try:
+        return named.absolute()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} is relative, and the working folder is gone: {error}. No store was opened. "
+            "Give an absolute path."
+        ) from error
 
 
 def _of_uri(text: str) -> str:

@@ -22,6 +22,7 @@ from elastix.frozen_imports import import_frozen
 from elastix.search.executors import trial_memory
 from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
+from elastix.train.replica.context import Context
 
 _KEPT = 10_000
 
@@ -171,7 +172,7 @@ class LoneWorker(PoolWorker):
         if self._unpickled is None:
             self._unpickled = ray.cloudpickle.loads(self._train)
         ended = execute(
-            self._unpickled,
+            _interrupted(self._unpickled),
             work,
             worker=f"worker {self._number} pid {os.getpid()}",
             tell=self._reports.tell,
@@ -179,6 +180,18 @@ class LoneWorker(PoolWorker):
             halted=halted,
         )
         return _sendable(ended)
+
+
+def _interrupted(train: TrainFunction) -> TrainFunction:
+    """A KeyboardInterrupt here is the function's own: Ray would take the call for cancelled."""
+
+    def call(ctx: Context) -> None:
+        try:
+            train(ctx)
+        except KeyboardInterrupt as error:
+            raise RuntimeError(f"KeyboardInterrupt: {error}") from error
+
+    return call
 
 
 def _device() -> torch.device:

@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import time
+from pathlib import Path
 
 import pytest
 import ray
@@ -166,3 +167,15 @@ def test_a_lock_that_nobody_refers_to_is_free_also_if_it_was_part_of_a_cycle(tmp
     del cycle
     gc.collect()
     Lock(path, "it is held").close()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("place", ["/proc/none/x.lock", "runs/x.lock"])
+def test_where_there_can_be_no_folder_it_says_so(tmp_path, monkeypatch, place):
+    """The kernel says of both that there is no such folder, as of one that was removed just now."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(StoreError, match=r"x\.lock cannot be locked: .*No such file"):
+        Lock(Path(place), "this")

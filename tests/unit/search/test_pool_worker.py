@@ -4,10 +4,14 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import cloudpickle
 
 from elastix.errors import ConfigError
 from elastix.search.executors.executor import Ended, EndedKind, Work
-from elastix.search.executors.pool_worker import packed
+from elastix.search.executors.pool_worker import LoneWorker, packed
 from elastix.search.model_sources import StoreDirectory, StoredModelSource
 from elastix.state import Ref
 
@@ -73,3 +77,22 @@ def test_a_class_of_the_script_arrives_where_the_script_does_not_run(tmp_path: P
     subprocess.run(command, check=True, timeout=60)
     assert pickle.loads(by_value.read_bytes()).model_source.resume() == "of the script"
     assert pickle.loads(nameless.read_bytes()).config == {"x": "has no name"}
+
+
+@pytest.mark.parametrize("odd", [KeyboardInterrupt("mine"), SystemExit(3), GeneratorExit()])
+def test_whatever_a_train_function_raises_is_the_end_of_its_trial_and_not_of_the_call(
+    odd: BaseException,
+) -> None:
+    """Ray takes an interrupt for a call that was cancelled; nobody has cancelled it."""
+
+    def train(ctx: Any) -> None:
+        ctx.report(m=1.0)
+        raise odd
+
+    worker = LoneWorker(0, cloudpickle.dumps(train), 1)
+    sent = worker.run(packed(Work(number=7, name="a-00007", config={}, seed=2)))
+    ended: Ended = pickle.loads(sent)
+    assert (ended.number, ended.kind) == (7, EndedKind.RAISED)
+    assert type(odd).__name__ in ended.summary
+    assert "raise odd" in ended.traceback
+    assert ended.results == {0: {"m": 1.0}}

@@ -183,3 +183,16 @@ def test_a_far_store_knows_its_index_by_every_name(tmp_path: Path) -> None:
         pass
     odd = RemoteClaims(far, root, tmp_path / os.fsdecode(b"\xff\n"))
     odd.enter(first=False)
+
+
+def test_in_a_working_folder_that_is_gone_no_store_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ConfigError, match=r"working folder is gone.*No store was opened"):
+        Store("runs/store")
+    with Store(tmp_path / "store") as store:
+        store.put(small(1))
