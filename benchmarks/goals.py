@@ -83,6 +83,10 @@ def _ratio(over: tuple[str | int, ...], under: tuple[str | int, ...]) -> Callabl
     return lambda results: number_at(*over)(results) / number_at(*under)(results)
 
 
+def _harms_each_half_hour(results: Results) -> float:
+    return float((sum(results["struck"].values()) + results["joins"]) * 1800 / results["seconds"])
+
+
 def _beyond(more: tuple[str | int, ...], less: tuple[str | int, ...]) -> Callable[[Results], float]:
     return lambda results: number_at(*more)(results) - number_at(*less)(results)
 
@@ -718,8 +722,8 @@ ROWS = (
         *(lambda results: float(results["exact"] and results["byte_equal"]), at_least(1), "{:.0f}"),
     ),
     Row(
-        *("endurance", "kills, stops, leaves and cuts in half an hour", ">= 360"),
-        *(lambda results: float(sum(results["struck"].values())), at_least(360), "{:.0f}"),
+        *("endurance", "kills, joins, stops, leaves and cuts, each half hour", ">= 360"),
+        *(_harms_each_half_hour, at_least(360), "{:.0f}"),
     ),
     *(
         Row(
