@@ -17,7 +17,7 @@ one process trains for as many epochs. What is shown, by key:
   the quiet run's.
 - `growth`: of the processes that are there for longest, the driver, the controller and a worker
   that is never struck alone: how long each was watched, and its open descriptors, threads and MiB,
-  the least of each at the beginning and at the end of that time.
+  the median of each at the beginning and at the end of that time.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -229,7 +230,7 @@ class Fire:
                 used for _, used in longest
             ]
             part = max(1, len(settled) // 5)
-            first, last = least(settled[:part]), least(settled[-part:])
+            first, last = usual(settled[:part]), usual(settled[-part:])
             names = ("descriptors", "threads", "mib")
             found[role] = {"seconds": round(end - start, 1)} | {
                 name: [before, after]
@@ -246,8 +247,9 @@ def resources(pid: int) -> list[float]:
     return [*counts, round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)]
 
 
-def least(looks: list[list[float]]) -> list[float]:
-    return [min(column) for column in zip(*looks, strict=True)]
+def usual(looks: list[list[float]]) -> list[float]:
+    """The median of each. The least would be of a moment between two groups, if it was looked at."""
+    return [statistics.median(column) for column in zip(*looks, strict=True)]
 
 
 def under_fire(folder: Path, seconds: float, harms: int, workers: int, seed: int) -> Fire:
