@@ -248,7 +248,7 @@ def resources(pid: int) -> list[float]:
 
 
 def usual(looks: list[list[float]]) -> list[float]:
-    """The median of each. The least would be of a moment between two groups, if it was looked at."""
+    """The median of each: the least may be of a moment between two groups."""
     return [statistics.median(column) for column in zip(*looks, strict=True)]
 
 
