@@ -19,6 +19,11 @@ _LOOK_EVERY_S = 0.05  # a look gives up the interpreter lock, which others take
 _KIND = b'{"event":"'  # what a line begins with
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Nobody waits at a pipe that somebody else has put there: that is an OSError."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 class Journal:
     """Appends events to a file. A line is handed to the system before `append` returns.
 
@@ -46,7 +51,7 @@ class Journal:
         self._torn: StoreError | None = None
         self._looked_s = -math.inf
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "ab", buffering=0, opener=_at_once)  # noqa: SIM115
         except OSError as error:
             self._lock.close()
             raise StoreError(

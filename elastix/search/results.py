@@ -410,7 +410,7 @@ def _lineage_before(trial: Trial) -> float:
 
 def names(store: str | Path) -> list[str]:
     """The campaigns in a store, the latest first."""
-    found = Path(store).glob(f"runs/*/{FILE}")
+    found = [path for path in Path(store).glob(f"runs/*/{FILE}") if path.is_file()]
     return [p.parent.name for p in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)]
 
 

@@ -13,6 +13,7 @@ memory, so two machines never write to one index. A file is never reached throug
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,16 +35,25 @@ def machine() -> str:
 
 
 def refuse_links(root: Path | None, index: Path) -> None:
-    """A store that somebody else made must not lead out of its directory.
+    """A store that somebody else made must not lead out of its directory, nor to no file at all.
 
     Raises:
-        Corrupt: names the link.
+        Corrupt: names the link; or the pipe or device, which who opens it may wait at for ever.
     """
     parts = [index / name for name in _INDEX]
     if root is not None:
         parts += [root / name for name in _PARTS]
     for path in parts:
-        if path.is_symlink():
+        try:
+            mode = path.lstat().st_mode
+        except OSError:  # there is none, or whoever opens it is told why not
+            continue
+        if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise Corrupt(
+                f"{path} is no file; a store has files and directories alone. It was not opened, "
+                "and neither was the store. Remove it."
+            )
+        if stat.S_ISLNK(mode):
             raise Corrupt(
                 f"{path} is a link; a store has none. It was not followed, and the store was not "
                 "opened. Remove it, or give the directory itself (index= for the index)."

@@ -1,5 +1,6 @@
 """The journal: append-only lines that survive a killed writer."""
 
+import os
 import resource
 import shutil
 
@@ -213,3 +214,10 @@ def test_only_some_kinds_are_read(tmp_path):
     assert list(read_only(path, SamplesLeftOut)) == [left_out]
     with pytest.raises(Corrupt):
         list(read_only(path, Resumed))
+
+
+@pytest.mark.timeout(30)
+def test_nobody_waits_at_a_pipe_in_the_place_of_a_journal(tmp_path):
+    os.mkfifo(tmp_path / "journal.jsonl")
+    with pytest.raises(StoreError, match="cannot be written"):
+        Journal(tmp_path / "journal.jsonl")

@@ -5,9 +5,9 @@ import sqlite3
 
 import pytest
 
-from elastix.errors import Corrupt, ElastixError
+from elastix.errors import Corrupt, ElastixError, NotFound
 from elastix.report.sources import campaign_record
-from elastix.search.results import Results
+from elastix.search.results import Results, names
 from elastix.search.trial import Suggestion, Trial, TrialState
 from elastix.search.trial_database import FILE, TrialDatabase, TrialRow
 
@@ -98,3 +98,10 @@ def test_what_is_no_json_is_corrupt(directory, tmp_path, text, where):
     put(directory, where, text)
     with pytest.raises(ElastixError):
         read(tmp_path)
+
+
+def test_what_is_no_file_is_no_campaign(tmp_path):
+    (tmp_path / "runs" / "c" / FILE).mkdir(parents=True)
+    with pytest.raises(NotFound, match="It has no campaigns"):
+        Results.open(tmp_path, "c")
+    assert names(tmp_path) == []

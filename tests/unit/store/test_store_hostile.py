@@ -1,6 +1,7 @@
 """Law 6: any flipped bit is found and named; hostile files are refused, the rest is readable."""
 
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -420,6 +421,18 @@ def test_nothing_leads_out_of_the_folder(tmp_path: Path) -> None:
             assert same(store.get(ref), small(1))
     with pytest.raises((Corrupt, NotFound)):
         LocalPacks(root).read(f"../../{outside.name}", 0, 64)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["index.sqlite", "index.sqlite-wal", "owner.lock", "reserve"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_nobody_waits_at_a_pipe(tmp_path: Path, name: str, read_only: bool) -> None:
+    with Store(tmp_path) as store:
+        store.put(small(1))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(Corrupt, match=rf"{name} is no file.*Remove it"):
+        Store(tmp_path, read_only=read_only)
 
 
 def test_an_unreadable_index_is_made_anew(tmp_path: Path) -> None:
