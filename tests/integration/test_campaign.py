@@ -491,7 +491,9 @@ def invoke(*arguments):
 
 
 def test_commands(tmp_path):
-    assert len(invoke("list", "-s", tmp_path).output.splitlines()) == 1  # the header
+    listed = invoke("list", "-s", tmp_path)
+    assert len(listed.stdout.splitlines()) == 1  # the header
+    assert "has no campaigns" in listed.stderr
     results = learning(tmp_path, trials=6).run()
     listed = json.loads(invoke("list", "-s", tmp_path, "--json").stdout)
     assert [entry["campaign"] for entry in listed] == ["test"]

@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console as Terminal
@@ -373,8 +374,15 @@ def test_a_run_goes_on_if_nobody_reads_its_output(tmp_path):
     reads, writes = os.pipe()
     os.close(reads)
     command = [sys.executable, "-c", _PRINTED]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(
-        command, cwd=tmp_path, stdout=writes, stderr=subprocess.PIPE, text=True, check=False
+        command,
+        cwd=tmp_path,
+        env=env,
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     os.close(writes)
     assert done.returncode == 0

@@ -21,7 +21,7 @@ def come_to():
             if not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            given = node.args[:1] if name in ("phase", "at") else []
+            given = node.args[:1] if name in ("phase", "_phase", "at") else []
             given += [one.value for one in node.keywords if (name, one.arg) == ("Await", "phase")]
             for one in given:
                 parts = [one.body, one.orelse] if isinstance(one, ast.IfExp) else [one]
